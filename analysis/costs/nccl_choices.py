@@ -33,10 +33,11 @@ class ChoiceRow:
 
 @dataclass(frozen=True)
 class JobChoices:
-    """The choices of one job of `ranks` ranks."""
+    """The choices of one job of `ranks` ranks on so many hosts."""
 
     log: NcclLog
     ranks: int
+    nodes: int
     rows: tuple[ChoiceRow, ...]
 
     @property
@@ -93,7 +94,9 @@ def job_log(paths: Sequence[Path], ranks: Sequence[int]) -> NcclLog:
 def job_choices(log: NcclLog, sources: CostSources, measured: MeasuredTimes) -> JobChoices:
     """The rows of a log, with the link or calibration of `sources`."""
     world = log.communicators[0]
-    return JobChoices(log, world.ranks, tuple(_row(one, world, sources, measured) for one in log.choices))
+    return JobChoices(
+        log, world.ranks, sources.nodes, tuple(_row(one, world, sources, measured) for one in log.choices)
+    )
 
 
 def _row(choice: Choice, world: Communicator, sources: CostSources, measured: MeasuredTimes) -> ChoiceRow:

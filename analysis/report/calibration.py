@@ -1,6 +1,6 @@
 """What people see of a calibration: nccl-tests' table, the fits, the figure; and where it is kept."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,7 @@ from dpscope.analysis.costs.bus_bandwidth import bus_factor, moved_as
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.contention import contention_ratios
 from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+from dpscope.analysis.report.nccl_tables import calibration_chapter
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import (
@@ -88,7 +89,12 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
     groups: dict[tuple[str, str], list[CalibrationPoint]] = {}
     for point in calibration.points:
         groups.setdefault((point.collective, _devices(point)), []).append(point)
-    tables = [_samples_table(points, calibration.backend) for points in groups.values()]
+    chapter = calibration_chapter(calibration)
+    tables = [
+        _samples_table(points, calibration.backend, chapter.chosen(points[0].devices, points[0].nodes or 1))
+        for points in groups.values()
+    ]
+    tables += chapter.tables().values()
     if calibration.fits:
         slowest = tuple(fit for fit in calibration.fits if fit.statistic == "slowest")
         tables += [_fits_table(slowest, calibration.backend), _errors_table(slowest)]
@@ -129,11 +135,28 @@ def _contention_table(timed: Sequence[Contention]) -> TextTable:
     )
 
 
-def _samples_table(points: list[CalibrationPoint], backend: str | None) -> TextTable:
+def _samples_table(
+    points: list[CalibrationPoint], backend: str | None, chosen: Mapping[tuple[str, int], str]
+) -> TextTable:
+    """nccl-tests' columns, and what NCCL chose at each size where that was recorded."""
+    headings: tuple[str, ...] = (
+        "size [B]",
+        "count [elements]",
+        "type",
+        "time [µs]",
+        "algbw [GB/s]",
+        "busbw [GB/s]",
+        "shortest [µs]",
+    )
+    rows = [_row(point, backend) for point in points]
+    if chosen:
+        headings = (*headings, "NCCL chose")
+        choices = (chosen.get((point.collective, point.size_bytes), NA) for point in points)
+        rows = [(*row, choice) for row, choice in zip(rows, choices, strict=True)]
     return TextTable(
         title=f"{points[0].collective} on {_devices(points[0])} devices",
-        headings=("size [B]", "count [elements]", "type", "time [µs]", "algbw [GB/s]", "busbw [GB/s]", "shortest [µs]"),
-        rows=tuple(_row(point, backend) for point in points),
+        headings=headings,
+        rows=tuple(rows),
         notes=(
             f"time: median of {counted(len(points[0].times_us), 'iteration')}, each its slowest rank's, as nccl-tests has it; "
             "shortest: of each iteration's fastest rank, as transfers in traces are told",

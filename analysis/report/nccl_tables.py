@@ -33,6 +33,11 @@ class NcclChapter:
             **({"nccl_choices": table} if (table := choices_table(self.jobs)) else {}),
         }
 
+    def chosen(self, ranks: int, nodes: int) -> dict[tuple[str, int], str]:
+        """Algorithm and protocol by kind and size on so many ranks and hosts."""
+        rows = [row for job in self.jobs if (job.ranks, job.nodes) == (ranks, nodes) for row in job.rows]
+        return {(row.kind or "", row.size_bytes): f"{row.algorithm}, {row.protocol}" for row in rows}
+
     def content(self) -> list[dict[str, object]]:
         """Plain data, an object per job; unknown is None."""
         return [_content(job) for job in self.jobs]

@@ -49,6 +49,18 @@ def time_collective(
     return points, left_out
 
 
+def call_each_size(settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]) -> None:
+    """One call of each collective and size, in which nothing is timed; called by all ranks of the subgroup."""
+    for collective in settings.collectives:
+        if _refusal(collective, settings, subgroup) is not None:
+            continue
+        for size in sizes_that_fit(collective, settings, subgroup.devices, subgroup.free_bytes)[0]:
+            report(f"{collective} on {subgroup.devices} devices at {size} B")
+            make_call(collective, size, settings.dtype, subgroup)()
+    if subgroup.device.type == "cuda":
+        torch.cuda.synchronize(subgroup.device)
+
+
 def shares_of_iterations(iterations: int) -> list[int]:
     """The iterations in up to ROUNDS shares: all sizes are gone through with each, one after another.
 

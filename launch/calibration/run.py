@@ -6,11 +6,14 @@ Imports torch only for the environment, once the job is over. The fit is the ana
 import importlib.metadata
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
+from dpscope.launch.calibration.nccl_choices import read_job_log, recorded_choices
 from dpscope.launch.calibration.worker import TimedCollectives, collectives_path
 from dpscope.launch.jobs.attended_job import attend_job, check_done
 from dpscope.launch.jobs.job_outcome import JobOutcome
@@ -20,9 +23,16 @@ from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.nvml import open_nvml
-from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationSettings
+from dpscope.profiling.records.calibration import (
+    CALIBRATION_SCHEMA_VERSION,
+    CalibratedChoices,
+    Calibration,
+    CalibrationSettings,
+)
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect, LinkRate
+from dpscope.profiling.records.matrix import Layout
+from dpscope.profiling.records.nccl_log import NcclLog
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there, write_json
@@ -46,15 +56,11 @@ def run_calibration(
     call whatever happens; signals end it early. Raises DpscopeError with the cause in one line when the job fails, passes
     its time limit or is stopped, or when nothing could be timed; the failed ranks' last lines are printed first.
     """
-    # Over several nodes all of them read it; elsewhere a local one is the faster.
-    shared = None if starter.count == 1 else scratch
-    folder = JobFolder(Path(tempfile.mkdtemp(prefix=_SHARED_PREFIX if shared else "dpscope-calibrate-", dir=shared)))
-    try:
+    with _job_folder(starter, scratch) as folder:
         measured, lost = _run_job(settings, folder, console, starter)
-    finally:
-        shutil.rmtree(folder.path, ignore_errors=True)
     if not measured.points:
         raise DpscopeError(f"nothing could be timed: {measured.left_out[0].reason}; see --collectives and --max-bytes")
+    choices, unread = _choices(settings, console, starter, scratch)
     nvml = open_nvml() if settings.device == "cuda" else None
     links = interconnect(nvml, measured.device_uuids)
     environment = collect_environment(nvml, on_gpus=settings.device == "cuda")
@@ -73,22 +79,61 @@ def run_calibration(
         contention=measured.contention,
         interconnect=links,
         links=_rates(settings, links, link),
-        findings=(*machine_findings(environment, settings.device, settings.job.per_node), *_findings(settings), *lost),
+        findings=(
+            *machine_findings(environment, settings.device, settings.job.per_node),
+            *_findings(settings),
+            *lost,
+            *unread,
+        ),
         hosts=starter.hosts(environment),
+        nccl=choices,
     )
+
+
+@contextmanager
+def _job_folder(starter: JobStarter, scratch: Path | None) -> Iterator[JobFolder]:
+    """A folder of one job, removed at the end. All nodes read it where there are several; else a local one is faster."""
+    shared = None if starter.count == 1 else scratch
+    folder = JobFolder(Path(tempfile.mkdtemp(prefix=_SHARED_PREFIX if shared else "dpscope-calibrate-", dir=shared)))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _choices(
+    settings: CalibrationSettings, console: Console, starter: JobStarter, scratch: Path | None
+) -> tuple[tuple[CalibratedChoices, ...], tuple[Finding, ...]]:
+    """What NCCL chose, from jobs in which nothing is timed; nothing on the CPU, where gloo runs."""
+    if settings.device != "cuda":
+        return (), ()
+
+    def run_job(one: CalibrationSettings, layout: Layout) -> NcclLog:
+        with _job_folder(starter, scratch) as folder:
+            outcome, stop = _attended(one, folder, console, starter, "Reading what NCCL chooses")
+            check_done(outcome, "its job failed", stop, console)
+            return read_job_log(folder.path, one, layout)
+
+    return recorded_choices(settings, run_job)
+
+
+def _attended(
+    settings: CalibrationSettings, folder: JobFolder, console: Console, starter: JobStarter, title: str
+) -> tuple[JobOutcome, StopRequest]:
+    """Run a job to its end, with its settings in its folder."""
+    write_json(folder.settings_path, settings)
+    job = _job(settings, folder)
+    stop = StopRequest()
+    with stop.listening():
+        outcome = attend_job(job.command, folder, job.threads, settings.timeout_s, title, stop, console, starter)
+    return outcome, stop
 
 
 def _run_job(
     settings: CalibrationSettings, folder: JobFolder, console: Console, starter: JobStarter
 ) -> tuple[TimedCollectives, tuple[Finding, ...]]:
     """Run the job to its end and read what it measured; a finding where it ended before contention was timed."""
-    write_json(folder.settings_path, settings)
-    job = _job(settings, folder)
-    stop = StopRequest()
-    with stop.listening():
-        outcome = attend_job(
-            job.command, folder, job.threads, settings.timeout_s, "Calibrating", stop, console, starter
-        )
+    outcome, stop = _attended(settings, folder, console, starter, "Calibrating")
     if (collectives := collectives_without_contention(outcome, folder)) is not None:
         reason = f"how collectives and computing slow each other could not be timed: {outcome.message}"
         return collectives, (PlanCode.CONTENTION_NOT_TIMED.finding(reason),)

@@ -14,6 +14,7 @@ if __name__ == "__main__":
 
 import msgspec
 
+from dpscope.launch.calibration.nccl_choices import set_log_variables
 from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.worker_process import TellProgress, starting_up, work
 from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, Contention, NotTimed
@@ -66,6 +67,8 @@ def _calibrate(job: _Job, place: TorchrunPlace, began_s: float, report: TellProg
         if place.rank == 0:
             write_json(collectives_path(job.folder), collectives)
 
+    if job.settings.nccl_log:
+        set_log_variables(job.folder.path)
     timed = measure(job.settings, place, report, keep)
     if place.rank == 0:
         write_json(job.folder.result_path, timed)
@@ -79,6 +82,8 @@ def measure(
 ) -> TimedCollectives:
     """Time all that `settings` name, in this process of a job; rank 0's answer has every point.
 
+    With `nccl_log` nothing is timed.
+
     The collectives come first, and `keep` is given them before contention is timed: whatever ends that, loses that alone.
     """
     with starting_up():
@@ -86,6 +91,11 @@ def measure(
 
     device = _join(settings, place)
     subgroups = _subgroups(settings, device, place.local_world_size)
+    if settings.nccl_log:
+        _call_each_size(settings, subgroups, report)
+        backend = distributed.get_backend()
+        distributed.destroy_process_group()
+        return TimedCollectives(backend=backend, device_names=(), device_uuids=(), points=(), left_out=())
     timed = _time_collectives(settings, subgroups, device, place, report)
     keep(timed)
     contention = _time_contention(settings, subgroups, timed, report)
@@ -132,6 +142,20 @@ def _time_collectives(
         left_out=tuple(left_out),
         nccl_engine=nccl_engine(device),
     )
+
+
+def _call_each_size(
+    settings: CalibrationSettings, subgroups: "Sequence[Subgroup | None]", report: TellProgress
+) -> None:
+    """For NCCL's log alone: nothing is timed."""
+    from torch import distributed
+
+    from dpscope.launch.calibration.collective_timing import call_each_size
+
+    for subgroup in subgroups:
+        if subgroup is not None:
+            call_each_size(settings, subgroup, report)
+        distributed.barrier()
 
 
 def _time_contention(

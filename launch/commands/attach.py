@@ -59,6 +59,7 @@ def attach(
         typer.Option(help="where each job gets an empty working folder; for scripts that write checkpoints or logs"),
     ] = None,
     stop_after: Annotated[bool, typer.Option("--stop-after", help="end the script once it is measured")] = False,
+    nccl_log: options.NcclLogs = None,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -114,7 +115,7 @@ def attach(
             raise typer.Exit(next(filter(None, failed.values()), 1))  # each job printed why nothing was measured
         from dpscope.analysis.output.analyze import Targets, show_run
 
-        sound = show_run(out, Targets(), console, detail)
+        sound = show_run(out, Targets(nccl_logs=tuple(nccl_log or ())), console, detail)
     status = next(filter(None, failed.values()), int(bool(failed)))
     raise typer.Exit(status or int(not sound))
 

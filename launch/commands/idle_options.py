@@ -144,7 +144,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             "partials are not read again as traces; give it to dpscope reduce",
         ),
         Idle(
-            ("link", "calibration", "report", "target_efficiency"),
+            ("link", "calibration", "nccl_log", "report", "target_efficiency"),
             _trainings_alone,
             "trainings alone hold no measured steps",
         ),

@@ -169,6 +169,7 @@ def calibrate(
     from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
     from dpscope.analysis.costs.node_rates import rate_between, rate_within
     from dpscope.analysis.report.calibration import calibration_path, calibration_tables, save_calibration
+    from dpscope.analysis.report.nccl_tables import calibration_chapter
     from dpscope.analysis.text.terminal import print_findings, print_table
     from dpscope.launch.calibration.run import run_calibration
     from dpscope.launch.calibration.settings import calibration_settings
@@ -208,8 +209,8 @@ def calibrate(
     if (between := rate_between(fitted)) is not None:
         within = rate_within(fitted)
         console.print(f"Rate between nodes: {between}; within a node: {within or 'not timed'}", highlight=False)
-    if fitted.findings:
-        print_findings(console, fitted.findings)
+    if findings := (*fitted.findings, *calibration_chapter(fitted).findings):
+        print_findings(console, findings)
     console.print(f"\nCalibration: {path}; figure: {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
     if is_run_folder(out):
         console.print(f"Next: dpscope analyze {out}", highlight=False, soft_wrap=True)

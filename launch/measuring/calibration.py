@@ -24,6 +24,7 @@ from dpscope.profiling.records.calibration import (
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Layout, Matrix
+from dpscope.profiling.records.nccl_codes import NcclCode
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, Environment, PlannedCell
 from dpscope.profiling.records.strategies import shard_groups
@@ -127,7 +128,8 @@ def calibration_seconds(settings: CalibrationSettings) -> float:
     if "all_reduce" in settings.collectives:
         calls += contended_bytes(settings.sizes) * CONTENDED_CALLS * (settings.iterations + settings.warmup_iterations)
     moved = calls * len(settings.groups)
-    return _START_S[settings.device] + moved / _GB_PER_S[settings.device] / 1e9
+    jobs = 1 + (len(settings.groups) if settings.device == "cuda" else 0)  # NCCL's choices: a short job per count
+    return jobs * _START_S[settings.device] + moved / _GB_PER_S[settings.device] / 1e9
 
 
 def described(settings: CalibrationSettings) -> str:
@@ -167,7 +169,8 @@ def calibrate_first(
         raise
     except DpscopeError as error:
         return (PlanCode.CALIBRATION_FAILED.finding(f"The run's own calibration failed: {error}"),)
-    return tuple(one for one in measured.findings if one.code == PlanCode.CONTENTION_NOT_TIMED)
+    passed_on = (PlanCode.CONTENTION_NOT_TIMED, NcclCode.NCCL_CHOICES_NOT_READ)
+    return tuple(one for one in measured.findings if one.code in passed_on)
 
 
 def _same_machine(stored: Calibration, environment: Environment) -> bool:
@@ -185,6 +188,7 @@ def _together(stored: Calibration, measured: Calibration) -> Calibration:
     """Both calibrations' points as one of the later time, without fits: whoever reads it fits them anew."""
     timed = {_layout(measured, one) for one in measured.contention}
     kept = tuple(point for point in stored.points if (point.collective, _layout(stored, point)) not in _held(measured))
+    chosen = {(one.devices, one.nodes) for one in measured.nccl}
     slowed = tuple(one for one in stored.contention if _layout(stored, one) not in timed)
     return msgspec.structs.replace(
         measured,
@@ -192,6 +196,7 @@ def _together(stored: Calibration, measured: Calibration) -> Calibration:
         device_names=max(stored.device_names, measured.device_names, key=len),
         points=(*kept, *measured.points),
         contention=(*slowed, *measured.contention),
+        nccl=(*(one for one in stored.nccl if (one.devices, one.nodes) not in chosen), *measured.nccl),
         left_out=tuple(dict.fromkeys((*stored.left_out, *measured.left_out))),
         links={**stored.links, **measured.links},
         findings=tuple(dict.fromkeys((*stored.findings, *measured.findings))),

@@ -35,6 +35,7 @@ class CalibrationSettings(Stored, frozen=True):
     timeout_s: float = 900.0
     chosen_sizes: tuple[int, ...] = ()  # bytes, ascending; instead of the doubling ones
     layouts: tuple[str, ...] = ()  # over several nodes, as 2x8; subgroups of the same job
+    nccl_log: bool = False  # of a job that times nothing: one call of each size, for NCCL's log
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -42,3 +42,9 @@ class NcclCode(FindingCode):
         "Some lines of NCCL's log are cut or of an unknown form, so choices may be missing.",
         "give each process a log of its own with NCCL_DEBUG_FILE=nccl.%h.%p.log",
     )
+    NCCL_CHOICES_NOT_READ = (
+        "nccl_choices_not_read",
+        "info",
+        "The calibration did not record which algorithms NCCL chose.",
+        "unset NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE and calibrate again, or give a log with --nccl-log",
+    )

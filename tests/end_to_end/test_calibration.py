@@ -71,6 +71,7 @@ def test_every_collective_size_and_iteration_is_there(measured: Calibration) -> 
     assert measured.environment is not None
     assert measured.environment.torch_version is not None
     assert measured.links[2].gb_per_s == 2.0
+    assert measured.nccl == ()  # gloo
 
 
 def test_what_slows_what_is_timed_on_every_device_count(measured: Calibration) -> None:

@@ -1,0 +1,100 @@
+"""What NCCL chooses at each size: jobs after the timed one in which NCCL writes its log and nothing is timed.
+
+Tested with logs that a job writes where its variables say; no GPU has confirmed it.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from dpscope.launch.jobs.stop_request import StoppedError
+from dpscope.profiling.machine.nccl_debug_log import read_nccl_logs
+from dpscope.profiling.records.calibration import CalibratedChoices, CalibrationSettings
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.matrix import Layout
+from dpscope.profiling.records.nccl_codes import NcclCode
+from dpscope.profiling.records.nccl_log import NcclLog
+from dpscope.profiling.store.errors import DpscopeError
+
+_LONGEST_S = 120.0  # of a job with one call per size
+_ITEM_BYTES = (1, 2, 4, 8)
+
+LogJob = Callable[[CalibrationSettings, Layout], NcclLog]
+"""Runs a job with these settings and reads its log; raises DpscopeError where that fails, StoppedError after a signal."""
+
+
+def log_variables(folder: Path) -> dict[str, str]:
+    """The variables with which NCCL writes its choices into a folder, one file per process."""
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,NET,ENV",
+        "NCCL_DEBUG_FILE": str(folder / "nccl.%h.%p.log"),
+    }
+
+
+def set_log_variables(folder: Path) -> None:
+    """Make NCCL in this process write its choices; call it before NCCL starts. What the user has set stays."""
+    for name, value in log_variables(folder).items():
+        os.environ.setdefault(name, value)
+
+
+def recorded_choices(
+    settings: CalibrationSettings, run_job: LogJob, environment: Mapping[str, str] = os.environ
+) -> tuple[tuple[CalibratedChoices, ...], tuple[Finding, ...]]:
+    """NCCL's choices on every device count, from one job each; a finding where they could not be read.
+
+    A user's own NCCL_DEBUG settings are respected: no job is started. Raises StoppedError where a signal ends a job.
+    """
+    if own := [name for name in log_variables(Path()) if name in environment]:
+        verb = "is" if len(own) == 1 else "are"
+        reason = f"what NCCL chose was not recorded: {', '.join(own)} {verb} set in the environment"
+        return (), (NcclCode.NCCL_CHOICES_NOT_READ.finding(reason),)
+    choices: list[CalibratedChoices] = []
+    findings: list[Finding] = []
+    for layout in settings.groups:
+        try:
+            log = run_job(_one_count(settings, layout), layout)
+        except StoppedError:
+            raise
+        except DpscopeError as error:
+            reason = f"what NCCL chose on {layout.devices} devices was not recorded: {error}"
+            findings.append(NcclCode.NCCL_CHOICES_NOT_READ.finding(reason))
+        else:
+            choices.append(CalibratedChoices(layout.devices, layout.nodes, log))
+    return tuple(choices), tuple(findings)
+
+
+def _one_count(settings: CalibrationSettings, layout: Layout) -> CalibrationSettings:
+    """One call of each size on one device count, with NCCL's log."""
+    several = layout.nodes > 1
+    return msgspec.structs.replace(
+        settings,
+        nccl_log=True,
+        devices=() if several else (layout.devices,),
+        layouts=(str(layout),) if several else (),
+        timeout_s=min(_LONGEST_S, settings.timeout_s),
+    )
+
+
+def read_job_log(folder: Path, settings: CalibrationSettings, layout: Layout) -> NcclLog:
+    """The log of a job, with the choices at the sizes of the calibration; the job's own small messages are left out.
+
+    Raises DpscopeError where NCCL wrote none, or one of another number of ranks.
+    """
+    files = sorted(folder.glob("nccl.*.log"))
+    if not files:
+        raise DpscopeError("NCCL wrote no log")
+    log = read_nccl_logs(files)
+    if not log.communicators or log.communicators[0].ranks != layout.devices:
+        raise DpscopeError(f"NCCL's log has no communicator of {layout.devices} ranks")
+    sizes = set(_call_sizes(settings.sizes, layout.devices))
+    return msgspec.structs.replace(log, choices=tuple(one for one in log.choices if one.size_bytes in sizes), hosts=())
+
+
+def _call_sizes(sizes: Collection[int], devices: int) -> Iterator[int]:
+    """The sizes, and the same rounded down to shares of equal length."""
+    for size in sizes:
+        yield size
+        yield from (size // item // devices * devices * item for item in _ITEM_BYTES)

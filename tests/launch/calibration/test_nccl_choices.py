@@ -1,0 +1,195 @@
+"""The jobs in which NCCL writes its log: their settings and variables, what is kept of them, and when there are none."""
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.report.calibration import calibration_tables
+from dpscope.analysis.report.nccl_tables import calibration_chapter
+from dpscope.launch.calibration import worker
+from dpscope.launch.calibration.nccl_choices import log_variables
+from dpscope.launch.calibration.run import run_calibration
+from dpscope.launch.calibration.worker import TimedCollectives
+from dpscope.launch.jobs.place import TorchrunPlace
+from dpscope.launch.jobs.starting import OneHost, RunningJob
+from dpscope.launch.jobs.torchrun import JobWait
+from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings
+from dpscope.profiling.store.files import read_json, write_json
+from dpscope.profiling.store.folders import JobFolder, RunFolder
+from tests.helpers.nccl_logs import all_reduce, nccl_log
+
+SETTINGS = CalibrationSettings(
+    device="cuda", devices=(2, 4), collectives=("all_reduce",), chosen_sizes=(1 << 20, 2 << 20), iterations=1
+)
+
+
+@dataclass
+class Ended:
+    """A job that is over."""
+
+    folder: JobFolder
+    exit_status: int
+    lost: str | None = None
+    memory_kills_before: int | None = None
+
+    def wait(
+        self, timeout_s: float, on_progress: Callable[[str | None], None], stop_requested: Callable[[], bool]
+    ) -> tuple[JobWait, int | None]:
+        return "exited", self.exit_status
+
+    def ask_to_end(self, grace_s: float) -> None: ...
+
+    def end(self) -> list[int]:
+        return []
+
+    def told_where(self, rank: int | None) -> str:
+        return ""
+
+
+@dataclass
+class Stub(OneHost):
+    """In the place of torchrun: writes what a job leaves, and NCCL's log where the job's variables say."""
+
+    log_ranks: Callable[[int], int] = lambda devices: devices
+    exit_status: int = 0
+    jobs: list[CalibrationSettings] = field(default_factory=list)
+
+    def start(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None) -> RunningJob:
+        settings = read_json(folder.settings_path, CalibrationSettings)
+        self.jobs.append(settings)
+        folder.log_path.write_text("")
+        if not settings.nccl_log:
+            write_json(folder.result_path, timed(settings))
+            return Ended(folder, 0)
+        if self.exit_status == 0:
+            devices = settings.job.devices
+            self.write_log(folder, devices)
+            write_json(folder.result_path, msgspec.structs.replace(timed(settings), points=()))
+        return Ended(folder, self.exit_status)
+
+    def write_log(self, folder: JobFolder, devices: int) -> None:
+        lines = (all_reduce(8, "TREE", "LL"), all_reduce(1 << 20, "TREE", "LL"), all_reduce(2 << 20, "RING", "SIMPLE"))
+        if ranks := self.log_ranks(devices):
+            path = log_variables(folder.path)["NCCL_DEBUG_FILE"].replace("%h", "node1").replace("%p", "10")
+            Path(path).write_text(nccl_log(ranks, *lines))
+
+
+def timed(settings: CalibrationSettings) -> TimedCollectives:
+    """1 MiB takes 864 us on 2 devices, 129 us on 4; 2 MiB takes 200 us."""
+    points = [
+        CalibrationPoint("all_reduce", devices, size, size // 4, "float32", (time_us,))
+        for devices, first_us in ((2, 864.0), (4, 129.0))
+        for size, time_us in ((1 << 20, first_us), (2 << 20, 200.0))
+    ]
+    return TimedCollectives(
+        backend="nccl", device_names=("H100",) * 4, device_uuids=(), points=tuple(points), left_out=()
+    )
+
+
+def calibrated(starter: Stub, monkeypatch: pytest.MonkeyPatch, settings: CalibrationSettings = SETTINGS) -> Calibration:
+    for name in log_variables(Path()):
+        monkeypatch.delenv(name, raising=False)
+    return run_calibration(settings, Console(file=io.StringIO()), starter=starter)
+
+
+def test_a_job_of_each_device_count_follows_the_timed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub()
+    found = calibrated(stub, monkeypatch)
+    assert [(job.devices, job.nccl_log) for job in stub.jobs] == [((2, 4), False), ((2,), True), ((4,), True)]
+    assert found.settings == SETTINGS
+    assert [(one.devices, one.nodes) for one in found.nccl] == [(2, 1), (4, 1)]
+    # The job's own message of 8 bytes is left out.
+    assert [(one.size_bytes, one.algorithm) for one in found.nccl[0].log.choices] == [
+        (1 << 20, "tree"),
+        (2 << 20, "ring"),
+    ]
+    assert not [one for one in found.findings if one.code == "nccl_choices_not_read"]
+    stored = msgspec.json.decode(msgspec.json.encode(found), type=Calibration)
+    assert stored == found
+
+
+def test_its_choices_stand_next_to_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fit_calibration(calibrated(Stub(), monkeypatch))
+    tables = {table.title: table for table in calibration_tables(found)}
+    of_two = tables["all_reduce on 2 devices"]
+    assert (of_two.headings[-1], [row[-1] for row in of_two.rows]) == ("NCCL chose", ["tree, ll", "ring, simple"])
+    assert len(tables["What NCCL chose"].rows) == 4
+    # On 2 devices the smaller one takes longer, on 4 it does not.
+    (slow,) = calibration_chapter(found).findings
+    assert slow.code == "protocol_slows_smaller_bucket"
+    assert "864" in slow.message
+
+
+def test_a_calibration_without_choices_is_shown_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = msgspec.structs.replace(calibrated(Stub(), monkeypatch), nccl=())
+    older = msgspec.to_builtins(found)
+    del older["nccl"], older["settings"]["nccl_log"]
+    assert msgspec.convert(older, Calibration) == found
+    assert calibration_tables(found)[0].headings[-1] == "shortest [µs]"
+    assert calibration_chapter(found).tables() == {}
+
+
+@pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_FILE"])
+def test_a_users_own_settings_are_respected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub()
+    calibrated(Stub(), monkeypatch)  # removes what this machine sets
+    monkeypatch.setenv(name, "WARN")
+    found = run_calibration(SETTINGS, Console(file=io.StringIO()), starter=stub)
+    assert [job.nccl_log for job in stub.jobs] == [False]
+    (finding,) = [one for one in found.findings if one.code == "nccl_choices_not_read"]
+    assert finding.message == f"what NCCL chose was not recorded: {name} is set in the environment"
+    assert found.points
+
+
+@pytest.mark.parametrize(
+    ("stub", "reason"),
+    [
+        (Stub(exit_status=1), "its job failed"),
+        (Stub(log_ranks=lambda _: 0), "NCCL wrote no log"),
+        (Stub(log_ranks=lambda _: 16), "no communicator of 2 ranks"),
+    ],
+)
+def test_a_log_that_cannot_be_read_costs_the_choices_alone(
+    stub: Stub, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = calibrated(stub, monkeypatch)
+    assert (len(found.points), found.nccl) == (4, ())
+    lost = [one for one in found.findings if one.code == "nccl_choices_not_read"]
+    assert len(lost) == 2
+    assert reason in lost[0].message
+
+
+def test_gloo_starts_no_such_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub()
+    found = calibrated(stub, monkeypatch, msgspec.structs.replace(SETTINGS, device="cpu"))
+    assert [job.nccl_log for job in stub.jobs] == [False]
+    assert found.nccl == ()
+    assert not [one for one in found.findings if one.code == "nccl_choices_not_read"]
+
+
+@pytest.mark.parametrize("nccl_log", [True, False])
+def test_only_that_job_makes_nccl_write(nccl_log: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = log_variables(tmp_path)
+    for name in variables:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    seen: dict[str, str | None] = {}
+
+    def measure(*_: object) -> TimedCollectives:
+        seen.update({name: os.environ.get(name) for name in variables})
+        return timed(SETTINGS)
+
+    monkeypatch.setattr(worker, "measure", measure)
+    settings = msgspec.structs.replace(SETTINGS, nccl_log=nccl_log)
+    place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
+    worker._calibrate(worker._Job(settings, JobFolder(tmp_path)), place, 0.0, lambda _: None)
+    assert seen == (variables if nccl_log else dict.fromkeys(variables))
+    for name in variables:
+        os.environ.pop(name, None)
