@@ -3,6 +3,7 @@
 What makes a report is imported where one is made: a report that is current is printed as it was kept.
 """
 
+import errno
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.analysis.output.summary import print_summary
+from dpscope.analysis.output.summary import place_of_page, print_summary
 from dpscope.analysis.report.printed import PrintedReport
 from dpscope.analysis.report.stamp import current_report, data_digest
 from dpscope.analysis.text.terminal import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 Detail = Literal["summary", "everything", "path"]
 
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _IN_TABLES = RunCode.that_are("in_tables")
 
 
@@ -126,8 +128,8 @@ def show_run(
 ) -> bool:
     """Analyze a run, write its report, print what `detail` asks for; of a folder with trainings alone, these.
 
-    The report is made only if the one that stands there was made from something else. `figure_formats` are as in
-    `write_report`; `open_page` shows the page in the user's browser.
+    The report is made only if the one that stands there was made from something else. In a run folder that may only be read it
+    is printed without a page. `figure_formats` are as in `write_report`; `open_page` shows the page in the user's browser.
     """
     if not is_run_folder(path):
         from dpscope.analysis.report.training_report import show_training
@@ -135,20 +137,26 @@ def show_run(
         return show_training(path, targets.accuracy, console, figure_formats, open_page)
     made_from = data_digest(path, _asked(targets))
     folder = targets.report or RunFolder(path).report_path
-    page = folder / "report.html"
+    page: Path | None = folder / "report.html"
     if (printed := current_report(folder, made_from, figure_formats)) is None:
         from dpscope.analysis.report.build import write_report
 
         report = report_of(path, targets)
-        with progress("Writing the report"):
-            page, printed = write_report(report, figure_formats, made_from, folder), report.printed
+        printed = report.printed
+        try:
+            with progress("Writing the report"):
+                write_report(report, figure_formats, made_from, folder)
+        except OSError as error:
+            if targets.report is not None or detail == "path" or open_page or error.errno not in _READ_ONLY:
+                raise
+            page = None
     if detail == "path":
         console.print(str(page), highlight=False, soft_wrap=True)
     elif detail == "summary":
         print_summary(console, printed, page)
     else:
         _print_everything(console, printed, page)
-    if open_page:
+    if open_page and page is not None:
         open_in_browser(page)
     return printed.sound
 
@@ -167,7 +175,7 @@ def _asked(targets: Targets) -> str:
     return " ".join(content)
 
 
-def _print_everything(console: Console, report: PrintedReport, page: Path) -> None:
+def _print_everything(console: Console, report: PrintedReport, page: Path | None) -> None:
     print_summary(console, report, page, whole=True)
     console.print()
     console.print(Trimmed(Text(report.setting, style="dim")))
@@ -175,7 +183,7 @@ def _print_everything(console: Console, report: PrintedReport, page: Path) -> No
         print_table(console, table)
     print_missing(console, report.missing)
     print_findings(console, [finding for finding in report.findings if finding.code not in _IN_TABLES])
-    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+    console.print(f"\n{place_of_page(page)}", highlight=False, soft_wrap=True)
 
 
 def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: Targets, console: Console) -> bool:

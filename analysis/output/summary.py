@@ -19,7 +19,7 @@ _LINES = 30  # of the whole at 80 columns: findings take what the answers and th
 _STYLES = {"error": "bold red", "warning": "yellow"}
 
 
-def print_summary(console: Console, report: PrintedReport, page: Path, whole: bool = False) -> None:
+def print_summary(console: Console, report: PrintedReport, page: Path | None, whole: bool = False) -> None:
     """At most 30 lines at 80 columns. `whole`: the answers with a row for every cell, and nothing after them."""
     answers = _answers(report)
     tables = _tables(report, whole)
@@ -44,7 +44,16 @@ def print_summary(console: Console, report: PrintedReport, page: Path, whole: bo
         console.print(_findings(grave[:told]))
     if left := _left_out(len(grave) - told, len(report.summary.rows) - len(tables[0].rows)):
         console.print(Text(left, style="dim"))
-    console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+    console.print(place_of_page(page), highlight=False, soft_wrap=True)
+
+
+def place_of_page(page: Path | None) -> str:
+    """Where the page is; None: the run folder may only be read."""
+    return (
+        f"Report: {page}"
+        if page is not None
+        else "No page is written into a folder that may only be read: give --report FOLDER."
+    )
 
 
 def _answers(report: PrintedReport) -> Trimmed:

@@ -9,13 +9,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dpscope.analysis.findings.verdict import LABELS
-from dpscope.analysis.output.analyze import Targets, report_of
+from dpscope.analysis.output.analyze import Targets, report_of, show_run
 from dpscope.analysis.output.summary import print_summary
 from dpscope.analysis.report.printed import PrintedReport, first_rows
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.launch.cli import app
 from dpscope.profiling.records.run_codes import RunCode
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import EXAMPLE_RUN, ROOT
 
 SCREEN = 30  # lines
 
@@ -97,3 +97,20 @@ def test_the_rows_shown_first_are_those_of_the_answers() -> None:
     variant = "ddp-d2-b8-overlap-off"
     chosen = first_rows([*cells, (variant, "ddp", 2, 8)], ("dp-d2-b8", "ddp-d2-b8"), (variant,))
     assert [cells[index][0] for index in chosen] == ["single-d1-b8", "dp-d2-b8", "ddp-d2-b8"]
+
+
+def test_a_run_folder_that_may_only_be_read_is_printed_without_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "report"))
+
+    monkeypatch.setattr("dpscope.analysis.report.build.write_report", denied)
+    run = Path(shutil.copytree(EXAMPLE_RUN, tmp_path / "run"))
+    console = Console(file=io.StringIO(), width=80)
+    show_run(run, Targets(), console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert printed.startswith("CPU stand-in")
+    assert "give --report FOLDER for one." in printed
+    with pytest.raises(PermissionError):
+        show_run(run, Targets(report=tmp_path / "there"), console)
