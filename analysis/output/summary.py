@@ -52,7 +52,7 @@ def place_of_page(page: Path | None) -> str:
     return (
         f"Report: {page}"
         if page is not None
-        else "No page is written into a folder that may only be read: give --report FOLDER."
+        else "No page: this folder may only be read; give --report FOLDER for one."
     )
 
 
