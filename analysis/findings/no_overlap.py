@@ -162,7 +162,7 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
             "broadcast",
             "broadcasts" + (" of buffers, which the forward pass waits for" if evidence.of_gradients else ""),
             "use --broadcast-buffers off if each rank may keep its own buffers"
-            if evidence.data.cell.strategy != "other"
+            if evidence.data.cell.traits.identified
             else "find out what is broadcast in every step, and whether each rank could keep its own",
         ),
         (

@@ -56,7 +56,7 @@ class Evidence:
     @property
     def of_gradients(self) -> bool:
         """Whether `buckets` hold gradients: not of traces whose parallelism is unknown, tensor or pipeline parallel."""
-        return self.data.cell.strategy != "other" or self.sharded
+        return self.data.cell.traits.identified or self.sharded
 
     @property
     def steps(self) -> int:

@@ -34,7 +34,9 @@ def new_manifest(
     `code` is as in `collect_environment`.
     """
     environment = collect_environment(open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda", code=code)
-    findings = [*plan_findings(config.workload, config.matrix, kind, on_this_host), *baseline_findings(plan)]
+    findings = plan_findings(config.workload, config.matrix, kind, on_this_host)
+    if on_this_host is None:  # a cell started by hand is one of several
+        findings = [*findings, *baseline_findings(plan)]
     table = config.reporting.published
     published = read_published(Path(table)) if table is not None else ()
     return Manifest(

@@ -43,4 +43,4 @@ def too_large(cell: Cell, samples: int) -> str | None:
     """Why a cell's steps cannot be whole, None when they can."""
     if cell.global_batch_size <= samples:
         return None
-    return f"a step takes {counted(cell.global_batch_size, 'sample')} and the data set has {samples}"
+    return f"a step takes {counted(cell.global_batch_size, 'sample')} and the data set has {samples:,}"

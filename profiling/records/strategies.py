@@ -32,6 +32,7 @@ class StrategyTraits:
     stands_for: Strategy | None = None
     plainer: Strategy | None = None  # which its cost is measured against
     no_rings: str = ""  # why no ring formula describes what it moves
+    identified: bool = True  # False where traces show none of these
     traffic: float = 1.0  # time of a step's communication on a CPU relative to DDP's all-reduces
 
     @property
@@ -136,7 +137,7 @@ STRATEGIES: dict[str, StrategyTraits] = {  # in the order of plans and tables
     ),
     "custom": StrategyTraits(label="custom", colour="#8C6BD1", transport="unknown"),
 }
-OTHER = StrategyTraits(label="other", colour="#8C6BD1", transport="unknown")
+OTHER = StrategyTraits(label="other", colour="#8C6BD1", transport="unknown", identified=False)
 """A job of which traces show no strategy of these."""
 
 

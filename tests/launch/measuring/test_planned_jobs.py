@@ -139,4 +139,4 @@ def test_gpus_are_compared_over_all_that_the_run_uses(monkeypatch: pytest.Monkey
         config = resolve(load_config(None, {**TINY, "strategy": "ddp", "devices": str(count)}), Devices("cuda", 2))
         made = manifest.new_manifest(config, "cuda", 1, make_plan(config.matrix, config.workload.samples, "cuda"))
         codes[count] = [finding.code for finding in made.findings]
-    assert codes == {1: [], 2: ["mixed_devices", "mixed_links"]}
+    assert codes == {1: [], 2: ["mixed_devices", "mixed_links", "no_baseline"]}

@@ -100,7 +100,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
     with pytest.raises(DpscopeError, match="a global batch of 32 cannot be split over 3 devices"):
         planned(devices="3", batch_size="32")
     with pytest.raises(
-        DpscopeError, match="nothing to train: single-d1-b2000: a step takes 2000 samples and the data set"
+        DpscopeError, match="nothing to train: single-d1-b2000: a step takes 2,000 samples and the data set"
     ):
         planned(devices="2", batch_size="2000")
     with pytest.raises(DpscopeError, match="--amp fp16 on the CPU"):
