@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from dpscope.analysis.findings.overlap_evidence import MOST, Evidence, OverlapReason
+from dpscope.analysis.findings.overlap_evidence import LATE, MOST, Evidence, OverlapReason
 from dpscope.analysis.text.units import choose_unit, show, show_time
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import is_known
 
-_LATE = 0.8  # of a step's computing: what is ready later has little left to hide behind
 _SMALL = 1 << 20  # bytes: DDP's own first bucket
 _TOO_SMALL = (
     "so few bytes are bound by latency, whatever the bucket size: a larger batch or accumulation lowers its share"
@@ -79,7 +78,7 @@ def _last_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
 def _ready_late(evidence: Evidence) -> bool:
     """Whether even the first of several buckets has little compute left to hide behind."""
     done = evidence.buckets["done"]
-    return evidence.several and not done.isna().any() and float(done.iloc[0]) >= _LATE
+    return evidence.several and not done.isna().any() and float(done.iloc[0]) >= LATE
 
 
 def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -90,7 +89,7 @@ def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
     graph = 0.0 if pd.isna(first["compiled_share"]) else float(first["compiled_share"])
     of_ddp = is_known(evidence.data.cell.strategy)  # nor of a job whose parallelism the traces do not show
     text = f"its buckets are ready only when the step's compute is nearly done: {buckets_told(evidence)}"
-    if float(first["done"]) - graph < _LATE:
+    if float(first["done"]) - graph < LATE:
         yield OverlapReason(
             "compiled_graph",
             f"{text}; their gradients come out of one compiled backward graph, which is {graph:.0%} of that compute and gives "

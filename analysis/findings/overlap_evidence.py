@@ -15,6 +15,8 @@ MOST = 0.5  # a part that most of the whole is in
 _OF_BUCKETS = ("bytes", "done", "transfer_us", "compiled_share")
 _OPTIONAL = ("exposed_wait_us", "unlaunched_us", "optimizer_us")  # of steps: not known of every trace
 
+LATE = 0.8  # of a step's computing: what is ready later has little left to hide behind
+
 
 @dataclass(frozen=True)
 class OverlapReason:
@@ -55,8 +57,13 @@ class Evidence:
 
     @property
     def of_gradients(self) -> bool:
-        """Whether `buckets` hold gradients: not of traces whose parallelism is unknown, tensor or pipeline parallel."""
-        return self.data.cell.traits.identified or self.sharded
+        """Whether `buckets` hold gradients: not of tensor or pipeline parallel traces, whose collectives run in between.
+
+        A job of unknown parallelism reduces gradients if all of its reductions follow the backward pass.
+        """
+        done = self.buckets["done"]
+        after_backward = len(done) > 0 and not done.isna().any() and float(done.min()) >= LATE
+        return self.data.cell.traits.identified or self.sharded or after_backward
 
     @property
     def steps(self) -> int:

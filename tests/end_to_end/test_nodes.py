@@ -67,7 +67,7 @@ def test_cells_are_measured_on_one_node_and_over_both(run: tuple[Path, NodeComma
     assert "--- node 1 (host2) ---" in log
     assert half_written(out) == []
     assert "ddp-d2-n2-b2 repeat 0: started" in command.printed(1)
-    assert "DDP on 2 devices" in command.printed(0)
+    assert "2 devices over 2 nodes" in " ".join(command.printed(0).split())
 
 
 def test_the_nodes_and_their_way_to_each_other_are_recorded(run: tuple[Path, NodeCommand]) -> None:

@@ -3,6 +3,8 @@
 On two cores that others use as well, ranks come late by chance, as in any job: `BY_CHANCE` may stand beside each cause.
 """
 
+import re
+
 import pytest
 
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
@@ -73,7 +75,10 @@ def test_where_nothing_can_hide_the_finding_says_so_first(cells: dict[str, CellD
 def test_each_cause_has_its_number(cells: dict[str, CellData]) -> None:
     texts = {case: {name: one.text for name, one in reasons(cells[case]).items()} for case in PLANTED}
     whole = LAYERS * LAYER_BYTES
-    assert f"in one bucket of {whole / 1e6:.2f} MB, ready when 9" in texts["one_bucket"]["one_bucket"]
+    nearly_all = r"(9\d|100)%"
+    assert re.search(
+        f"in one bucket of {whole / 1e6:.2f} MB, ready when {nearly_all}", texts["one_bucket"]["one_bucket"]
+    )
     assert f"nearly all bytes ({whole / 1e6:.2f} MB), ready" in texts["one_bucket_and_a_metric"]["one_bucket"]
     large = 4 * LARGE_ELEMENTS
     with_large = large + (LAYERS - 1) * LAYER_BYTES
@@ -85,7 +90,7 @@ def test_each_cause_has_its_number(cells: dict[str, CellData]) -> None:
     assert texts["by_hand"]["late_buckets"].count(f"{LAYER_BYTES / 1e6:.2f} MB at 100%") == 4
     assert "and 2 more" in texts["by_hand"]["late_buckets"]
     compiled = texts["compiled_whole"]["compiled_graph"]
-    assert compiled.count(f"{4 * FEATURES * FEATURES / 1e6:.2f} MB at 9") >= 1
+    assert re.search(f"{4 * FEATURES * FEATURES / 1e6:.2f} MB at {nearly_all}", compiled)
     assert "come out of one compiled backward graph, which is " in compiled
     broadcasts = cells["buffers"].collectives
     assert (broadcasts.loc[broadcasts["kind"] == "broadcast", "bytes"] == 4 * BUFFER_ELEMENTS).all()

@@ -77,7 +77,7 @@ def test_a_run_over_two_nodes(cluster: Cluster, commands: Path, tmp_path: Path) 
     over_both = Cell(strategy="ddp", devices=2, batch_size=2, nodes=2)
     assert [one.node for one in RunFolder(out).repeat(over_both, 0).ranks()] == [0, 1]
     assert [one.node for one in manifest.hosts] == [0, 1]
-    assert "DDP on 2 devices" in output.read_text()
+    assert "2 devices over 2 nodes" in " ".join(output.read_text().split())
 
 
 def test_a_training_that_is_requeued_in_the_middle_goes_on(cluster: Cluster, commands: Path, tmp_path: Path) -> None:

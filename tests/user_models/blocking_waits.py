@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.profiler import ProfilerActivity, profile, schedule
 
-LATE_S = 0.02
+LATE_S = 0.06
 ACTIVE = 3
 Step = Callable[[], None]
 
