@@ -123,6 +123,7 @@ def _rows(
         "exposed": _lists("exposed", exposed, count),
         "steps": _lists("steps", table, count),
         "dp_phases": pa.array([[]] * count, SCHEMA.field("dp_phases").type),
+        "kernels": pa.array([[]] * count, SCHEMA.field("kernels").type),
         "copies": _lists("copies", {name: np.zeros(0, dtype=np.int64) for name in COPY_COLUMNS}, count),
         "timeline": pa.nulls(count, pa.binary()),
         "file": pa.array([f"/scratch/{host_of(rank)}_{rank}.pt.trace.json.gz" for rank in own]),

@@ -95,7 +95,7 @@ def test_transfer_is_what_the_last_rank_takes(analysis: TraceAnalysis) -> None:
 def test_the_strips_show_who_waits_and_who_is_waited_for(
     analysis: TraceAnalysis, folder: Path, waits: np.ndarray
 ) -> None:
-    strips = wait_strips(traced_run(analysis, [folder]).cells["traces of 1024 ranks"])
+    strips = wait_strips(traced_run(analysis, [folder]).cells["traces of 1,024 ranks"])
     per_step = waits.reshape(STEPS, PER_STEP, RANKS).sum(axis=1)
     rows = per_step.T.reshape(RANKS // 4, 4, STEPS).max(axis=1)  # four ranks share a row
     assert strips["waits"].to_numpy() == pytest.approx(rows)

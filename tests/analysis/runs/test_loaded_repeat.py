@@ -53,7 +53,7 @@ def test_a_repeat_lacks_a_rank_or_is_not_begun_or_did_not_end_well(tmp_path: Pat
     (cell / "repeat2").mkdir()  # begun, and without a result yet
     (cell / "repeat-of-mine").mkdir()
     lost, crashed = repeats_of(run)
-    assert (lost.index, lost.ranks, lost.missing_parts) == (0, (), "it holds results of 1 ranks of 2")
+    assert (lost.index, lost.ranks, lost.missing_parts) == (0, (), "it holds results of 1 of 2 ranks")
     assert (crashed.index, crashed.ranks, crashed.missing_parts) == (1, (), None)
     assert crashed.result.status == "crashed"
     assert lost.samples.empty

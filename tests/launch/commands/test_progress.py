@@ -17,7 +17,7 @@ COMMANDS = [
     (["compare", "RUN", "RUN"], ["Reading traces: ddp-d2-b8", "Comparing run with run"]),
     (
         ["whatif", "RUN", "--devices", "4"],
-        ["Replaying the base", "Predicting: 1 scenario", "Removing one cost at a time"],
+        ["Replaying the base", "Predicting: 1 scenario", "Removing one part at a time"],
     ),
     (
         ["bundle", "RUN"],
