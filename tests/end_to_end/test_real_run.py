@@ -71,7 +71,7 @@ def test_every_column_is_filled_or_missing_for_a_reason(run_folder: Path) -> Non
     assert ddp["strong_speedup"] == pytest.approx(rows["single-d1-b8"]["step_us"] / ddp["step_us"])
     # ring at 1 GB/s on two ranks: 1,072 B x 2 x 1/2 / 1e9 B/s = 1.072 us
     assert ddp["ring_us"] == pytest.approx(1.072)
-    added = [ddp[f"added_{part}_us"] for part in ("exposed", "compute", "idle", "tracer")]
+    added = [ddp[f"{part}_us"] for part in ("exposed", "slowdown", "added_idle", "added_tracer")]
     assert sum(added) == pytest.approx(ddp["same_local_batch_us"])
     assert ddp["traced_step_us"] == pytest.approx(ddp["compute_us"] + ddp["exposed_us"] + ddp["idle_us"])
 
@@ -113,7 +113,7 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     figures = {"batch", "waterfall", "step_split", "phases", "waits", "communication", "busbw", "scaling", "what_if"}
     assert page.tags.count("svg") == len(figures)
     tables = list(make_report(load_run(run_folder), parse_link("1GB/s")).tables.values())
-    beside = 2 + 7  # the summary under the answers, the formulas, and for each cell the collectives of a step
+    beside = 3 + 7  # the two tables of the answers, the formulas, and for each cell the collectives of a step
     assert page.tags.count("table") == len(tables) + beside
     assert {"Predicted against measured, per step", "Effective bandwidth, three ways"} <= {one.title for one in tables}
     assert page.outside == []
@@ -140,7 +140,7 @@ def test_formats(run_folder: Path) -> None:
     as_json = json.loads(dpscope("analyze", run_folder, "--format", "json").stdout)
     assert set(as_json) == {
         "cells", "gaps", "predictions", "scaling", "steps", "collectives", "dp_phases", "waits", "memory", "training",
-        "findings",
+        "findings", "verdict", "contention", "nccl",
     }  # fmt: skip
     assert as_json["training"] is None  # nothing was trained in this folder
     assert {step["cell"] for step in as_json["steps"]} >= {"single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"}
