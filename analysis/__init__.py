@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dpscope.analysis.comparison.compare import compare
+    from dpscope.analysis.cells.comparison import compare
     from dpscope.analysis.partials.merge import analyze_partials
     from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.report.build import make_report, write_report

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from dpscope.analysis.comparison.columns import INTERVAL
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.columns import INTERVAL
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, new_figure
 from dpscope.analysis.runs.run_data import CellData, RunData

@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison.columns import INTERVAL
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.columns import INTERVAL
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.step import host_note
 from dpscope.analysis.figures.style import NARROW, new_figure

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import training as training_figures
 from dpscope.analysis.figures.bandwidth import bandwidths

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.scaling import ScalingSeries
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.scaling import ScalingSeries
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, new_figure
 from dpscope.analysis.runs.run_data import RunData

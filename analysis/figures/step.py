@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import NARROW, new_figure
 from dpscope.analysis.runs.run_data import RunData

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.waits import MOST_WAIT_PANELS, MOST_WAIT_RANKS
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.text.units import choose_unit

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.style import WIDTH
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.waits import mean_waits

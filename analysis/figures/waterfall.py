@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison.compare import Comparison, StrategyGap
-from dpscope.analysis.comparison.waterfall import WaterfallPart, gap_parts
+from dpscope.analysis.cells.comparison import Comparison, StrategyGap
+from dpscope.analysis.cells.waterfall import WaterfallPart, gap_parts
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import RunData

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dpscope.analysis.comparison.columns import INTERVAL
-from dpscope.analysis.comparison.row import CellValues, number
+from dpscope.analysis.cells.columns import INTERVAL
+from dpscope.analysis.cells.row import CellValues, number
 from dpscope.analysis.findings.late_rank import LateRank
 from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.findings.slow_tracing import slowed_by_tracing

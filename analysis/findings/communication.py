@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpscope.analysis.comparison.row import as_number
+from dpscope.analysis.cells.row import as_number
 from dpscope.analysis.findings.slow_tracing import slowed_by_tracing, slowed_text
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding

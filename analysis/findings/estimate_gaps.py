@@ -6,9 +6,9 @@ waiting, the loader and imbalance explain those terms, or the distance to all co
 
 from dataclasses import dataclass
 
-from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.row import CellValues, interval_of, number
-from dpscope.analysis.comparison.subtraction import FORMULAS, METHODS
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.row import CellValues, interval_of, number
+from dpscope.analysis.cells.subtraction import FORMULAS, METHODS
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_time
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.predicted import CollectivePrediction
-from dpscope.analysis.comparison.row import CellValues, interval_of, number
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.predicted import CollectivePrediction
+from dpscope.analysis.cells.row import CellValues, interval_of, number
 from dpscope.analysis.findings.estimate_gaps import NOTABLE, comparison_rows
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.row import as_number
-from dpscope.analysis.comparison.subtraction import FORMULAS
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.row import as_number
+from dpscope.analysis.cells.subtraction import FORMULAS
 from dpscope.analysis.findings.communication import communication_finding, known_values
 from dpscope.analysis.findings.estimate_gaps import reasons
 from dpscope.analysis.findings.no_overlap import no_overlap_finding

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingPoint, ScalingSeries
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.scaling import ScalingChoice, ScalingPoint, ScalingSeries
 from dpscope.analysis.findings.strategy_gaps import range_said
 from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup

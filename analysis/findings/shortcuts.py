@@ -1,6 +1,6 @@
 """What the two shortcuts would have said: the subtraction estimate and the ring formula, how far off each is, and why."""
 
-from dpscope.analysis.comparison.row import CellValues, interval_of, number
+from dpscope.analysis.cells.row import CellValues, interval_of, number
 from dpscope.analysis.costs.sources import RingRate
 from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
 from dpscope.analysis.runs.run_data import CellData

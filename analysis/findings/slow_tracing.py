@@ -1,6 +1,6 @@
 """Cells whose traced steps take so much longer than untraced ones that their parts and shares say nothing about the training."""
 
-from dpscope.analysis.comparison.row import CellValues, number
+from dpscope.analysis.cells.row import CellValues, number
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.finding import counted
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dpscope.analysis.comparison.scaling import devices_text
-from dpscope.analysis.comparison.strategy_costs import StrategyCost
+from dpscope.analysis.cells.scaling import devices_text
+from dpscope.analysis.cells.strategy_costs import StrategyCost
 from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.stats.samples import unshown, verdict
 from dpscope.analysis.text.text_table import TextTable

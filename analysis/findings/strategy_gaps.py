@@ -1,6 +1,6 @@
 """DP against DDP in words: which one is faster, and where the difference lies."""
 
-from dpscope.analysis.comparison.compare import GAP_PARTS, StrategyGap
+from dpscope.analysis.cells.comparison import GAP_PARTS, StrategyGap
 from dpscope.analysis.stats.samples import CONFIDENCE, FEWEST_SAMPLES, Estimate, unshown, verdict
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding, counted

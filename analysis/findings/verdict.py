@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.comparison.compare import Comparison, StrategyGap
-from dpscope.analysis.comparison.row import CellValues, number
-from dpscope.analysis.comparison.scaling import devices_text
+from dpscope.analysis.cells.comparison import Comparison, StrategyGap
+from dpscope.analysis.cells.row import CellValues, number
+from dpscope.analysis.cells.scaling import devices_text
 from dpscope.analysis.findings.actions import Action, Confidence, Situation, best_action
 from dpscope.analysis.findings.late_rank import LateRank, late_rank
 from dpscope.analysis.findings.ledger_text import cost_text

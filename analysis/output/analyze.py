@@ -96,7 +96,7 @@ def report_of(path: Path, targets: Targets) -> "Report":
 
 def verdict_of(run: "RunData") -> "Verdict":
     """The verdict of a run's report, with the calibration that lies in its folder; of traces that no run made, theirs."""
-    from dpscope.analysis.comparison.compare import compare
+    from dpscope.analysis.cells.comparison import compare
     from dpscope.analysis.findings.verdict import run_verdict, traces_verdict
     from dpscope.analysis.report.calibration import calibration_path, load_calibration
 

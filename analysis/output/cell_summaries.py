@@ -1,6 +1,6 @@
 """The measured cells of a run for a mirror: what each was measured with, and every number of its row."""
 
-from dpscope.analysis.comparison.row import as_number
+from dpscope.analysis.cells.row import as_number
 from dpscope.analysis.report.build import Report
 from dpscope.profiling.mirrors.wandb_cells import CellSummary
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from dpscope.analysis.output.analyze import load_any, verdict_of
 from dpscope.analysis.output.change_formats import Judgement, judgement_text, verdict_table
 from dpscope.analysis.output.history import HistoryOrder, history_table, in_order
-from dpscope.analysis.runs.changes import (
+from dpscope.analysis.runs.compare import (
     JUDGED,
     change_table,
     compare_runs,

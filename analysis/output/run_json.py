@@ -7,7 +7,7 @@ from dataclasses import asdict
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, WAIT_FIELDS, contention_records, records
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.run_data import CellData

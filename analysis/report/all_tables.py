@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.findings.estimate_gaps import error_table, identity_table
 from dpscope.analysis.findings.predictions import collective_table, off_notes
 from dpscope.analysis.findings.scaling import law_table, scaling_table

@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpscope.analysis.comparison.columns import COLUMNS
-from dpscope.analysis.comparison.compare import Comparison, compare
+from dpscope.analysis.cells.columns import COLUMNS
+from dpscope.analysis.cells.comparison import Comparison, compare
 from dpscope.analysis.costs.sources import CostSources, cost_sources
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import LABELS, QUESTIONS, Verdict, run_verdict

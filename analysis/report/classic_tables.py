@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.measured import epoch_seconds
-from dpscope.analysis.comparison.row import as_number
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.measured import epoch_seconds
+from dpscope.analysis.cells.row import as_number
 from dpscope.analysis.findings.run_findings import TRACER_COST
 from dpscope.analysis.report.published_table import TITLE as PUBLISHED_TITLE
 from dpscope.analysis.report.published_table import MeasuredValue, published_table

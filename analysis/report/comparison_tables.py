@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import BY_NAME, Column
-from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.row import as_number
+from dpscope.analysis.cells.columns import BY_NAME, Column
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.row import as_number
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show
 from dpscope.analysis.traces.steps.event_kind import ROOTED

@@ -1,6 +1,6 @@
 """The operators that suffer most from communication next to them, in each cell."""
 
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, choose_unit, show
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.predicted import (
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.predicted import (
     CollectivePrediction,
     by_nccl,
     model_sizes,
@@ -15,8 +15,8 @@ from dpscope.analysis.comparison.predicted import (
     servers,
     step_load,
 )
-from dpscope.analysis.comparison.ring_load import RingLoad, ring_loads
-from dpscope.analysis.comparison.row import CellValues, minus, number
+from dpscope.analysis.cells.ring_load import RingLoad, ring_loads
+from dpscope.analysis.cells.row import CellValues, minus, number
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.collective_streams import ddp_schedule

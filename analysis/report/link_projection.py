@@ -1,6 +1,6 @@
 """What the gradients' all-reduce would take on other links: predicted from specifications, not measured."""
 
-from dpscope.analysis.comparison.predicted import model_sizes
+from dpscope.analysis.cells.predicted import model_sizes
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable

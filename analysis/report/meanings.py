@@ -1,7 +1,7 @@
 """What the headings of the report's tables mean, for those that are not simply columns of the comparison."""
 
-from dpscope.analysis.comparison.columns import BY_NAME
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.columns import BY_NAME
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.report.comparison_tables import first_views, shown_views
 from dpscope.analysis.text.text_table import TextTable
 

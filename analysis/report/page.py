@@ -14,7 +14,7 @@ from importlib import resources
 import jinja2
 from markupsafe import Markup, escape
 
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.findings.verdict import QUESTIONS, Verdict
 from dpscope.analysis.report.glossary import GLOSSARY

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from dpscope.analysis.comparison.row import as_number
+from dpscope.analysis.cells.row import as_number
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traced_job import JobStrategy
 from dpscope.analysis.text.units import plain, show_bytes, show_time

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import NAMES
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.cells.columns import NAMES
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.report.meanings import LEARNING_MEASURES
 from dpscope.analysis.report.page import Page, PageFigure, page_sections
 from dpscope.analysis.report.setting import versions

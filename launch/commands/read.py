@@ -122,7 +122,7 @@ def compare(
     from rich.console import Console
 
     from dpscope.analysis.output.changes import print_comparison, print_history
-    from dpscope.analysis.runs.changes import parse_share
+    from dpscope.analysis.runs.compare import parse_share
 
     if len(paths) < 2:
         raise DpscopeError(f"{paths[0]}: one run has nothing to be compared with; name another, or several")

@@ -15,8 +15,8 @@ import msgspec
 import pandas as pd
 import pytest
 
-from dpscope.analysis.comparison.columns import NAMES
-from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.cells.columns import NAMES
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.no_overlap import overlap_reasons
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.build import make_report

@@ -50,9 +50,9 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/training": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
     "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks "
     "analysis/traces/steps analysis/training profiling/machine profiling/records profiling/store",
-    "analysis/comparison": "analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/data_parallel "
+    "analysis/cells": "analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/data_parallel "
     "analysis/traces/ranks analysis/traces/steps analysis/training profiling/machine profiling/records",
-    "analysis/figures": "analysis/comparison analysis/costs analysis/runs analysis/stats analysis/text analysis/training "
+    "analysis/figures": "analysis/cells analysis/costs analysis/runs analysis/stats analysis/text analysis/training "
     "profiling/records",
     "analysis/what_if/replay": "analysis/costs analysis/stats profiling/records",
     "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading "
@@ -61,22 +61,22 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if": "analysis/stats analysis/text analysis/traces/ranks profiling/records profiling/store",
     "analysis/what_if/scenarios": "analysis/text analysis/traces/ranks analysis/what_if analysis/what_if/links "
     "analysis/what_if/replay profiling/machine profiling/records",
-    "analysis/what_if/answers": "analysis/comparison analysis/costs analysis/figures analysis/runs analysis/stats analysis/text "
+    "analysis/what_if/answers": "analysis/cells analysis/costs analysis/figures analysis/runs analysis/stats analysis/text "
     "analysis/traces/ranks analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay "
     "analysis/what_if/scenarios profiling/machine profiling/records profiling/store",
-    "analysis/findings": "analysis/comparison analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/ranks "
+    "analysis/findings": "analysis/cells analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/ranks "
     "analysis/traces/steps analysis/training profiling/records",
-    "analysis/report": "analysis/comparison analysis/costs analysis/figures analysis/findings analysis/runs "
+    "analysis/report": "analysis/cells analysis/costs analysis/figures analysis/findings analysis/runs "
     "analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/steps analysis/training "
     "analysis/what_if/answers profiling/machine profiling/records profiling/store",
     "analysis/equality": "analysis/text profiling/records profiling/store",
-    "analysis/output": "analysis/bundle analysis/comparison analysis/costs analysis/equality analysis/figures "
+    "analysis/output": "analysis/bundle analysis/cells analysis/costs analysis/equality analysis/figures "
     "analysis/findings analysis/hosts "
     "analysis/partials analysis/report analysis/runs "
     "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
     "analysis/epoch_times": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
-    "analysis": "analysis/comparison analysis/partials analysis/report analysis/runs "
+    "analysis": "analysis/cells analysis/partials analysis/report analysis/runs "
     "analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/answers analysis/what_if/scenarios "
     "profiling/store",

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpscope.analysis.comparison.cell_ledger import cell_ledger
+from dpscope.analysis.cells.cell_ledger import cell_ledger
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.sources import cost_sources
 from dpscope.analysis.runs.repeats import run_spreads

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 
-from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.scaling import ScalingPoint, ScalingSeries
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
 from dpscope.analysis.figures.study import draw_study
 from dpscope.analysis.stats.samples import Estimate
 

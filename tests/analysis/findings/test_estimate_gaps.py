@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import NAMES
-from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.predicted import CollectivePrediction
+from dpscope.analysis.cells.columns import NAMES
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.findings.estimate_gaps import error_table, identity_table, reasons
 from dpscope.analysis.findings.predictions import collective_table, likely_reasons, prediction_findings
 

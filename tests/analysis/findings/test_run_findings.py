@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.setting import setting_of

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import NAMES
+from dpscope.analysis.cells.columns import NAMES
 from dpscope.analysis.costs.sources import RingRate
 from dpscope.analysis.findings.shortcuts import shortcuts_text
 from dpscope.analysis.runs.run_data import CellData

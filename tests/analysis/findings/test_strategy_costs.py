@@ -1,7 +1,7 @@
 """FSDP and DDP alone beside the plainer strategy: pairs, ratios and sentences, by hand."""
 
-from dpscope.analysis.comparison.compare import compare
-from dpscope.analysis.comparison.strategy_costs import StrategyCost
+from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.cells.strategy_costs import StrategyCost
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table
 from dpscope.analysis.runs.run_data import CellData

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.comparison.compare import StrategyGap
+from dpscope.analysis.cells.comparison import StrategyGap
 from dpscope.analysis.figures.waterfall import _title
 from dpscope.analysis.findings.strategy_gaps import gap_finding
 from dpscope.analysis.stats.samples import Estimate

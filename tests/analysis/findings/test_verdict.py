@@ -7,9 +7,9 @@ import msgspec
 import pandas as pd
 import pytest
 
-from dpscope.analysis.comparison.columns import NAMES
-from dpscope.analysis.comparison.compare import Comparison, StrategyGap
-from dpscope.analysis.comparison.scaling import ScalingPoint, ScalingSeries
+from dpscope.analysis.cells.columns import NAMES
+from dpscope.analysis.cells.comparison import Comparison, StrategyGap
+from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
 from dpscope.analysis.findings.actions import Situation, best_action
 from dpscope.analysis.findings.late_rank import LateRank
 from dpscope.analysis.findings.verdict import CPU_RUN, SCRIPT_ON_CPU, STAND_IN, Verdict, run_verdict

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.text import Text
 from rich.console import Console
 
-from dpscope.analysis.comparison.scaling import ScalingChoice
+from dpscope.analysis.cells.scaling import ScalingChoice
 from dpscope.analysis.epoch_times.report import run_estimate
 from dpscope.analysis.findings.scaling import strong_or_weak
 from dpscope.analysis.output.traced_report import TraceRequest, print_traces

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report.classic_tables import Study, classic_tables
 from dpscope.analysis.report.comparison_tables import views_by_name

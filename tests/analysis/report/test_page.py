@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.comparison.compare import compare
-from dpscope.analysis.comparison.waterfall import exposed_by_phase, gap_parts
+from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.cells.waterfall import exposed_by_phase, gap_parts
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.bandwidth import bandwidths

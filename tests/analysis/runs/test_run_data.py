@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.runs.run_data import NothingMeasuredError, load_run
 from tests.helpers.paths import EXAMPLE_RUN
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.runs.script_findings import input_findings
 from dpscope.profiling.records.run import AttachedProcess, Cell, RankResult

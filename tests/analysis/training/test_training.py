@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.comparison.learning import put_accuracy
-from dpscope.analysis.comparison.row import Row
+from dpscope.analysis.cells.learning import put_accuracy
+from dpscope.analysis.cells.row import Row
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.report.stamp import replace_stamp
 from dpscope.analysis.report.training_report import show_training, write_training

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
 from dpscope.analysis.findings.verdict import NOT_COMPARED, run_verdict
 from dpscope.analysis.output.analyze import Targets, report_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.report.comparison_tables import first_tables
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.attached.session import Session

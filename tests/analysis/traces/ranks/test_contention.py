@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.comparison.cell_ledger import cell_contentions
+from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.output.traces import contention_of_traces
 from dpscope.analysis.runs.run_data import CellData

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from dpscope.analysis.comparison.compare import compare
-from dpscope.analysis.comparison.waterfall import exposed_by_phase
+from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.cells.waterfall import exposed_by_phase
 from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.traces.ranks.critical_device import critical_windows

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.traced_run import traced_run, traces_said
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces

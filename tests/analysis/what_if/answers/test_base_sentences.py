@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.answers.bases import base_of_run, base_of_traces
 from dpscope.analysis.what_if.answers.output import base_sentences, ledger_table, run_answer

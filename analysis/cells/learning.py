@@ -1,7 +1,7 @@
 """Accuracy in the comparison of measured cells: what was trained in the same run folder, beside its speed."""
 
-from dpscope.analysis.comparison.columns import VALUE_RANGE
-from dpscope.analysis.comparison.row import Row
+from dpscope.analysis.cells.columns import VALUE_RANGE
+from dpscope.analysis.cells.row import Row
 from dpscope.analysis.runs.traced_job import TRACES_ALONE, AnyCell
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import final_accuracy

@@ -7,11 +7,11 @@ which holds more and less than communication; the union of communication, which 
 
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import COLUMNS
-from dpscope.analysis.comparison.predicted import KEYS, by_nccl, model_sizes
-from dpscope.analysis.comparison.ring_load import NO_ALL_REDUCE, has_rings, ring_loads
-from dpscope.analysis.comparison.row import Row, ratio
-from dpscope.analysis.comparison.subtraction import NO_SAME_BATCH
+from dpscope.analysis.cells.columns import COLUMNS
+from dpscope.analysis.cells.predicted import KEYS, by_nccl, model_sizes
+from dpscope.analysis.cells.ring_load import NO_ALL_REDUCE, has_rings, ring_loads
+from dpscope.analysis.cells.row import Row, ratio
+from dpscope.analysis.cells.subtraction import NO_SAME_BATCH
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.run_data import CellData

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from dpscope.analysis.comparison.row import Row, minus
+from dpscope.analysis.cells.row import Row, minus
 from dpscope.analysis.runs.repeats import PARTS, RunSpreads, parts_by_repeat
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval, half_width, pooled_median

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.comparison.subtraction import subtraction_estimates
+from dpscope.analysis.cells.subtraction import subtraction_estimates
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.runs.counter_check import check_counters, counter_findings
 from dpscope.profiling.records.run import Cell, DdpCounters

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import INTERVAL, NAMES, RANK_RANGE
+from dpscope.analysis.cells.columns import INTERVAL, NAMES, RANK_RANGE
 from dpscope.analysis.stats.samples import Estimate, Interval, Range
 from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.ranks.contention import Contentions

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.comparison.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
-from dpscope.analysis.comparison.cell_ledger import LOST, put_ledger
-from dpscope.analysis.comparison.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE
-from dpscope.analysis.comparison.device_use import put_device_use
-from dpscope.analysis.comparison.estimated import put_estimates, single_step_us
-from dpscope.analysis.comparison.row import Row
-from dpscope.analysis.comparison.subtraction import NO_GLOBAL_BATCH, NO_SAME_BATCH
+from dpscope.analysis.cells.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
+from dpscope.analysis.cells.cell_ledger import LOST, put_ledger
+from dpscope.analysis.cells.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE
+from dpscope.analysis.cells.device_use import put_device_use
+from dpscope.analysis.cells.estimated import put_estimates, single_step_us
+from dpscope.analysis.cells.row import Row
+from dpscope.analysis.cells.subtraction import NO_GLOBAL_BATCH, NO_SAME_BATCH
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.repeats import RunSpreads

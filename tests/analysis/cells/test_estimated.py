@@ -7,12 +7,12 @@ import msgspec
 import pandas as pd
 import pytest
 
-from dpscope.analysis.comparison.bandwidths import wire_bytes
-from dpscope.analysis.comparison.cell_ledger import LEDGER
-from dpscope.analysis.comparison.compare import compare
-from dpscope.analysis.comparison.measured import summarise_cell
-from dpscope.analysis.comparison.predicted import predict_cell
-from dpscope.analysis.comparison.row import Row
+from dpscope.analysis.cells.bandwidths import wire_bytes
+from dpscope.analysis.cells.cell_ledger import LEDGER
+from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.cells.measured import summarise_cell
+from dpscope.analysis.cells.predicted import predict_cell
+from dpscope.analysis.cells.row import Row
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import views_by_name

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.runs.changes import (
+from dpscope.analysis.runs.compare import (
     STEP,
     compare_runs,
     detection_text,

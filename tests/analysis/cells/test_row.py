@@ -1,7 +1,7 @@
 """A row of the comparison: values with the columns beside them that say how far they may lie off."""
 
-from dpscope.analysis.comparison.columns import INTERVAL, NAMES, RANK_RANGE, VALUE_RANGE
-from dpscope.analysis.comparison.row import Row, interval_of
+from dpscope.analysis.cells.columns import INTERVAL, NAMES, RANK_RANGE, VALUE_RANGE
+from dpscope.analysis.cells.row import Row, interval_of
 from dpscope.analysis.stats.samples import UNKNOWN, Interval, Range
 
 

@@ -7,15 +7,15 @@ from datetime import datetime
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import NAMES
-from dpscope.analysis.comparison.learning import put_accuracy
-from dpscope.analysis.comparison.measured import summarise_cell
-from dpscope.analysis.comparison.predicted import CollectivePrediction, predict_cell
-from dpscope.analysis.comparison.ring_load import runs_all_reduces
-from dpscope.analysis.comparison.row import Row
-from dpscope.analysis.comparison.row import minus as _minus
-from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
-from dpscope.analysis.comparison.strategy_costs import StrategyCost, strategy_costs
+from dpscope.analysis.cells.columns import NAMES
+from dpscope.analysis.cells.learning import put_accuracy
+from dpscope.analysis.cells.measured import summarise_cell
+from dpscope.analysis.cells.predicted import CollectivePrediction, predict_cell
+from dpscope.analysis.cells.ring_load import runs_all_reduces
+from dpscope.analysis.cells.row import Row
+from dpscope.analysis.cells.row import minus as _minus
+from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
+from dpscope.analysis.cells.strategy_costs import StrategyCost, strategy_costs
 from dpscope.analysis.costs.sources import CostSources, RingRate, cost_sources
 from dpscope.analysis.runs.repeats import run_spreads
 from dpscope.analysis.runs.run_data import CellData, RunData

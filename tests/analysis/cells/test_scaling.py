@@ -9,8 +9,8 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Rectangle
 
-from dpscope.analysis.comparison.compare import Comparison, compare
-from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
+from dpscope.analysis.cells.comparison import Comparison, compare
+from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.figures.scaling import draw_scaling
 from dpscope.analysis.findings.scaling import (
     judge_target,

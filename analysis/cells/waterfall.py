@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from dpscope.analysis.comparison.compare import Comparison, StrategyGap
-from dpscope.analysis.comparison.row import as_number, minus
+from dpscope.analysis.cells.comparison import Comparison, StrategyGap
+from dpscope.analysis.cells.row import as_number, minus
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.data_parallel.launches import PHASES

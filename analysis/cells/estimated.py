@@ -4,14 +4,14 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from dpscope.analysis.comparison.columns import COLUMNS
-from dpscope.analysis.comparison.predicted import (
+from dpscope.analysis.cells.columns import COLUMNS
+from dpscope.analysis.cells.predicted import (
     predict_cell,
     relative_error,
 )
-from dpscope.analysis.comparison.ring_load import NO_ALL_REDUCE, has_rings, ring_loads
-from dpscope.analysis.comparison.row import Row, minus
-from dpscope.analysis.comparison.subtraction import METHODS, NO_SAME_BATCH, subtraction_estimates
+from dpscope.analysis.cells.ring_load import NO_ALL_REDUCE, has_rings, ring_loads
+from dpscope.analysis.cells.row import Row, minus
+from dpscope.analysis.cells.subtraction import METHODS, NO_SAME_BATCH, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.repeats import RunSpreads

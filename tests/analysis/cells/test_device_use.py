@@ -5,8 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dpscope.analysis.comparison.compare import compare
-from dpscope.analysis.comparison.device_use import least_step_us
+from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.cells.device_use import least_step_us
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.machine.gpu_speed import gpu_speed
 from dpscope.profiling.records.run import StepFlops

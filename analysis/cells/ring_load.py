@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dpscope.analysis.comparison.predicted import KEYS, model_sizes
+from dpscope.analysis.cells.predicted import KEYS, model_sizes
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.runs.sharded_traffic import expected_bytes
 from dpscope.analysis.runs.traffic_check import reduced_bytes

@@ -6,7 +6,7 @@ t_N(b) is a step on N devices at b samples per device, G = N b. All times in mic
 from dataclasses import dataclass
 from typing import Literal
 
-from dpscope.analysis.comparison.row import minus
+from dpscope.analysis.cells.row import minus
 
 Method = Literal["same_local_batch", "ideal_split", "same_total"]
 METHODS: tuple[Method, ...] = ("same_local_batch", "ideal_split", "same_total")
