@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "comparison.compare": "compare",
+    "cells.comparison": "compare",
     "partials.merge": "analyze_partials",
     "partials.reduce": "reduce_traces",
     "report.build": "make_report write_report",
