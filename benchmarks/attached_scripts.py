@@ -48,7 +48,8 @@ import numpy as np
 import pyarrow.parquet
 
 from benchmarks.attached_rank import BLOCK_STEPS, LEFT_OUT, WARMUP, block_is_attached
-from dpscope.analysis.runs.run_data import CellData, load_run
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.stats.samples import DRAWS, interval
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.ranks import free_port

@@ -14,7 +14,7 @@ import pandas as pd
 from band_tally import Tally
 
 from dpscope.analysis import attribute, collectives, read_trace
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.what_if.answers.bases import AskedBase, base_of_run, base_of_traces, repeats_band
 from dpscope.analysis.what_if.answers.own_error import CellError, OwnErrors, own_errors
 from dpscope.analysis.what_if.links.carried import carried_us

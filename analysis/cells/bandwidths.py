@@ -14,7 +14,7 @@ from dpscope.analysis.cells.row import Row, ratio
 from dpscope.analysis.cells.subtraction import NO_SAME_BATCH
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.units import show_time
 
 WAYS = ("subtraction", "communication", "transfer")
@@ -38,7 +38,7 @@ def wire_bytes(data: CellData) -> float | None:
 
 def _sent_bytes(data: CellData, matched_only: bool = False) -> float | None:
     """Bytes a rank sends per step in all its collectives, or in those with a transfer; None where some have no size."""
-    windows, table = data.whole_windows(), data.collectives
+    windows, table = data.whole_windows, data.collectives
     if windows.empty or table.empty:
         return None
     keys = ["repeat", "rank", "device", "step"]
@@ -106,7 +106,7 @@ def _calibrated_gb_per_s(row: Row, data: CellData, sources: CostSources, moved: 
 
 def _alone_us(data: CellData, sources: CostSources) -> float | None:
     """A step's matched collectives one after another by the calibration, nothing beside them."""
-    windows = data.whole_windows()
+    windows = data.whole_windows
     own = data.collectives.merge(windows[KEYS], on=KEYS)
     matched = own[own["transfer_us"].notna()]
     keys = zip(matched["kind"], matched["group_size"], matched["bytes"], strict=True)

@@ -4,11 +4,11 @@ import math
 from dataclasses import replace
 
 from dpscope.analysis.cells.row import Row, minus
-from dpscope.analysis.runs.repeats import PARTS, RunSpreads, parts_by_repeat
-from dpscope.analysis.runs.run_data import CellData
-from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval, half_width, pooled_median
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.spreads import RunSpreads
+from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval
 from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, ledger_of
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 
 LEDGER = ("traced_step", *STEP_PARTS, "tracer", "slowdown")
 CHANGES = ("idle", "tracer")
@@ -20,56 +20,13 @@ _NO_HIDDEN = "the trace shows no communication that could be hidden"
 _NO_SINGLE = "needs communication and a traced single-device cell at this batch per device"
 
 
-def cell_ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
-    """Means over ranks and whole traced windows, each with its 95% interval over repeats around it.
-
-    None without a traced step. `slowdown_us` is left to `put_ledger`, which knows the cell of one device.
-    """
-    windows = data.whole_windows()
-    ledger = ledger_of(windows, data.exposed_parts) if len(windows) else None
-    if ledger is None:
-        return None
-    if data.cell.devices == 1 or not data.communication_known:
-        ledger = replace(
-            ledger, exposed_wait_us=None, exposed_transfer_us=None, exposed_other_us=None, communication_us=None
-        )
-    if not data.communication_known:
-        ledger = replace(ledger, idle_us=None)  # it would hold what the trace does not show
-    step_us = pooled_median(data.step_samples())
-    ledger = replace(ledger, tracer_us=minus(step_us, ledger.traced_step_us))
-    values = {part: value for part in PARTS if (value := getattr(ledger, f"{part}_us")) is not None}
-    halves = _half_widths(data, spreads)
-    return replace(
-        ledger,
-        intervals={
-            part: Interval(value - half, value + half)
-            for part, value in values.items()
-            if (half := halves[part]) is not None
-        },
-    )
-
-
-def _half_widths(data: CellData, spreads: RunSpreads) -> dict[str, float | None]:
-    """Half the 95% interval of each of PARTS, microseconds; None with too few steps, or if the spread is unknown.
-
-    From what each repeat shows, as shares of the cell's untraced step.
-    """
-    step_us, parts = pooled_median(data.step_samples()), parts_by_repeat(data)
-    traced = len(data.critical_windows().drop_duplicates(["repeat", "step"]))
-    if step_us is None or min(sum(map(len, data.step_samples())), traced) < FEWEST_SAMPLES:
-        return dict.fromkeys(PARTS)
-    shares = {part: (parts[part].dropna() / step_us).to_numpy() for part in PARTS}
-    halves = {part: half_width(shares[part], spreads.parts[part]) for part in PARTS}
-    return {part: half * step_us if half is not None else None for part, half in halves.items()}
-
-
 def put_ledger(row: Row, data: CellData, single: CellData | None, spreads: RunSpreads) -> None:
     """The ledger's columns, and t_N(b) - t_1(b) = slowdown + exposed + change of idle + change of tracer.
 
     `single` is the cell of one device at the same batch, None if none was measured.
     """
-    ledger = cell_ledger(data, spreads)
-    alone = cell_ledger(single, spreads) if single is not None and data.cell.devices > 1 else None
+    ledger = spreads.ledger(data)
+    alone = spreads.ledger(single) if single is not None and data.cell.devices > 1 else None
     changes = {part: _change(ledger, alone, part) for part in ("compute", *CHANGES)}
     if ledger is not None:
         slowdown, bounds = changes["compute"]

@@ -17,9 +17,8 @@ from dpscope.analysis.cells.row import minus as _minus
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.cells.strategy_costs import StrategyCost, strategy_costs
 from dpscope.analysis.costs.sources import CostSources, RingRate, cost_sources
-from dpscope.analysis.runs.repeats import run_spreads
-from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.runs.traced_job import knows_batch
+from dpscope.analysis.runs.cell_data import CellData, knows_batch
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines, strategy_pairs
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.analysis.traces.ranks.contention import Contentions
@@ -127,7 +126,7 @@ def compare(
     the same machine, with its fits.
     """
     sources = cost_sources(run.recorded, link, calibration)
-    spreads = run_spreads(run.measured)
+    spreads = run.spreads
     batched = [data for data in run.measured if knows_batch(data.cell) and not data.trained_alone]
     rows = {
         name: summarise_cell(data, single_device_baselines(run, data.cell), sources.on_nodes(data.nodes), spreads)

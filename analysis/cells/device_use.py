@@ -1,7 +1,7 @@
 """How much of a device a cell uses: FLOPs a second, and their share of what the device is specified to compute."""
 
 from dpscope.analysis.cells.row import Row
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.profiling.machine.gpu_speed import FP32, HALF, TF32, GpuSpeed, gpu_speed
 from dpscope.profiling.records.run import Precision, StepFlops
 

@@ -14,9 +14,8 @@ from dpscope.analysis.cells.row import Row, minus
 from dpscope.analysis.cells.subtraction import METHODS, NO_SAME_BATCH, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.runs.repeats import RunSpreads
-from dpscope.analysis.runs.run_data import CellData
-from dpscope.analysis.runs.traced_job import TRACES_ALONE
+from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData
+from dpscope.analysis.runs.spreads import RunSpreads
 from dpscope.analysis.stats.samples import NO_INTERVAL, difference_estimate, pooled_median
 
 ESTIMATE_COLUMNS = tuple(
@@ -94,7 +93,7 @@ def _put_evidence(row: Row, data: CellData, single: CellData | None) -> None:
     """What shows why an estimate is off: waiting for data, and devices that compute longer than others."""
     waits = [_mean_wait_us(one) if one is not None else None for one in (data, single)]
     row.put(NO_SAME_BATCH, added_data_wait_us=minus(*waits))
-    windows = data.whole_windows()
+    windows = data.whole_windows
     per_device = (
         windows.groupby(["rank", "device"], dropna=False)["compute_us"].mean().dropna().astype(float).tolist()
         if len(windows)

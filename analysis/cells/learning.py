@@ -2,7 +2,7 @@
 
 from dpscope.analysis.cells.columns import VALUE_RANGE
 from dpscope.analysis.cells.row import Row
-from dpscope.analysis.runs.traced_job import TRACES_ALONE, AnyCell
+from dpscope.analysis.runs.cell_data import TRACES_ALONE, AnyCell
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import final_accuracy
 from dpscope.profiling.records.config import Workload

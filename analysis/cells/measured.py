@@ -14,9 +14,8 @@ from dpscope.analysis.cells.row import Row
 from dpscope.analysis.cells.subtraction import NO_GLOBAL_BATCH, NO_SAME_BATCH
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.runs.repeats import RunSpreads
-from dpscope.analysis.runs.run_data import CellData
-from dpscope.analysis.runs.traced_job import TRACES_ALONE, knows_batch
+from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData, knows_batch
+from dpscope.analysis.runs.spreads import RunSpreads
 from dpscope.analysis.stats.samples import (
     NO_INTERVAL,
     UNKNOWN,
@@ -222,7 +221,7 @@ def _speedup_range(data: CellData, singles: Mapping[int, CellData], batch_size: 
 
 
 def _put_breakdown(row: Row, data: CellData) -> None:
-    every, windows = data.whole_windows(), data.critical_windows()
+    every, windows = data.whole_windows, data.critical_windows
     if windows.empty:
         row.clear((*_MEANS, *_DEVICE_MEANS, *_PHASES, "critical_device"), "no whole traced step")
         return
@@ -258,7 +257,7 @@ def _mean(column: pd.Series) -> float | None:
 
 
 def _put_bandwidth(row: Row, data: CellData) -> None:
-    windows, table = data.whole_windows(), data.collectives
+    windows, table = data.whole_windows, data.collectives
     if data.cell.traits.peer_copies and table.empty and len(windows):
         _put_copies(row, data, windows)
         return

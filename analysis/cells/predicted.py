@@ -14,7 +14,7 @@ import pandas as pd
 from dpscope.analysis.costs.collective_streams import BucketSchedule, ddp_schedule
 from dpscope.analysis.costs.formulas import dp_nccl_us, dp_peer_copies_us
 from dpscope.analysis.costs.sources import CostSources, Source
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.records.strategies import SHARDED_COLLECTIVES
@@ -97,7 +97,7 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
         return _unknown(None, sources.no_source(data.cell.devices))
     if data.cell.traits.peer_copies:
         return _predict_dp(data, sources)
-    windows = data.whole_windows()
+    windows = data.whole_windows
     if windows.empty or data.collectives.empty:
         return _unknown(source, "the trace shows no collective in a whole step")
     own = data.collectives.merge(windows[KEYS], on=KEYS)

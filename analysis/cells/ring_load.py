@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dpscope.analysis.cells.predicted import KEYS, model_sizes
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.sharded_traffic import expected_bytes
 from dpscope.analysis.runs.traffic_check import reduced_bytes
 from dpscope.profiling.records.strategies import shard_groups
@@ -42,7 +42,7 @@ def ring_loads(data: CellData) -> tuple[RingLoad, ...] | str:
         return _sharded_loads(data)
     if sizes is not None:
         return (RingLoad(reduced_bytes(data.planned, sizes), data.cell.devices, "all gradients"),)
-    windows = data.whole_windows()
+    windows = data.whole_windows
     own = data.collectives.merge(windows[KEYS], on=KEYS)
     own = own[own["kind"] == "all_reduce"]
     if own.empty or own[["bytes", "group_size"]].isna().to_numpy().any():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpscope.analysis.cells.row import ratio as over
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.variant_savings import series_variant
 from dpscope.analysis.stats.samples import Estimate, Samples, Spread, pooled_median, ratio_estimate
 from dpscope.analysis.stats.scaling_laws import (

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from dpscope.analysis.cells.row import Row, minus
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.variant_savings import shared_options
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.profiling.records.run import Cell

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import as_number, minus
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.data_parallel.launches import PHASES
 
@@ -57,7 +58,7 @@ def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[W
 
 def exposed_by_phase(data: CellData) -> dict[str, float]:
     """Exposed communication of each DataParallel phase on the critical device, mean over whole steps, microseconds."""
-    windows, phases = data.critical_windows(), data.dp_phases
+    windows, phases = data.critical_windows, data.dp_phases
     if windows.empty or phases.empty:
         return {}
     keys = ["repeat", "rank", "device", "step"]

@@ -46,7 +46,7 @@ def matched_transfers(run: RunData) -> pd.DataFrame:
         if data.collectives.empty or not data.communication_known:
             continue
         keys = ["repeat", "rank", "step"]
-        own = data.collectives.merge(data.whole_windows()[keys].drop_duplicates(), on=keys)
+        own = data.collectives.merge(data.whole_windows[keys].drop_duplicates(), on=keys)
         known = own[own["busbw_gb_per_s"].notna() & own["bytes"].notna() & own["match"].notna()]
         parts.append(known.drop_duplicates(["repeat", "match"]).assign(cell=data.cell.name))
     parts = [

@@ -13,8 +13,8 @@ from dpscope.analysis.cells.columns import INTERVAL
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, new_figure
-from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.runs.traced_job import knows_batch
+from dpscope.analysis.runs.cell_data import CellData, knows_batch
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import Unit, choose_unit
 
 Series = tuple[str, str, str]  # strategy, devices with their nodes, variant

@@ -53,7 +53,7 @@ def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
     """Transfer to the device, forward, backward, exposed communication, optimizer, in the order of all tables."""
     rows = {}
     for data in run.measured:
-        windows = data.critical_windows()
+        windows = data.critical_windows
         if windows.empty or windows["forward_us"].isna().all():
             continue
         if data.cell.devices > 1 and not data.communication_known:

@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.waits import MOST_WAIT_PANELS, MOST_WAIT_RANKS
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import choose_unit
 
 MOST_STRIP_ROWS = 256  # beyond so many ranks neighbours share a row, which shows the longest time among them

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.style import WIDTH
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.runs.waits import mean_waits
 from dpscope.analysis.text.units import Unit, choose_unit, show
 
 MOST_WAIT_PANELS = 4
@@ -25,7 +24,7 @@ def waits(run: RunData, comparison: Comparison) -> Figure | None:
     """
     matrices = {}
     for data in (one for one in run.measured if one.cell.processes <= MOST_WAIT_RANKS):
-        pairs = mean_waits(data)
+        pairs = data.mean_waits
         if len(pairs):
             matrix = np.zeros((data.cell.processes, data.cell.processes))
             places = (pairs["waiting_rank"].to_numpy(dtype=int), pairs["late_rank"].to_numpy(dtype=int))

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.waterfall import WaterfallPart, gap_parts
 from dpscope.analysis.figures.colours import COLOURS
-from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
 from dpscope.analysis.text.units import Unit, choose_unit, show_time
@@ -31,7 +30,7 @@ def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
 
 
 def _panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[WaterfallPart]) -> None:
-    spread = step_spread(run.measured)
+    spread = run.spreads.step
     dp, ddp = (median_estimate(run.cells[name].step_samples(), spread) for name in (gap.dp, gap.ddp))
     unit = choose_unit("time", [dp.value, ddp.value])
     labels = [gap.ddp, *(part.label for part in parts), gap.dp]

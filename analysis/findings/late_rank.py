@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from dpscope.analysis.findings.straggler import straggler_of
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.ranks.ledger import Ledger
 
 _MOST = 0.5  # of the exposed waiting, and twice an even share, from which on a rank is named without a test
@@ -14,8 +13,8 @@ _FEW_STEPS = 5  # traced: below it chance cannot be excluded
 class LateRank:
     """`wait_us` is the exposed waiting for it per step, broadcasts included, `share` its part of all exposed waiting.
 
-    `shown`: chance would hardly name it (`straggler_of`). `idle_us` and `unlaunched_us` are its own idle time per step, and how
-    much of it nothing was launched for its device; None is unknown.
+    `shown`: chance is unlikely to name it (`CellData.straggler`). `idle_us` is its idle time per step, `unlaunched_us` the part
+    of it in which nothing was launched for its device; None is unknown.
     """
 
     rank: int
@@ -36,12 +35,12 @@ class LateRank:
 
 def late_rank(data: CellData, ledger: Ledger | None) -> LateRank | None:
     """The rank that most exposed waiting is for; None if waiting is spread over ranks, or not known."""
-    windows = data.whole_windows()
+    windows = data.whole_windows
     if ledger is None or not ledger.is_split or windows.empty:
         return None
     numbered = [name for name in ("repeat", "step") if name in windows]
     steps, ranks = len(windows[numbered].drop_duplicates()), int(windows["rank"].nunique())
-    shown = straggler_of(data)
+    shown = data.straggler
     waits, total = ledger.wait_by_rank_us, ledger.exposed_wait_us or 0.0
     if shown is not None:
         rank = shown.rank

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from dpscope.analysis.findings.bucket_reasons import bucket_reasons, buckets_told, little_computing
 from dpscope.analysis.findings.overlap_evidence import MOST, Evidence, OverlapReason, overlap_evidence
 from dpscope.analysis.findings.script_advice import in_a_script
-from dpscope.analysis.findings.straggler import straggler_of, waits_in_broadcasts_us
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.engine_check import SUSPECT
-from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import ledger_of
 from dpscope.profiling.records.ddp_arguments import ddp_arguments
@@ -124,11 +123,11 @@ def _held(evidence: Evidence) -> Iterator[OverlapReason]:
 
 
 def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
-    exposed, late = evidence.means["exposed_us"], straggler_of(evidence.data)
+    exposed, late = evidence.means["exposed_us"], evidence.data.straggler
     if late is None:
         return
     # Exposed broadcasts count if one rank is behind them: they are no waits by definition.
-    ledger = ledger_of(evidence.data.critical_windows(), evidence.data.exposed_parts)
+    ledger = ledger_of(evidence.data.critical_windows, evidence.data.exposed_parts)
     broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if ledger is not None else 0.0
     waiting = evidence.means["exposed_wait_us"] + broadcasts
     if waiting >= MOST * exposed > 0:
@@ -143,7 +142,7 @@ def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
 
 def _uneven_ranks(evidence: Evidence) -> Iterator[OverlapReason]:
     exposed, waiting = evidence.means["exposed_us"], evidence.means["exposed_wait_us"]
-    if waiting >= MOST * exposed > 0 and straggler_of(evidence.data) is None:
+    if waiting >= MOST * exposed > 0 and evidence.data.straggler is None:
         yield OverlapReason(
             "uneven_ranks",
             f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for whichever rank comes last; no rank is "
@@ -156,7 +155,7 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
     """Collectives that the next computing waits for: DDP's broadcasts of buffers, FSDP's all-gathers."""
     own = evidence.communication
     total = float(own["duration_us"].sum())
-    late_us = {"broadcast": waits_in_broadcasts_us(evidence.data)}
+    late_us = {"broadcast": evidence.data.broadcast_waits_us}
     for kind, called, advice in (
         (
             "broadcast",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.steps.stalls import REDUCING
 
 LITTLE_BESIDE = (
@@ -76,7 +76,7 @@ def overlap_evidence(data: CellData) -> Evidence | None:
     """The evidence of a cell of several processes whose communication is known; None of others."""
     if data.cell.traits.one_process or data.cell.devices < 2 or not data.communication_known:
         return None
-    windows = data.whole_windows()
+    windows = data.whole_windows
     if windows.empty or data.collectives.empty:
         return None
     names = ("communication_us", "hidden_us", "exposed_us", "step_us", "compute_us", "idle_us")

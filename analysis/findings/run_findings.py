@@ -16,8 +16,9 @@ from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
 from dpscope.analysis.findings.straggler import straggler_finding
 from dpscope.analysis.findings.strategy_costs import strategy_cost_finding
 from dpscope.analysis.findings.strategy_gaps import gap_finding
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.repeats import repeat_findings
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.script_findings import no_single_device
 from dpscope.analysis.runs.variant_savings import single_device_baselines, variant_findings
 from dpscope.analysis.text.units import show_time

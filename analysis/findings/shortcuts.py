@@ -3,7 +3,7 @@
 from dpscope.analysis.cells.row import CellValues, interval_of, number
 from dpscope.analysis.costs.sources import RingRate
 from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.units import NA, show_time
 from dpscope.analysis.traces.ranks.ledger import Ledger
 

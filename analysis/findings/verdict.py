@@ -19,7 +19,8 @@ from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.findings.shortcuts import shortcuts_text
 from dpscope.analysis.findings.slow_tracing import slowed_by_tracing, slowed_text
 from dpscope.analysis.findings.strategy_gaps import gap_sentence, range_said
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.units import choose_unit, sentence, show, show_time
 from dpscope.analysis.traces.ranks.contention import contentions, with_contention
@@ -163,7 +164,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
 
 def traces_verdict(data: CellData) -> Verdict:
     """The verdict on a job of foreign traces alone, without models: what `run_verdict` gives of them but for the ring formula."""
-    windows = data.whole_windows()
+    windows = data.whole_windows
     ledger = ledger_of(windows, data.exposed_parts) if len(windows) else None
     if ledger is not None:
         ledger = with_contention(ledger, contentions(data.kernels)) if data.communication_known else None

@@ -10,7 +10,7 @@ import pandas as pd
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, WAIT_FIELDS, contention_records, records
 from dpscope.analysis.report.build import Report
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.scaling_laws import ScalingFit
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
@@ -50,7 +50,7 @@ def run_json(report: Report) -> str:
             "steps": _all(report, "steps", (*STEP_FIELDS, *WAIT_FIELDS)),
             "collectives": _all(report, "collectives", COLLECTIVE_FIELDS),
             "dp_phases": _of_known(report, dp_phases.COLUMNS, lambda data: data.dp_phases),
-            "waits": _of_known(report, stragglers.COLUMNS, CellData.waits),
+            "waits": _of_known(report, stragglers.COLUMNS, lambda data: data.waits),
             "contention": contention_of_cells(report),
             "memory": memory_records(report),
             "nccl": report.nccl.content(),

@@ -17,7 +17,7 @@ from dpscope.analysis.output.plugin_traces import traces_of, write_plugin_copies
 from dpscope.analysis.output.training_tensorboard import TRAINING_METRICS, training_sessions, write_missing_events
 from dpscope.analysis.report.build import Report, render_markdown
 from dpscope.analysis.report.training_report import training_markdown
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.units import plain
 from dpscope.analysis.training.data import TrainingData
 from dpscope.profiling.mirrors.event_log import EventLog, HyperParameter

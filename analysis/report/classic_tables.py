@@ -15,7 +15,8 @@ from dpscope.analysis.cells.row import as_number
 from dpscope.analysis.findings.run_findings import TRACER_COST
 from dpscope.analysis.report.published_table import TITLE as PUBLISHED_TITLE
 from dpscope.analysis.report.published_table import MeasuredValue, published_table
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA

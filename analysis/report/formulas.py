@@ -22,7 +22,8 @@ from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.collective_streams import ddp_schedule
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.estimate_gaps import comparison_rows
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_time
 from dpscope.profiling.records.finding import counted
@@ -223,6 +224,6 @@ def _free(servers: int) -> str:
 
 def _one_step(data: CellData) -> pd.DataFrame:
     """The collectives of the first rank's first whole step."""
-    windows = data.whole_windows()
+    windows = data.whole_windows
     keys = ["repeat", "rank", "device", "step"]
     return data.collectives.merge(windows[keys].head(1), on=keys)

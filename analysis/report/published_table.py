@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.run import Cell, PublishedValue

@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from dpscope.analysis.runs.waits import mean_waits
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, plain, show, text
 from dpscope.profiling.records.finding import counted
 
 if TYPE_CHECKING:
-    from dpscope.analysis.runs.run_data import CellData
+    from dpscope.analysis.runs.cell_data import CellData
 
 _SHARE = Unit("%", 0.01, 1)
 _SHOWN = 10  # rows; the JSON has them all
@@ -32,7 +31,7 @@ def trace_waits(waits: pd.DataFrame) -> TextTable:
 
 def run_waits(cells: Sequence["CellData"]) -> TextTable | None:
     """The same of the whole steps of several cells: means over repeats. None where nobody waited."""
-    means = {data.cell.name: mean_waits(data) for data in cells}
+    means = {data.cell.name: data.mean_waits for data in cells}
     means = {cell: table for cell, table in means.items() if len(table)}
     if not means:
         return None
@@ -47,7 +46,7 @@ def run_waits(cells: Sequence["CellData"]) -> TextTable | None:
 def rank_table(cells: Sequence["CellData"]) -> TextTable | None:
     """Means of whole traced steps by rank and device, of cells with several; the parts of a row add up to its step."""
     rows: list[tuple[str, ...]] = []
-    tables = {data.cell.name: _rank_means(data.whole_windows()) for data in cells}
+    tables = {data.cell.name: _rank_means(data.whole_windows) for data in cells}
     tables = {cell: means for cell, means in tables.items() if len(means) > 1}
     if not tables:
         return None

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.detection import detectable_change, with_repeats
 from dpscope.analysis.stats.samples import (
     FEWEST_SAMPLES,
@@ -120,7 +121,7 @@ def _change(cell: str, quantity: str, before: list[Samples], after: list[Samples
 
 def _window_samples(data: CellData, column: str) -> list[Samples]:
     """One array per repeat: a component's mean over ranks for every whole traced step."""
-    windows = data.critical_windows()
+    windows = data.critical_windows
     if windows.empty or (
         column not in ("compute_us", "step_us") and data.cell.devices > 1 and not data.communication_known
     ):

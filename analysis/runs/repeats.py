@@ -1,75 +1,19 @@
-"""How far the repeats of a run's cells lie apart, pooled over the cells: their steps, and the parts of their steps."""
+"""The repeats of a run's cells: how many there are, what is missing, and what more of them would cost."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.loaded_repeat import load_repeats
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.spreads import step_spread
 from dpscope.analysis.stats.detection import RepeatCost
-from dpscope.analysis.stats.samples import ALONE, Spread, median_noise, pooled_spread, spread_of
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
+from dpscope.analysis.stats.samples import median_noise
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.folders import RunFolder
-
-PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
-"""Of a cell's step: those that add up to the traced step, all exposed communication, the traced step, the rest of the step."""
-
-
-@dataclass(frozen=True)
-class RunSpreads:
-    """`step`: of logarithms of untraced medians. `parts`: of PARTS, as shares of the cell's own untraced step."""
-
-    step: Spread = ALONE
-    parts: Mapping[str, Spread] = field(default_factory=lambda: dict.fromkeys(PARTS, ALONE))
-
-
-def step_spread(cells: Sequence[CellData]) -> Spread:
-    """The pooled spread of cells' untraced steps."""
-    return pooled_spread(data.step_samples() for data in cells)
-
-
-def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
-    """The pooled spreads of measured cells. What one device exposes is 0 by definition and adds to no spread."""
-    timed = [data for data in cells if len(data.samples)]
-    shares = [(data.cell.devices, parts_by_repeat(data) / _step_us(data)) for data in timed]
-    return RunSpreads(
-        step=step_spread(cells),
-        parts={
-            part: sum(
-                (
-                    spread_of(own[part].dropna().to_numpy())
-                    for devices, own in shares
-                    if devices > 1 or "exposed" not in part
-                ),
-                ALONE,
-            )
-            for part in PARTS
-        },
-    )
-
-
-def _step_us(data: CellData) -> float:
-    return float(np.median(np.concatenate(data.step_samples())))
-
-
-def parts_by_repeat(data: CellData) -> pd.DataFrame:
-    """A row per repeat with traced and timed steps, a column for each of PARTS, microseconds; NaN is unknown.
-
-    Means over ranks and whole traced steps, as `Ledger`; `tracer` is the repeat's untraced median minus its mean traced step.
-    """
-    windows = data.critical_windows()
-    if windows.empty or data.samples.empty:
-        return pd.DataFrame(columns=list(PARTS), dtype=float)
-    numbers = sorted(set(data.samples.loc[data.samples["measuring_pass"] == "timed", "repeat"]))
-    untraced = {number: float(np.median(steps)) for number, steps in zip(numbers, data.step_samples(), strict=True)}
-    columns = {f"{part}_us": part for part in (*STEP_PARTS, "exposed")} | {"step_us": "traced_step"}
-    means = windows.groupby("repeat")[list(columns)].mean().astype("Float64").astype(float).rename(columns=columns)
-    means = means[means.index.isin(list(untraced))]
-    return means.assign(tracer=means.index.map(untraced).astype(float) - means["traced_step"])[list(PARTS)]
 
 
 def measured_repeats(run: RunData) -> dict[str, int]:

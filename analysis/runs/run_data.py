@@ -3,15 +3,14 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from dpscope.analysis.runs.cell_data import CellData, concatenated
 from dpscope.analysis.runs.compilation_check import compilation_findings
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, missing_counters
 from dpscope.analysis.runs.engine_check import engine_findings
@@ -19,129 +18,20 @@ from dpscope.analysis.runs.incomplete import incomplete_repeat, no_trace
 from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.sample_findings import spread_findings
 from dpscope.analysis.runs.script_findings import input_findings
-from dpscope.analysis.runs.traced_job import AnyCell, TracedJob
+from dpscope.analysis.runs.spreads import RunSpreads, run_spreads
 from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, reduced_bytes
-from dpscope.analysis.traces.ranks.critical_device import critical_windows
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
-from dpscope.analysis.traces.ranks.not_split import NotSplit
-from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
 from dpscope.analysis.training.data import NoEpochError, TrainingData, load_training
 from dpscope.profiling.machine.environment import power_cap_findings
-from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCell, RankResult
+from dpscope.profiling.records.run import Cell, Manifest, PlannedCell, RankResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class CellData:
-    """All finished repeats of one cell; tables carry a `repeat` column. Empty tables where nothing was measured."""
-
-    cell: AnyCell
-    skip_reason: str | None
-    results: tuple[CellResult, ...] = ()
-    ranks: tuple[tuple[int, RankResult], ...] = ()  # (repeat, what the process said)
-    samples: pd.DataFrame = field(default_factory=pd.DataFrame)
-    steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + the columns of step_waits
-    exposed_parts: pd.DataFrame = field(default_factory=pd.DataFrame)
-    collectives: pd.DataFrame = field(default_factory=pd.DataFrame)
-    kernels: pd.DataFrame = field(default_factory=pd.DataFrame)  # kernel_times
-    dp_phases: pd.DataFrame = field(default_factory=pd.DataFrame)  # of DataParallel and dp-host
-    copies: pd.DataFrame = field(default_factory=pd.DataFrame)  # between devices: rank, device, step, bytes, count
-    timelines: tuple[tuple[int, StepTimeline], ...] = ()  # (repeat, a rank's step), of the first repeat with traces
-    counter_checks: tuple[CounterCheck, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    not_split: NotSplit | None = None  # why traces that no run made do not separate waiting from transfer
-    communication_known: bool = True  # False when a trace does not show what the strategy must have moved
-
-    @property
-    def planned(self) -> Cell:
-        """The cell of a run's plan; whoever may have traces before him asks for `cell`."""
-        assert isinstance(self.cell, Cell)
-        return self.cell
-
-    @property
-    def nodes(self) -> int:
-        """Hosts that it spans, by its processes where the cell is of an older version; traces count as one's."""
-        told = self.cell.nodes if isinstance(self.cell, Cell) else 1
-        return max(told, len({rank.node for _, rank in self.ranks}))
-
-    @property
-    def measured(self) -> bool:
-        """Whether a repeat of it ended well, or its traces were read."""
-        return bool(self.ranks) or isinstance(self.cell, TracedJob)
-
-    @property
-    def trained_alone(self) -> bool:
-        """Whether its processes were seen not to communicate, each training by itself."""
-        return any(finding.code == AttachCode.TRAINED_ALONE for finding in self.findings)
-
-    @property
-    def knows_options(self) -> bool:
-        """Whether dpscope ran its steps, with options of its own, and not a script or whoever made the traces."""
-        return bool(self.ranks) and all(rank.attached is None for _, rank in self.ranks)
-
-    @property
-    def knows_samples(self) -> bool:
-        """Whether the samples of its steps are counted, and not one for each device of a script that shows no batch."""
-        return all(rank.attached is None or rank.attached.batch_known for _, rank in self.ranks)
-
-    def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[npt.NDArray[np.float64]]:
-        """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
-
-        The wait for the loader is the longest over ranks: the others wait for that rank in their all-reduces. Steps on
-        fewer samples than the cell's, an epoch's last, are no samples of the cell.
-        """
-        known = self._known_samples
-        if (column, measuring_pass) not in known:
-            known[column, measuring_pass] = self._step_samples(column, measuring_pass)
-        return list(known[column, measuring_pass])
-
-    @cached_property
-    def _known_samples(self) -> dict[tuple[str, str], list[npt.NDArray[np.float64]]]:
-        """What `step_samples` gave: it is asked for the same dozens of times."""
-        return {}
-
-    def _step_samples(self, column: str, measuring_pass: str) -> list[npt.NDArray[np.float64]]:
-        if self.samples.empty:
-            return []
-        chosen = self.samples[self.samples["measuring_pass"] == measuring_pass]
-        whole = chosen["samples"] >= chosen["samples"].max()
-        groups = chosen[whole].groupby(["repeat", "epoch", "step"], dropna=False)[column]
-        per_step = groups.max() if column == "data_wait_us" else groups.mean()
-        return [group.to_numpy(dtype=float) for _, group in per_step.groupby(level="repeat")]
-
-    @property
-    def on_device(self) -> bool:
-        """Whether devices were traced, else the CPU alone."""
-        return bool(len(self.steps) and self.steps["device"].notna().any())
-
-    def whole_windows(self) -> pd.DataFrame:
-        """Traced steps with a window of their own; of a job without any in its traces those it has, from their first event."""
-        if self.steps.empty:
-            return self.steps
-        whole = self.steps[~self.steps["partial_window"].fillna(True).astype(bool)]
-        return self.steps if whole.empty and isinstance(self.cell, TracedJob) else whole
-
-    def critical_windows(self) -> pd.DataFrame:
-        """The `whole_windows` behind a cell's values: of a process with several devices those of its critical device."""
-        windows = self.whole_windows()
-        return critical_windows(windows) if len(windows) else windows
-
-    def waits(self) -> pd.DataFrame:
-        """`waits_caused` of the whole steps with their `repeat`; empty where the trace does not tell."""
-        windows = self.whole_windows()
-        if windows.empty or self.collectives.empty or not self.communication_known:
-            return pd.DataFrame()
-        own = self.collectives.merge(windows[["repeat", "rank", "step"]].drop_duplicates())
-        caused = [waits_caused(table).assign(repeat=repeat) for repeat, table in own.groupby("repeat")]
-        return _concatenated(caused)
 
 
 @dataclass(frozen=True)
@@ -192,6 +82,11 @@ class RunData:
     @property
     def measured(self) -> list[CellData]:
         return [cell for cell in self.cells.values() if cell.measured]
+
+    @cached_property
+    def spreads(self) -> RunSpreads:
+        """How far repeats lie apart, pooled over all measured cells."""
+        return run_spreads(self.measured)
 
 
 def load_run(path: str | Path, progress: Progress = lambda _: None, target_accuracy: float | None = None) -> RunData:
@@ -263,7 +158,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         skip_reason=planned.skip_reason,
         results=tuple(results),
         ranks=tuple(ranks),
-        samples=_concatenated(samples),
+        samples=concatenated(samples),
         steps=_of_repeats(read, lambda one: one.steps_with_waits),
         exposed_parts=_of_repeats(read, lambda one: one.exposed_parts),
         collectives=_of_repeats(read, lambda one: one.collectives),
@@ -278,7 +173,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     findings += counter_findings(cell, checks)
     findings += missing_counters(cell, [rank for _, rank in ranks], checks)
     if communication_known:
-        findings += engine_findings(cell, [rank for _, rank in ranks], data.whole_windows(), data.collectives)
+        findings += engine_findings(cell, [rank for _, rank in ranks], data.whole_windows, data.collectives)
     findings += compilation_findings(cell, [rank for _, rank in ranks])
     findings += spread_findings(cell.name, data.step_samples())
     findings += idle_findings(data.steps, cell.name, _data_wait_us(data))
@@ -341,12 +236,7 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
 def _of_repeats(
     read: Sequence[tuple[int, TraceAnalysis]], table_of: Callable[[TraceAnalysis], pd.DataFrame]
 ) -> pd.DataFrame:
-    return _concatenated([table_of(analysis).assign(repeat=repeat) for repeat, analysis in read])
-
-
-def _concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    kept = [frame for frame in frames if len(frame)]
-    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame()
+    return concatenated([table_of(analysis).assign(repeat=repeat) for repeat, analysis in read])
 
 
 def _unique(findings: list[Finding]) -> list[Finding]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.runs.run_data import CellData, RunData, TraceFile, copies_between_devices
-from dpscope.analysis.runs.traced_job import TracedJob
+from dpscope.analysis.runs.cell_data import CellData, TracedJob
+from dpscope.analysis.runs.run_data import RunData, TraceFile, copies_between_devices
 from dpscope.analysis.traces.ranks.parallelism import told_strategy
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis
 from dpscope.profiling.records.finding import counted
@@ -96,7 +96,7 @@ def _common(paths: Sequence[Path]) -> Path:
 def traces_said(run: RunData) -> str:
     """What was read and what it is, in a sentence or two."""
     (data,) = run.cells.values()
-    windows = data.whole_windows()
+    windows = data.whole_windows
     whole = bool(len(windows)) and not windows["partial_window"].fillna(True).astype(bool).all()
     steps = int(windows.groupby("rank", dropna=False)["step"].nunique().max()) if len(windows) else 0
     kind = "whole" if whole else "partial"

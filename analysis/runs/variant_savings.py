@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dpscope.analysis.runs.repeats import step_spread
-from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.runs.traced_job import AnyCell, knows_batch
+from dpscope.analysis.runs.cell_data import AnyCell, CellData, knows_batch
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, Spread, difference_estimate, ratio_estimate, unshown, verdict
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding, counted
@@ -36,7 +35,7 @@ def variant_savings(run: RunData) -> list[VariantSaving]:
     Overlap is DDP's default, and buckets mean nothing without it: a cell without is set against those with it that differ
     from it in overlap and buckets alone.
     """
-    spread = step_spread(run.measured)
+    spread = run.spreads.step
     return [
         _saving(option, having, without, spread)
         for without in run.measured

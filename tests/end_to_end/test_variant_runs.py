@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.traffic_check import check_traffic
 from dpscope.analysis.runs.variant_savings import (
     single_device_baselines,

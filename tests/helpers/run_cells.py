@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
     Calibration,

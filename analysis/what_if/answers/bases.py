@@ -8,11 +8,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpscope.analysis.cells.cell_ledger import cell_ledger
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.sources import cost_sources
-from dpscope.analysis.runs.repeats import run_spreads
-from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options
 from dpscope.analysis.stats.samples import pooled_median
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces, find_traces
@@ -84,7 +83,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         per_node=devices_per_node(data),
         step_us=step_us,
         spread=repeats_band(medians),
-        ledger=cell_ledger(data, run_spreads(run.measured)),
+        ledger=run.spreads.ledger(data),
         batch_size=data.cell.batch_size,
         single_us=single_steps_us(run, data),
         bucketing=Bucketing(options.bucket_mb, options.overlap == "on"),

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from dpscope.analysis.costs.contention import contention_of
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.what_if.profiles.shared_link import buckets_overlap, slowdown_of
 from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, StepProfile
@@ -99,7 +100,7 @@ def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
     One device's is that of DDP, which copies gradients into its buckets there, too; where that was not measured, one without it.
     """
     single = _ddp_alone(run, data) or single_device_baselines(run, data.cell).get(data.cell.batch_size)
-    own, alone = data.whole_windows(), single.whole_windows() if single is not None else pd.DataFrame()
+    own, alone = data.whole_windows, single.whole_windows if single is not None else pd.DataFrame()
     if alone.empty or own.empty:
         return calibrated
     slower = float(own["compute_us"].mean()) - float(alone["compute_us"].mean())

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.runs.traced_job import AnyCell
+from dpscope.analysis.runs.cell_data import AnyCell, CellData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.what_if.answers.bases import AskedBase, devices_per_node
 from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
 from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR

@@ -16,8 +16,9 @@ from dpscope.analysis.cells.row import Row
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
-from dpscope.analysis.runs.repeats import RunSpreads, run_spreads
-from dpscope.analysis.runs.run_data import CellData, copies_between_devices
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import copies_between_devices
+from dpscope.analysis.runs.spreads import RunSpreads, run_spreads
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_text import parse_link
@@ -176,7 +177,7 @@ def test_ready_times_count_before_starts() -> None:
     """A kernel that queued starts late: what counts is when its gradients were ready."""
     data = ddp()
     ready = data.collectives["start_us"].map({500.0: 500.0, 800.0: 600.0})
-    queued = CellData(**{**vars(data), "collectives": data.collectives.assign(ready_us=ready)})
+    queued = replace(data, collectives=data.collectives.assign(ready_us=ready))
     # 500-850, 850-1,000, backward ends at 600: 400 us exposed
     assert row(queued, CostSources(calibration=CALIBRATED)).number("predicted_exposed_us") == 400
 

@@ -20,8 +20,8 @@ from dpscope.analysis.findings.scaling import (
     superlinear_findings,
 )
 from dpscope.analysis.output.run_json import scaling_records
-from dpscope.analysis.runs.repeats import step_spread
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.spreads import step_spread
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup

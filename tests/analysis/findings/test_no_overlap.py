@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
-from dpscope.analysis.findings.straggler import straggler_of, waits_in_broadcasts_us
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.run_cells import all_reduces, cell_data, windows
@@ -190,17 +189,17 @@ def late_broadcasts(size: int) -> CellData:
 def test_a_rank_that_is_late_to_the_broadcast_of_buffers() -> None:
     """All of its lateness is in there, none in the all-reduces: of two ranks one waits 15 ms, a mean of 7.5 of 19 exposed."""
     data = late_broadcasts(size=128)
-    straggler = straggler_of(data)
+    straggler = data.straggler
     assert straggler is not None
     assert (straggler.rank, straggler.lateness_us, straggler.steps) == (1, 15e3, 8)
-    assert waits_in_broadcasts_us(data) == 7.5e3
+    assert data.broadcast_waits_us == 7.5e3
     assert "late_rank" not in names(data)
-    data.steps["exposed_us"] = 14e3
+    data = replace(data, steps=data.steps.assign(exposed_us=14e3))
     late, *others = overlap_reasons(data)
     assert late.text == "7.50 ms of the 14.0 ms exposed is waiting for a late rank (rank 1 in 8 of 8 steps)"
     assert [one.name for one in others] == []  # 1 of 27 ms is broadcasts themselves
     large = late_broadcasts(size=40 * MB)  # a root may end earlier there, as it does in a chain
-    assert straggler_of(large) is None
+    assert large.straggler is None
     assert "broadcast" in names(large)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.traced_run import traced_run
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.launched import Launched, write_launched_job
@@ -32,7 +32,7 @@ def cell_of(paths: list[Path]) -> CellData:
 def means(data: CellData) -> dict[str, float]:
     """Of whole steps, in milliseconds."""
     names = ("hidden_us", "exposed_us", "unlaunched_us", "step_us", "idle_us")
-    return {name: float(data.whole_windows()[name].mean()) / 1e3 for name in names}
+    return {name: float(data.whole_windows[name].mean()) / 1e3 for name in names}
 
 
 def held_ms(data: CellData) -> list[float]:
@@ -132,7 +132,7 @@ def test_a_real_job_whose_host_was_slow_is_named_with_what_its_file_says() -> No
     data = cell_of([path])
     (reason,) = overlap_reasons(data)
     assert reason.name == "host_bound"
-    windows = data.whole_windows()
+    windows = data.whole_windows
     begins = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     calls = {
         one["args"]["correlation"]: one["ts"]

@@ -11,7 +11,8 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.setting import setting_of
-from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.trainings import write_trained

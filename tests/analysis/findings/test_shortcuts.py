@@ -5,7 +5,7 @@ import pandas as pd
 from dpscope.analysis.cells.columns import NAMES
 from dpscope.analysis.costs.sources import RingRate
 from dpscope.analysis.findings.shortcuts import shortcuts_text
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.run import Cell
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.findings.straggler import MOST_CHANCE, chance_of_some_rank
+from dpscope.analysis.runs.straggler import MOST_CHANCE, chance_of_some_rank
 
 
 def test_chance_by_hand() -> None:

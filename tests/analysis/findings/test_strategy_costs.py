@@ -4,7 +4,7 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.strategy_costs import StrategyCost
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
 from dpscope.profiling.records.strategies import CellStrategy

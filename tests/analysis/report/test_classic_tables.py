@@ -11,7 +11,8 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report.classic_tables import Study, classic_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
-from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.run import Cell, PublishedQuantity, PublishedValue

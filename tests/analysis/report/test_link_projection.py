@@ -3,7 +3,7 @@
 import pytest
 
 from dpscope.analysis.report.link_projection import projected_links, projection_table
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.profiling.records.run import Cell, ParameterSizes
 from tests.helpers.run_cells import cell_data, run_of, windows
 

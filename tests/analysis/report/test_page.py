@@ -20,7 +20,8 @@ from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import meanings
 from dpscope.analysis.report.page import has_values, page_sections, render_page, script_json, unbroken
 from dpscope.analysis.report.sections import FIRST_FIGURES, SECTIONS, Section
-from dpscope.analysis.runs.run_data import CellData, load_run
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.machine.link_text import parse_link

@@ -9,7 +9,8 @@ from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.phase_table import run_phases
 from dpscope.analysis.report.wait_table import RANK_PARTS, rank_table, run_waits
-from dpscope.analysis.runs.run_data import CellData, load_run
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.records.run import Cell
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import cell_data, windows
@@ -48,9 +49,9 @@ def test_waits_are_means_over_all_repeats() -> None:
 
 def test_waits_of_partial_windows_do_not_count() -> None:
     data = with_waits([(30.0, 0.0)])
-    assert len(data.waits()) == 1
+    assert len(data.waits) == 1
     partial = data.steps.assign(partial_window=True)
-    assert replace(data, steps=partial).waits().empty
+    assert replace(data, steps=partial).waits.empty
 
 
 def test_a_cell_whose_trace_is_incomplete_has_no_waits() -> None:

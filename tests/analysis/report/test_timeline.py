@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.report.timeline import as_plain, timeline_view, timeline_views
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, StepTimeline
 from dpscope.profiling.records.run import Cell
 from tests.helpers.run_cells import cell_data, run_of, windows

@@ -13,7 +13,8 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
 from dpscope.analysis.findings.verdict import NOT_COMPARED, run_verdict
 from dpscope.analysis.output.analyze import Targets, report_of
-from dpscope.analysis.runs.run_data import CellData, load_run
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import load_run
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.ranks import free_port, one_process, two_processes
 from tests.helpers.run_cells import run_of

@@ -9,7 +9,7 @@ import pytest
 from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.output.traces import contention_of_traces
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, Contention, contentions
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.records.run import Cell

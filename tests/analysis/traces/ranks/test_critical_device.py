@@ -6,7 +6,7 @@ import pytest
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.waterfall import exposed_by_phase
 from dpscope.analysis.findings.ledger_text import cost_text
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.ranks.critical_device import critical_windows
 from dpscope.analysis.traces.ranks.ledger import ledger_of
 from dpscope.profiling.records.run import Cell

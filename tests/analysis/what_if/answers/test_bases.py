@@ -9,7 +9,8 @@ import msgspec
 import pandas as pd
 import pytest
 
-from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.what_if.answers.bases import base_of_run, repeats_band, single_steps_us
 from dpscope.analysis.what_if.answers.beside import gamma_of
 from dpscope.analysis.what_if.answers.own_error import CellError, OwnErrors, own_errors, with_own_error

@@ -1,0 +1,235 @@
+"""One measured cell: the tables of all its repeats, and tables derived from them, each computed once."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from dpscope.analysis.runs.counter_check import CounterCheck
+from dpscope.analysis.runs.straggler import CellStraggler, broadcast_waits_us, straggler_of, with_broadcast_waits
+from dpscope.analysis.traces.ranks.critical_device import critical_windows
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
+from dpscope.analysis.traces.ranks.not_split import NotSplit
+from dpscope.analysis.traces.ranks.stragglers import waits_caused
+from dpscope.analysis.traces.ranks.timeline import StepTimeline
+from dpscope.profiling.records.attach_codes import AttachCode
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell, CellOptions, CellResult, RankResult
+from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
+
+TRACES_ALONE = "traces alone: their job tells nothing else"
+JobStrategy = CellStrategy | Literal["other"]
+PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
+"""Parts of a cell's step: those that add up to the traced step, all exposed communication, the traced step, the tracer."""
+_WINDOW = ["repeat", "rank", "device", "step"]
+_STEP = ["repeat", "rank", "step"]
+
+
+@dataclass(frozen=True)
+class TracedJob:
+    """A job known only by its traces; `strategy` is "other" if they show none of dpscope's strategies.
+
+    `devices` and `processes` count the whole job, also where traces of some ranks are missing. The batch size is unknown: check
+    `knows_batch` before reading it.
+    """
+
+    name: str
+    strategy: JobStrategy
+    devices: int
+    processes: int
+    options: CellOptions = field(default_factory=CellOptions)
+    variant: str = ""
+
+    @property
+    def traits(self) -> StrategyTraits:
+        return traits_of(self.strategy)
+
+    @property
+    def batch_size(self) -> int:
+        raise AssertionError("traces do not record the batch")
+
+    @property
+    def global_batch_size(self) -> int:
+        raise AssertionError("traces do not record the batch")
+
+
+AnyCell = Cell | TracedJob
+
+
+def knows_batch(cell: AnyCell) -> bool:
+    """Whether a cell's samples per device and step are known."""
+    return isinstance(cell, Cell)
+
+
+@dataclass(frozen=True)
+class CellData:
+    """All finished repeats of one cell; tables have a `repeat` column and are empty where nothing was measured."""
+
+    cell: AnyCell
+    skip_reason: str | None
+    results: tuple[CellResult, ...] = ()
+    ranks: tuple[tuple[int, RankResult], ...] = ()  # (repeat, result of one process)
+    samples: pd.DataFrame = field(default_factory=pd.DataFrame)
+    steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + the columns of step_waits
+    exposed_parts: pd.DataFrame = field(default_factory=pd.DataFrame)
+    collectives: pd.DataFrame = field(default_factory=pd.DataFrame)
+    kernels: pd.DataFrame = field(default_factory=pd.DataFrame)  # kernel_times
+    dp_phases: pd.DataFrame = field(default_factory=pd.DataFrame)  # of DataParallel and dp-host
+    copies: pd.DataFrame = field(default_factory=pd.DataFrame)  # between devices: rank, device, step, bytes, count
+    timelines: tuple[tuple[int, StepTimeline], ...] = ()  # (repeat, a rank's step), of the first repeat with traces
+    counter_checks: tuple[CounterCheck, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    not_split: NotSplit | None = None  # why foreign traces do not separate wait from transfer
+    communication_known: bool = True  # False if a trace lacks what the strategy must have moved
+
+    @property
+    def planned(self) -> Cell:
+        """The cell of a run's plan; use `cell` where the data may be of traces alone."""
+        assert isinstance(self.cell, Cell)
+        return self.cell
+
+    @property
+    def nodes(self) -> int:
+        """Hosts that the cell spans, counted from its processes where older versions did not store them; 1 for traces."""
+        planned = self.cell.nodes if isinstance(self.cell, Cell) else 1
+        return max(planned, len({rank.node for _, rank in self.ranks}))
+
+    @property
+    def measured(self) -> bool:
+        """Whether one of its repeats ended well, or its traces were read."""
+        return bool(self.ranks) or isinstance(self.cell, TracedJob)
+
+    @property
+    def trained_alone(self) -> bool:
+        """Whether its processes did not communicate, each training a model by itself."""
+        return any(finding.code == AttachCode.TRAINED_ALONE for finding in self.findings)
+
+    @property
+    def knows_options(self) -> bool:
+        """Whether dpscope ran its steps and chose their options, rather than a script or the author of the traces."""
+        return bool(self.ranks) and all(rank.attached is None for _, rank in self.ranks)
+
+    @property
+    def knows_samples(self) -> bool:
+        """Whether the samples of its steps are known; if a script shows no batch, one per device is counted instead."""
+        return all(rank.attached is None or rank.attached.batch_known for _, rank in self.ranks)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether devices were traced, not only the CPU."""
+        return bool(len(self.steps) and self.steps["device"].notna().any())
+
+    def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[npt.NDArray[np.float64]]:
+        """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
+
+        The wait for the loader is the maximum over ranks, because the others wait for that rank in their all-reduces. Steps
+        with fewer samples than the others, the last of an epoch, are left out.
+        """
+        known = self._known_samples
+        if (column, measuring_pass) not in known:
+            known[column, measuring_pass] = self._step_samples(column, measuring_pass)
+        return list(known[column, measuring_pass])
+
+    @cached_property
+    def _known_samples(self) -> dict[tuple[str, str], list[npt.NDArray[np.float64]]]:
+        return {}
+
+    def _step_samples(self, column: str, measuring_pass: str) -> list[npt.NDArray[np.float64]]:
+        if self.samples.empty:
+            return []
+        chosen = self.samples[self.samples["measuring_pass"] == measuring_pass]
+        whole = chosen["samples"] >= chosen["samples"].max()
+        groups = chosen[whole].groupby(["repeat", "epoch", "step"], dropna=False)[column]
+        per_step = groups.max() if column == "data_wait_us" else groups.mean()
+        return [group.to_numpy(dtype=float) for _, group in per_step.groupby(level="repeat")]
+
+    @cached_property
+    def whole_windows(self) -> pd.DataFrame:
+        """Traced steps with a complete window; of a job whose traces have none, its partial ones, from their first event."""
+        if self.steps.empty:
+            return self.steps
+        whole = self.steps[~self.steps["partial_window"].fillna(True).astype(bool)]
+        return self.steps if whole.empty and isinstance(self.cell, TracedJob) else whole
+
+    @cached_property
+    def critical_windows(self) -> pd.DataFrame:
+        """The `whole_windows` that a cell's values come from: of a process with several devices, its critical device's."""
+        return critical_windows(self.whole_windows) if len(self.whole_windows) else self.whole_windows
+
+    @cached_property
+    def whole_collectives(self) -> pd.DataFrame:
+        """The collectives of `whole_windows`."""
+        if self.whole_windows.empty or self.collectives.empty:
+            return self.collectives.head(0)
+        return self.collectives.merge(self.whole_windows[_WINDOW], on=_WINDOW)
+
+    @cached_property
+    def waits(self) -> pd.DataFrame:
+        """`waits_caused` of the whole steps of each repeat, with their `repeat`; empty if waits are unknown."""
+        if self._step_collectives.empty or not self.communication_known:
+            return pd.DataFrame()
+        caused = [
+            waits_caused(table).assign(repeat=repeat) for repeat, table in self._step_collectives.groupby("repeat")
+        ]
+        return concatenated(caused)
+
+    @cached_property
+    def mean_waits(self) -> pd.DataFrame:
+        """Mean waits per (late rank, waiting rank), the longest first; a repeat without such a wait counts as 0."""
+        if self.waits.empty:
+            return self.waits
+        pairs = self.waits.groupby(["late_rank", "waiting_rank"], as_index=False)[
+            ["collectives", "wait_per_step_us"]
+        ].sum()
+        pairs["share"] = pairs["wait_per_step_us"] / pairs["wait_per_step_us"].sum()
+        pairs["wait_per_step_us"] /= self.steps["repeat"].nunique()
+        return pairs.sort_values("wait_per_step_us", ascending=False, kind="stable")
+
+    @cached_property
+    def straggler(self) -> CellStraggler | None:
+        """The rank that most waiting is for in every repeat; None if ranks take turns, which is noise."""
+        if self.cell.traits.one_process or self._step_collectives.empty:
+            return None
+        return straggler_of(self._with_broadcast_waits, float(self.whole_windows["step_us"].mean()))
+
+    @cached_property
+    def broadcast_waits_us(self) -> float:
+        """Wait in small broadcasts, microseconds per step: mean over ranks and steps."""
+        return broadcast_waits_us(self._with_broadcast_waits)
+
+    @cached_property
+    def _step_collectives(self) -> pd.DataFrame:
+        """The collectives of the steps that have a whole window on some device."""
+        if self.whole_windows.empty or self.collectives.empty:
+            return pd.DataFrame()
+        return self.collectives.merge(self.whole_windows[_STEP].drop_duplicates())
+
+    @cached_property
+    def _with_broadcast_waits(self) -> pd.DataFrame:
+        return with_broadcast_waits(self._step_collectives)
+
+    @cached_property
+    def parts_by_repeat(self) -> pd.DataFrame:
+        """A row per repeat with traced and timed steps and a column for each of PARTS, microseconds; NaN is unknown.
+
+        Means over ranks and whole traced steps, as in `Ledger`; `tracer` is the repeat's untraced median minus its mean traced
+        step.
+        """
+        windows = self.critical_windows
+        if windows.empty or self.samples.empty:
+            return pd.DataFrame(columns=list(PARTS), dtype=float)
+        numbers = sorted(set(self.samples.loc[self.samples["measuring_pass"] == "timed", "repeat"]))
+        untraced = {number: float(np.median(steps)) for number, steps in zip(numbers, self.step_samples(), strict=True)}
+        columns = {f"{part}_us": part for part in (*STEP_PARTS, "exposed")} | {"step_us": "traced_step"}
+        means = windows.groupby("repeat")[list(columns)].mean().astype("Float64").astype(float).rename(columns=columns)
+        means = means[means.index.isin(list(untraced))]
+        return means.assign(tracer=means.index.map(untraced).astype(float) - means["traced_step"])[list(PARTS)]
+
+
+def concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """The non-empty frames below each other; without columns if all are empty."""
+    kept = [frame for frame in frames if len(frame)]
+    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame()

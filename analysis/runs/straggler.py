@@ -1,0 +1,97 @@
+"""The rank that a cell waits for, named only if chance is unlikely to single one out."""
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+from dpscope.analysis.traces.ranks.stragglers import Straggler, find_straggler, waits_caused
+
+LEAST_SHARE = 0.8  # of all waiting, caused by one rank (of two, one causes half of it by chance)...
+LEAST_STEPS = 0.9  # ...last in nearly every step...
+LEAST_LATENESS = 0.05  # ...late by this share of the step...
+MOST_CHANCE = 0.05  # ...and this improbable if all ranks were alike
+SMALL_BROADCAST = 1 << 20  # bytes: buffers of a model, whose transfer time is negligible next to a wait
+
+
+@dataclass(frozen=True)
+class CellStraggler:
+    """The straggler of every repeat; `lateness_us` per step, mean over the other ranks and steps.
+
+    `chance` is the probability that ranks which are equally often late would show some rank last in so many of the steps.
+    """
+
+    rank: int
+    lateness_us: float
+    steps: int
+    of_steps: int
+    shares: tuple[float, ...]  # of all waiting, by repeat
+    chance: float
+
+
+def with_broadcast_waits(collectives: pd.DataFrame) -> pd.DataFrame:
+    """The collectives of whole steps, with waits for small broadcasts.
+
+    Broadcasts have no wait by definition, since a root need not wait for others. But where one rank is late to a broadcast of
+    a few bytes, the durations of the others beyond the shortest are waiting: there is nothing to transfer in that time. Under DDP
+    the lateness of a rank whose loader is slow shows in the broadcasts of buffers, and not in the all-reduces.
+    """
+    if collectives.empty:
+        return collectives
+    table = collectives.copy()
+    small = (table["kind"] == "broadcast") & table["match"].notna() & (table["bytes"] <= SMALL_BROADCAST).fillna(False)
+    if small.any():
+        shortest = table[small].groupby(["repeat", "match"])["duration_us"].transform("min")
+        table.loc[small, "wait_us"] = table.loc[small, "duration_us"].astype(float) - shortest.astype(float)
+    return table
+
+
+def straggler_of(collectives: pd.DataFrame, step_us: float) -> CellStraggler | None:
+    """The straggler, from the rows of `with_broadcast_waits` and the mean traced step; None if no rank stands out everywhere."""
+    found = [find_straggler(table) for _, table in collectives.groupby("repeat")]
+    named = [one for one in found if one is not None and _stands_out(one, LEAST_LATENESS * step_us)]
+    if not named or len(named) < len(found) or len({one.rank for one in named}) > 1:
+        return None
+    steps, of_steps = sum(one.steps for one in named), sum(one.of_steps for one in named)
+    chance = chance_of_some_rank(int(collectives["rank"].nunique()), steps, of_steps)
+    if chance > MOST_CHANCE:
+        return None
+    return CellStraggler(
+        rank=named[0].rank,
+        lateness_us=sum(one.lateness_us for one in named) / len(named),
+        steps=steps,
+        of_steps=of_steps,
+        shares=tuple(one.share for one in named),
+        chance=chance,
+    )
+
+
+def broadcast_waits_us(collectives: pd.DataFrame) -> float:
+    """What a rank waits in small broadcasts, microseconds per step, from the rows of `with_broadcast_waits`."""
+    if collectives.empty:
+        return 0.0
+    steps = collectives.groupby(["repeat", "rank", "step"]).ngroups
+    broadcasts = collectives[collectives["kind"] == "broadcast"]
+    if broadcasts.empty or not steps:
+        return 0.0
+    lost = [float(waits_caused(one)["wait_us"].fillna(0.0).sum()) for _, one in broadcasts.groupby("repeat")]
+    return sum(lost) / steps
+
+
+def _stands_out(one: Straggler, least_us: float) -> bool:
+    often = one.steps >= LEAST_STEPS * one.of_steps
+    return one.share >= LEAST_SHARE and often and one.lateness_us >= least_us
+
+
+def chance_of_some_rank(ranks: int, steps: int, of_steps: int) -> float:
+    """Probability that some rank of `ranks` is last in at least `steps` of `of_steps` steps, if all are equally often last.
+
+    At most ranks x P(Binomial(of_steps, 1/ranks) >= steps), the bound of Boole's inequality; exact if no two ranks can both
+    be last so often. Assumption: steps are independent.
+    """
+    share = 1 / ranks
+    tail = sum(
+        math.comb(of_steps, count) * share**count * (1 - share) ** (of_steps - count)
+        for count in range(steps, of_steps + 1)
+    )
+    return min(1.0, ranks * tail)
