@@ -1,4 +1,4 @@
-"""How a script calls its model, seen from outside: samples, micro-batches, precision, and calls that train nothing."""
+"""The calls of a script's model: samples, micro-batches, precision, and calls outside of training."""
 
 import gc
 import zlib
@@ -10,52 +10,52 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.profiling.attached.told_calls import ToldCalls
+from dpscope.profiling.attached.interception import ModuleCalls
 from dpscope.profiling.records.matrix import Amp
 
 _INPUTS = 2  # training calls whose inputs are compared between processes
 _COMPARED_VALUES = 4096
-_WRAPPERS = 3  # around a model, such as a task, DDP and the module that torch.compile makes
-_PRECISION_LOOKS = 20  # at the first calls: another 6 us each
+_MAX_WRAPPERS = 3  # around a model, such as a task, DDP and torch.compile's module
+_PRECISION_CHECKS = 20  # in the first calls, 6 us each
 
 
 @dataclass(slots=True)
 class StepCalls:
     """The calls of one step."""
 
-    each: list[int]  # samples of each call with gradients, in training mode: one for each micro-batch
-    other: int  # calls without gradients and in evaluation mode, as in a validation loop
+    each: list[int]  # samples of each training call (with gradients, in training mode), such as one per micro-batch
+    other: int  # calls without gradients in evaluation mode, as in a validation loop
 
     @property
     def training(self) -> int:
-        """Calls with gradients, in training mode."""
+        """The number of training calls."""
         return len(self.each)
 
     @property
     def samples(self) -> int:
-        """Of the training calls."""
+        """Samples of the training calls."""
         return sum(self.each)
 
     @property
     def first_samples(self) -> int:
-        """Of the first training call, 0 without one."""
+        """Samples of the first training call, 0 without one."""
         return self.each[0] if self.each else 0
 
 
 class ModelCalls:
-    """Counts the calls of the modules that it watches. A call of one that torch.compile traces is not seen."""
+    """Counts the calls of the modules that it watches, except for calls that torch.compile traces."""
 
     def __init__(self, device_type: str, on_training: Callable[[], None] | None = None) -> None:
-        """`on_training` is told of each training call before it is counted."""
-        self.precision: Amp | None = None  # of autocast around the calls; None unless one of the first was under it
+        """`on_training` is called before each training call is counted."""
+        self.precision: Amp | None = None  # of autocast around the first calls
         self._device_type = device_type
         self._on_training = on_training
-        self._before: Callable[[], None] | None = self._look_at_precision  # called before a training call is counted
-        self._precision_looks = 0
+        self._before: Callable[[], None] | None = self._check_precision  # called before a training call
+        self._precision_checks = 0
         self._checksums: list[int | None] = []  # of the inputs of the first training calls
         self._step = StepCalls([], 0)
         self._watched: dict[int, nn.Module] = {}
-        self._told = ToldCalls()
+        self._hooks = ModuleCalls()
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -72,12 +72,14 @@ class ModelCalls:
         for module in modules:
             self._watched[id(module)] = module
             if isinstance(module, DistributedDataParallel) and self._on_training is None:
-                self._told.tell(module.module, self._called)  # by DDP, once in each call, or by a validation past it
+                self._hooks.add(
+                    module.module, self._called
+                )  # DDP calls it once per call; a validation may call it directly
             else:
-                self._told.tell(module, self._called)
+                self._hooks.add(module, self._called)
             for inside in _wrapped_in(module):
-                if not self._told.tells(inside):
-                    self._told.tell(inside, self._called_inside)
+                if inside not in self._hooks:
+                    self._hooks.add(inside, self._called_inside)
 
     def take(self) -> StepCalls:
         """The calls since the last time."""
@@ -85,21 +87,21 @@ class ModelCalls:
         return step
 
     def look_inside(self) -> None:
-        """Watch the children of modules that hold the model and are not called themselves."""
+        """Watch the children instead, for modules that hold the model but are never called."""
         for module in self.modules:
             if inside := [child for child in module.children() if any(True for _ in child.parameters())]:
-                self._told.forget(module)
+                self._hooks.remove(module)
                 del self._watched[id(module)]
                 self.watch(inside)
 
     def stop(self) -> None:
-        """Watch nothing any more."""
-        self._told.stop()
+        """Watch no module."""
+        self._hooks.stop()
         self._watched.clear()
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Within the timed steps, where all of this is far from the processor's caches: each look takes 0.2 to 2 us there, not
-        # the hundredth of that as in a loop of its own. So most batches are found without a further call.
+        # This runs within timed steps with cold caches, where each lookup takes 0.2 to 2 us, a hundred times as long as in a
+        # tight loop. So the usual batch is found without a further function call.
         if not is_grad_enabled():
             self._step.other += not module.training
         elif module.training:
@@ -112,17 +114,17 @@ class ModelCalls:
             self._step.each.append(simple or _first_dimension((args, kwargs)) or 0)
 
     def _called_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_grad_enabled():  # validations often call what is wrapped
+        if not is_grad_enabled():  # validations often call the wrapped module
             self._step.other += not module.training
 
-    def _look_at_precision(self) -> None:
+    def _check_precision(self) -> None:
         if self._on_training is not None:
             self._on_training()
-        self._precision_looks += 1
+        self._precision_checks += 1
         if torch.is_autocast_enabled(self._device_type):
             half = torch.get_autocast_dtype(self._device_type) == torch.float16
             self.precision = "fp16" if half else "bf16"
-        if self._precision_looks == _PRECISION_LOOKS:
+        if self._precision_checks == _PRECISION_CHECKS:
             self._before = self._on_training
 
 
@@ -145,7 +147,7 @@ def _first_tensor(value: object) -> Tensor | None:
 
 
 def _checksum(inputs: object) -> int | None:
-    """Of the first values of the first tensor; None without one, or if they are all equal, as of inputs that are made up."""
+    """A checksum of the first tensor's first values; None without a tensor or if all values are equal (synthetic inputs)."""
     tensor = _first_tensor(inputs)
     if tensor is None or type(tensor) is not Tensor or tensor.is_complex() or tensor.is_meta:
         return None
@@ -154,11 +156,11 @@ def _checksum(inputs: object) -> int | None:
 
 
 def _wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules that a module only wraps, outermost first: each holds all parameters of the one around it.
+    """The modules that `module` only wraps, outermost first: each holds all parameters of the module around it.
 
-    Validations often call what is wrapped. What torch.compile has wrapped is left out: it traces through those calls.
+    Modules wrapped by torch.compile are omitted: it traces through calls inside them.
     """
-    for _ in range(_WRAPPERS):
+    for _ in range(_MAX_WRAPPERS):
         if inner_module(module) is not module or getattr(module, "_compiled_call_impl", None) is not None:
             return
         count = sum(1 for _ in module.parameters())
@@ -178,16 +180,16 @@ def inner_module(module: nn.Module) -> nn.Module:
 def outermost_modules(parameters: Collection[Tensor]) -> list[nn.Module]:
     """The modules of this process that hold some of these parameters and are part of no other module.
 
-    They are looked for among all objects, once: no class of torch's is changed for it, and a module is found however it was
-    made. Nothing is found of what the script moved out of the garbage collector's sight (`gc.freeze`).
+    One search over all objects known to the garbage collector finds modules however they were made, without a change to torch's
+    classes. Objects hidden from it by `gc.freeze` are not found.
     """
     wanted = {id(parameter) for parameter in parameters}
     modules = [
         found
         for found in gc.get_objects()
         if issubclass(type(found), nn.Module)
-        and not issubclass(type(found), torch.fx.GraphModule)  # made of a model by torch.compile
-        and "_modules" in found.__dict__  # one that is being made has none yet
+        and not issubclass(type(found), torch.fx.GraphModule)  # made from a model by torch.compile
+        and "_modules" in found.__dict__  # missing while the module is constructed
     ]
     parts = {id(child) for module in modules for child in module._modules.values() if child is not None}
     outer = [module for module in modules if id(module) not in parts]

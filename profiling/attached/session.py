@@ -1,4 +1,4 @@
-"""One process of a script while it is measured: from its first step through the windows to the files."""
+"""The measurement of one process of a script: from its first step through the windows to the files."""
 
 import os
 import threading
@@ -10,50 +10,57 @@ from pathlib import Path
 from torch.optim.optimizer import Optimizer
 
 from dpscope.profiling.attached.ending_signals import EndingSignals
-from dpscope.profiling.attached.finished_job import SavedPart, finish_job
-from dpscope.profiling.attached.messages import (
-    after_another_job,
-    no_group,
-    no_optimizer,
-    started_alone,
-    without_measurement,
+from dpscope.profiling.attached.interception import BackwardCount, OptimizerHook, ProfilerWatch
+from dpscope.profiling.attached.job import (
+    HeldFolder,
+    SavedPart,
+    current_place,
+    finish_job,
+    job_folder,
+    join_job,
+    missing_processes,
+    remove_unfinished_jobs,
+    transport_of,
 )
 from dpscope.profiling.attached.model_calls import inner_module
-from dpscope.profiling.attached.optimizer_hook import BackwardCount, OptimizerHook
-from dpscope.profiling.attached.own_profiler import OwnProfiler
-from dpscope.profiling.attached.place import attached_place, join_job, missing_processes, name_of_job, transport_of
-from dpscope.profiling.attached.recorder import Seen, model_name, save_process
-from dpscope.profiling.attached.settings import AttachSettings
-from dpscope.profiling.attached.unfinished_jobs import HeldFolder, gathering_folder, remove_unfinished_jobs
+from dpscope.profiling.attached.recorder import Observed, model_name, save_process
+from dpscope.profiling.attached.settings import (
+    AttachSettings,
+    no_group,
+    no_optimizer,
+    not_measured,
+    resumed_hint,
+    started_alone,
+)
 from dpscope.profiling.attached.warm_up import WarmUp
 from dpscope.profiling.attached.windows import CountedWindow, SettlingWindow, TimedWindow, TracedWindow, Window
-from dpscope.profiling.attached.wrapped_models import Constructed, tell_strategy
+from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
 from dpscope.profiling.store.folders import RepeatFolder
 
-MEASURED = "measured whole"
+_COMPLETE = "measured completely"
 
 
 class Session:
-    """Measures the process that it is made in. `step_ended` is called at the end of each step, `close` when all is over.
+    """Measures the process in which it is constructed. Call `step_ended` at the end of each step and `close` at the script's end.
 
-    What goes wrong in dpscope is told in one line, and the script goes on unmeasured.
+    An error in dpscope is reported in one line, and the script continues unmeasured.
     """
 
     def __init__(self, settings: AttachSettings, note: Callable[[str], None]) -> None:
         self.saved = False
-        self.incomplete: str | None = None  # why nothing can come of it: other processes run the script without dpscope
+        self.incomplete: str | None = None  # why nothing is measured: other processes run the script without dpscope
         self._settings = settings
         self._note = note
         self._process_id = os.getpid()
         _leave_forked_children(weakref.ref(self))
-        self._constructed = Constructed()
-        self._own_profiler = OwnProfiler()
+        self._wrappers = WrapperLog()
+        self._profiler_watch = ProfilerWatch()
         self._signals = EndingSignals(self._ended_by_signal)
-        self._warm_up = WarmUp(settings, self._constructed, self.step_ended)
+        self._warm_up = WarmUp(settings, self._wrappers, self.step_ended)
         self._backwards = BackwardCount(self._no_optimizer)
         self._optimizer_hook = OptimizerHook()
-        self._seen: Seen | None = None
+        self._observed: Observed | None = None
         self._folder: RepeatFolder | None = None
         self._held: HeldFolder | None = None
         self._window: Window | None = None
@@ -63,11 +70,11 @@ class Session:
         self._working = threading.Lock()  # a signal's thread saves between two steps
 
     def listen(self) -> None:
-        """Begin to notice optimizers, wrapped models, profilers and signals."""
+        """Start to observe optimizers, wrapped models, profilers and signals."""
         if os.environ.get("RANK", "0") == "0":
             remove_unfinished_jobs(self._settings.out)
-        self._constructed.listen()
-        self._own_profiler.listen()
+        self._wrappers.listen()
+        self._profiler_watch.listen()
         self._signals.listen()
         by_optimizer = self._settings.steps_by == "optimizer"
 
@@ -82,12 +89,12 @@ class Session:
         self._warm_up.listen()
 
     def step_called(self) -> None:
-        """The end of a step that the script's own loop tells, where it is asked to."""
+        """End a step of a `watch_steps` loop, with `--steps-by call`."""
         if self._settings.steps_by == "call":
             self.step_ended()
 
     def step_ended(self) -> None:
-        """The end of a step and the beginning of the next."""
+        """End a step and begin the next."""
         if self._over:
             return
         with self._working:
@@ -99,30 +106,28 @@ class Session:
             raise SystemExit(0)
 
     def close(self, how: str) -> None:
-        """Save what was measured, if that has not been done; `how` the script ended, such as ``it raised ValueError``."""
+        """Save what was measured, unless it is saved; `how` the script ended, such as ``the script raised ValueError``."""
         if os.getpid() != self._process_id:
             return
         with self._working:
             try:
                 if not self._over:
                     self._finish(how)
-                elif self.incomplete is not None:  # at the end, where it is the last line
+                elif self.incomplete is not None:  # printed at the end, as the last line
                     self._note(self.incomplete)
                 elif self._part is not None and self._folder is not None:
-                    finish_job(
-                        self._folder, self._part
-                    )  # another process may have saved last, where files are seen late
+                    finish_job(self._folder, self._part)  # the other processes' files may have become visible late
             except Exception as error:
                 self._give_up(error)
         self._optimizer_hook.stop()
         self._backwards.stop()
 
     def leave_to_parent(self) -> None:
-        """In a child that the script forked, such as a loader's worker: nothing is measured there."""
+        """Measure nothing in a child that the script forked, such as a loader's worker."""
         self._over = True
 
     def _ended_by_signal(self, how: str) -> None:
-        """As `close`, beside the main thread, which may wait for what never comes: nothing is waited for."""
+        """Like `close`, in another thread and without waiting: the main thread may be stuck in a collective."""
         with self._working:
             if self._over:
                 return
@@ -144,14 +149,14 @@ class Session:
             if self._warm_up.step_ended():
                 self._begin_measuring()
             return
-        assert self._seen is not None
-        if self._window.step_ended(self._seen.calls.take()):
+        assert self._observed is not None
+        if self._window.step_ended(self._observed.calls.take()):
             self._next_window()
 
     def _begin_measuring(self) -> None:
         warm_up, calls = self._warm_up, self._warm_up.calls
         assert calls is not None
-        place = attached_place()
+        place = current_place()
         if place is None:
             if os.environ.get("RANK", "0") == "0":
                 self._note(no_group())
@@ -159,126 +164,130 @@ class Session:
             return
         device = warm_up.device
         modules = [inner_module(module) for module in calls.modules]
-        told = tell_strategy(modules, warm_up.trained, self._constructed, place.world_size, warm_up.stays_gathered)
+        detected = detect_strategy(modules, warm_up.trained, self._wrappers, place.world_size, warm_up.stays_gathered)
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
-        self._folder = gathering_folder(self._settings.out, name_of_job(place))
-        join_job(place)
-        self._seen = Seen(
+        self._folder = job_folder(self._settings.out, join_job(place))
+        self._observed = Observed(
             settings=self._settings,
             place=place,
             transport=transport_of(place, device),
             device=device,
-            told=told,
-            constructed=self._constructed,
+            detected=detected,
+            wrappers=self._wrappers,
             calls=calls,
             model=model_name(calls.modules),
             trained=warm_up.trained,
             trained_ids=frozenset(warm_up.trained_ids),
             optimizers=tuple(type(one).__name__ for one in warm_up.optimizers),
             backwards=warm_up.backwards,
-            own_profiler=self._own_profiler,
+            profiler_watch=self._profiler_watch,
             timed=TimedWindow(self._settings.steps, device),
         )
-        for model in told.ddp:
+        for model in detected.ddp:
             stop_counting(model)
         calls.take()
         self._held = HeldFolder(self._folder, place.node, place.rank)
         if self._settings.traced_steps:
-            self._seen.traced = self._trace_to(self._seen, self._folder.trace_path(place.node, place.rank))
-        self._window = self._seen.traced or self._seen.timed
+            self._observed.traced = self._trace_to(self._observed, self._folder.trace_path(place.node, place.rank))
+        self._window = self._observed.traced or self._observed.timed
         self._window.begin()
 
     def _next_window(self) -> None:
-        """End the window that is over; begin the next, or save."""
-        seen, window, folder = self._seen, self._window, self._folder
-        assert seen is not None
+        """End the current window; begin the next, or save."""
+        observed, window, folder = self._observed, self._window, self._folder
+        assert observed is not None
         assert window is not None
         assert folder is not None
         window.end()
-        if missing := missing_processes(seen.place):
-            self.incomplete = started_alone(missing, seen.place.world_size, self._settings.script)
+        if missing := missing_processes(observed.place):
+            self.incomplete = started_alone(missing, observed.place.world_size, self._settings.script)
             self._leave()
             return
-        if window is seen.traced and seen.traced.complete:
+        if window is observed.traced and observed.traced.complete:
             self._window = SettlingWindow()
-        elif window is seen.traced or isinstance(window, SettlingWindow):
-            self._window = seen.timed
-        elif window is seen.timed and seen.traced is not None and seen.traced.complete and seen.counters_tell:
-            path = folder.counters_trace_path(seen.place.node, seen.place.rank)
-            seen.counted = CountedWindow(self._trace_to(seen, path), seen.told.ddp[0])
-            self._window = seen.counted
+        elif window is observed.traced or isinstance(window, SettlingWindow):
+            self._window = observed.timed
+        elif (
+            window is observed.timed
+            and observed.traced is not None
+            and observed.traced.complete
+            and observed.counters_apply
+        ):
+            path = folder.counters_trace_path(observed.place.node, observed.place.rank)
+            observed.counted = CountedWindow(self._trace_to(observed, path), observed.detected.ddp[0])
+            self._window = observed.counted
         else:
-            self._finish(MEASURED)
+            self._finish(_COMPLETE)
             return
         self._window.begin()
 
-    def _trace_to(self, seen: Seen, path: Path) -> TracedWindow:
-        all_threads = seen.told.traits.peer_copies
-        return TracedWindow(self._settings.traced_steps, path, seen.device, all_threads, self._own_profiler)
+    def _trace_to(self, observed: Observed, path: Path) -> TracedWindow:
+        all_threads = observed.detected.traits.peer_copies
+        return TracedWindow(self._settings.traced_steps, path, observed.device, all_threads, self._profiler_watch)
 
     def _finish(self, how: str) -> None:
         self._over = True
-        if self._window is not None and how != MEASURED:
+        if self._window is not None and how != _COMPLETE:
             self._window.end()
         self._save(how)
         self._leave()
 
     def _save(self, how: str) -> None:
-        seen, folder = self._seen, self._folder
-        if seen is None or folder is None or not seen.timed.calls:
+        observed, folder = self._observed, self._folder
+        if observed is None or folder is None or not observed.timed.calls:
             if os.environ.get("RANK", "0") == "0":
-                self._note(without_measurement(how, self._steps, self._backwards.count, self._settings))
+                self._note(not_measured(how, self._steps, self._backwards.count, self._settings))
             return
-        if how != MEASURED:
-            seen.ended_early, seen.steps = how, self._steps
-        self._part = save_process(seen, folder)
+        if how != _COMPLETE:
+            observed.ended_early, observed.steps = how, self._steps
+        self._part = save_process(observed, folder)
         self.saved = True
-        another = after_another_job(how, self._settings)
+        hint = resumed_hint(how, self._settings)  # before this job makes `out` a run folder
         whole = finish_job(folder, self._part)
-        if how != MEASURED and seen.place.rank == 0:
-            processes = seen.place.world_size
+        if how != _COMPLETE and observed.place.rank == 0:
+            processes = observed.place.world_size
             kept = "what was measured is saved" if whole else f"saved, once all {processes} processes have saved theirs"
-            self._note(f"{how}: {seen.early_text()}; {kept}{another}")
+            self._note(f"{how}: {observed.early_text()}; {kept}{hint}")
 
     def _give_up(self, error: Exception) -> None:
         self._over = True
         if self._window is not None:
             try:
                 self._window.end()
-            except Exception as second:  # what is told is the first error
+            except Exception as second:  # the first error is reported
                 error.add_note(f"and then {second}")
         self._leave()
         where = traceback.extract_tb(error.__traceback__)[-1]
         self._note(
             f"the measurement failed ({type(error).__name__}: {error}, {os.path.basename(where.filename)}:{where.lineno}); "
-            "the script goes on without it"
+            "the script continues without it"
         )
 
     def _leave(self) -> None:
-        """Leave the script alone: without hooks, and without a hold on what it may want to free."""
+        """Remove all hooks, and all references to objects that the script may want to free."""
         self._over = True
-        self._optimizer_hook.leave()
+        self._optimizer_hook.stop_within_step()
         self._backwards.stop()
         self._warm_up.stop()
         if self._warm_up.calls is not None:
             self._warm_up.calls.stop()
-        self._constructed.stop()
-        self._own_profiler.stop()
+        self._wrappers.stop()
+        self._profiler_watch.stop()
         self._signals.stop()
         if self._held is not None:
             self._held.release(keep=self.saved)
-        for model in self._seen.told.ddp if self._seen is not None else ():
+        for model in self._observed.detected.ddp if self._observed is not None else ():
             count_by_default(model)
-        self._seen, self._window = None, None
-        self._warm_up = WarmUp(self._settings, self._constructed, self.step_ended)
+        self._observed, self._window = None, None
+        self._warm_up = WarmUp(self._settings, self._wrappers, self.step_ended)
 
 
-def _leave_forked_children(own: "weakref.ref[Session]") -> None:
-    """Told at the fork, since each step would have to ask the system whose it is."""
+def _leave_forked_children(reference: "weakref.ref[Session]") -> None:
+    """Use a fork handler: a check of the process id in each step would cost a system call."""
 
     def forked() -> None:
-        if (session := own()) is not None:
+        if (session := reference()) is not None:
             session.leave_to_parent()
 
     os.register_at_fork(after_in_child=forked)

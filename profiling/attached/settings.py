@@ -1,46 +1,104 @@
-"""What is to be measured of a script that dpscope does not own, and how one part of dpscope tells another."""
+"""What `dpscope attach` measures in a script, and messages about scripts that are not measured. Imports no torch."""
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-RAISED = "the script raised"  # begins the description of how a script ended that raised an exception
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.store.folders import is_run_folder
+
+RAISED = "the script raised"  # start of the description of a script's end by an exception
 TRACER_STEPS = 3  # traced in addition to the whole ones: two under a tracer that discards, and one before them
-SETTLING_STEPS = 2  # after a trace: processes that wrote theirs at different speeds wait for each other in the first
-_FEWEST_TIMED = 5  # steps without which there is no interval
+SETTLING_STEPS = 2  # after a trace: in the first, processes wait for those that wrote their traces more slowly
+BACKWARDS_WITHOUT_STEP = 20  # without a step of a torch optimizer: more than most scripts accumulate over
+_FEWEST_TIMED = 5  # fewer timed steps give no interval
 
 StepsBy = Literal["optimizer", "forward", "call"]
 
 
 @dataclass(frozen=True)
 class AttachSettings:
-    """The windows of a measurement, counted in steps of the script, and where it goes."""
+    """The windows of a measurement in steps of the script, and the run folder."""
 
     out: Path
-    script: str  # the command that is told in the manifest
-    code: Path | None = None  # the folder of its code, whose commit is told; None: none is
+    script: str  # the command, recorded in the manifest
+    code: Path | None = None  # the folder of the script's code, whose commit is recorded; None: no commit
     warmup_steps: int = 10
     steps: int = 50  # timed
-    traced_steps: int = 3  # whole ones; one more is traced. 0: none, in benchmarks
+    traced_steps: int = 3  # whole ones; one more is traced. 0: no trace, in benchmarks
     steps_by: StepsBy = "optimizer"
-    batch_size: int | None = None  # samples per device and step; None: as the model is called
+    batch_size: int | None = None  # samples per device and step; None: from the inputs of the model
     own_folder: bool = False  # the script has a working folder that no other job uses
     stop_after: bool = False  # end the script once it is measured
 
     @property
     def fewest_steps(self) -> int:
-        """Steps that a script must have for a measurement: after its warm-up and its trace the fewest that are timed."""
+        """Steps that a script needs for a measurement: warm-up, trace and the fewest timed steps."""
         return self.warmup_steps + self.traced_steps + TRACER_STEPS + SETTLING_STEPS + _FEWEST_TIMED
 
-    def shorter(self, steps: int, counted: bool = False) -> str | None:
-        """The options with which a script of so many steps is measured whole; None where they are too few for any.
+    def options_for(self, steps: int, counters: bool = False) -> str | None:
+        """The options with which a script of so many steps is measured completely; None if there are too few steps.
 
-        `counted`: DDP's own counters are read in steps that follow the timed ones.
+        `counters`: DDP's counters are read in steps after the timed ones.
         """
         for warmup, traced in ((self.warmup_steps, self.traced_steps), (5, self.traced_steps), (5, 1), (2, 1)):
-            counters = traced + TRACER_STEPS + 1 if counted else 0
-            timed = steps - warmup - traced - TRACER_STEPS - SETTLING_STEPS - counters
+            counter_steps = traced + TRACER_STEPS + 1 if counters else 0
+            timed = steps - warmup - traced - TRACER_STEPS - SETTLING_STEPS - counter_steps
             if timed >= _FEWEST_TIMED:
                 fewer = f" --traced-steps {traced}" if traced != type(self).traced_steps else ""
                 return f"--warmup {warmup} --steps {min(timed, self.steps)}{fewer}"
         return None
+
+
+def not_measured(how: str, steps: int, backwards: int, settings: AttachSettings) -> str:
+    """For a script that ended (`how`) after `steps` steps, none of them timed, with so many backward passes before them."""
+    fewest = settings.fewest_steps
+    if how.startswith(RAISED) or not (steps or backwards or settings.steps_by != "optimizer"):
+        when = f"after {steps} of the {fewest} steps that are needed" if steps else "before its first training step"
+        return f"{how} {when}: nothing was measured"
+    if steps:
+        options = settings.options_for(steps)
+        advice = f"give {options}" if options else "let the script train longer"
+        text = f"{how}: nothing was measured: {counted(steps, 'step')} of {fewest} that are needed; {advice}"
+        return f"{text}{resumed_hint(how, settings)}"
+    if settings.steps_by != "optimizer":
+        return f"{how}: no step was seen by --steps-by {settings.steps_by}; see docs/attach.md for what ends a step"
+    passes = counted(backwards, "backward pass")
+    return f"{how}: {passes} and no step of a torch optimizer; use --steps-by forward, or watch_steps"
+
+
+def resumed_hint(how: str, settings: AttachSettings) -> str:
+    """A script may have few steps because it resumed from the checkpoint of an earlier job in the same folder."""
+    if how.startswith(RAISED) or settings.own_folder or not is_run_folder(settings.out):
+        return ""
+    return "; if it resumed from an earlier job's checkpoint, give each job its own folder: --work-folders DIR"
+
+
+def no_optimizer() -> str:
+    """For a script that runs backward passes without a torch optimizer's step."""
+    return (
+        f"{BACKWARDS_WITHOUT_STEP} backward passes and no step of a torch optimizer: the measurement starts with the first one; "
+        "if the script uses another optimizer, stop it and attach with --steps-by forward"
+    )
+
+
+def no_group() -> str:
+    """For several processes of a script that joined no process group."""
+    count = os.environ["WORLD_SIZE"]
+    text = f"nothing is measured: {count} processes run the script and it joined no process group, so each of them trains alone"
+    if any(name in sys.modules for name in ("lightning.fabric", "lightning_fabric")):
+        return (
+            f"{text}; Lightning does not read the world size from torchrun: give its Trainer devices={count} and strategy='ddp', "
+            f"or set LT_DEVICES={count} LT_NUM_NODES=1 LT_STRATEGY=ddp for Fabric"
+        )
+    return f"{text}; start one process (--devices 1), or let the script call init_process_group"
+
+
+def started_alone(missing: int, processes: int, script: str) -> str:
+    """For a job in which the script or its framework started other processes without dpscope."""
+    return (
+        f"nothing is measured: {missing} of {processes} processes run without dpscope, as the script or its framework started "
+        f"them itself; let torchrun start all of them: dpscope attach --devices {processes} -- {script}"
+    )

@@ -1,4 +1,4 @@
-"""What is learnt of a script before it is timed: what ends its steps, the model that it calls, its micro-batches."""
+"""What is found out about a script before it is timed: what ends its steps, the model that it calls, its micro-batches."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,22 +10,22 @@ from torch.utils.hooks import RemovableHandle
 
 from dpscope.profiling.attached.model_calls import ModelCalls, outermost_modules
 from dpscope.profiling.attached.settings import AttachSettings
-from dpscope.profiling.attached.wrapped_models import Constructed, is_fully_sharded
+from dpscope.profiling.attached.wrapped_models import WrapperLog, is_fully_sharded
 
-_FEW = 10  # steps of other optimizers between two of the first one's; after more, the first is used no longer
+_MAX_OTHER_STEPS = 10  # of other optimizers in a row; after more, the first optimizer is no longer in use
 
 
 class WarmUp:
-    """The steps before the timed ones. `steps` of them were seen."""
+    """The steps before the timed ones; `steps` of them have ended."""
 
-    def __init__(self, settings: AttachSettings, constructed: Constructed, step_ended: Callable[[], None]) -> None:
+    def __init__(self, settings: AttachSettings, wrappers: WrapperLog, step_ended: Callable[[], None]) -> None:
         self.steps = 0
         self.calls: ModelCalls | None = None
         self.backwards = 0  # backward passes of a step, 0 where they could not be counted
         self.stays_gathered = False  # whether fully_shard leaves all parameters gathered after the forward pass
         self.trained_ids: set[int] = set()  # of parameters that required a gradient when their optimizer stepped
         self._settings = settings
-        self._constructed = constructed
+        self._wrappers = wrappers
         self._end_step = step_ended
         self._optimizers: dict[int, Optimizer] = {}  # those that stepped, the first one first
         self._first: Optimizer | None = None
@@ -33,13 +33,13 @@ class WarmUp:
         self._hooks: list[RemovableHandle] = []
 
     def listen(self) -> None:
-        """Where steps are told by the model's calls, find the model when it is called."""
+        """With `--steps-by forward`, find the model when it is called."""
         if self._settings.steps_by == "forward":
             self._hooks.append(register_module_forward_pre_hook(self._first_called))
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
-        """Those that stepped, the first one first."""
+        """The optimizers that stepped, in the order of their first steps."""
         return tuple(self._optimizers.values())
 
     @property
@@ -49,18 +49,16 @@ class WarmUp:
 
     @property
     def device(self) -> torch.device:
-        """The device of what is trained."""
+        """The device of the trained parameters."""
         return _device(self.trained, self.calls.modules if self.calls is not None else ())
 
     def is_first(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer, which has stepped, is the one that steps are told by.
+        """Whether the optimizer, which has just stepped, is the one whose steps end the script's steps.
 
-        The first that steps is; where others step on and on without it, as after a short training before the real one, the
-        warm-up begins again with the one that steps then.
+        This is the first one that stepped. If others keep stepping without it, as after a short training before the real one,
+        the warm-up restarts with the current one.
         """
-        if (
-            self.steps < self._settings.warmup_steps
-        ):  # those of the other models may require none at other times (a GAN's)
+        if self.steps < self._settings.warmup_steps:  # collected over steps: in a GAN the models' gradients alternate
             self.trained_ids |= {id(one) for one in _parameters(optimizer) if one.requires_grad}
         if optimizer is self._first:
             self._since_first = 0
@@ -70,7 +68,9 @@ class WarmUp:
             self._first = optimizer
             return True
         self._since_first += 1
-        if self._settings.steps_by != "optimizer" or self._since_first <= max(_FEW, self._settings.warmup_steps):
+        if self._settings.steps_by != "optimizer" or self._since_first <= max(
+            _MAX_OTHER_STEPS, self._settings.warmup_steps
+        ):
             return False
         self.stop()
         if self.calls is not None:
@@ -80,37 +80,37 @@ class WarmUp:
         return True
 
     def step_ended(self) -> bool:
-        """Called at the end of each step; returns whether as many have ended as are asked for."""
+        """Called at the end of each step; returns whether the warm-up is over."""
         self.steps += 1
-        asked = self._settings.warmup_steps
+        needed = self._settings.warmup_steps
         if self.calls is None:
             self._find_model()
-        elif not self.calls.take().training and self._settings.steps_by != "forward" and self.steps < asked:
+        elif not self.calls.take().training and self._settings.steps_by != "forward" and self.steps < needed:
             self.calls.look_inside()
-        if self.steps == asked - 1:
+        if self.steps == needed - 1:
             self._count_backwards()
-            self._look_after_forward()
-        elif self.steps >= asked:
+            self._check_after_forward()
+        elif self.steps >= needed:
             self.stop()
             return True
         return False
 
     def stop(self) -> None:
-        """Learn nothing more."""
+        """Remove the hooks."""
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
 
     def _find_model(self) -> None:
-        """Watch the modules that hold what the first optimizer trains; a loop without one has those that wrap a model."""
+        """Watch the modules that hold the first optimizer's parameters, or without an optimizer the wrapped models."""
         trained = _parameters(self.optimizers[0]) if self.optimizers else []
-        wrapped = list(self._constructed.modules)
+        wrapped = list(self._wrappers.modules)
         modules = outermost_modules(trained or [one for module in wrapped for one in module.parameters()])
         self.calls = ModelCalls(_device(trained, modules).type)
         self.calls.watch(modules)
 
     def _first_called(self, module: nn.Module, args: object) -> None:
-        """Steps begin with the calls of the first module that is called to be trained: it is no part of another one."""
+        """Watch the first module that is called for training, an outermost one: its calls begin the steps."""
         training = torch.is_grad_enabled() and module.training
         if torch.compiler.is_compiling() or not training or self.calls is not None:
             return
@@ -120,15 +120,15 @@ class WarmUp:
             self.calls.watch([module])
 
     def _count_backwards(self) -> None:
-        """For one step: each backward pass adds to the gradient of every parameter once."""
+        """In one step: each backward pass adds to the gradient of every parameter once."""
         trained = _parameters(self.optimizers[0]) if self.optimizers else []
         leaf = next((one for one in trained if one.requires_grad), None)
         if leaf is not None and leaf.is_leaf:
             hook = leaf.register_post_accumulate_grad_hook(self._backward_passed)  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
 
-    def _look_after_forward(self) -> None:
-        """For one step: what fully_shard was told of it torch does not tell, but the parameters do."""
+    def _check_after_forward(self) -> None:
+        """In one step: the parameters after a forward pass show whether fully_shard keeps them gathered."""
         for module in self.calls.modules if self.calls is not None else ():
             if any(is_fully_sharded(part) for part in module.modules()):
                 self._hooks.append(module.register_forward_hook(self._forward_ended))

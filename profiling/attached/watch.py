@@ -1,4 +1,4 @@
-"""`watch_steps`: one line in a script's own loop, for loops that no optimizer of torch's tells the steps of."""
+"""`watch_steps`: one line in a script's loop, for loops whose steps no torch optimizer ends."""
 
 import atexit
 import os
@@ -14,7 +14,7 @@ _Batch = TypeVar("_Batch")
 
 
 class Active:
-    """The session of this process, where it was attached to."""
+    """The session of this process, if it is attached to."""
 
     session: Session | None = None
 
@@ -28,13 +28,12 @@ def watch_steps(
     traced_steps: int = 3,
     batch_size: int | None = None,
 ) -> Iterator[_Batch]:
-    """Yield the batches of a loader and measure the steps that the loop makes of them, one for each batch.
+    """Yield the batches of a loader and measure the loop's steps, one per batch.
 
         for batch in watch_steps(loader, out="runs/mine"):
 
-    The measurement lies in the run folder `out` and is read like one of `dpscope run`. A script that `dpscope attach
-    --steps-by call` runs has an `out` already. The same loop may be entered many times, an epoch each. Raises ValueError
-    where there is no `out`.
+    The run folder `out` is read like that of `dpscope run`; under `dpscope attach --steps-by call` it is already set. The
+    same loop may be entered many times, such as once per epoch. Raises ValueError without `out`.
     """
     session = Active.session
     if session is None:
@@ -46,7 +45,7 @@ def watch_steps(
             out=Path(out), script=" ".join(sys.argv), warmup_steps=warmup, steps=steps, traced_steps=traced_steps,
             steps_by="call", batch_size=batch_size, code=Path(sys.argv[0]).absolute().parent,
         )  # fmt: skip
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not the script's
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress messages are not the script's
         session = Active.session = Session(settings, _note)
         session.listen()
         atexit.register(session.close, "the script ended")

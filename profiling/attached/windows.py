@@ -1,4 +1,4 @@
-"""The windows of an attached measurement, each told of the end of every step: traced, timed, DDP's counters. Never mixed."""
+"""The windows of an attached measurement: traced steps, timed steps, DDP's counters. No step is in two of them."""
 
 import math
 import time
@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dpscope.profiling.attached.interception import ProfilerWatch
 from dpscope.profiling.attached.model_calls import StepCalls
-from dpscope.profiling.attached.own_profiler import OwnProfiler
 from dpscope.profiling.attached.settings import SETTLING_STEPS
 from dpscope.profiling.instruments.ddp_counters import StepCounters
 from dpscope.profiling.instruments.step_timer import StepCounts, StepSample, StepTimer
@@ -19,26 +19,26 @@ from dpscope.profiling.records.run import DdpCounters, DeviceMemory, TimedBlock
 
 
 class Window(Protocol):
-    """A part of the measurement, some steps long."""
+    """A part of the measurement: some consecutive steps."""
 
     def begin(self) -> None:
-        """Called between two steps, before its first one."""
+        """Called between two steps, before the window's first one."""
 
     def step_ended(self, calls: StepCalls) -> bool:
-        """Called at the end of each of its steps; returns whether that was its last one."""
+        """Called at the end of each step of the window; returns whether it was the last one."""
 
     def end(self) -> None:
-        """Called once when it is over, also when the script ends within it."""
+        """Called once at the end of the window, also if the script ends within it."""
 
 
 def finish_work(device: torch.device) -> None:
-    """Wait for this process's device; other processes are not waited for: they belong to the script."""
+    """Wait for this process's device, but not for other processes: synchronising them is up to the script."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class TimedWindow:
-    """Steps timed with nothing on but one reading of a clock a step: the device's on CUDA, the host's on a CPU."""
+    """Timed steps: the only addition is one clock reading per step, of the device on CUDA and of the host on a CPU."""
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self.calls: list[StepCalls] = []
@@ -72,7 +72,7 @@ class TimedWindow:
         self.memory = _peak_memory(self._device)
 
     def cut(self) -> None:
-        """End it without waiting for the device: the steps that it has ended by now."""
+        """End the window without waiting for the device, with the steps that the device has finished."""
         if not self.durations_us:
             self._timer.drop_unfinished()
             self.durations_us = self._timer.step_durations_us()
@@ -82,7 +82,7 @@ class TimedWindow:
 
 
 def _peak_memory(device: torch.device) -> tuple[DeviceMemory, ...]:
-    """The peak since the script began, or since it last reset torch's statistics, which are the script's to reset."""
+    """The peak since the script began or last reset torch's statistics; dpscope does not reset them."""
     if device.type != "cuda":
         return ()
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
@@ -90,7 +90,7 @@ def _peak_memory(device: torch.device) -> tuple[DeviceMemory, ...]:
 
 
 class SettlingWindow:
-    """Steps after a trace that are not measured."""
+    """Unmeasured steps after a trace."""
 
     def __init__(self) -> None:
         self._left = SETTLING_STEPS
@@ -107,14 +107,14 @@ class SettlingWindow:
 
 
 class TracedWindow:
-    """Steps under torch.profiler, unless the script has a profiler of its own."""
+    """Steps under torch.profiler, unless the script uses a profiler itself."""
 
     def __init__(
-        self, traced_steps: int, path: Path, device: torch.device, all_threads: bool, own: OwnProfiler
+        self, traced_steps: int, path: Path, device: torch.device, all_threads: bool, profiler_watch: ProfilerWatch
     ) -> None:
-        self.interrupted_steps = 0  # traced steps in which the script did something beside training
+        self.interrupted_steps = 0  # traced steps with calls outside of training
         self._trace = StepTrace(traced_steps, path, device, all_threads, lambda: finish_work(device))
-        self._own = own
+        self._profiler_watch = profiler_watch
         self._running = False
 
     @property
@@ -123,10 +123,10 @@ class TracedWindow:
         return self._trace.complete
 
     def begin(self) -> None:
-        if self._own.seen:
+        if self._profiler_watch.seen:
             return
-        self._own.before = self._give_way
-        with self._own.ours():
+        self._profiler_watch.before = self._give_way
+        with self._profiler_watch.ignored():
             self._trace.start()
         self._running = True
 
@@ -138,10 +138,10 @@ class TracedWindow:
 
     def end(self) -> None:
         self._give_way()
-        self._own.before = lambda: None
+        self._profiler_watch.before = lambda: None
 
     def samples(self) -> list[StepSample]:
-        """Those of the traced steps; none where no trace was saved."""
+        """The traced steps; empty if no trace was saved."""
         return self._trace.samples() if self.complete else []
 
     def _give_way(self) -> None:
@@ -151,7 +151,7 @@ class TracedWindow:
 
 
 class CountedWindow:
-    """Traced steps of which DDP's own counters are read as well, and one more step, after which the last are read."""
+    """Traced steps in which DDP's counters are read too, and one more step, after which the last counters are read."""
 
     def __init__(self, traced: TracedWindow, model: DistributedDataParallel) -> None:
         self.counters: list[DdpCounters] = []
@@ -162,7 +162,7 @@ class CountedWindow:
 
     @property
     def complete(self) -> bool:
-        """Whether trace and counters are whole."""
+        """Whether trace and counters are complete."""
         return bool(self.counters)
 
     def begin(self) -> None:
@@ -175,7 +175,7 @@ class CountedWindow:
         self._step += 1
         if not self._traced.complete:
             over = self._traced.step_ended(calls)
-            return over and not self._traced.complete  # the script's own profiler came in between
+            return over and not self._traced.complete  # interrupted by the script's profiler
         self.counters = self._counting.counters
         return True
 
@@ -184,7 +184,7 @@ class CountedWindow:
 
 
 def kept_steps(calls: Sequence[StepCalls]) -> list[bool]:
-    """Which steps were training alone: not those with a validation loop or the like, unless that is in most of them."""
+    """Which steps only trained: not those with a validation loop or the like, unless most steps contain one."""
     interrupted = [one.other > 0 for one in calls]
     if sum(interrupted) * 2 > len(calls):
         return [True] * len(calls)
@@ -192,7 +192,7 @@ def kept_steps(calls: Sequence[StepCalls]) -> list[bool]:
 
 
 def timed_samples(window: TimedWindow, samples: Sequence[int], kept: Sequence[bool]) -> list[StepSample]:
-    """A sample of every kept step, on as many training samples as are given for it."""
+    """One sample per kept step, with its number of training samples."""
     rows = zip(window.durations_us, samples, kept, strict=True)
     return [
         StepSample("timed", None, index, step_us, math.nan, count)
@@ -202,7 +202,7 @@ def timed_samples(window: TimedWindow, samples: Sequence[int], kept: Sequence[bo
 
 
 def timed_block(window: TimedWindow, timed: Sequence[StepSample]) -> TimedBlock:
-    """The timed steps as one block; where some are left out, its duration is that of the others."""
+    """The timed steps as one block; if some steps are left out, its duration is the sum of the others."""
     whole = len(timed) == len(window.durations_us)
     return TimedBlock(
         epoch=None,

@@ -1,4 +1,4 @@
-"""Scripts of one process, run in the test's own and attached to, and what is found of them in the run folder."""
+"""Scripts of one process, run and measured in the test's process, and their measurements read from the run folder."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 
 WARMUP, TIMED = 5, 4
 TRACED = 4  # two steps under a tracer that discards, one traced and the one before it
-UNTIMED = WARMUP + TRACED + 2  # two more until the processes of a job have all written their traces
+UNTIMED = WARMUP + TRACED + 2  # two settling steps
 WHOLE = UNTIMED + TIMED
 
 
@@ -55,8 +55,15 @@ def train(
         optimizer.step()
 
 
+def train_attached(out: Path, notes: list[str] | None = None, steps: int = WHOLE, **settings: object) -> None:
+    """Train a small model under measurement, 8 samples a step."""
+    with attached(out, [] if notes is None else notes, **settings):
+        model = Net()
+        train(model, torch.optim.SGD(model.parameters()), steps)
+
+
 def measured(out: Path) -> tuple[Cell, RepeatFolder, RankResult, pd.DataFrame]:
-    """The only cell of a run, its only repeat and the only process of it."""
+    """The only cell of a run, with its only repeat and process."""
     (planned,) = RunFolder(out).manifest().plan
     ((_, repeat),) = RunFolder(out).done_repeats(planned.cell)
     (rank,) = repeat.ranks()
@@ -64,7 +71,7 @@ def measured(out: Path) -> tuple[Cell, RepeatFolder, RankResult, pd.DataFrame]:
 
 
 def counting_backend(graphs: list[int]) -> Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., object]]:
-    """For torch.compile: runs each graph as it is, and notes how many inputs it has."""
+    """A backend for torch.compile that runs each graph unchanged and records its number of inputs."""
 
     def compiled(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
         graphs.append(len(inputs))

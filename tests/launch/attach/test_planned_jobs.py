@@ -102,8 +102,8 @@ def test_a_script_that_resumes_from_its_own_checkpoint_is_measured_in_folders_of
     again = attach(tmp_path, *WINDOWS, script)  # 15 steps, two after the trace
     assert again.stdout == "trained 15 steps\n"
     assert again.stderr == (
-        "dpscope: the script ended: 4 of 8 steps were timed, 1 traced; what was measured is saved; if it resumed from what an "
-        "earlier job saved, give each job its own folder: --work-folders DIR\n"
+        "dpscope: the script ended: 4 of 8 steps were timed, 1 traced; what was measured is saved; if it resumed from an "
+        "earlier job's checkpoint, give each job its own folder: --work-folders DIR\n"
     )
     for name in ("first", "second"):
         own = attach(tmp_path, *WINDOWS, "--work-folder", name, script)

@@ -1,4 +1,4 @@
-"""A script that a signal ends while it is measured: it ends by that signal as before, and keeps what was measured."""
+"""A script that a signal ends during the measurement ends by that signal, and its measurement is saved."""
 
 import os
 import signal
@@ -21,13 +21,13 @@ for _ in range({steps}):
     optimizer.step()
 print("trained", flush=True)
 mutex = (ctypes.c_char * 64)()
-for _ in range(2):  # for ever in C, as in a collective whose other processes have ended: Python's handlers are not run there
+for _ in range(2):  # blocks in C for ever, as in a collective without its peers: Python's handlers do not run
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
 """
 
 
 @pytest.mark.process
-def test_a_terminated_script_keeps_what_was_timed_and_ends_by_the_signal(tmp_path: Path) -> None:
+def test_a_terminated_script_saves_its_timed_steps_and_ends_by_the_signal(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STUCK.format(steps=5 + 8 + 7))
     attach = [sys.executable, "-m", "dpscope.launch.attach", "--out", "run", "--warmup", "5", "train.py"]
     script = subprocess.Popen(attach, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -48,8 +48,8 @@ def test_a_terminated_script_keeps_what_was_timed_and_ends_by_the_signal(tmp_pat
     assert [path.name for path in (tmp_path / "run" / "cells").iterdir()] == ["single-d1-b8"]
 
 
-def test_signals_that_the_script_answers_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers one from the beginning and one later, and stores and restores handlers as libraries do."""
+def test_signals_with_a_handler_of_the_script_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script handles one from the start and one later, and stores and restores handlers as libraries do."""
     ended: list[str] = []
     theirs: list[int] = []
     killed: list[int] = []
@@ -68,7 +68,7 @@ def test_signals_that_the_script_answers_are_its_own(monkeypatch: pytest.MonkeyP
             if thread.name == "dpscope signals":
                 thread.join(5)
         assert (ended, killed, theirs) == ([], [], [signal.SIGHUP, signal.SIGTERM])
-        signal.signal(signal.SIGTERM, stored)  # put back when nobody listens any more: it must not swallow the signal
+        signal.signal(signal.SIGTERM, stored)  # restored after `stop`: it must not swallow the signal
         os.kill(os.getpid(), signal.SIGTERM)
         assert killed == [signal.SIGTERM]
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -83,7 +83,7 @@ def test_signals_that_the_script_answers_are_its_own(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.process
-def test_a_signal_to_a_child_of_the_script_ends_the_child_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_to_a_child_of_the_script_ends_only_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signals = EndingSignals(ended.append)
@@ -103,8 +103,8 @@ def test_a_signal_to_a_child_of_the_script_ends_the_child_alone(monkeypatch: pyt
 
 
 @pytest.mark.process
-def test_a_signal_to_a_child_forked_in_another_thread_ends_the_child_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a thread that fetches batches does when it starts a loader's workers."""
+def test_a_signal_to_a_child_forked_in_another_thread_ends_only_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a thread that starts a loader's workers."""
     ended: list[str] = []
     killed: list[int] = []
     children: list[int] = []

@@ -1,4 +1,4 @@
-"""Scripts of one process, measured as they are: what is a step, what is a batch, and what comes in between."""
+"""Measurements of unchanged scripts of one process: steps, batches, and interruptions."""
 
 import gc
 import os
@@ -16,10 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.report.comparison_tables import first_tables
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.profiling.attached.session import Session
-from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.attached.watch import Active, watch_steps
-from dpscope.profiling.attached.wrapped_models import Constructed
 from dpscope.profiling.records.run import RankResult
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.attached_scripts import (
@@ -33,6 +30,7 @@ from tests.helpers.attached_scripts import (
     loss_of,
     measured,
     train,
+    train_attached,
 )
 
 
@@ -48,7 +46,7 @@ def test_an_unchanged_loop_is_timed_and_traced_and_then_left_alone(tmp_path: Pat
         train(model, optimizer, WHOLE - 1)
         assert not session.saved
         train(model, optimizer, 1)
-        assert session.saved  # at the end of the last timed step: nothing is lost if the script is killed now
+        assert session.saved  # at the end of the last timed step, in case the script is killed later
         assert "__call__" not in vars(Net)
         train(model, optimizer, 3)
     cell, repeat, rank, samples = measured(tmp_path)
@@ -57,11 +55,8 @@ def test_an_unchanged_loop_is_timed_and_traced_and_then_left_alone(tmp_path: Pat
     assert list(samples["samples"]) == [8] * (TIMED + 2)
     assert rank.blocks[0].samples == 8 * TIMED
     assert rank.blocks[0].duration_s * 1e6 >= samples[samples["measuring_pass"] == "timed"]["step_us"].sum() * 0.999
-    assert samples["data_wait_us"].isna().all()  # nobody measured it: missing, not 0
-    assert (rank.model.parameter_count, rank.model.gradient_bytes) == (
-        8,
-        32,
-    )  # 3 x 2 weights and 2 biases, 4 bytes each
+    assert samples["data_wait_us"].isna().all()  # not measured: NA, not 0
+    assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8, 32)  # 3 x 2 weights, 2 biases, 4 bytes each
     assert len(repeat.traces()) == 1
     assert codes(rank) == {"batch_as_seen"}
     manifest = RunFolder(tmp_path).manifest()
@@ -81,25 +76,23 @@ def test_a_second_job_is_the_next_repeat_and_another_batch_another_cell(tmp_path
     }
 
 
-@pytest.mark.parametrize(("rank", "told"), [("0", 1), ("1", 0)])
+@pytest.mark.parametrize(("rank", "note_count"), [("0", 1), ("1", 0)])
 def test_processes_that_join_no_group_are_not_measured_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, told: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, note_count: int
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", rank)
     notes: list[str] = []
-    with attached(tmp_path / "run", notes):
-        model = Net()
-        train(model, torch.optim.SGD(model.parameters()), WHOLE)
+    train_attached(tmp_path / "run", notes)
     assert not (tmp_path / "run").exists()
-    assert len(notes) == told
+    assert len(notes) == note_count
     assert all(
         note.startswith("nothing is measured: 2 processes run the script and it joined no process group")
         for note in notes
     )
 
 
-def test_data_parallel_without_devices_is_a_single_device_and_told(tmp_path: Path) -> None:
+def test_data_parallel_without_gpus_is_a_single_device_with_a_finding(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model = nn.DataParallel(Net())
         train(model, torch.optim.SGD(model.parameters()), WHOLE)
@@ -110,7 +103,7 @@ def test_data_parallel_without_devices_is_a_single_device_and_told(tmp_path: Pat
     ]
 
 
-def test_micro_batches_are_told_by_backward_passes(tmp_path: Path) -> None:
+def test_micro_batches_are_counted_by_backward_passes(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model = Net()
         train(model, torch.optim.SGD(model.parameters()), WHOLE, samples=8, micro_batches=4)
@@ -119,7 +112,7 @@ def test_micro_batches_are_told_by_backward_passes(tmp_path: Path) -> None:
     assert rank.blocks[0].samples == 8 * TIMED
 
 
-def test_a_model_that_is_called_twice_on_each_sample_is_no_accumulation(tmp_path: Path) -> None:
+def test_two_model_calls_on_each_sample_are_not_accumulation(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
@@ -145,7 +138,7 @@ def test_steps_of_two_optimizers_end_with_the_first(tmp_path: Path) -> None:
     assert (cell.batch_size, cell.options.accumulate) == (5, 1)
     assert (samples["measuring_pass"] == "timed").sum() == TIMED
     assert "steps_of_first_optimizer" in codes(rank)
-    assert rank.model.parameter_count == 8 + 3  # both: what is trained is what optimizers hold
+    assert rank.model.parameter_count == 8 + 3  # of both models: the optimizers' parameters
 
 
 def test_a_step_with_a_validation_in_it_is_left_out(tmp_path: Path) -> None:
@@ -154,7 +147,7 @@ def test_a_step_with_a_validation_in_it_is_left_out(tmp_path: Path) -> None:
         optimizer = torch.optim.SGD(model.parameters())
         for step in range(WHOLE + 1):
             train(model, optimizer, 1)
-            if step in (WARMUP + 2, UNTIMED + 1):  # while it is traced, and between the second and third timed step
+            if step in (WARMUP + 2, UNTIMED + 1):  # in the trace, and between the second and third timed step
                 model.eval()
                 with torch.no_grad():
                     loss_of(model, 100)
@@ -166,14 +159,14 @@ def test_a_step_with_a_validation_in_it_is_left_out(tmp_path: Path) -> None:
     assert {"steps_left_out", "traced_beside_other_work"} <= codes(rank)
 
 
-def test_what_is_in_every_step_is_part_of_it(tmp_path: Path) -> None:
+def test_a_validation_in_every_step_is_part_of_the_step(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
         for _ in range(WHOLE):
             model.eval()
             with torch.no_grad():
-                loss_of(model, 100)  # such as the episode that a policy plays before it is trained
+                loss_of(model, 100)  # such as a policy's episode before it is trained
             model.train()
             train(model, optimizer, 1)
     _, _, rank, samples = measured(tmp_path)
@@ -181,7 +174,7 @@ def test_what_is_in_every_step_is_part_of_it(tmp_path: Path) -> None:
     assert "steps_left_out" not in codes(rank)
 
 
-def test_short_last_batches_are_left_out_and_ever_changing_ones_count_as_their_mean(tmp_path: Path) -> None:
+def test_short_last_batches_are_left_out_and_changing_ones_count_as_their_mean(tmp_path: Path) -> None:
     for name, sizes in {"last": [8, 8, 3, 8], "changing": [8, 7, 6, 3]}.items():
         with attached(tmp_path / name, []):
             model = Net()
@@ -190,17 +183,17 @@ def test_short_last_batches_are_left_out_and_ever_changing_ones_count_as_their_m
                 train(model, optimizer, 1, size)
     assert measured(tmp_path / "last")[2].blocks[0].samples == 24
     assert measured(tmp_path / "changing")[0].batch_size == 6
-    assert batch_told(measured(tmp_path / "changing")[2]).startswith(
+    assert batch_text(measured(tmp_path / "changing")[2]).startswith(
         "a step of a process trains on 6, the mean of batches"
     )
 
 
-def batch_told(rank: RankResult) -> str:
-    (told,) = [finding.message for finding in rank.findings if finding.code == "batch_as_seen"]
-    return told
+def batch_text(rank: RankResult) -> str:
+    (text,) = [finding.message for finding in rank.findings if finding.code == "batch_as_seen"]
+    return text
 
 
-def test_one_larger_batch_is_not_told_as_the_usual_one(tmp_path: Path) -> None:
+def test_one_larger_batch_is_not_the_usual_one(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
@@ -209,11 +202,11 @@ def test_one_larger_batch_is_not_told_as_the_usual_one(tmp_path: Path) -> None:
     cell, _, rank, samples = measured(tmp_path)
     assert (cell.batch_size, rank.blocks[0].steps) == (8, TIMED - 1)
     assert list(samples[samples["measuring_pass"] == "timed"]["step"]) == [0, 2, 3]
-    assert batch_told(rank).startswith("a step of a process trains on 8, by the first dimension")
+    assert batch_text(rank).startswith("a step of a process trains on 8, by the first dimension")
 
 
-def test_the_usual_batch_is_that_of_a_step_that_is_kept(tmp_path: Path) -> None:
-    """Of two timed steps the first holds a validation: the other one is what was measured, on its own batch."""
+def test_the_usual_batch_is_that_of_a_kept_step(tmp_path: Path) -> None:
+    """The first of two timed steps contains a validation; the other one is measured, with its batch."""
     with attached(tmp_path, [], steps=2):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
@@ -230,9 +223,7 @@ def test_the_usual_batch_is_that_of_a_step_that_is_kept(tmp_path: Path) -> None:
 
 def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
     notes: list[str] = []
-    with attached(tmp_path, notes):
-        model = Net()
-        train(model, torch.optim.SGD(model.parameters()), UNTIMED + 2)
+    train_attached(tmp_path, notes, UNTIMED + 2)
     _, repeat, rank, samples = measured(tmp_path)
     assert (len(samples), rank.blocks[0].steps, len(repeat.traces())) == (2 + 2, 2, 1)
     (early,) = (finding for finding in rank.findings if finding.code == "script_ended_early")
@@ -241,24 +232,35 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "how", "message"),
     [
-        (0, "the script ended before its first training step: nothing was measured"),
-        (WARMUP, "nothing was measured: 5 steps of 16 that are needed; let the script train longer"),
-        (UNTIMED, "11 steps of 16 that are needed; let the script train longer"),
+        (0, "the script ended", "the script ended before its first training step: nothing was measured"),
+        (
+            WARMUP,
+            "the script ended",
+            "nothing was measured: 5 steps of 16 that are needed; let the script train longer",
+        ),
+        (UNTIMED, "the script ended", "11 steps of 16 that are needed; let the script train longer"),
+        (
+            0,
+            "the script raised KeyError",
+            "the script raised KeyError before its first training step: nothing was measured",
+        ),
+        (7, "the script raised KeyError", "KeyError after 7 of the 16 steps that are needed: nothing was measured"),
     ],
 )
-def test_a_script_without_a_timed_step_leaves_nothing_but_one_line(tmp_path: Path, steps: int, told: str) -> None:
+def test_a_script_without_a_timed_step_leaves_one_line(tmp_path: Path, steps: int, how: str, message: str) -> None:
     notes: list[str] = []
-    with attached(tmp_path / "run", notes):
+    with attached(tmp_path / "run", notes) as session:
         model = Net()
         train(model, torch.optim.SGD(model.parameters()), steps)
+        session.close(how)
     assert len(notes) == 1
-    assert told in notes[0]
+    assert notes[0].endswith(message)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_script_with_its_own_profiler_is_timed_only(tmp_path: Path) -> None:
+def test_a_script_that_profiles_itself_is_only_timed(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
@@ -271,7 +273,7 @@ def test_a_script_with_its_own_profiler_is_timed_only(tmp_path: Path) -> None:
     assert "script_profiles" in codes(rank)
 
 
-def test_a_profiler_that_the_script_starts_while_dpscope_traces_wins(tmp_path: Path) -> None:
+def test_a_profiler_started_during_the_trace_takes_precedence(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
@@ -281,7 +283,7 @@ def test_a_profiler_that_the_script_starts_while_dpscope_traces_wins(tmp_path: P
     _, repeat, rank, _ = measured(tmp_path)
     assert repeat.traces() == []
     assert "script_profiles" in codes(rank)
-    assert any("SGD" in event.key for event in theirs.key_averages())  # and is whole
+    assert any("SGD" in event.key for event in theirs.key_averages())  # and is complete
 
 
 def test_stop_after_ends_the_script_once_it_is_measured(tmp_path: Path) -> None:
@@ -293,7 +295,7 @@ def test_stop_after_ends_the_script_once_it_is_measured(tmp_path: Path) -> None:
     assert len(measured(tmp_path)[1].traces()) == 1
 
 
-def test_steps_by_forward_need_no_optimizer_of_torchs(tmp_path: Path) -> None:
+def test_steps_by_forward_need_no_torch_optimizer(tmp_path: Path) -> None:
     with attached(tmp_path, [], steps_by="forward"):
         model = Net()
         for _ in range(WHOLE + 1):  # a step ends where the next one begins
@@ -310,7 +312,7 @@ def test_steps_by_forward_need_no_optimizer_of_torchs(tmp_path: Path) -> None:
 
 def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Active, "session", None)
-    monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])  # outside a checkout: no git is asked
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])  # outside a git checkout
     monkeypatch.setattr("atexit.register", lambda function, *arguments: None)
     monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
     with pytest.raises(ValueError, match="watch_steps needs out"):
@@ -328,12 +330,12 @@ def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: py
     cell, repeat, _, samples = measured(tmp_path)
     assert cell.name == "single-d1-b4"
     assert (len(samples), len(repeat.traces())) == (TIMED + 2, 1)
-    assert os.environ["KINETO_LOG_LEVEL"] == "99"  # the tracer writes nothing among what the script prints
+    assert os.environ["KINETO_LOG_LEVEL"] == "99"  # the tracer prints nothing into the script's output
     assert Active.session is not None
     Active.session.close("the script ended")
 
 
-def test_batch_size_and_precision_are_told(tmp_path: Path) -> None:
+def test_batch_size_option_and_precision_are_recorded(tmp_path: Path) -> None:
     with attached(tmp_path, [], batch_size=5):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
@@ -345,7 +347,7 @@ def test_batch_size_and_precision_are_told(tmp_path: Path) -> None:
     assert "batch_as_seen" not in codes(rank)
 
 
-def test_a_model_without_tensors_has_no_batch_and_says_so(tmp_path: Path) -> None:
+def test_a_model_without_tensor_inputs_has_no_batch_and_a_finding(tmp_path: Path) -> None:
     class Scalar(Net):
         def forward(self, times: int) -> Tensor:  # type: ignore[override]
             return super().forward(torch.ones(3)) * times
@@ -366,17 +368,15 @@ def test_a_model_without_tensors_has_no_batch_and_says_so(tmp_path: Path) -> Non
     assert "steps/s" in first_tables(comparison)["step"].headings
 
 
-def test_what_fails_in_dpscope_ends_the_measurement_and_not_the_script(
+def test_an_error_in_dpscope_ends_the_measurement_but_not_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
     monkeypatch.setattr("dpscope.profiling.attached.session.save_process", lambda *_: 1 / 0)
-    with attached(tmp_path, notes):
-        model = Net()
-        train(model, torch.optim.SGD(model.parameters()), WHOLE + 2)
+    train_attached(tmp_path, notes, WHOLE + 2)
     assert len(notes) == 1
     assert "ZeroDivisionError" in notes[0]
-    assert notes[0].endswith("the script goes on without it")
+    assert notes[0].endswith("the script continues without it")
 
 
 @pytest.mark.process
@@ -408,12 +408,12 @@ def test_compiled_models_and_optimizers_are_measured_and_stay_in_one_graph(tmp_p
             step()
     cell, repeat, rank, _ = measured(tmp_path)
     assert (cell.name, rank.model.parameter_count, len(repeat.traces())) == ("single-d1-b8", 8, 1)
-    assert len(graphs) <= 3  # the model's and the optimizer's: hooks that come and go compile nothing again
+    assert len(graphs) <= 3  # the model's and the optimizer's: hooks cause no recompilation
     assert RunFolder(tmp_path).manifest().config.workload.model == "Net"
 
 
 def test_a_script_may_free_its_model_once_it_is_measured(tmp_path: Path) -> None:
-    """A sweep over several models would else run out of memory under dpscope alone."""
+    """Otherwise a sweep over several models would run out of memory only under dpscope."""
     with attached(tmp_path, []) as session:
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
@@ -425,31 +425,18 @@ def test_a_script_may_free_its_model_once_it_is_measured(tmp_path: Path) -> None
         assert [one() for one in gone] == [None, None]
 
 
-def test_a_short_training_before_the_real_one_is_none(tmp_path: Path) -> None:
+def test_a_short_training_before_the_real_one_is_ignored(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         head, model = nn.Linear(3, 1), Net()
         train(head, torch.optim.SGD(head.parameters()), 3, samples=2)
-        train(model, torch.optim.Adam(model.parameters()), 11 + WHOLE)  # told once the first has not stepped for long
+        train(model, torch.optim.Adam(model.parameters()), 11 + WHOLE)  # restarts after 10 steps without the first
     cell, repeat, rank, _ = measured(tmp_path)
     assert (cell.name, rank.model.parameter_count, len(repeat.traces())) == ("single-d1-b8", 8, 1)
     assert "steps_of_first_optimizer" not in codes(rank)
 
 
-def test_a_wrapper_may_be_constructed_by_names(tmp_path: Path) -> None:
-    """As Lightning does: `module` is one of its arguments' names."""
-    with attached(tmp_path / "run", []):
-        assert isinstance(nn.DataParallel(module=Net(), device_ids=None).module, Net)
-    constructed = Constructed()
-    constructed.listen()
-    try:
-        wrapped = nn.DataParallel(module=Net())
-    finally:
-        constructed.stop()
-    assert set(constructed.modules) == {wrapped}
-
-
-def test_a_validation_past_the_module_around_the_model_is_no_training(tmp_path: Path) -> None:
-    """As timm does it: a task holds the model and its loss, and validations call the model."""
+def test_a_validation_that_calls_the_wrapped_model_is_not_training(tmp_path: Path) -> None:
+    """As in timm: a task holds the model and its loss, and validations call the model."""
 
     class Task(nn.Module):
         def __init__(self) -> None:
@@ -476,15 +463,15 @@ def test_a_validation_past_the_module_around_the_model_is_no_training(tmp_path: 
     assert "steps_left_out" in codes(rank)
 
 
-def test_gradients_that_are_switched_off_between_two_optimizers_are_counted(tmp_path: Path) -> None:
-    """As Lightning toggles the optimizers of a GAN: while one steps, the other model requires no gradient."""
+def test_parameters_with_alternating_gradients_are_counted(tmp_path: Path) -> None:
+    """As in Lightning's toggled optimizers of a GAN: while one steps, the other model requires no gradient."""
     models = Net(), nn.Linear(2, 1)
     frozen = models[0].layer.bias.requires_grad_(False)
     with attached(tmp_path, []):
         optimizers = [torch.optim.SGD(model.parameters()) for model in models]
         for _ in range(WHOLE):
-            for own, other, optimizer in ((0, 1, optimizers[0]), (1, 0, optimizers[1])):
-                for model, on in ((models[own], True), (models[other], False)):
+            for active, other, optimizer in ((0, 1, optimizers[0]), (1, 0, optimizers[1])):
+                for model, on in ((models[active], True), (models[other], False)):
                     for parameter in model.parameters():
                         parameter.requires_grad_(on and parameter is not frozen)
                 models[1](models[0](torch.ones(5, 3))).sum().backward()
@@ -493,91 +480,24 @@ def test_gradients_that_are_switched_off_between_two_optimizers_are_counted(tmp_
     assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8 + 3, 4 * (6 + 3))
 
 
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [
-        (0, "the script raised KeyError before its first training step: nothing was measured"),
-        (7, "the script raised KeyError after 7 of the 16 steps that are needed: nothing was measured"),
-    ],
-)
-def test_an_exception_before_the_measurement_is_no_matter_of_options(tmp_path: Path, steps: int, message: str) -> None:
+def test_a_short_script_is_measured_with_the_suggested_options(tmp_path: Path) -> None:
+    """17 steps are too few for a warm-up of 10 and 3 traced steps."""
     notes: list[str] = []
-    session = Session(AttachSettings(tmp_path / "run", "train.py", warmup_steps=5, traced_steps=1), notes.append)
-    session.listen()
-    model = Net()
-    train(model, torch.optim.SGD(model.parameters()), steps)
-    session.close("the script raised KeyError")
-    assert notes == [message]
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_short_script_is_measured_with_the_options_that_its_message_names(tmp_path: Path) -> None:
-    """17 steps: too few for 10 of warm-up and 3 traced ones."""
-    notes: list[str] = []
-    with attached(tmp_path / "first", notes, warmup_steps=10, traced_steps=3):
-        model = Net()
-        train(model, torch.optim.SGD(model.parameters()), 17)
+    train_attached(tmp_path / "first", notes, 17, warmup_steps=10, traced_steps=3)
     assert notes == [
         "the script ended: nothing was measured: 17 steps of 23 that are needed; give --warmup 5 --steps 4 --traced-steps 1"
     ]
-    with attached(tmp_path / "second", notes, warmup_steps=4):
-        model = Net()
-        train(model, torch.optim.SGD(model.parameters()), 17)
+    train_attached(tmp_path / "second", notes, 17, warmup_steps=4)
     _, repeat, rank, _ = measured(tmp_path / "second")
     assert (rank.blocks[0].steps, len(repeat.traces()), len(notes)) == (TIMED, 1, 1)
     assert "short_warm_up" in codes(rank)
 
 
-def step_without_optimizer(model: nn.Module) -> None:
-    loss_of(model, 8).backward()  # type: ignore[no-untyped-call]
-    for parameter in model.parameters():
-        parameter.grad = None
-
-
-def test_a_script_without_an_optimizer_of_torchs_is_named_after_20_backward_passes(tmp_path: Path) -> None:
-    notes: list[str] = []
-    backward = torch.autograd.backward
-    with attached(tmp_path / "run", notes):
-        model = Net()
-        for step in range(30):
-            step_without_optimizer(model)
-            assert len(notes) == (step >= 19)
-        assert torch.autograd.backward is backward
-    assert notes[0].startswith(
-        "20 backward passes and no step of an optimizer of torch's: nothing is measured until one steps;"
-    )
-    assert notes[0].endswith("attach with --steps-by forward")
-    assert notes[1] == (
-        "the script ended: 20 backward passes and no step of an optimizer of torch's; use --steps-by forward, or watch_steps"
-    )
-
-
-def test_accumulation_over_fewer_backward_passes_is_no_note_and_nothing_of_the_count_is_left(tmp_path: Path) -> None:
-    notes: list[str] = []
-    backward = torch.autograd.backward
-    with attached(tmp_path, notes):
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
-        assert torch.autograd.backward is not backward
-        train(model, optimizer, 1, samples=38, micro_batches=19)
-        assert torch.autograd.backward is backward
-        train(model, optimizer, WHOLE - 1)
-    assert notes == []
-
-
-def test_what_a_backward_pass_raises_has_a_traceback_without_dpscope(tmp_path: Path) -> None:
-    with attached(tmp_path, []), pytest.raises(RuntimeError, match="does not require grad") as caught:
-        torch.ones(1).backward()  # type: ignore[no-untyped-call]
-    assert not any("profiling/attached" in str(entry.path).replace("tests/profiling", "") for entry in caught.traceback)
-
-
-def test_fabric_without_its_variables_is_given_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_note_for_fabric_names_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setitem(sys.modules, "lightning.fabric", sys)
     notes: list[str] = []
-    with attached(tmp_path / "run", notes):
-        model = Net()
-        train(model, torch.optim.SGD(model.parameters()), WHOLE)
+    train_attached(tmp_path / "run", notes)
     assert "set LT_DEVICES=2 LT_NUM_NODES=1 LT_STRATEGY=ddp" in notes[0]
     assert "init_process_group" not in notes[0]

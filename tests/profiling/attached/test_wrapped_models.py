@@ -1,4 +1,4 @@
-"""Which strategy a script's wrapped models are told as: torch's own wrappers, over four ranks that are not there."""
+"""The strategy detected from torch's wrappers, in a fake process group of four ranks."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dpscope.profiling.attached.wrapped_models import Constructed, tell_strategy
+from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
 
 RANKS = 4
 
@@ -22,8 +22,8 @@ def _four_ranks() -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-def told(model: nn.Module) -> str:
-    return tell_strategy([model], list(model.parameters()), Constructed(), RANKS).strategy
+def strategy_of(model: nn.Module) -> str:
+    return detect_strategy([model], list(model.parameters()), WrapperLog(), RANKS).strategy
 
 
 def net() -> nn.Sequential:
@@ -39,18 +39,18 @@ def mesh(*sizes: int) -> DeviceMesh:
     [
         (fully_shard, (4,), "fsdp"),
         (fully_shard, (2, 2), "hsdp"),
-        (fully_shard, (1, 4), "fsdp"),  # one group alone copies nothing
+        (fully_shard, (1, 4), "fsdp"),  # one group: nothing is replicated
         (replicate, (4,), "replicate"),
     ],
 )
-def test_what_is_composed_is_told_by_its_class_and_its_mesh(
+def test_fully_shard_is_detected_by_class_and_mesh(
     wrap: Callable[..., object], over: tuple[int, ...], strategy: str
 ) -> None:
     model = net()
     wrap(model[0], mesh=mesh(*over))
     wrap(model, mesh=mesh(*over))
-    assert told(model) == strategy
-    assert told(nn.Sequential(model)) == strategy  # a part of what the script calls
+    assert strategy_of(model) == strategy
+    assert strategy_of(nn.Sequential(model)) == strategy  # inside the module that the script calls
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,31 @@ def test_what_is_composed_is_told_by_its_class_and_its_mesh(
         (ShardingStrategy._HYBRID_SHARD_ZERO2, "hsdp"),
     ],
 )
-def test_the_older_fsdp_says_how_it_shards(sharding: ShardingStrategy, strategy: str) -> None:
+def test_fully_sharded_data_parallel_is_detected_by_its_sharding(sharding: ShardingStrategy, strategy: str) -> None:
     over = mesh(2, 2) if "HYBRID" in sharding.name else mesh(4)
     cpu = torch.device("cpu")
     model = FullyShardedDataParallel(net(), sharding_strategy=sharding, device_id=cpu, device_mesh=over)
-    assert told(model) == strategy
+    assert strategy_of(model) == strategy
 
 
-def test_layers_whose_tensors_are_cut_by_columns_are_not_called_groups() -> None:
-    """Tensor parallelism cuts some tensors along the dimension along which it copies others."""
+def test_tensor_parallel_layers_are_not_hsdp() -> None:
+    """Tensor parallelism shards some tensors along the dimension along which it replicates others."""
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     model, over = net(), mesh(2, 2)
     parallelize_module(model, over["shard"], {"0": ColwiseParallel()})
     fully_shard(model, mesh=over["replicate"])
-    assert told(model) == "fsdp"
+    assert strategy_of(model) == "fsdp"
+
+
+def test_a_wrapper_may_be_constructed_with_keyword_arguments() -> None:
+    """Lightning passes `module` by name."""
+    log = WrapperLog()
+    log.listen()
+    try:
+        wrapped = nn.DataParallel(module=net(), device_ids=None)
+    finally:
+        log.stop()
+    assert set(log.modules) == {wrapped}
+    nn.DataParallel(module=net())
+    assert set(log.modules) == {wrapped}

@@ -1,4 +1,4 @@
-"""The last process of a job makes a repeat of what all have saved, also where file systems have no locks."""
+"""The folder of a job: the last process makes it a repeat, also without file locks; a killed job's folder is removed."""
 
 import errno
 import fcntl
@@ -6,18 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from dpscope.profiling.attached import finished_job
-from dpscope.profiling.attached.finished_job import SavedPart, finish_job
+from dpscope.profiling.attached import job
+from dpscope.profiling.attached.job import HeldFolder, SavedPart, finish_job, job_folder, remove_unfinished_jobs
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
-from tests.helpers.attached_scripts import WHOLE, Net, attached, measured, train
-
-
-def train_attached(out: Path, notes: list[str]) -> None:
-    with attached(out, notes):
-        model = Net()
-        train(model, torch.optim.SGD(model.parameters()), WHOLE)
+from tests.helpers.attached_scripts import measured, train_attached
 
 
 @pytest.fixture
@@ -38,8 +31,8 @@ def test_a_job_is_finished_on_a_file_system_without_locks(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("_no_locks")
-def test_of_two_hosts_that_finish_a_job_at_once_one_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have read the same folder when the first of them takes it."""
+def test_one_of_two_hosts_finishes_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have read the folder before the first renames it."""
     ranks = RepeatFolder.ranks
     others: list[bool] = []
 
@@ -66,15 +59,15 @@ def test_of_two_hosts_that_finish_a_job_at_once_one_does_it(tmp_path: Path, monk
 
 
 def test_two_jobs_that_take_the_same_repeat_become_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one looked for a free repeat before the first had taken it."""
+    """The second looks for a free repeat before the first has taken it."""
     train_attached(tmp_path, [])
-    free = finished_job._free_repeat
+    free = job._free_repeat
 
     def seen_before(run: RunFolder, cell: object) -> int:
-        monkeypatch.setattr(finished_job, "_free_repeat", free)
+        monkeypatch.setattr(job, "_free_repeat", free)
         return 0
 
-    monkeypatch.setattr(finished_job, "_free_repeat", seen_before)
+    monkeypatch.setattr(job, "_free_repeat", seen_before)
     notes: list[str] = []
     train_attached(tmp_path, notes)
     assert notes == []
@@ -84,13 +77,44 @@ def test_two_jobs_that_take_the_same_repeat_become_two(tmp_path: Path, monkeypat
     assert [result.repeat for result in results if result is not None] == [0, 1]
 
 
-def test_what_fails_while_a_job_is_finished_leaves_its_files_where_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_while_finishing_leaves_the_files_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    monkeypatch.setattr(finished_job, "_manifest_with", lambda *_: 1 / 0)
+    monkeypatch.setattr(job, "_manifest_with", lambda *_: 1 / 0)
     train_attached(tmp_path, notes)
     assert "ZeroDivisionError" in notes[0]
     (left,) = (tmp_path / "cells").iterdir()
     assert (left / "rank_0_0.json").exists()
     assert not left.name.endswith("-whole")
+
+
+def test_the_folders_of_dead_jobs_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    dead, living, foreign = (job_folder(tmp_path, name) for name in ("dead", "living", "foreign"))
+    HeldFolder(dead, 0, 0).release(keep=True)  # as if its process was killed
+    HeldFolder(dead, 0, 1).release(keep=True)
+    dead.trace_path(0, 0).parent.mkdir()
+    dead.trace_path(0, 0).write_bytes(b"half a trace")
+    HeldFolder(living, 0, 0).release(keep=True)  # one of its two processes has ended
+    held = HeldFolder(living, 0, 1)
+    living.rank_path(0, 0).write_text("{}")
+    foreign.path.mkdir()
+    (foreign.path / "notes.txt").write_text("notes")
+    other = tmp_path / "cells" / "ddp-d2-b8"
+    other.mkdir()
+    remove_unfinished_jobs(tmp_path)
+    assert not dead.path.exists()
+    assert sorted(path.name for path in living.path.iterdir()) == ["rank_0_0.json", "running_0_0", "running_0_1"]
+    assert (foreign.path / "notes.txt").exists()
+    assert other.exists()
+    held.release(keep=True)
+    remove_unfinished_jobs(tmp_path)
+    assert not living.path.exists()
+    remove_unfinished_jobs(tmp_path / "nowhere")
+
+
+def test_processes_that_measured_nothing_remove_the_folder(tmp_path: Path) -> None:
+    folder = job_folder(tmp_path, "job")
+    first, second = HeldFolder(folder, 0, 0), HeldFolder(folder, 0, 1)
+    first.release(keep=False)
+    assert folder.path.exists()
+    second.release(keep=False)
+    assert not folder.path.exists()

@@ -1,0 +1,357 @@
+"""What a measurement changes in torch: module calls are reported, and everything is restored afterwards."""
+
+import copy
+import io
+import pickle
+import traceback
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, register_optimizer_step_post_hook
+
+from dpscope.profiling.attached.interception import ModuleCalls
+from tests.helpers.attached_scripts import (
+    TIMED,
+    UNTIMED,
+    WARMUP,
+    WHOLE,
+    Net,
+    attached,
+    counting_backend,
+    loss_of,
+    measured,
+    train,
+)
+
+
+class Sub(Net):
+    pass
+
+
+class OwnCall(Net):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+class Recorded:
+    """The recorded calls: module, number of positional arguments, names of keyword arguments."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[nn.Module, int, list[str]]] = []
+        self.hooks = ModuleCalls()
+
+    def note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.calls.append((module, len(args), list(kwargs)))
+
+    def watch(self, *modules: nn.Module) -> None:
+        for module in modules:
+            self.hooks.add(module, self.note)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [module for module, *_ in self.calls]
+
+
+@pytest.fixture
+def recorded() -> Iterator[Recorded]:
+    found = Recorded()
+    yield found
+    found.hooks.stop()
+    for kind in (Net, Sub, nn.Sequential, DataParallel):
+        assert "__call__" not in vars(kind)
+
+
+def inputs() -> Tensor:
+    return torch.ones(2, 3)
+
+
+@pytest.mark.parametrize("make", [Net, Sub, OwnCall, lambda: torch.compile(Net(), backend="eager")])
+def test_each_call_is_recorded_once_and_its_class_is_restored(
+    recorded: Recorded, make: Callable[[], nn.Module]
+) -> None:
+    model = make()
+    original = vars(type(model)).get("__call__")
+    recorded.watch(model)
+    assert torch.equal(model(inputs=inputs()), model(inputs()))
+    assert recorded.calls == [(model, 0, ["inputs"]), (model, 1, [])]
+    recorded.hooks.stop()
+    assert vars(type(model)).get("__call__") is original
+    model(inputs())
+    assert len(recorded.calls) == 2
+
+
+def test_other_modules_of_the_class_and_a_removed_one_are_not_recorded(recorded: Recorded) -> None:
+    first, second, other = Net(), Net(), Net()
+    recorded.watch(first, second)
+    recorded.hooks.remove(first)
+    for model in (first, second, other):
+        model(inputs())
+    assert recorded.modules == [second]
+
+
+def test_a_module_of_a_subclass_is_recorded_once(recorded: Recorded) -> None:
+    base, sub = Net(), Sub()
+    recorded.watch(base, sub)
+    sub(inputs())
+    base(inputs())
+    assert recorded.modules == [sub, base]
+
+
+def test_a_nested_module_of_the_same_class_is_not_recorded(recorded: Recorded) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 2)), nn.ReLU())
+    recorded.watch(model)
+    model(inputs())
+    assert recorded.modules == [model]
+
+
+def test_replicas_of_a_module_are_not_recorded(recorded: Recorded) -> None:
+    model = DataParallel(Net())
+    recorded.watch(model, model.module)
+    replica: Any = model.module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    replica.layer = model.module.layer
+    replica(inputs())
+    assert recorded.calls == []
+    model(inputs())
+    assert recorded.modules == [model, model.module]
+
+
+def test_a_call_that_the_script_replaced_meanwhile_stays() -> None:
+    recorded = Recorded()
+    model = Sub()
+    recorded.watch(model)
+    ours = Sub.__call__
+
+    def theirs(module: Sub, *args: Any) -> Any:
+        return ours(module, *args)
+
+    Sub.__call__ = theirs  # type: ignore[method-assign]
+    try:
+        model(inputs())
+        recorded.hooks.stop()
+        assert Sub.__call__ is theirs
+        model(inputs())  # ours is still below theirs, and records nothing
+        assert recorded.modules == [model]
+    finally:
+        del Sub.__call__
+
+
+def test_a_model_compiled_in_place_is_recorded_and_one_within_a_compiled_function_is_not(recorded: Recorded) -> None:
+    in_place, traced = Net(), Sub()
+    torch._dynamo.reset()
+    in_place.compile(backend="eager")
+    recorded.watch(in_place, traced)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def step(batch: Tensor) -> Any:
+        return traced(batch).sum()
+
+    in_place(inputs())
+    step(inputs())
+    assert recorded.modules == [in_place]
+
+
+def test_a_compiled_model_is_not_compiled_again(recorded: Recorded) -> None:
+    graphs: list[int] = []
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 2)), nn.ReLU())
+    compiled: Any = torch.compile(model, backend=counting_backend(graphs), fullgraph=True)
+    for watched in (compiled, model, nn.Sequential()):
+        recorded.watch(watched)
+        compiled(inputs())
+    recorded.hooks.stop()
+    compiled(inputs())
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("kind", [Sub, OwnCall])
+def test_the_traceback_of_a_models_error_is_unchanged(recorded: Recorded, kind: type[Net]) -> None:
+    model = kind()
+
+    def lines() -> list[str]:
+        with pytest.raises(RuntimeError) as raised:
+            model(torch.ones(2, 4))  # of 3 columns
+        return [entry.name for entry in traceback.extract_tb(raised.value.__traceback__)]
+
+    alone = lines()
+    recorded.watch(model)
+    assert lines() == alone
+    assert recorded.modules == [model]
+
+
+BY_DEFAULT = 100  # torch's kDDPRuntimeLoggingSampleRate: iterations between two readings of DDP's counters
+
+
+@pytest.fixture
+def rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[nn.Module, list[int]]]:
+    """The logging rates set on each DDP model, in a group of one rank."""
+    found: dict[nn.Module, list[int]] = {}
+    real = DistributedDataParallel._set_ddp_runtime_logging_sample_rate
+
+    def record(model: DistributedDataParallel, rate: int) -> None:
+        found.setdefault(model, []).append(rate)
+        real(model, rate)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(DistributedDataParallel, "_set_ddp_runtime_logging_sample_rate", record)
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield found
+    distributed.destroy_process_group()
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(DistributedDataParallel(Net()) for _ in range(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        first, second = self.models
+        outputs: torch.Tensor = first(inputs) + second(inputs)
+        return outputs
+
+
+@pytest.mark.parametrize("steps", [WHOLE, UNTIMED + TIMED - 1], ids=["measured whole", "ended early"])
+def test_ddp_reads_its_counters_as_often_as_before(
+    tmp_path: Path, rates: dict[nn.Module, list[int]], steps: int
+) -> None:
+    """No counters window restores the rate with several models or one process."""
+    with attached(tmp_path / "run", []):
+        model = Two()
+        train(model, torch.optim.SGD(model.parameters()), steps)
+    assert set(rates) == set(model.models)
+    for rate in rates.values():
+        assert rate[0] > BY_DEFAULT
+        assert rate[-1] == BY_DEFAULT
+
+
+def saved_pickle(model: nn.Module) -> bytes:
+    """What torch.save writes of a model in addition to its tensors."""
+    file = io.BytesIO()
+    torch.save(model, file)
+    with zipfile.ZipFile(file) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
+        return archive.read(name)
+
+
+LOOKS: dict[str, Callable[[nn.Module], object]] = {
+    "saved": saved_pickle,
+    "pickled": lambda model: len(pickle.dumps(model)),
+    "copied": lambda model: sorted(vars(copy.deepcopy(model))),
+    "scripted": lambda model: torch.jit.script(model).code,
+    "exported": lambda model: str(torch.export.export(model, (torch.ones(2, 3),)).graph),
+    "traced for fx": lambda model: str(torch.fx.symbolic_trace(model).graph),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning", "ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("look", list(LOOKS.values()), ids=list(LOOKS))
+def test_a_measured_model_is_saved_and_copied_as_before(tmp_path: Path, look: Callable[[nn.Module], object]) -> None:
+    """Loading it does not need dpscope."""
+    model = Net()
+    alone = look(model)
+    with attached(tmp_path, []):
+        optimizer = torch.optim.SGD(model.parameters())
+        train(model, optimizer, UNTIMED + 2)  # within the timed window
+        assert look(model) == alone
+        train(model, optimizer, WHOLE - UNTIMED - 2)
+    _, _, rank, samples = measured(tmp_path)
+    timed = samples[samples["measuring_pass"] == "timed"]
+    assert list(timed["samples"]) == [8] * len(timed)
+    assert rank.blocks[0].steps == len(timed) >= TIMED - 1  # an export may call the model, which leaves that step out
+
+
+def test_calls_of_a_copy_of_the_model_are_not_counted(tmp_path: Path) -> None:
+    """Such as averaged weights, whose copy is called in each step, too."""
+    model = Net()
+    with attached(tmp_path, []):
+        optimizer = torch.optim.SGD(model.parameters())
+        train(model, optimizer, WARMUP)
+        copied = copy.deepcopy(model)
+        for _ in range(WHOLE - WARMUP):
+            copied(torch.ones(8, 3))
+            train(model, optimizer, 1)
+    _, _, _, samples = measured(tmp_path)
+    assert set(samples["samples"]) == {8}
+
+
+def test_the_scripts_optimizer_hook_is_called_at_each_step(tmp_path: Path) -> None:
+    """torch iterates over its hooks while dpscope removes its hook."""
+    called: list[Optimizer] = []
+    before = dict(_global_optimizer_post_hooks)
+    with attached(tmp_path, []) as session:
+        theirs = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: called.append(optimizer))
+        try:
+            model = Net()
+            train(model, torch.optim.SGD(model.parameters()), WHOLE + 2)
+            assert session.saved
+            assert len(called) == WHOLE + 2
+        finally:
+            theirs.remove()
+    assert _global_optimizer_post_hooks == before
+
+
+RAISING: dict[str, Callable[[], object]] = {
+    "a wrapper": lambda: DistributedDataParallel(nn.ReLU()),  # without a parameter
+    "a profiler": lambda: torch.autograd.profiler.profile(nothing=True),  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.parametrize("fails", list(RAISING.values()), ids=list(RAISING))
+def test_an_error_from_torch_has_no_dpscope_frame_in_its_traceback(
+    tmp_path: Path, fails: Callable[[], object], rates: object
+) -> None:
+    def frames() -> list[tuple[str, int | None]]:
+        with pytest.raises((RuntimeError, TypeError)) as raised:
+            fails()
+        return [(entry.filename, entry.lineno) for entry in traceback.extract_tb(raised.value.__traceback__)]
+
+    alone = frames()
+    with attached(tmp_path / "run", []):
+        assert frames() == alone
+
+
+def step_without_optimizer(model: nn.Module) -> None:
+    loss_of(model, 8).backward()  # type: ignore[no-untyped-call]
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def test_a_script_without_a_torch_optimizer_gets_a_note_after_20_backward_passes(tmp_path: Path) -> None:
+    notes: list[str] = []
+    backward = torch.autograd.backward
+    with attached(tmp_path / "run", notes):
+        model = Net()
+        for step in range(30):
+            step_without_optimizer(model)
+            assert len(notes) == (step >= 19)
+        assert torch.autograd.backward is backward
+    assert notes[0].startswith(
+        "20 backward passes and no step of a torch optimizer: the measurement starts with the first"
+    )
+    assert notes[0].endswith("attach with --steps-by forward")
+    assert notes[1] == (
+        "the script ended: 20 backward passes and no step of a torch optimizer; use --steps-by forward, or watch_steps"
+    )
+
+
+def test_accumulation_over_fewer_backward_passes_gives_no_note_and_the_count_is_removed(tmp_path: Path) -> None:
+    notes: list[str] = []
+    backward = torch.autograd.backward
+    with attached(tmp_path, notes):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        assert torch.autograd.backward is not backward
+        train(model, optimizer, 1, samples=38, micro_batches=19)
+        assert torch.autograd.backward is backward
+        train(model, optimizer, WHOLE - 1)
+    assert notes == []
+
+
+def test_an_error_in_a_backward_pass_has_a_traceback_without_dpscope(tmp_path: Path) -> None:
+    with attached(tmp_path, []), pytest.raises(RuntimeError, match="does not require grad") as caught:
+        torch.ones(1).backward()  # type: ignore[no-untyped-call]
+    assert not any("profiling/attached" in str(entry.path).replace("tests/profiling", "") for entry in caught.traceback)
