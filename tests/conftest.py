@@ -20,6 +20,8 @@ from hypothesis import settings
 
 from tests.helpers.paths import ROOT
 
+CHILD_START = str(ROOT / "tests" / "helpers" / "child_start")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (CHILD_START, os.environ.get("PYTHONPATH"))))
 os.environ["DPSCOPE_CACHE"] = str(ROOT / ".pytest_cache" / "dpscope")  # the user's own cache stays as it is
 
 STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.system"}
