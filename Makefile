@@ -1,5 +1,5 @@
-# From a bare Python >= 3.11: `make demo` measures this machine, `make check` lints and runs all tests that start no
-# process (two minutes), `make test` runs every check (minutes). All set themselves up.
+# From a bare Python >= 3.11: `make demo` measures this machine, `make check` lints and runs the quick tests (a minute),
+# `make test` runs every check (ten minutes). Each installs what it needs.
 # TORCH=system uses the torch that PYTHON already has (vendor containers) and never replaces it.
 
 PYTHON ?= python3
@@ -16,23 +16,30 @@ DEMO_OUT ?= runs/demo
 ifeq ($(origin GPU_OUT),undefined)
 GPU_OUT := runs/gpu/$(shell date -u +%Y%m%d-%H%M%S)
 endif
-# Jobs mostly start up and wait: files of tests run side by side, those with jobs first (tests/conftest.py says so), so that
-# both cores have work until the end. PYTEST_ARGS= runs them one after another.
-PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15
+# Test files run in parallel, those that start jobs first (tests/conftest.py sorts them), so that all cores are busy until the
+# end. Jobs wait for each other: one more file than there are cores. PYTEST_ARGS= runs one test at a time.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 4))')
+PYTEST_ARGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 # What is held against DDP's own clock, or a link's rate, has the machine to itself.
 TESTED_ALONE := tests/end_to_end/test_real_run.py tests/end_to_end/test_shaped_link.py
 
-.PHONY: demo check check-tests test test-tests lint docs bench gpu digits frameworks constraints clean
+.PHONY: demo check check-lint check-tests test test-tests lint docs bench gpu digits frameworks constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpscope run --fresh --out $(DEMO_OUT)
 
-# After every edit. mypy takes one core for half a minute where it has not run before: the tests use the other.
+# After every edit: tests without torch, without processes and not marked `long`, and one run from the command to its report.
+# mypy stays in memory for an hour, so that a second check takes it seconds.
 check: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory --jobs=2 lint check-tests
+	@$(MAKE) --no-print-directory --jobs=2 check-lint check-tests
+
+check-lint: $(VENV)/.installed-dev
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/dmypy run --timeout 3600
 
 check-tests: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not process' --ignore=tests/end_to_end --ignore=tests/gpu
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) --quick --ignore=tests/gpu
 
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory --jobs=2 lint test-tests

@@ -1,10 +1,14 @@
-"""Tests that start a process are marked `process`: those in end_to_end/ by their place, others by hand; others fail.
+"""Which tests `--quick` selects, the `process` marker, and how the garbage collector is set while tests run.
 
-What another package starts while it is imported is not the test's doing: whichever test imports torch first, cuda.pathfinder
-runs ldconfig.
+`--quick` (make check) leaves out files that import torch, tests marked `long` and tests that start a process, except those
+marked `core`, which follow one path from a command to its report.
 
-Nothing is looked for as garbage while tests are collected, nor, from then on, among what that made: 700,000 objects of
-torch, pandas and the tests themselves, which live as long as the process. That was a quarter of the tests' time.
+Tests that start a process are marked `process`, in end_to_end/ by their folder and elsewhere by hand; a test without the
+marker fails when it starts one. Processes that another package starts while it is imported do not count: cuda.pathfinder
+runs ldconfig when torch is imported.
+
+The garbage collector is off during collection and never visits the 700,000 objects that collection creates (torch, pandas,
+the tests), which live as long as the process. This saves a quarter of the time.
 """
 
 import gc
@@ -19,6 +23,7 @@ import pytest
 from hypothesis import settings
 
 from tests.helpers.paths import ROOT
+from tests.helpers.torch_files import imports_torch
 
 CHILD_START = str(ROOT / "tests" / "helpers" / "child_start")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (CHILD_START, os.environ.get("PYTHONPATH"))))
@@ -43,11 +48,29 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()  # some packages complain at exit of what was never freed
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only tests without torch, processes and the marker long")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    tested = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if tested and config.getoption("quick") and imports_torch(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if in_end_to_end(item):
             item.add_marker("process")
     items.sort(key=lambda item: not in_end_to_end(item))  # the longest files first: nothing long is left for the end
+    if config.getoption("quick"):
+        left_out = [item for item in items if not is_quick(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_quick(item)]
+
+
+def is_quick(item: pytest.Item) -> bool:
+    marks = {mark.name for mark in item.iter_markers()}
+    return "core" in marks or marks.isdisjoint({"process", "long"})
 
 
 def in_end_to_end(item: pytest.Item) -> bool:

@@ -18,8 +18,7 @@ from tests.helpers.sweeps import wait_until
 LONGEST_END_S = 10.0
 
 
-@pytest.mark.parametrize("data", ["fake", "digits"])
-@pytest.mark.parametrize("strategy", ["single", "dp-host", "ddp"])
+@pytest.mark.parametrize(("strategy", "data"), [("single", "digits"), ("dp-host", "fake"), ("ddp", "digits")])
 def test_a_cell_with_loader_workers_ends_with_all_its_processes(tmp_path: Path, strategy: str, data: str) -> None:
     processes = 2 if strategy == "ddp" else 1
     token = uuid.uuid4().hex

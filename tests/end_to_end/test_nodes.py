@@ -27,6 +27,7 @@ from tests.helpers.paths import ROOT, USER_MODELS
 from tests.helpers.sweeps import half_written, processes_of, wait_until
 
 RATE_MBIT = 200
+LARGEST_BYTES = 4 << 20
 OVER_BOTH = Cell(strategy="ddp", devices=2, batch_size=2, nodes=2)
 ENDS_WITHIN_S = 30  # of whatever was lost
 
@@ -85,25 +86,30 @@ def test_the_nodes_and_their_way_to_each_other_are_recorded(run: tuple[Path, Nod
 
 
 def test_calibration_finds_the_rate_between_hosts_beside_that_within_one(run: tuple[Path, NodeCommand]) -> None:
-    """2 and 2x1 are both two devices: the layout tells them apart. An all-reduce of two moves S a host: rate = S / t."""
+    """2 and 2x1 are both two devices: the layout distinguishes them. An all-reduce of two moves S per host: rate = S / t.
+
+    No transfer is faster than the link, and the fastest shows its rate. The others also wait for this machine's processors:
+    what the calibration reports is compared with the median of the same times.
+    """
     calibration = load_calibration(run[0])
     assert calibration.settings is not None
     assert (calibration.settings.devices, calibration.settings.layouts) == ((2,), ("2x1",))
-    rates_gb_per_s = {
-        nodes: point.size_bytes / statistics.median(point.times_us) / 1e3
+    times_us = {
+        nodes: point.times_us
         for nodes in (1, 2)
         for point in calibration.on_nodes(nodes).points
-        if point.size_bytes == 4 << 20
+        if point.size_bytes == LARGEST_BYTES
     }
-    assert rates_gb_per_s[2] == pytest.approx(RATE_MBIT / 8e3, rel=0.05)
-    assert rates_gb_per_s[1] > 2 * rates_gb_per_s[2]
+    medians_gb_per_s = {nodes: LARGEST_BYTES / statistics.median(times) / 1e3 for nodes, times in times_us.items()}
+    assert LARGEST_BYTES / min(times_us[2]) / 1e3 == pytest.approx(RATE_MBIT / 8e3, rel=0.05)
+    assert medians_gb_per_s[1] > 2 * medians_gb_per_s[2]
     assert find_fit(calibration.on_nodes(2), "all_reduce", 2) != find_fit(calibration.on_nodes(1), "all_reduce", 2)
     assert [one.hostname for one in calibration.hosts] == ["host1", "host2"]
     between, within = rate_between(calibration), rate_within(calibration)
     assert between is not None
     assert within is not None
     assert (between.layout, within.layout) == ("2x1", "2")
-    assert between.gb_per_s == pytest.approx(RATE_MBIT / 8e3, rel=0.05)
+    assert between.gb_per_s == pytest.approx(medians_gb_per_s[2])
     page = (run[0] / "report" / "report.html").read_text()
     assert f"{between.gb_per_s:.3g} GB/s (bus bandwidth of all_reduce" in page
 
@@ -288,7 +294,8 @@ def test_calibration_finds_twice_the_one_way_delay_of_a_hop(hosts: list[Host], t
     calibration = load_calibration(out)
     assert [one.interface for one in calibration.hosts] == ["late0", "late0"]
     for point in calibration.points:
-        assert statistics.median(point.times_us) == pytest.approx(hops * 2 * delay_ms * 1e3, rel=0.15)
+        # The fastest: the relay runs in Python, and a busy machine only adds to the delay.
+        assert min(point.times_us) == pytest.approx(hops * 2 * delay_ms * 1e3, rel=0.15)
 
 
 def test_hosts_with_different_clocks_are_merged_on_one(run: tuple[Path, NodeCommand], tmp_path: Path) -> None:
