@@ -12,6 +12,7 @@ from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import JobWait
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import JobFolder
+from dpscope.profiling.store.layout import remove_temporaries
 
 
 def attend_job(
@@ -55,6 +56,7 @@ def follow_job(
         warn_about_leftover_processes(job.end(), console)
     outcome = judged_by_kernel(_outcome(job, how, exit_status, timeout_s), job.memory_kills_before)
     remove_job_files(job.folder.path)
+    remove_temporaries(job.folder.path)  # of processes that were killed while they wrote
     return outcome
 
 

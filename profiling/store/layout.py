@@ -14,6 +14,7 @@ _JOB = rf"result\.json|log\.txt|progress\.txt|job\.txt|failure_\d+_\d+\.json|{_T
 _TRACE = r"\d+_\d+\.(pt\.trace\.json\.gz|tables\.parquet)"
 _MEASURED = rf"rank_\d+_\d+\.json|samples_\d+_\d+\.parquet|traces/{_TRACE}|counters/({_TRACE}|\d+_\d+\.json)"
 _RANDOM = r"[a-z0-9_]{8}"  # as the tempfile module ends or begins a name
+_TEMPORARY = re.compile(rf"\.tmp-[^/]+-{_RANDOM}")  # of a file that was being written
 _LAYOUT = re.compile(
     rf"""
       cells/[^/]+/repeat\d+/ ({_JOB} | {_MEASURED})
@@ -57,6 +58,13 @@ def remove_torchrun_logs(folder: Path) -> None:
 def files_in(folder: Path) -> list[Path]:
     """Every file below a folder, links to folders not followed; none where there is no folder."""
     return [Path(parent) / name for parent, _, names in os.walk(folder) for name in names]
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove the files directly in a folder that killed processes were writing."""
+    for path in folder.glob(".tmp-*"):
+        if _TEMPORARY.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def remove_empty_folders(folder: Path) -> None:

@@ -21,6 +21,9 @@ def main() -> None:
         optimizer.zero_grad()
         model(torch.randn(8, 16)).sum().backward()
         optimizer.step()
+    # A gloo thread that frees the last all-gather's tensors needs the GIL: if the interpreter is already shutting down,
+    # torch aborts the process. The barrier lets that thread finish first.
+    distributed.barrier()
     distributed.destroy_process_group()
 
 

@@ -56,3 +56,10 @@ def test_a_job_that_is_too_slow_or_told_to_stop_is_ended(tmp_path: Path) -> None
     line, printed = told(tmp_path / "b", "import time; time.sleep(60)", stop=True)
     assert line == "it failed: interrupted [143]"  # 128 + SIGTERM
     assert "rank" not in printed
+
+
+def test_what_a_killed_process_was_writing_is_removed_and_other_hidden_files_stay(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-failure_0_1.json-xr17fgzj").write_text('{"rank": 1, "at_')
+    (tmp_path / ".tmp-mine").write_text("not dpscope's")
+    told(tmp_path, RESULT.format(tmp_path, "ok"))
+    assert sorted(path.name for path in tmp_path.glob(".tmp-*")) == [".tmp-mine"]
