@@ -1,5 +1,6 @@
 """Per step of a rank: what its matched collectives transferred and waited, and the three parts of its exposed communication."""
 
+import numpy as np
 import pandas as pd
 
 from dpscope.analysis.traces.ranks.exposed_parts import PARTS, exposed_parts
@@ -50,7 +51,10 @@ def with_waits(steps: pd.DataFrame, table: pd.DataFrame, parts: pd.DataFrame) ->
 
 def _waits(table: pd.DataFrame) -> pd.DataFrame:
     known = table[table["wait_us"].notna()]
-    lost = known.assign(lost_us=lost_once(known, _KEYS))
+    keys = (known[name].to_numpy(dtype=float, na_value=np.inf) for name in _KEYS)
+    lost = known.assign(
+        lost_us=lost_once(*(known[name].to_numpy(dtype=float) for name in ("start_us", "wait_us")), *keys)
+    )
     summed = lost.groupby(_KEYS, dropna=False, sort=True)[["transfer_us", "lost_us"]].sum().reset_index()
     named = summed.rename(columns={"lost_us": "wait_us"})
     return named.astype(dict.fromkeys(_KEYS, "Int64") | dict.fromkeys(("transfer_us", "wait_us"), "Float64"))
