@@ -1,4 +1,4 @@
-"""How wrong `dpscope whatif` is on public series of step times that it was not shown. Prints a line a level.
+"""How wrong `dpscope whatif` is on public series of step times that were held out. Prints a line for each level.
 
 python benchmarks/what_if.py [RUN ...]      # every measured DDP cell of the runs is replayed, and the others predicted from it
 """
@@ -55,12 +55,12 @@ def _line(name: str, rows: list[MeasuredStep], most: int, first: int, last: int)
     if not isinstance(fit, TableFit):
         sys.stdout.write(f"{where}: refused: {fit}" + "\n")
         return
-    said = [predict_step(fit, one.placement, one.batch_size) for one in held]
-    refused = {one.reason for one in said if one.step_us is None}
+    pairs = [(one, predict_step(fit, one)) for one in held]
+    refused = {one.reason for _, one in pairs if one.step_us is None}
     if refused:
         sys.stdout.write(f"{where}: refused: {'; '.join(map(str, refused))}" + "\n")
         return
-    sys.stdout.write(f"{where}: {_text(score(fit, said, held))} | {len(held)} rows, fit {took:.1f} s" + "\n")
+    sys.stdout.write(f"{where}: {_text(score(fit, pairs))} | {len(held)} rows, fit {took:.1f} s" + "\n")
 
 
 def _text(one: Score) -> str:

@@ -12,7 +12,7 @@ from dpscope.analysis.cells.predicted import KEYS, by_nccl, model_sizes
 from dpscope.analysis.cells.ring_load import NO_ALL_REDUCE, has_rings, ring_loads
 from dpscope.analysis.cells.row import Row, ratio
 from dpscope.analysis.cells.subtraction import NO_SAME_BATCH
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.units import show_time

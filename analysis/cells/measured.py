@@ -12,7 +12,7 @@ from dpscope.analysis.cells.device_use import put_device_use
 from dpscope.analysis.cells.estimated import put_estimates, single_step_us
 from dpscope.analysis.cells.row import Row
 from dpscope.analysis.cells.subtraction import NO_GLOBAL_BATCH, NO_SAME_BATCH
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData, knows_batch
 from dpscope.analysis.runs.spreads import RunSpreads

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding, counted

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint
 

@@ -4,10 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import Statistic, find_fit, predict_us
 from dpscope.analysis.costs.contention import ContentionRatios, contention_of
-from dpscope.analysis.costs.formulas import ring_us
+from dpscope.analysis.costs.formulas import bus_factor, ring_us
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.machine.interconnect import group_rate
 from dpscope.profiling.machine.link_text import parse_link

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpscope.analysis.epoch_times.baselines import Baselines, steps_in_epoch
-from dpscope.analysis.epoch_times.csv_rows import CsvRow, read_rows
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
 from dpscope.analysis.epoch_times.table import EpochTime
+from dpscope.analysis.text.csv_rows import CsvRow, read_rows
 from dpscope.profiling.records.finding import counted
 
 CLAIM_COLUMNS = ("quantity", "method", "printed_value", "unit")

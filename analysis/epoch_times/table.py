@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dpscope.analysis.epoch_times.csv_rows import CsvRow, read_rows
+from dpscope.analysis.text.csv_rows import CsvRow, read_rows
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.costs.bus_bandwidth import bus_factor, moved_as
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
+from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import STYLE, bandwidth_axes, literal
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit

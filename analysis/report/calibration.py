@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscope.analysis.costs.bus_bandwidth import bus_factor, moved_as
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.contention import contention_ratios
+from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
 from dpscope.analysis.report.nccl_tables import calibration_chapter
 from dpscope.analysis.text.text_table import TextTable

@@ -17,9 +17,9 @@ from dpscope.analysis.cells.predicted import (
 )
 from dpscope.analysis.cells.ring_load import RingLoad, ring_loads
 from dpscope.analysis.cells.row import CellValues, minus, number
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.collective_streams import ddp_schedule
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.estimate_gaps import comparison_rows
 from dpscope.analysis.runs.cell_data import CellData

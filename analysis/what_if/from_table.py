@@ -1,10 +1,10 @@
-"""Predictions from a table of measured step times alone, with a 90% band from the model's errors on the table's own rows.
+"""Predictions from a table of measured step times, with a 90% band from the model's errors on the table itself.
 
 Every count is predicted from the smaller ones, for each measured count as the largest, and every count but the largest from all
 others. Errors grow with the exposed share of the step and with the distance in devices, so half of a band is
 k sqrt(s0^2 + (s1 share)^2 + (s2 log2 times)^2) in logarithms of the step. k comes from those errors, weighted by how near their
-count and distance are, and from a normal distribution where none is near: small counts say little about large ones. s0, s1 and s2
-were chosen on the public T4 series (tests/data/scaling).
+count and distance are, and from a normal distribution where none is near: errors at small counts are no evidence for large ones.
+s0, s1 and s2 were chosen on the public T4 series (tests/data/scaling).
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 from dpscope.analysis.stats.arrays import Floats
 from dpscope.analysis.what_if.prediction import BAND, FARTHEST, NINE_OF_TEN, Prediction
 from dpscope.analysis.what_if.step_model import LEVELS, StepModel, fit_steps, level
-from dpscope.analysis.what_if.step_table import MeasuredStep, Placement
+from dpscope.analysis.what_if.step_table import MeasuredStep
 from dpscope.profiling.records.finding import counted
 
 _STEADY, _BY_SHARE, _BY_DISTANCE = 0.03, 0.17, 0.03
@@ -26,6 +26,7 @@ _MANY_ROWS = 10  # at one count, from which on their 90% quantile is used
 _FASTER = 0.95  # times t_1: a median step below it is not the same training on more devices
 _OTHER_UNIT = 100.0  # times t_1: a step this long suggests another unit
 _TO_DEVIATION = 1.4826  # from a median absolute deviation to the standard deviation of a normal distribution
+_RULES = ("perfect scaling", "nothing changes", "straight line in 1/N")
 _NAMED = 0.05  # share of the step from which exposed communication is named as what bounds it
 
 
@@ -50,22 +51,22 @@ class TableFit:
         """The measured step of one device."""
         return self.model.single.at(batch_size) if self.model.measured_alone else None
 
-    def largest(self, place: Placement) -> int:
-        """The largest device count measured over the same kind of link; 0 if none was."""
-        counts = [row.placement.ranks for row in self.model.rows if level(row.placement) == level(place)]
+    def largest(self, link: int) -> int:
+        """The largest device count measured over the link of a level; 0 if none was."""
+        counts = [row.placement.ranks for row in self.model.rows if level(row.placement) == link]
         return max((count for count in counts if count > 1), default=0)
 
     def half_width(self, share: float, ranks: int, times: float) -> float:
         """Half of the 90% band, in logarithms of the step; twice the assumed width where one count leaves its growth unknown."""
+        shape = float(_shape(np.array([share]), times)[0])
         if not self.errors:
-            return min(2 * NINE_OF_TEN * float(_shape(np.array([share]), times)[0]), math.log(2))
-        weights = [
-            math.exp(-_NEAR_COUNT * abs(math.log2(error.ranks / ranks)) - abs(math.log2(error.times / times)))
-            for error in self.errors
-        ]
-        squares = [weight * error.scaled**2 for weight, error in zip(weights, self.errors, strict=True)]
-        factor = math.sqrt((_ASSUMED_COUNTS * NINE_OF_TEN**2 + sum(squares)) / (_ASSUMED_COUNTS + sum(weights)))
-        return min(factor * float(_shape(np.array([share]), times)[0]), math.log(2))
+            return min(2 * NINE_OF_TEN * shape, math.log(2))
+        squares, weights = _ASSUMED_COUNTS * NINE_OF_TEN**2, _ASSUMED_COUNTS
+        for error in self.errors:
+            octaves = abs(math.log2(error.ranks / ranks)), abs(math.log2(error.times / times))
+            weight = math.exp(-_NEAR_COUNT * octaves[0] - octaves[1])
+            squares, weights = squares + weight * error.scaled**2, weights + weight
+        return min(math.sqrt(squares / weights) * shape, math.log(2))
 
 
 def _shape(shares: Floats, times: float) -> Floats:
@@ -85,18 +86,18 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
     errors, left_out = [], []
     for kept, held, times in _splits(model.rows):
         without = fit_steps([*kept, *(row for row in rows if row.single)])
-        asked = [row for row in held if without is not None and without.single.at(row.batch_size) is not None]
-        if without is None or not asked:
+        held = [row for row in held if without is not None and without.single.at(row.batch_size) is not None]
+        if without is None or not held:
             continue
-        steps, exposed = without.predict(asked)
-        off = np.abs(np.log(steps / np.array([row.step_us for row in asked]))) / _shape(exposed / steps, times)
+        steps, exposed = without.predict(held)
+        off = np.abs(np.log(steps / np.array([row.step_us for row in held]))) / _shape(exposed / steps, times)
         many = len(off) >= _MANY_ROWS
         scaled = np.quantile(off, BAND) if many else NINE_OF_TEN * np.sqrt(np.mean(np.minimum(off, 4.0) ** 2))
         errors.append(CountError(held[0].placement.ranks, times, float(scaled)))
         if times == 1 or len(kept) + len(held) == len(model.rows):
+            predicted = zip(held, steps, exposed, strict=True)
             left_out += [
-                (row, _prediction(row, step_us=float(step), exposed_us=float(late)))
-                for row, step, late in zip(asked, steps, exposed, strict=True)
+                (row, _prediction(row, step_us=float(us), exposed_us=float(late))) for row, us, late in predicted
             ]
     return TableFit(model, tuple(errors), tuple(left_out))
 
@@ -104,29 +105,23 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
 def _splits(rows: Sequence[MeasuredStep]) -> Iterator[tuple[list[MeasuredStep], list[MeasuredStep], float]]:
     """Rows to fit, rows of one device count to predict, and how many times the largest fitted count that is."""
     counts = sorted({row.placement.ranks for row in rows if row.placement.ranks > 1})
-    for count in counts[:-1]:
-        kept = [row for row in rows if row.placement.ranks != count]
-        yield kept, _over_known_links(kept, rows, count), 1.0
-    for most, larger in ((most, larger) for most in counts for larger in counts if most < larger <= FARTHEST * most):
-        kept = [row for row in rows if row.placement.ranks <= most]
-        yield kept, _over_known_links(kept, rows, larger), larger / most
-
-
-def _over_known_links(kept: Sequence[MeasuredStep], rows: Sequence[MeasuredStep], count: int) -> list[MeasuredStep]:
-    known = {level(row.placement) for row in kept if row.placement.ranks > 1}
-    return [row for row in rows if row.placement.ranks == count and level(row.placement) in known]
+    pairs = [(most, larger) for most in counts for larger in counts if most < larger <= FARTHEST * most]
+    for most, count in [*((math.inf, count) for count in counts[:-1]), *pairs]:
+        kept = [row for row in rows if row.placement.ranks <= most and row.placement.ranks != count]
+        known = {level(row.placement) for row in kept if row.placement.ranks > 1}
+        held = [row for row in rows if row.placement.ranks == count and level(row.placement) in known]
+        yield kept, held, max(1.0, count / most)
 
 
 def _incomparable(model: StepModel) -> str | None:
     """Why the rows cannot be data-parallel training of what one device ran; None where they may be.
 
-    Each device count is judged by its median, and by how much rows of one count differ, so that noise alone refuses nothing.
+    Each device count is judged by its median relative to the noise among rows of one count.
     """
     groups: dict[tuple[int, int], list[float]] = {}
     for row in model.rows:
-        if row.placement.ranks > 1:
-            ratio = math.log(row.step_us / (model.single.at(row.batch_size) or math.nan))
-            groups.setdefault((level(row.placement), row.placement.ranks), []).append(ratio)
+        if row.placement.ranks > 1 and (alone := model.single.at(row.batch_size)):
+            groups.setdefault((level(row.placement), row.placement.ranks), []).append(math.log(row.step_us / alone))
     apart = [one for group in groups.values() for one in sorted(abs(np.array(group) - np.median(group)))[1:]]
     noise = _TO_DEVIATION * float(np.median(apart)) if apart else 0.0
     for (link, count), group in groups.items():
@@ -144,89 +139,85 @@ def _incomparable(model: StepModel) -> str | None:
 
 def _prediction(row: MeasuredStep, **values: float | str | None) -> Prediction:
     place = row.placement
-    return replace(Prediction(place.ranks, place.nodes, row.batch_size), **values)  # type: ignore[arg-type]
+    return replace(Prediction(place.ranks, place.nodes, row.batch_size or None), **values)  # type: ignore[arg-type]
 
 
-def predict_step(fit: TableFit, place: Placement, batch_size: int, single: bool | None = None) -> Prediction:
-    """The step of one configuration; a refusal carries its reason.
-
-    `single`: without DistributedDataParallel; by default one device is, and several are not.
-    """
-    asked = MeasuredStep(place, batch_size, 0.0, None, single=place.ranks == 1 if single is None else single)
-    if (reason := _refusal(fit, asked)) is not None:
-        return _prediction(asked, reason=reason)
+def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
+    """The step of a row's configuration, whatever its times; a refusal carries its reason."""
+    place, batch_size = row.placement, row.batch_size
+    reason = fit if isinstance(fit, str) else _refusal(fit, row)
+    if isinstance(fit, str) or reason is not None:
+        return _prediction(row, reason=reason)
     alone = fit.model.single.at(batch_size)
     assert alone is not None
-    (step,), (exposed,) = ([float(alone)], [0.0]) if asked.single else fit.model.predict([asked])
-    times = max(1.0, place.ranks / largest) if (largest := fit.largest(place)) and place.ranks > 1 else 1.0
+    (step,), (exposed,) = ([float(alone)], [0.0]) if row.single else (one.tolist() for one in fit.model.predict([row]))
+    largest = fit.largest(level(place))
+    times = max(1.0, place.ranks / largest) if largest and place.ranks > 1 else 1.0
     half = fit.half_width(exposed / step, place.ranks, min(times, FARTHEST))
     if times > FARTHEST:
         return _prediction(
-            asked,
+            row,
             low_us=alone,
             high_us=max(step, alone + exposed * times / FARTHEST) * math.exp(half),
             reason=f"{times:.0f}x the largest measured count ({largest}): no number; the range begins at perfect scaling",
         )
     return _prediction(
-        asked,
-        step_us=float(step),
+        row,
+        step_us=step,
         low_us=max(step * math.exp(-half), min(step, alone) * math.exp(-fit.half_width(0.0, place.ranks, 1.0))),
         high_us=step * math.exp(half),
-        exposed_us=float(exposed),
+        exposed_us=exposed,
         efficiency=alone / step if fit.model.measured_alone else None,
         bound_by="communication" if exposed > step - exposed else "compute",
-        rests_on=_rests_on(fit, asked),
+        rests_on=_rests_on(fit, row),
     )
 
 
-def _refusal(fit: TableFit, asked: MeasuredStep) -> str | None:
+def _refusal(fit: TableFit, row: MeasuredStep) -> str | None:
     known = ", ".join(f"{batch:.0f}" for batch in fit.model.single.batches)
-    what = "one device was measured at" if fit.model.measured_alone else "was measured"
-    if fit.model.single.at(asked.batch_size) is None:
+    measured = "one device was measured at" if fit.model.measured_alone else "was measured"
+    if fit.model.single.at(row.batch_size) is None:
         if known == "0":
-            return f"the table has no batch_per_rank, so that it may not be of batch {asked.batch_size}"
-        if asked.batch_size == 0:
-            return f"no batch is given, and the step depends on it; {what}: samples {known}"
-        return f"batch {asked.batch_size} is too far from what {what} ({known})"
-    if asked.placement.ranks == 1 and not fit.model.measured_alone:
+            return f"the table has no batch_per_rank, so that it may not be of batch {row.batch_size}"
+        if row.batch_size == 0:
+            return f"no batch is given, and the step depends on it; {measured}: samples {known}"
+        return f"batch {row.batch_size} is too far from what {measured} ({known})"
+    if row.placement.ranks == 1 and not fit.model.measured_alone:
         return "no row of one device"
-    if asked.placement.ranks > 1 and not fit.largest(asked.placement):
-        return f"no row {LEVELS[level(asked.placement)]} was measured: the cost of that link is not known"
+    if row.placement.ranks > 1 and not fit.largest(level(row.placement)):
+        return f"no row {LEVELS[level(row.placement)]} was measured: the cost of that link is not known"
     return None
 
 
-def _rests_on(fit: TableFit, asked: MeasuredStep) -> str:
-    batches, batch = fit.model.single.batches, asked.batch_size
-    if asked.single:
+def _rests_on(fit: TableFit, row: MeasuredStep) -> str:
+    batches, link = fit.model.single.batches, level(row.placement)
+    if row.single:
         return f"t_1, measured at {', '.join(f'{one:.0f}' for one in batches)} samples per device"
-    alike = [row for row in fit.model.rows if level(row.placement) == level(asked.placement)]
-    counts = sorted({row.placement.ranks for row in alike})
+    counts = sorted(other.placement.ranks for other in fit.model.rows if level(other.placement) == link)
     span = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    text = f"{counted(len(alike), 'row')} {LEVELS[level(asked.placement)]}, {span} devices"
+    text = f"{counted(len(counts), 'row')} {LEVELS[link]}, {span} devices"
     if not fit.model.measured_alone:
         text += "; t_1 was not measured and is part of the fit"
-    if batch not in batches:
-        text += f"; t_1 {'between' if batches[0] <= batch <= batches[-1] else 'beyond'} measured batches"
+    if row.batch_size not in batches:
+        text += f"; t_1 {'between' if batches[0] <= row.batch_size <= batches[-1] else 'beyond'} measured batches"
     return text if fit.errors else f"{text}; the band is assumed, because one device count shows no error"
 
 
-def link_rate_gb_per_s(fit: TableFit, place: Placement, gradient_bytes: float) -> float | None:
-    """The bus bandwidth of the fitted ring over the link of a placement; None where compute hides most of what it costs."""
-    rows = [row for row in fit.model.rows if row.placement.ranks > 1 and level(row.placement) == level(place)]
-    if not rows:
-        return None
-    steps, exposed = fit.model.predict(rows)
+def link_rate_gb_per_s(fit: TableFit, link: int, gradient_bytes: float) -> float | None:
+    """The bus bandwidth of the fitted ring over the link of a level; None where compute hides most of what it costs."""
+    steps, exposed = fit.model.predict(
+        [row for row in fit.model.rows if row.placement.ranks > 1 and level(row.placement) == link]
+    )
     hidden = float(np.median(exposed / steps)) < _NAMED
-    return None if hidden else gradient_bytes / fit.model.wire_us(place.nodes > 1) / 1e3
+    return None if hidden else gradient_bytes / fit.model.wire_us(link) / 1e3
 
 
 @dataclass(frozen=True)
 class Score:
     """Medians over the predicted rows; errors are shares. None where nothing of the kind was predicted.
 
-    `overhead_error` is |predicted - measured| / (measured - t_1), which is 1 for perfect scaling. `skill` is 1 minus the ratio of
-    the step's median error to that of perfect scaling. `inside` is the share of truths in the 90% bands; `rules` has the step's
-    median error by each simple rule, on the same rows.
+    `overhead_error` is |predicted - measured| / (measured - t_1), which is 1 for perfect scaling. `inside` is the share of
+    truths in the 90% bands; `rules` has the step's median error by each simple rule, on the same rows.
     """
 
     rows: int
@@ -235,59 +226,47 @@ class Score:
     worst_step_error: float | None
     overhead_error: float | None
     exposed_error: float | None
-    skill: float | None
     inside: float | None
     half_width: float | None
     rules: dict[str, float | None]
 
 
-def score(fit: TableFit, predictions: Sequence[Prediction], truths: Sequence[MeasuredStep]) -> Score:
-    """`predictions` of one fit against `truths`, in the same order."""
-    pairs = [(one, truth) for one, truth in zip(predictions, truths, strict=True) if one.step_us is not None]
-    step_errors, overhead, exposed, inside, widths = [], [], [], [], []
-    rules: dict[str, list[float]] = {"perfect scaling": [], "nothing changes": [], "straight line in 1/N": []}
-    for one, truth in pairs:
-        assert one.step_us is not None
-        off, alone = abs(one.step_us / truth.step_us - 1), fit.alone_us(truth.batch_size)
-        step_errors.append(off)
-        if alone is not None and truth.step_us > alone:
-            overhead.append(off * truth.step_us / (truth.step_us - alone))
-        if truth.sync_us is not None and one.exposed_us is not None and truth.sync_us > _NAMED * truth.step_us:
-            exposed.append(abs(one.exposed_us / truth.sync_us - 1))
-        if one.low_us is not None and one.high_us is not None:
-            inside.append(one.low_us <= truth.step_us <= one.high_us)
-            widths.append((one.high_us - one.low_us) / 2 / one.step_us)
-        for rule, value in zip(rules, (alone, *_simple_rules(fit, truth)), strict=True):
-            if value is not None:
-                rules[rule].append(abs(value / truth.step_us - 1))
-    by_rule = {rule: _median(values) for rule, values in rules.items()}
-    ours, perfect = _median(step_errors), by_rule["perfect scaling"]
+def score(fit: TableFit, rows: Sequence[tuple[MeasuredStep, Prediction]]) -> Score:
+    """How well the predictions of one fit describe measured rows."""
+    pairs = [(row, one) for row, one in rows if one.step_us is not None]
+    columns = [(one.step_us, one.low_us, one.high_us, one.exposed_us, row.step_us, row.sync_us) for row, one in pairs]
+    step, low, high, exposed, true, sync = np.array(columns, dtype=float).reshape(-1, 6).T
+    rules = np.array([_simple_rules(fit, row) for row, _ in pairs], dtype=float).reshape(-1, len(_RULES)).T
+    off, alone = np.abs(step / true - 1), rules[0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        overhead = (off * true / (true - alone))[true > alone]
+    long = sync > _NAMED * true
+    inside = ((low <= true) & (true <= high))[np.isfinite(low)]
     return Score(
-        rows=len(truths),
-        declined=len(truths) - len(pairs),
-        step_error=ours,
-        worst_step_error=max(step_errors, default=None),
+        rows=len(rows),
+        declined=len(rows) - len(pairs),
+        step_error=_median(off),
+        worst_step_error=float(off.max()) if len(off) else None,
         overhead_error=_median(overhead),
-        exposed_error=_median(exposed),
-        skill=1 - ours / perfect if ours is not None and perfect else None,
-        inside=float(np.mean(inside)) if inside else None,
-        half_width=_median(widths),
-        rules=by_rule,
+        exposed_error=_median(np.abs(exposed[long] / sync[long] - 1)),
+        inside=float(inside.mean()) if len(inside) else None,
+        half_width=_median((high - low) / 2 / step),
+        rules={rule: _median(np.abs(values / true - 1)) for rule, values in zip(_RULES, rules, strict=True)},
     )
 
 
-def _simple_rules(fit: TableFit, truth: MeasuredStep) -> tuple[float | None, float | None]:
-    """The step at the largest count of the same batch, and on a straight line through its counts over 1/N."""
+def _simple_rules(fit: TableFit, truth: MeasuredStep) -> tuple[float | None, ...]:
+    """In the order of _RULES: t_1; the step at the largest count of the same batch; a line through its counts over 1/N."""
     points = [(row.placement.ranks, row.step_us) for row in fit.model.rows if row.batch_size == truth.batch_size]
-    if not points:
-        return None, None
-    counts, steps = np.array(points).T
-    line = None
-    if len(set(counts)) > 1:
-        slope, start = np.polyfit(1 / counts, steps, 1)
-        line = float(start + slope / truth.placement.ranks)
-    return float(np.median(steps[counts == counts.max()])), line
+    alone, unchanged, line = fit.alone_us(truth.batch_size), None, None
+    if points:
+        counts, steps = np.array(points).T
+        unchanged = float(np.median(steps[counts == counts.max()]))
+        if len(set(counts)) > 1:
+            line = float(np.polyval(np.polyfit(1 / counts, steps, 1), 1 / truth.placement.ranks))
+    return alone, unchanged, line
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return float(np.median(values)) if values else None
+def _median(values: Floats) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None

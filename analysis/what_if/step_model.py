@@ -5,18 +5,18 @@ t_N(b) = (A^g + T^g)^(1/g), where
 - A = t_1(b) (1 + c + j z_N) is compute. t_1(b) is the step of one device, interpolated between batches; c is what
   DistributedDataParallel adds on one device; j z_N is the delay of the slowest of N ranks, where z_N is the expected maximum of N
   standard normal numbers (Blom, Statistical Estimates and Transformed Beta-Variables, Wiley 1958).
-- T = a h(n) + w 2(n-1)/n is the all-reduce over the n members of the level it crosses: the devices of one node, or the nodes. The
-  second term is the ring's (Patarasu and Yuan, J. Parallel Distrib. Comput. 69, 2009): the devices of a node share its link, so
-  that between nodes each link carries 2(n-1)/n of the gradients. a and w have a value for each level.
+- T = a h(n) + w f(n) is the all-reduce over the n members of the level it crosses: the devices of one node, or the nodes. f(n) is
+  the ring's 2(n-1)/n (`bus_factor`): the devices of a node share its link, so that between nodes each link carries that much of
+  the gradients. a and w have a value for each level.
 - h(n) = (n^p - 1)/p is how latency grows: with log n as p approaches 0 (trees), with n - 1 for p = 1 (a ring's hops).
-- g says how far the two overlap: 1 adds them, infinity hides the shorter one. This form and the separate terms per level are
+- g is how far the two overlap: 1 adds them, infinity hides the shorter one. This form and the separate terms per level are
   those of Pollux (Qiao et al., OSDI 2021, section 3.2).
 
 What the model misses at one batch and level is corrected by the median residual of the counts nearest to the one in question.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -24,21 +24,23 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.stats.arrays import Floats
-from dpscope.analysis.what_if.single_device import SingleDevice, single_device
 from dpscope.analysis.what_if.step_table import MeasuredStep, Placement
 
 LEVELS = ("within a node", "between nodes")
+BATCH_REACH = 2.0  # times the measured batches up to which t_1 is extrapolated
 
 # Prior mean and standard deviation of log a and log w within a node, log a and log w between nodes (all as shares of the median
 # t_1), log(g - 1), log c, log j and the logit of p. They decide what the rows leave open.
 _PRIOR = np.array([*np.log([0.01, 0.1, 0.02, 0.5]), 1.0, *np.log([0.02, 0.05]), math.log(0.15 / 0.85)])
 _WIDTH = np.array([3.0, 2.0, 3.0, 2.0, 0.7, 1.5, 1.0, 2.0])
-_WIRES, _LATENCIES = (0.02, 0.1, 0.5, 2.0), (0.01, 0.1)  # starting values of w and a: the misfit has several minima
-_ALONE = (
+# starting values of the logarithms of a and w, within a node and between nodes: the misfit has several minima
+_STARTS = [np.log(links) for links in product(*[(0.01, 0.1), (0.02, 0.1, 0.5, 2.0)] * 2)]
+_ALONE, _ALONE_WIDTH = (
     0.95,
     0.3,
-)  # an unmeasured t_1: prior median as a share of the shortest step at its batch, and its width in logarithms
+)  # prior of an unmeasured t_1: share of the shortest step at its batch, width in logarithms
 _NOISE = 0.06  # relative error of a step before the rows have shown theirs
 _NOISE_ROWS = 2.0  # rows that this assumption counts for
 _CORRECTION_ROWS = 0.2  # weight of "no residual", against 1 for four rows at the same count
@@ -57,37 +59,74 @@ def expected_maximum(ranks: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
+class SingleDevice:
+    """t_1 by batch per device, ascending."""
+
+    batches: Floats
+    step_us: Floats
+
+    @classmethod
+    def of(cls, rows: Sequence[MeasuredStep]) -> "SingleDevice | None":
+        """The median step by batch of one device; of DistributedDataParallel on one device where there is no other."""
+        alone = [row for row in rows if row.single] or [row for row in rows if row.placement.ranks == 1]
+        return cls._by_batch(alone, np.median) if alone else None
+
+    @classmethod
+    def assumed(cls, rows: Sequence[MeasuredStep]) -> "SingleDevice":
+        """A first guess where no row is of one device: a share of the shortest step at each batch."""
+        return cls._by_batch(rows, lambda steps: _ALONE * min(steps))
+
+    @classmethod
+    def _by_batch(cls, rows: Sequence[MeasuredStep], combine: Callable[[list[float]], float]) -> "SingleDevice":
+        batches = sorted({row.batch_size for row in rows})
+        steps = [combine([row.step_us for row in rows if row.batch_size == batch]) for batch in batches]
+        return cls(np.array(batches, dtype=float), np.array(steps))
+
+    def at(self, batch_size: int) -> float | None:
+        """Linear between measured batches and, by the nearest two, up to twice beyond them; None where it is not known."""
+        least, most = self.batches[0], self.batches[-1]
+        if least <= batch_size <= most:
+            return float(np.interp(batch_size, self.batches, self.step_us))
+        if len(self.batches) == 1 or not least / BATCH_REACH <= batch_size <= most * BATCH_REACH:
+            return None
+        pair = slice(0, 2) if batch_size < least else slice(-2, None)
+        value = float(np.polyval(np.polyfit(self.batches[pair], self.step_us[pair], 1), batch_size))
+        return value if value > 0 else None
+
+
+@dataclass(frozen=True)
 class _Design:
-    """One entry per configuration: devices, members of the level, whether that is the nodes, t_1, microseconds."""
+    """One entry per configuration: devices, members of the level, their ring's factor, whether that is the nodes, t_1 in us."""
 
     ranks: Floats
     members: Floats
+    ring: Floats
     several: npt.NDArray[np.bool_]
     alone_us: Floats
 
     @classmethod
     def of(cls, rows: Sequence[MeasuredStep], alone_us: Floats) -> "_Design":
         places = [row.placement for row in rows]
-        several = np.array([place.nodes > 1 for place in places])
+        members = [place.nodes if level(place) else place.ranks for place in places]
+        ring = np.array([bus_factor("all_reduce", count) or 0.0 for count in members])
         ranks = np.array([place.ranks for place in places], dtype=float)
-        return cls(ranks, np.where(several, [float(place.nodes) for place in places], ranks), several, alone_us)
+        return cls(
+            ranks, np.array(members, dtype=float), ring, np.array([place.nodes > 1 for place in places]), alone_us
+        )
 
     def parts_us(self, parameters: Floats, unit_us: float) -> tuple[Floats, Floats]:
         """A without the delay of the slowest rank, and the step."""
         latency = np.where(self.several, *np.exp(parameters[[2, 0]]))
         wire = np.where(self.several, *np.exp(parameters[[3, 1]]))
-        overlap, (own, late), power = 1 + np.exp(parameters[4]), np.exp(parameters[5:7]), _share(parameters[7])
+        overlap, (wrapping, delay) = 1 + np.exp(parameters[4]), np.exp(parameters[5:7])
+        power = 1 / (1 + np.exp(-np.clip(parameters[7], -6, 6)))
         growth = (self.members**power - 1) / power
-        transfer = np.maximum(latency * growth + wire * 2 * (1 - 1 / self.members), 1e-9) * unit_us
-        wrapped = self.alone_us * (1 + own)
-        compute = wrapped + self.alone_us * late * expected_maximum(self.ranks)
+        transfer = np.maximum(latency * growth + wire * self.ring, 1e-9) * unit_us
+        wrapped = self.alone_us * (1 + wrapping)
+        compute = wrapped + self.alone_us * delay * expected_maximum(self.ranks)
         longer = np.maximum(compute, transfer)
         steps = longer * ((compute / longer) ** overlap + (transfer / longer) ** overlap) ** (1 / overlap)
         return wrapped, np.where(self.ranks > 1, steps, wrapped)
-
-
-def _share(logit: float) -> float:
-    return float(1 / (1 + np.exp(-np.clip(logit, -6, 6))))
 
 
 @dataclass(frozen=True)
@@ -106,35 +145,30 @@ class StepModel:
         factors = np.exp([self._correction(row.batch_size, row.placement) for row in configurations])
         return steps * factors, np.maximum(steps * factors - wrapped, 0.0)
 
-    def wire_us(self, several_nodes: bool) -> float:
-        """Time that all gradients take over the link once, without latency."""
-        return float(np.exp(self.parameters[3 if several_nodes else 1])) * self.unit_us
+    def wire_us(self, link: int) -> float:
+        """Time that all gradients take over the link of a level once, without latency."""
+        return float(np.exp(self.parameters[1 + 2 * link])) * self.unit_us
 
     def _uncorrected(self, rows: Sequence[MeasuredStep]) -> tuple[Floats, Floats]:
         alone = np.array([self.single.at(row.batch_size) for row in rows], dtype=float)
         return _Design.of(rows, alone).parts_us(self.parameters, self.unit_us)
 
     @cached_property
-    def _residuals(self) -> dict[tuple[int, int], list[tuple[float, float, float]]]:
-        """By batch and level: device count, median log residual, weight."""
+    def _residuals(self) -> dict[tuple[int, int], dict[int, list[float]]]:
+        """Log residuals by batch and level, then by device count."""
         groups: dict[tuple[int, int], dict[int, list[float]]] = {}
-        _, steps = self._uncorrected(self.rows)
-        for row, step in zip(self.rows, steps, strict=True):
+        for row, step in zip(self.rows, self._uncorrected(self.rows)[1], strict=True):
             if row.placement.ranks > 1:
                 counts = groups.setdefault((row.batch_size, level(row.placement)), {})
                 counts.setdefault(row.placement.ranks, []).append(math.log(row.step_us / step))
-        return {
-            key: [(float(count), float(np.median(logs)), min(len(logs), 4) / 4) for count, logs in counts.items()]
-            for key, counts in groups.items()
-        }
+        return groups
 
     def _correction(self, batch_size: int, place: Placement) -> float:
-        near = [
-            (residual, weight * math.exp(-abs(math.log2(place.ranks / count))))
-            for count, residual, weight in self._residuals.get((batch_size, level(place)), [])
-        ]
-        total = sum(weight for _, weight in near)
-        return sum(residual * weight for residual, weight in near) / (total + _CORRECTION_ROWS)
+        total, weights = 0.0, _CORRECTION_ROWS
+        for count, logs in self._residuals.get((batch_size, level(place)), {}).items():
+            weight = min(len(logs), 4) / 4 * math.exp(-abs(math.log2(place.ranks / count)))
+            total, weights = total + weight * float(np.median(logs)), weights + weight
+        return total / weights
 
 
 def fit_steps(rows: Sequence[MeasuredStep]) -> StepModel | None:
@@ -143,62 +177,43 @@ def fit_steps(rows: Sequence[MeasuredStep]) -> StepModel | None:
     Least squares on logarithms with a soft loss, so that single wild rows do not decide. Without a row of one device, t_1 is
     fitted at every batch, which takes at least two device counts.
     """
-    single = single_device(rows)
-    if single is None:
-        return _without_single(rows)
-    usable = [row for row in rows if not row.single and single.at(row.batch_size) is not None]
-    if not any(row.placement.ranks > 1 for row in usable):
+    single = SingleDevice.of(rows)
+    start = single or SingleDevice.assumed(rows)
+    usable = tuple(row for row in rows if not row.single and start.at(row.batch_size) is not None)
+    counts = {row.placement.ranks for row in usable}
+    if not counts - {1} or (single is None and len(counts) < 2):
         return None
-    alone = np.array([single.at(row.batch_size) for row in usable], dtype=float)
-    unit = float(np.median(alone))
-    start = StepModel(tuple(usable), single, True, _PRIOR, unit)
-    return replace(start, parameters=_fitted(usable, alone, None, unit)[: len(_PRIOR)])
+    unit = float(np.median([start.at(row.batch_size) for row in usable] if single else start.step_us))
+    found = _fitted(usable, start, unit, free=single is None)
+    fitted = single or replace(start, step_us=start.step_us * np.exp(found[len(_PRIOR) :]))
+    return StepModel(usable, fitted, single is not None, found[: len(_PRIOR)], unit)
 
 
-def _without_single(rows: Sequence[MeasuredStep]) -> StepModel | None:
-    if len({row.placement.ranks for row in rows}) < 2:
-        return None
-    batches, which = np.unique([row.batch_size for row in rows], return_inverse=True)
-    steps = np.array([row.step_us for row in rows])
-    guesses = np.array([_ALONE[0] * steps[which == index].min() for index in range(len(batches))])
-    unit = float(np.median(guesses))
-    found = _fitted(rows, guesses[which], which, unit)
-    single = SingleDevice(batches.astype(float), guesses * np.exp(found[len(_PRIOR) :]))
-    return StepModel(tuple(rows), single, False, found[: len(_PRIOR)], unit)
-
-
-def _fitted(
-    rows: Sequence[MeasuredStep], alone_us: Floats, which: npt.NDArray[np.intp] | None, unit_us: float
-) -> Floats:
-    """Parameters, then log corrections of t_1 by batch where `which` names each row's batch."""
+def _fitted(rows: Sequence[MeasuredStep], single: SingleDevice, unit_us: float, free: bool) -> Floats:
+    """Parameters, then if t_1 is `free` its log corrections by batch."""
     from scipy.optimize import least_squares
 
-    extra = 0 if which is None else int(which.max()) + 1
-    prior = np.concatenate([_PRIOR, np.zeros(extra)])
-    width = np.concatenate([_WIDTH, np.full(extra, _ALONE[1])])
+    extra = np.zeros(len(single.batches) if free else 0)
+    which = np.searchsorted(single.batches, [row.batch_size for row in rows])
+    prior, width = np.concatenate([_PRIOR, extra]), np.concatenate([_WIDTH, extra + _ALONE_WIDTH])
     logs = np.log([row.step_us for row in rows])
-    design = _Design.of(rows, alone_us)
+    design = _Design.of(rows, np.array([single.at(row.batch_size) for row in rows], dtype=float))
     nearness = design.ranks / design.ranks.max()  # predictions are for more devices rather than fewer
 
     def residuals(found: Floats) -> Floats:
-        fitted = design if which is None else replace(design, alone_us=alone_us * np.exp(found[len(_PRIOR) :])[which])
+        fitted = replace(design, alone_us=design.alone_us * np.exp(found[len(_PRIOR) :])[which]) if free else design
         return np.asarray(np.log(fitted.parts_us(found, unit_us)[1]) - logs)
 
-    def minimum(noise: float, start: Floats) -> Floats:
-        def misfit(found: Floats) -> Floats:
-            return np.concatenate([residuals(found) * nearness / noise, (found - prior) / width])
+    def misfit(found: Floats, noise: float = _NOISE) -> Floats:
+        return np.concatenate([residuals(found) * nearness / noise, (found - prior) / width])
 
-        return np.asarray(least_squares(misfit, start, loss="soft_l1", ftol=1e-5, xtol=1e-5, gtol=1e-5).x)
+    def minimum(start: Floats, noise: float) -> Floats:
+        return np.asarray(
+            least_squares(misfit, start, loss="soft_l1", ftol=1e-5, xtol=1e-5, gtol=1e-5, args=(noise,)).x
+        )
 
-    def cost(found: Floats) -> float:
-        scaled = np.concatenate([residuals(found) * nearness / _NOISE, (found - prior) / width])
-        return float(np.sum(np.sqrt(1 + scaled**2)))
-
-    starts = [
-        np.concatenate([np.log([a_in, w_in, a_net, w_net]), prior[4:]])
-        for a_in, w_in, a_net, w_net in product(_LATENCIES, _WIRES, _LATENCIES, _WIRES)
-    ]
-    found = minimum(_NOISE, min(starts, key=cost))
+    starts = [np.concatenate([links, prior[4:]]) for links in _STARTS]
+    found = minimum(min(starts, key=lambda start: float(np.sum(np.sqrt(1 + misfit(start) ** 2)))), _NOISE)
     typical = np.minimum(residuals(found) ** 2, (3 * _NOISE) ** 2)
     noise = math.sqrt((_NOISE_ROWS * _NOISE**2 + float(np.sum(typical))) / (_NOISE_ROWS + len(rows)))
-    return minimum(noise, found)
+    return minimum(found, noise)

@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, str] = {
     "profiling/records profiling/store",
     "launch/equality": "launch/jobs launch/planning launch/workload profiling/records profiling/store",
     "analysis/stats": "",
-    "analysis/text": "profiling/records",
+    "analysis/text": "profiling/records profiling/store",
     "analysis/costs": "analysis/text profiling/machine profiling/records profiling/store",
     "analysis/traces/reading": "profiling/records profiling/store",
     "analysis/traces/steps": "analysis/traces/reading profiling/records",

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.traces.ranks.step_numbers import number_steps_alike
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin, of_several_groups
 from dpscope.analysis.traces.steps.event_kind import ROOTED

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -13,10 +13,11 @@ from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.what_if.answers.bases import AskedBase, lacks_sentence
 from dpscope.analysis.what_if.answers.own_error import OwnErrors
 from dpscope.analysis.what_if.answers.savings import Saving, savings, savings_sentences
-from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences, ledger_values
+from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences, show_ms
 from dpscope.analysis.what_if.replay.base import base_error
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS
 from dpscope.analysis.what_if.scenarios.predict import predict
+from dpscope.analysis.what_if.scenarios.predicted_ledger import detail_sentences, ledger_values
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.finding import counted
 
@@ -147,7 +148,8 @@ def _missing(known: Sequence[_LedgerRow]) -> tuple[str, ...]:
 def run_answer_sentences(said: RunAnswer) -> list[str]:
     """The answer in words, a sentence per scenario where there are few."""
     labels = [_label(words, one) for words, _, one in said.predictions]
-    return answer_sentences(labels, [one for _, _, one in said.predictions], said.question.base.ledger)
+    predictions = [one for _, _, one in said.predictions]
+    return answer_sentences(labels, predictions, partial(detail_sentences, said.question.base.ledger))
 
 
 def _label(words: Mapping[str, str], one: Prediction) -> str:
@@ -160,18 +162,11 @@ def _options(said: RunAnswer) -> list[str]:
 
 
 def _cells(words: dict[str, str], one: Prediction, varied: Sequence[str]) -> tuple[str, ...]:
-    band = "NA" if one.low_us is None or one.high_us is None else f"{one.low_us / 1e3:.1f} to {one.high_us / 1e3:.1f}"
     return (
         *(str(one.devices), str(one.nodes), "NA" if one.batch_size is None else str(one.batch_size)),
         *(words.get(name, "as measured") for name in varied),
-        *(_ms(one.step_us), band, _ms(one.exposed_us)),
-        "NA" if one.efficiency is None else f"{100 * one.efficiency:.1f}",
-        one.bound_by or "NA",
+        *(show_ms(one.step_us), one.band, show_ms(one.exposed_us), one.percent, one.bound_by or "NA"),
     )
-
-
-def _ms(value: float | None) -> str:
-    return "NA" if value is None else f"{value / 1e3:.1f}"
 
 
 def _grounds(said: RunAnswer) -> list[str]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.node_rates import NodeRate, rate_between
 from dpscope.analysis.what_if.links.carried import carried_us
 from dpscope.analysis.what_if.links.ways import HIERARCHICAL, best_way, hop_us

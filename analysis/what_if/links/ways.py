@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.costs.formulas import bus_factor
 
 RING, TREE, HIERARCHICAL = "ring", "tree", "hierarchy"
 

@@ -10,7 +10,7 @@ from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, Bucketing, buc
 from dpscope.analysis.what_if.replay.replay import Compute, Conditions
 from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, SHARES_THE_LINK, StepProfile
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
-from dpscope.analysis.what_if.single_device import BATCH_REACH, SingleDevice
+from dpscope.analysis.what_if.step_model import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
 from dpscope.profiling.records.finding import counted
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.what_if.links.costs import Costs
-from dpscope.analysis.what_if.prediction import FARTHEST, Prediction, largest_part
+from dpscope.analysis.what_if.prediction import FARTHEST, Prediction
 from dpscope.analysis.what_if.replay.base import MOST_OFF, base_error, silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, not_reproduced
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Prepared, Replayed, replay
@@ -26,7 +26,12 @@ from dpscope.analysis.what_if.scenarios.inputs import (
     step_batch,
     uneven,
 )
-from dpscope.analysis.what_if.scenarios.predicted_ledger import PredictedLedger, data_parallel_ledger, predicted_ledger
+from dpscope.analysis.what_if.scenarios.predicted_ledger import (
+    PredictedLedger,
+    data_parallel_ledger,
+    largest_part,
+    predicted_ledger,
+)
 from dpscope.analysis.what_if.scenarios.scenario import AS_MEASURED, Base, Scenario
 from dpscope.profiling.records.strategies import traits_of
 

@@ -56,7 +56,7 @@ def test_spelling_that_is_accepted(tmp_path: Path) -> None:
         ("", ("is empty", "strategy, batch_size, devices, epoch_seconds")),
         ("\n\n", ("is empty",)),
         (SMALLEST, ("no rows",)),
-        ("strategy;batch_size;devices;epoch_seconds\nddp;32;2;5\n", ("row 1", "no column", "separated by commas")),
+        ("strategy|batch_size|devices|epoch_seconds\nddp|32|2|5\n", ("row 1", "no column", "separated by commas")),
         ("strategy,batch_size,devices\nddp,32,2\n", ("row 1", "no column epoch_seconds")),
         ("strategy,batch_size,devices,devices,epoch_seconds\nddp,1,2,2,3\n", ("column devices", "twice")),
         (SMALLEST + "single,32,1,10\nddp,32,2,fast\n", ("row 3", "column epoch_seconds", "'fast'", "not a number")),

@@ -43,7 +43,7 @@ def test_measured_rows_are_predicted_in_their_order(tmp_path: Path) -> None:
     assert [entry["step_us"] is None for entry in said["predictions"]] == [True, False, True, False]
     assert said["score"]["resnet50, 25"]["declined"] == 1
     text = whatif(known, "--measured", held).stdout
-    assert text.startswith("resnet50, 25: 1 of 2 rows predicted, the step with a median error of ")
+    assert text.startswith("resnet50, 25: 1 of 2 rows predicted: median error of the step ")
 
 
 def test_predictions_do_not_depend_on_the_times_of_the_rows_predicted(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_column_or_a_batch_that_one_table_lacks_hinders_nothing(tmp_path: Path
     said = json.loads(whatif(known, "--measured", other, "--format", "json").stdout)
     assert said["predictions"][0]["reason"] is None
     assert said["score"]["all series"]["step_error"] < 0.05
-    other.write_text("day,ranks,step_ms\nmonday,8,110\ntuesday,8,111\n")  # which tells them apart
+    other.write_text("day,ranks,step_ms\nmonday,8,110\nmonday,16,112\ntuesday,8,111\n")  # a setting
     assert "has no rows of monday" in printed(known, "--measured", other)
 
 

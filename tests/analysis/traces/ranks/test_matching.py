@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.traces.ranks.matching import match_ranks
 from dpscope.analysis.traces.ranks.step_waits import step_waits
 from dpscope.analysis.traces.ranks.stragglers import find_straggler

@@ -1,6 +1,7 @@
 """Ledgers of predicted steps, on the base of test_predict.py: by pocket calculation, and that they always add up."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -9,7 +10,12 @@ from dpscope.analysis.what_if.links.costs import Costs, Links
 from dpscope.analysis.what_if.prediction import Prediction, answer_sentences
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.predict import predict
-from dpscope.analysis.what_if.scenarios.predicted_ledger import NOT_SPLIT, ONE_DEVICE, ONE_PROCESS_COPIES
+from dpscope.analysis.what_if.scenarios.predicted_ledger import (
+    NOT_SPLIT,
+    ONE_DEVICE,
+    ONE_PROCESS_COPIES,
+    detail_sentences,
+)
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 from dpscope.profiling.machine.link_text import parse_link
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
@@ -114,7 +120,7 @@ def test_only_the_largest_part_holds_a_step_up() -> None:
     base = Ledger(580e3, 520e3, 10e3, 20e3, 0.0, 30e3)
     then = Ledger(612e3, 519e3, 13e3, 50e3, 0.0, 30e3)
     said = Prediction(8, 1, 4, 612e3, 600e3, 630e3, 63e3, 0.9, "compute", ledger=then)
-    assert answer_sentences(["8 devices"], [said], base) == [
+    assert answer_sentences(["8 devices"], [said], partial(detail_sentences, base)) == [
         "8 devices: 612.0 ms a step (90% band 600.0 to 630.0), 90% of perfect scaling. Held up most by compute (519.0 ms). "
         "Against the base, exposed transfer grows by 30.0 ms."
     ]

@@ -1,10 +1,13 @@
-"""A CSV file that people write by hand, row by row: every mistake in it is one line that names file, row, column and fix."""
+"""CSV files that people write by hand or save from a spreadsheet. Every mistake is one line: file, row, column and fix.
+
+Cells are separated by commas, by semicolons (numbers may then have a decimal comma) or by tabs. Lines that begin with # are
+skipped.
+"""
 
 import csv
-import io
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +16,8 @@ from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_MISSING = frozenset({"", "nan", "na", "null", "none"})
+_MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "-"})
+_SEPARATORS = ",;\t"
 _LARGEST_WHOLE = 2**53
 
 _Cell = TypeVar("_Cell")
@@ -22,15 +26,15 @@ _Cell = TypeVar("_Cell")
 class CsvRow:
     """One line of a file: its cells by heading, and the errors that name them."""
 
-    def __init__(self, path: Path, line: int, cells: Mapping[str, str]) -> None:
-        self._path, self.line, self._cells = path, line, cells
+    def __init__(self, path: Path, line: int, cells: Mapping[str, str], separator: str = ",") -> None:
+        self._path, self.line, self.cells, self._separator = path, line, cells, separator
 
     def text(self, column: str) -> str | None:
-        cell = self._cells.get(column, "")
+        cell = self.cells.get(column, "")
         return None if cell.lower() in _MISSING else cell
 
     def required_text(self, column: str) -> str:
-        return self._required(column, self.text(column))
+        return self.required(column, self.text(column))
 
     def whole(self, column: str) -> int | None:
         """A whole number from 1 on."""
@@ -42,7 +46,7 @@ class CsvRow:
         return int(number)
 
     def required_whole(self, column: str) -> int:
-        return self._required(column, self.whole(column))
+        return self.required(column, self.whole(column))
 
     def decimal(self, column: str, accept: Callable[[float], bool], wanted: str) -> float | None:
         number = self._number(column, wanted)
@@ -51,7 +55,7 @@ class CsvRow:
         return number
 
     def error(self, column: str, problem: str) -> DpscopeError:
-        value = self._cells.get(column, "")
+        value = self.cells.get(column, "")
         shown = value if len(value) <= 40 else value[:37] + "..."
         return DpscopeError(f"{self._path}, row {self.line}, column {column}: {shown!r} {problem}")
 
@@ -59,44 +63,49 @@ class CsvRow:
         text = self.text(column)
         if text is None:
             return None
+        text = text.replace(",", ".") if self._separator == ";" else text
         if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
             raise self.error(column, f"is not a number; write {wanted}, or leave the cell empty if it is unknown")
         return float(text)
 
-    def _required(self, column: str, value: _Cell | None) -> _Cell:
+    def required(self, column: str, value: _Cell | None) -> _Cell:
+        """The value, which must be there."""
         if value is None:
             raise self.error(column, "is empty; every row needs it")
         return value
 
 
-def read_rows(path: Path, required: tuple[str, ...]) -> tuple[list[str], list[CsvRow]]:
-    """Headings, and the rows behind them, their cells stripped.
+def read_rows(path: Path, required: tuple[str, ...], known: Collection[str] = ()) -> tuple[list[str], list[CsvRow]]:
+    """The headings and the rows below them, with stripped cells. Headings in `known` may be in capitals.
 
-    Raises DpscopeError for what is no comma-separated table with these columns and one row or more.
+    Raises DpscopeError unless the file is a table with the required columns and at least one row.
     """
-    reader = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
-    lines: list[tuple[int, list[str]]] = []
+    lines = ["\n" if line.startswith("#") else line for line in _read_text(path).splitlines(keepends=True)]
+    separator = max(_SEPARATORS, key=next((line for line in lines if line.strip()), "").count)
+    reader = csv.reader(lines, delimiter=separator, strict=True)
+    cells: list[tuple[int, list[str]]] = []
     try:
-        lines.extend(
-            (reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(map(str.strip, cells))
-        )
+        cells.extend((reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row)))
     except csv.Error as error:
         raise DpscopeError(
             f"{path}, row {reader.line_num}: not comma-separated values ({error}); check its quotes"
         ) from error
-    if not lines:
+    if not cells:
         raise DpscopeError(f"{path} is empty; its first row must name the columns {', '.join(required)}")
-    headings = lines[0][1]
+    (_, headings), *rows = cells
+    headings = [name.lower() if name.lower() in known else name for name in headings]
     _check_headings(path, headings, required)
-    if len(lines) == 1:
+    if not rows:
         raise DpscopeError(f"{path} has headings but no rows; add a row per measurement")
-    for line, cells in lines[1:]:
-        if len(cells) != len(headings):
+    for number, row in rows:
+        while len(row) > len(headings) and not row[-1]:
+            row.pop()
+        if len(row) != len(headings):
             raise DpscopeError(
-                f"{path}, row {line}: {counted(len(cells), 'cell')} under {counted(len(headings), 'heading')}; "
+                f"{path}, row {number}: {counted(len(row), 'cell')} under {counted(len(headings), 'heading')}; "
                 "leave unknown cells empty and quote cells that hold a comma"
             )
-    return headings, [CsvRow(path, line, dict(zip(headings, cells, strict=True))) for line, cells in lines[1:]]
+    return headings, [CsvRow(path, number, dict(zip(headings, row, strict=True)), separator) for number, row in rows]
 
 
 def _read_text(path: Path) -> str:
@@ -118,7 +127,7 @@ def _check_headings(path: Path, headings: list[str], required: tuple[str, ...]) 
         raise DpscopeError(
             f"{path}, row 1: no column {', '.join(missing)} (found: {shown!r}); "
             + (f"did you mean {hints}? Name" if hints else "name")
-            + f" the columns {', '.join(required)}, separated by commas"
+            + f" the column{'s' * (len(required) > 1)} {', '.join(required)}, separated by commas"
         )
     repeated = sorted({name for name in headings if name and headings.count(name) > 1})
     if repeated:
