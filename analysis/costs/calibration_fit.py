@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from dpscope.analysis.costs.curve import Curve, Values, choose_curve, fit_curve, relative_errors
+from dpscope.analysis.costs.formulas import bus_gb_per_s
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, FitPiece
 
@@ -35,10 +36,12 @@ class FittedTime:
 
 
 def fit_calibration(calibration: Calibration) -> Calibration:
-    """The calibration with the fit of every collective and device count that has two sizes or more.
+    """The calibration with the fit of every collective and device count that has at least two sizes; as it is if it has fits.
 
     One of the slowest rank's times and, where they are there, one of the shortest, which traces' transfers are.
     """
+    if calibration.fits:
+        return calibration
     groups: dict[tuple[str, int, int | None], list[CalibrationPoint]] = {}
     for point in calibration.points:
         if point.size_bytes > 0 and point.times_us:
@@ -200,3 +203,8 @@ def find_fit(
     """
     fits = [fit for fit in calibration.fits if (fit.collective, fit.devices) == (collective, devices)]
     return next((fit for fit in fits if fit.statistic == statistic), fits[0] if fits else None)
+
+
+def largest_bus_gb_per_s(fit: CollectiveFit) -> float | None:
+    """Bus bandwidth at the largest size measured, 1e9 B/s; None for a collective without a ring formula."""
+    return bus_gb_per_s(fit.collective, fit.largest_bytes, fit.devices, predict_us(fit, fit.largest_bytes).time_us)

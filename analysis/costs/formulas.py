@@ -49,7 +49,7 @@ def ring_all_reduce_us(size_bytes: float, ranks: int, bandwidth_gb_per_s: float,
     >>> ring_all_reduce_us(1e9, ranks=2, bandwidth_gb_per_s=10)  # 1 GB over 10 GB/s, factor 2(2-1)/2 = 1: 0.1 s
     100000.0
     """
-    return 2 * (ranks - 1) * latency_us + 2 * (ranks - 1) / ranks * size_bytes / bandwidth_gb_per_s / 1e3
+    return ring_us("all_reduce", size_bytes, ranks, bandwidth_gb_per_s, latency_us) or 0.0
 
 
 def ring_us(
@@ -69,6 +69,12 @@ def ring_us(
 def ring_hops(kind: str, ranks: int) -> int:
     """The hops of a collective on a ring: 2(N-1) for all-reduce, N-1 for the others."""
     return (2 if kind == "all_reduce" else 1) * (ranks - 1)
+
+
+def bus_gb_per_s(kind: str, size_bytes: float, ranks: int, time_us: float) -> float | None:
+    """Bus bandwidth, 1e9 B/s: the rate at which the ring formula takes this time; None for a kind without one, or no time."""
+    factor = bus_factor(kind, ranks)
+    return None if factor is None or time_us <= 0 else factor * size_bytes / time_us / 1e3
 
 
 def algorithm_us(

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint, Collective
 from dpscope.profiling.records.finding import counted
@@ -202,10 +203,9 @@ def _collective(path: Path, section: _Section) -> Collective:
     candidates = _by_columns(section)
     ratio = _bus_ratio(path, section)
     ranks = len(section.ranks)
-    factors = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "reduce": 1.0}
-    shared = (ranks - 1) / ranks
     if ratio is not None:
-        candidates = [name for name in candidates if abs(ratio / factors.get(name, shared) - 1) < _RATIO_TOLERANCE]
+        factors = {name: bus_factor(name, ranks) or 1.0 for name in candidates}
+        candidates = [name for name in candidates if abs(ratio / factors[name] - 1) < _RATIO_TOLERANCE]
     if len(candidates) == 1:
         return candidates[0]
     named = section.named or _name_in(path.name)

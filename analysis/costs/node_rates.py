@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpscope.analysis.costs.formulas import bus_factor
+from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint
 
@@ -56,10 +56,7 @@ def _rate(calibration: Calibration, points: Sequence[CalibrationPoint]) -> NodeR
     if not known:
         return None
     best = max(known, key=lambda one: (one.collective == "all_reduce", one.devices, one.size_bytes))
-    factor = bus_factor(best.collective, best.devices)
-    assert factor is not None
-    time_us = float(np.median(best.times_us))
-    if time_us <= 0:
+    rate = bus_gb_per_s(best.collective, best.size_bytes, best.devices, float(np.median(best.times_us)))
+    if rate is None:
         return None
-    rate = best.size_bytes / time_us / 1e3 * factor
     return NodeRate(rate, best.collective, best.size_bytes, best.devices, nodes_of(calibration, best) or 1)

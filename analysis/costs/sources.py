@@ -4,9 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dpscope.analysis.costs.calibration_fit import Statistic, find_fit, predict_us
+from dpscope.analysis.costs.calibration_fit import Statistic, find_fit, largest_bus_gb_per_s, predict_us
 from dpscope.analysis.costs.contention import ContentionRatios, contention_of
-from dpscope.analysis.costs.formulas import bus_factor, ring_us
+from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.machine.interconnect import group_rate
 from dpscope.profiling.machine.link_text import parse_link
@@ -94,10 +94,9 @@ class CostSources:
             return RingRate(link.gb_per_s, "specification", self._told(link))
         calibration = self.calibrated(devices)
         fit = find_fit(calibration, kind, devices) if calibration is not None else None
-        factor = bus_factor(kind, devices)
-        if fit is None or factor is None or (time_us := predict_us(fit, fit.largest_bytes).time_us) <= 0:
+        rate = largest_bus_gb_per_s(fit) if fit is not None else None
+        if fit is None or rate is None:
             return None
-        rate = fit.largest_bytes / time_us / 1e3 * factor
         told = f"{rate:.3g} GB/s, the bus bandwidth calibrated at {show_bytes(fit.largest_bytes)}"
         return RingRate(rate, "calibration", f"{told} (no link is known)")
 

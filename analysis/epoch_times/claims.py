@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.epoch_times.baselines import Baselines, steps_in_epoch
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
 from dpscope.analysis.epoch_times.table import EpochTime
@@ -146,7 +147,7 @@ class ClaimSetting:
     @property
     def ring_elements(self) -> float:
         """Elements one device sends in a ring all-reduce of K elements: 2K(N-1)/N."""
-        return 2 * self.parameters * (self.devices - 1) / self.devices
+        return (bus_factor("all_reduce", self.devices) or 0.0) * self.parameters
 
     @property
     def steps(self) -> int:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.epoch_times.baselines import (
     Baseline,
     Baselines,
@@ -91,7 +92,7 @@ def moved_bytes_per_step(row: EpochTime) -> float | None:
         return None
     model_bytes = BYTES_PER_PARAMETER * row.parameters
     if traits_of(row.strategy).reducer:
-        return 2 * (row.devices - 1) / row.devices * model_bytes
+        return (bus_factor("all_reduce", row.devices) or 0.0) * model_bytes
     return 2.0 * model_bytes if traits_of(row.strategy).peer_copies else None
 
 

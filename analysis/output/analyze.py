@@ -82,8 +82,8 @@ def _holds_traces(path: Path) -> bool:
 
 def report_of(path: Path, targets: Targets) -> "Report":
     """The report of a run, with the calibration that lies in its folder, if one does."""
+    from dpscope.analysis.costs.calibration_files import calibration_path, costs_at, load_calibration
     from dpscope.analysis.report.build import make_report
-    from dpscope.analysis.report.calibration import calibration_path, costs_at, load_calibration
 
     own = load_calibration(path) if calibration_path(path).exists() and targets.calibration is None else None
     calibration = costs_at(targets.calibration) if targets.calibration is not None else own
@@ -97,8 +97,8 @@ def report_of(path: Path, targets: Targets) -> "Report":
 def verdict_of(run: "RunData") -> "Verdict":
     """The verdict of a run's report, with the calibration that lies in its folder; of traces that no run made, theirs."""
     from dpscope.analysis.cells.comparison import compare
+    from dpscope.analysis.costs.calibration_files import calibration_path, load_calibration
     from dpscope.analysis.findings.verdict import run_verdict, traces_verdict
-    from dpscope.analysis.report.calibration import calibration_path, load_calibration
 
     if run.recorded is None:
         (data,) = run.cells.values()
@@ -165,7 +165,7 @@ def _asked(targets: Targets) -> str:
     """All that a report depends on in addition to the run: a calibration from elsewhere and NCCL's logs by their content."""
     content = [repr(targets)]
     if targets.calibration is not None:
-        from dpscope.analysis.report.calibration import costs_at
+        from dpscope.analysis.costs.calibration_files import costs_at
 
         content.append(str(costs_at(targets.calibration)))
     if targets.nccl_logs:

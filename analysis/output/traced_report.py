@@ -70,8 +70,8 @@ def load_traces(path: Path) -> "RunData":
 
 def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], request: TraceRequest) -> "Report":
     """The same report as a run's; what traces do not tell is missing in it, with the reason."""
+    from dpscope.analysis.costs.calibration_files import costs_at
     from dpscope.analysis.report.build import make_report
-    from dpscope.analysis.report.calibration import costs_at
     from dpscope.analysis.runs.traced_run import traced_run
 
     calibration = costs_at(request.calibration) if request.calibration is not None else None

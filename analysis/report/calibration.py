@@ -1,19 +1,18 @@
-"""What people see of a calibration: nccl-tests' table, the fits, the figure; and where it is kept."""
+"""What people see of a calibration: nccl-tests' table, the fits and the figure; and how it is saved."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from dpscope.analysis.costs.calibration_files import calibration_path
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.contention import contention_ratios
 from dpscope.analysis.costs.formulas import bus_factor, moved_as
-from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
 from dpscope.analysis.report.nccl_tables import calibration_chapter
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import (
-    CALIBRATION_SCHEMA_VERSION,
     Calibration,
     CalibrationPoint,
     CollectiveFit,
@@ -23,16 +22,8 @@ from dpscope.profiling.records.calibration import (
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import read_json, write_bytes, write_json
-from dpscope.profiling.store.folders import CALIBRATION_NAME
+from dpscope.profiling.store.files import write_bytes, write_json
 from dpscope.profiling.store.ownership import check_overwritable, is_calibration
-
-LOG_SUFFIXES = (".log", ".txt", ".out")  # of nccl-tests' output in a folder
-
-
-def calibration_path(out: Path) -> Path:
-    """Where a calibration lies: `out` itself when it is a .json file, else calibration.json in that folder."""
-    return out if out.suffix == ".json" else out / CALIBRATION_NAME
 
 
 def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, Path]:
@@ -43,7 +34,7 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
     from dpscope.analysis.figures.calibration import calibration_figure
     from dpscope.analysis.figures.draw import to_png
 
-    fitted = calibration if calibration.fits else fit_calibration(calibration)
+    fitted = fit_calibration(calibration)
     path = calibration_path(out)
     check_overwritable(path, is_calibration)
     check_overwritable(path.with_suffix(".png"))
@@ -53,35 +44,6 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
     except OSError as error:
         raise DpscopeError(f"--out {out}: cannot be written: {error.strerror}; name another") from error
     return fitted, path
-
-
-def load_calibration(path: Path) -> Calibration:
-    """Read a calibration (a run folder or the file itself) with its fits; raises DpscopeError for a file that is none."""
-    calibration = read_json(calibration_path(path), Calibration)
-    if calibration.schema_version != CALIBRATION_SCHEMA_VERSION:
-        raise DpscopeError(
-            f"{calibration_path(path)} has schema version {calibration.schema_version}, this dpscope reads "
-            f"{CALIBRATION_SCHEMA_VERSION}; calibrate again"
-        )
-    return calibration if calibration.fits else fit_calibration(calibration)
-
-
-def costs_at(path: Path, option: str = "--calibration") -> Calibration:
-    """A calibration by any of its names: calibration.json, a run folder that holds one, or nccl-tests' logs, a file or a folder.
-
-    Raises DpscopeError for what is none of them.
-    """
-    if calibration_path(path).is_file() and (path.is_dir() or path.suffix == ".json"):
-        return load_calibration(path)
-    logs = [path]
-    if path.is_dir():
-        logs = sorted(one for one in path.iterdir() if one.is_file() and one.suffix in LOG_SUFFIXES)
-    if not logs or not path.exists():
-        raise DpscopeError(
-            f"{option} {path}: neither a calibration.json, a folder that holds one, nor nccl-tests' logs "
-            f"({', '.join(LOG_SUFFIXES)}); make one with dpscope calibrate"
-        )
-    return calibration_from_logs(logs)
 
 
 def calibration_tables(calibration: Calibration) -> list[TextTable]:

@@ -166,9 +166,10 @@ def calibrate(
     stated = options.read_link(link)
     from rich.console import Console
 
+    from dpscope.analysis.costs.calibration_files import calibration_path
     from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
     from dpscope.analysis.costs.node_rates import rate_between, rate_within
-    from dpscope.analysis.report.calibration import calibration_path, calibration_tables, save_calibration
+    from dpscope.analysis.report.calibration import calibration_tables, save_calibration
     from dpscope.analysis.report.nccl_tables import calibration_chapter
     from dpscope.analysis.text.terminal import print_findings, print_table
     from dpscope.launch.calibration.run import run_calibration
@@ -177,8 +178,7 @@ def calibrate(
     from dpscope.profiling.store.folders import is_run_folder
 
     if predict is not None:
-        _predict_collectives(predict, logs or [out], from_nccl_tests, in_place, output_format)
-        return
+        return _predict_collectives(predict, logs or [out], from_nccl_tests, in_place, output_format)
     if logs and not from_nccl_tests:
         raise DpscopeError(f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs")
     check_calibration_place(out, calibration_path(out))
@@ -207,8 +207,8 @@ def calibrate(
     for table in calibration_tables(fitted):
         print_table(console, table)
     if (between := rate_between(fitted)) is not None:
-        within = rate_within(fitted)
-        console.print(f"Rate between nodes: {between}; within a node: {within or 'not timed'}", highlight=False)
+        within = rate_within(fitted) or "not timed"
+        console.print(f"Rate between nodes: {between}; within a node: {within}", highlight=False)
     if findings := (*fitted.findings, *calibration_chapter(fitted).findings):
         print_findings(console, findings)
     console.print(f"\nCalibration: {path}; figure: {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
@@ -233,9 +233,9 @@ def _predict_collectives(
     """From one calibration, or from logs of several counts."""
     from rich.console import Console
 
+    from dpscope.analysis.costs.calibration_files import costs_at
     from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
     from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
-    from dpscope.analysis.report.calibration import costs_at
 
     asked = parse_counts(counts)
     if from_nccl_tests:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from dpscope.analysis.costs.calibration_files import load_calibration
 from dpscope.analysis.costs.calibration_fit import find_fit
-from dpscope.analysis.report.calibration import calibration_tables, load_calibration, save_calibration
+from dpscope.analysis.report.calibration import calibration_tables, save_calibration
 from dpscope.launch.calibration.run import run_calibration
 from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.measuring.planned_jobs import plan_run

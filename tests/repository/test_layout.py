@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/replay profiling/machine profiling/records profiling/store",
     "analysis/what_if/links": "analysis/costs profiling/records",
-    "analysis/what_if": "analysis/stats analysis/text analysis/traces/ranks profiling/records profiling/store",
+    "analysis/what_if": "analysis/costs analysis/stats analysis/text analysis/traces/ranks profiling/records profiling/store",
     "analysis/what_if/scenarios": "analysis/text analysis/traces/ranks analysis/what_if analysis/what_if/links "
     "analysis/what_if/replay profiling/machine profiling/records",
     "analysis/what_if/answers": "analysis/costs analysis/figures analysis/runs analysis/stats analysis/text "
@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/partials analysis/report analysis/runs "
     "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
-    "analysis/epoch_times": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
+    "analysis/epoch_times": "analysis/costs analysis/stats analysis/text profiling/machine profiling/records profiling/store",
     "analysis": "analysis/cells analysis/partials analysis/report analysis/runs "
     "analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/answers analysis/what_if/scenarios "

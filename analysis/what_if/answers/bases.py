@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.costs.calibration_files import load_calibration
 from dpscope.analysis.costs.sources import cost_sources
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
@@ -23,12 +23,10 @@ from dpscope.analysis.what_if.replay.buckets import Bucketing
 from dpscope.analysis.what_if.replay.replay import Compute
 from dpscope.analysis.what_if.scenarios.lateness import lateness
 from dpscope.analysis.what_if.scenarios.scenario import Base
-from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import read_json_if_there
 
 TYPICAL = 3  # profiles that a prediction is the mean of
 _ONE_REPEAT = 0.03  # half a band of a step that one repeat, or a trace alone, tells; assumed
@@ -68,8 +66,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
     sizes = data.ranks[0][1].model
     tensors = [one.bytes for one in sizes.parameter_tensors]
     job = _joined([job_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
-    calibration = read_json_if_there(run.folder.calibration_path, Calibration)
-    fitted = None if calibration is None else _fitted(calibration)
+    fitted = load_calibration(run.path) if run.folder.calibration_path.exists() else None
     beside = beside_of_run(run, data, job.profiles, None if fitted is None else fitted.on_nodes(data.nodes))
     job = job.at_slowdown(beside.slowdown)
     options = data.cell.options
@@ -99,7 +96,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
     base = _as_untraced(beside.on(base))
-    sources = cost_sources(run.manifest, None, calibration)
+    sources = cost_sources(run.manifest, None, fitted)
     costs = Costs(
         devices=base.devices,
         per_node=base.per_node,
@@ -110,10 +107,6 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         alike=_alike(run.manifest.environment.interconnect),
     )
     return AskedBase(base, costs, run, data)
-
-
-def _fitted(calibration: Calibration) -> Calibration:
-    return calibration if calibration.fits else fit_calibration(calibration)
 
 
 def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dpscope.analysis.costs.formulas import bus_factor, ring_hops
+
 _FULL = 3  # counts from which latency that grows with the hops can be told from what does not grow
 
 
@@ -25,8 +27,8 @@ def carried_us(times_us: Mapping[int, float], devices: int) -> float:
     weights = 1 / np.maximum(values, 1e-3)
 
     def columns(ranks: np.ndarray) -> np.ndarray:
-        terms = [np.ones_like(ranks), (ranks - 1) / ranks]
-        return np.stack((*terms, ranks - 1) if len(counts) >= _FULL else terms, axis=1)
+        moved, hops = ([of("all_gather", int(count)) or 0 for count in ranks] for of in (bus_factor, ring_hops))
+        return np.stack((np.ones_like(ranks), moved, hops)[: 3 if len(counts) >= _FULL else 2], axis=1)
 
     found, _ = nnls(columns(counts) * weights[:, None], values * weights)
     return float((columns(np.array([float(devices)])) @ found)[0])

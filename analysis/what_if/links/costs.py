@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
-from dpscope.analysis.costs.formulas import bus_factor
+from dpscope.analysis.costs.calibration_fit import find_fit, largest_bus_gb_per_s, predict_us
+from dpscope.analysis.costs.formulas import bus_factor, ring_hops
 from dpscope.analysis.costs.node_rates import NodeRate, rate_between
 from dpscope.analysis.what_if.links.carried import carried_us
 from dpscope.analysis.what_if.links.ways import HIERARCHICAL, best_way, hop_us
@@ -244,10 +244,10 @@ class Costs:
         if self.specified is None or self.calibration is None:
             return 1.0, _BOUND
         fit = find_fit(self.calibration, kind, self.devices)
-        factor = bus_factor(kind, self.devices)
-        if fit is None or factor is None or (time := predict_us(fit, fit.largest_bytes).time_us) <= 0:
+        rate = largest_bus_gb_per_s(fit) if fit is not None else None
+        if rate is None:
             return 1.0, _BOUND
-        reached = fit.largest_bytes / time / 1e3 * factor / self.specified.gb_per_s
+        reached = rate / self.specified.gb_per_s
         if not 0.05 < reached <= 1.5:
             return 1.0, _BOUND
         return reached, f" x {reached:.2f}, reached on {self.specified.name}"
@@ -304,7 +304,7 @@ def _by_ring(kind: str, here: Cost, measured: int, devices: int) -> Cost | str:
     if before is None or after is None:
         return f"there is no model of {kind} on other numbers of devices"
     told = f"{here.told}, carried to {devices} by the ring's formula"
-    hops = 1.0 if here.source == TRACED else (devices - 1) / (measured - 1)  # a trace's rest is no hop's latency
+    hops = 1.0 if here.source == TRACED else ring_hops(kind, devices) / ring_hops(kind, measured)
     latency = here.latency_us * hops
     return Cost(latency, here.transfer_us * after / before, CARRIED, told, 2 * SPREADS[CARRIED])
 

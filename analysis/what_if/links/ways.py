@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from dpscope.analysis.costs.formulas import bus_factor
+from dpscope.analysis.costs.formulas import bus_factor, ring_hops
 
 RING, TREE, HIERARCHICAL = "ring", "tree", "hierarchy"
 
@@ -41,19 +41,15 @@ def best_way(
     slowest = rate
     if within is not None and inner and within[1] > 0:
         slowest = min(rate, inner * size / within[1])
-    found = [Way(RING, _hops(kind, devices) * hop_us, factor * size / slowest)]
+    found = [Way(RING, ring_hops(kind, devices) * hop_us, factor * size / slowest)]
     if nodes > 1 and kind == "all_reduce":
         found.append(Way(TREE, 2 * math.ceil(math.log2(nodes)) * hop_us, 2 * size / slowest))
         if within is not None:
-            between = 2 * (nodes - 1) / nodes * size / rate
-            found.append(Way(HIERARCHICAL, 2 * (nodes - 1) * hop_us, sum(within) + between))
+            between = (bus_factor(kind, nodes) or 0.0) * size / rate
+            found.append(Way(HIERARCHICAL, ring_hops(kind, nodes) * hop_us, sum(within) + between))
     return min(found, key=lambda one: one.total_us)
-
-
-def _hops(kind: str, devices: int) -> int:
-    return (2 if kind == "all_reduce" else 1) * (devices - 1)
 
 
 def hop_us(kind: str, latency_us: float, devices: int) -> float:
     """What one hop of a ring takes, of a collective's latency on so many devices."""
-    return max(0.0, latency_us) / max(1, _hops(kind, devices))
+    return max(0.0, latency_us) / max(1, ring_hops(kind, devices))

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from dpscope.analysis.costs.calibration_files import costs_at
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.findings.verdict import ONE_JOB
 from dpscope.analysis.output.changes import print_comparison
@@ -24,7 +25,6 @@ from dpscope.analysis.output.traced_report import (
     traces_json,
 )
 from dpscope.analysis.report.build import Report
-from dpscope.analysis.report.calibration import costs_at
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_text import parse_link

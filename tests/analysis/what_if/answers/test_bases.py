@@ -33,7 +33,7 @@ def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node() -> None:
 def traced_cell(strategy: CellStrategy, devices: int, **times: float) -> CellData:
     windows = pd.DataFrame([{f"{name}_us": value for name, value in times.items()}])
     told = Cell(strategy=strategy, devices=devices, batch_size=8)
-    return cast(CellData, SimpleNamespace(cell=told, whole_windows=lambda: windows))
+    return cast(CellData, SimpleNamespace(cell=told, whole_windows=windows))
 
 
 @pytest.mark.parametrize(
