@@ -1,12 +1,12 @@
-"""Which single-device time a multi-device epoch time may be compared with.
+"""The single-device time to compare a multi-device epoch time with, and values with bounds.
 
 Words: b is the batch per device, G = N b the global batch; T is an epoch time, t a step time.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dpscope.analysis.epoch_times.bounded_values import Bounded
 from dpscope.analysis.epoch_times.table import EpochTime
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
@@ -14,24 +14,64 @@ from dpscope.profiling.records.strategies import traits_of
 SWEEP_SUFFIX = "_sweep"
 
 
+class Bounded(NamedTuple):
+    """`low <= value <= high`; `high` is infinite if a denominator may be zero.
+
+    Interval arithmetic (Moore, Interval Analysis, 1966) on independent inputs: strict bounds, not standard errors.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def clock_reading(cls, seconds: float, resolution_s: float | None) -> "Bounded":
+        """A time read from a clock or a printout with this resolution: `seconds` +- `resolution_s`.
+
+        A rounded value errs by half a resolution, a truncated one by up to one to one side, and a difference of two
+        truncated readings by up to one to either side. A table does not state which, so the widest is used. Without a
+        resolution the time is exact.
+        """
+        margin_s = resolution_s or 0.0
+        return cls(seconds, max(0.0, seconds - margin_s), seconds + margin_s)
+
+    def minus(self, other: "Bounded") -> "Bounded":
+        return Bounded(self.value - other.value, self.low - other.high, self.high - other.low)
+
+    def times(self, factor: float) -> "Bounded":
+        """The product with an exact, positive factor."""
+        assert factor > 0
+        return Bounded(self.value * factor, self.low * factor, self.high * factor)
+
+    def per(self, other: "Bounded") -> "Bounded":
+        """The quotient of two non-negative values; `other.value` is positive."""
+        assert self.low >= 0
+        assert other.low >= 0
+        assert other.value > 0
+        high = self.high / other.low if other.low > 0 else math.inf
+        return Bounded(self.value / other.value, self.low / other.high, high)
+
+    def straddles(self, level: float) -> bool:
+        """Whether the bounds include `level`; False for an exact value."""
+        return self.low < self.high and self.low <= level <= self.high
+
+
 class Baseline(NamedTuple):
-    """A single-device epoch time, or why there is none."""
+    """A single-device epoch time, or the reason why there is none."""
 
     seconds: Bounded | None
-    note: str  # where it comes from, or why it is unknown
+    note: str  # its origin, or the reason
 
 
 class Baselines:
     """The one-device rows of a table, looked up for its multi-device rows.
 
-    A one-device row is a baseline of a row of the same study, model, data set and samples per epoch, of
-    strategy `single`, else of the row's own strategy on one device. Rows of the same hardware come first, as
-    people also write "1x L4" beside "4x L4".
+    A baseline has the same study, model, data set and samples per epoch, and strategy `single`, or else the row's strategy on
+    one device. Rows of the same hardware come first ("1x L4" also serves "4x L4").
 
-    Runs: a run's own rows, or those of the run named as it is plus `_sweep`, which holds one-device rows only.
-    A ratio takes the run's own first: both of its times then come from one run. A subtraction takes the
-    sweep's first: it compares times across batch sizes, and the sweep measured those together. A run without
-    one-device rows takes those of the study's only run that holds nothing else.
+    A run uses its own rows, or those of a run with the suffix `_sweep`, which has only one-device rows. A ratio prefers the
+    run's own row, so that both times come from one run. A subtraction prefers the sweep: it compares times across batch sizes,
+    which the sweep measured together. A run without one-device rows uses the study's only run that has nothing else.
     """
 
     def __init__(self, rows: Sequence[EpochTime]) -> None:
@@ -78,14 +118,14 @@ class Baselines:
 
 
 def epoch_bounds(row: EpochTime) -> Bounded | None:
-    """A row's epoch time with the bounds its clock leaves; None when it ran out of memory."""
+    """A row's epoch time within its clock's bounds; None if it ran out of memory."""
     if row.epoch_seconds is None:
         return None
     return Bounded.clock_reading(row.epoch_seconds, row.resolution_s)
 
 
 def local_batch(row: EpochTime) -> int | None:
-    """b: samples per device in one step; None when unknown or when the devices do not share evenly."""
+    """b, the samples per device in one step; None if unknown or not the same on all devices."""
     if row.batch_size_is == "per_device" or row.devices == 1:
         return row.batch_size
     if row.batch_size_is == "global" and row.batch_size % row.devices == 0:
@@ -94,14 +134,14 @@ def local_batch(row: EpochTime) -> int | None:
 
 
 def global_batch(row: EpochTime) -> int | None:
-    """G: samples in one step over all devices; None when the table does not say what its batch is."""
+    """G, the samples of all devices in one step; None if the table does not state what its batch is."""
     if row.batch_size_is == "global" or row.devices == 1:
         return row.batch_size
     return row.batch_size * row.devices if row.batch_size_is == "per_device" else None
 
 
 def steps_in_epoch(row: EpochTime) -> int | None:
-    """The steps the table states, else ceil(samples / G); None when the table does not tell."""
+    """The stated steps, or else ceil(samples / G); None if unknown."""
     size = global_batch(row)
     if row.steps_per_epoch is not None:
         return row.steps_per_epoch

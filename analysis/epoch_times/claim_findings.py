@@ -1,10 +1,14 @@
-"""What claims got wrong, found from their numbers: by what a value must have been made of, not by its label."""
+"""Errors in claims, found from their numbers: from what a value must have been computed, whatever its label says."""
 
 from collections.abc import Callable, Iterator, Sequence
 
 from dpscope.analysis.epoch_times.baselines import global_batch
-from dpscope.analysis.epoch_times.claim_verdicts import AuditedClaim, link_peak
-from dpscope.analysis.epoch_times.claims import NotComputable, agreement, base_value, last_printed_digit
+from dpscope.analysis.epoch_times.claims import (
+    AuditedClaim,
+    NotComputable,
+    agreement,
+    last_printed_digit,
+)
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
 from dpscope.analysis.epoch_times.table import at, listed, place
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup, karp_flatt
@@ -14,12 +18,12 @@ from dpscope.profiling.records.strategies import traits_of
 
 ClaimGroup = Sequence[AuditedClaim]
 
-_AMDAHL_OFF = 0.05
-_PEAK_TOO_HIGH = 1.5  # stated peak over the link's: above bus overheads and units of 1024
+_AMDAHL_TOLERANCE = 0.05
+_MAX_PEAK_RATIO = 1.5  # stated peak over the link's: above bus overheads and units of 1024
 
 
 def claim_findings(claims: Sequence[AuditedClaim]) -> list[Finding]:
-    """Findings of audited claims; each kind once per study and run that shows it."""
+    """Findings about audited claims; each kind once per study and run."""
     groups: dict[str, list[AuditedClaim]] = {}
     for audited in claims:
         groups.setdefault(place(audited.audit.study, audited.audit.run), []).append(audited)
@@ -27,18 +31,16 @@ def claim_findings(claims: Sequence[AuditedClaim]) -> list[Finding]:
 
 
 def _counted_twice(where: str, group: ClaimGroup) -> Iterator[Finding]:
-    """A claimed speedup that is N T_1/T_N of epoch times, and not T_1/T_N."""
+    """A claimed speedup that is N T_1/T_N of epoch times instead of T_1/T_N."""
+
+    def ratio(one: AuditedClaim) -> float:
+        return one.setting.t_1() / one.setting.t_n
 
     def twice(one: AuditedClaim) -> bool:
-        setting, digits = one.setting, one.audit.printed_value
-        ratio = setting.t_1() / setting.t_n
-        return _agrees(setting.devices * ratio, digits) and not _agrees(ratio, digits)
+        return _agrees(one.setting.devices * ratio(one), one) and not _agrees(ratio(one), one)
 
-    if found := _which(group, ("speedup",), twice):
-        parts = [f"{_printed(one)}x is {one.setting.t_1() / one.setting.t_n:.2f}x" for one in found]
-        parts = [
-            f"{part} at {at(one.audit.batch_size, one.audit.devices)}" for part, one in zip(parts, found, strict=True)
-        ]
+    if found := _matching(group, ("speedup",), twice):
+        parts = [f"{_printed(one)}x is {ratio(one):.2f}x {_at(one)}" for one in found]
         yield ClaimCode.DEVICES_COUNTED_TWICE.finding(
             f"{where}: N T_1/T_N on epoch times counts the devices twice, as an epoch on N devices has 1/N of the "
             f"steps: {listed(parts)}"
@@ -47,7 +49,7 @@ def _counted_twice(where: str, group: ClaimGroup) -> Iterator[Finding]:
 
 def _negative(where: str, group: ClaimGroup) -> Iterator[Finding]:
     for quantity in ("communication_seconds", "effective_bandwidth", "utilisation"):
-        if found := _which(group, (quantity,), lambda one: float(one.audit.printed_value) < 0):
+        if found := _matching(group, (quantity,), lambda one: float(one.audit.printed_value) < 0):
             yield ClaimCode.NEGATIVE_CLAIM.finding(f"{where}: {quantity} is claimed negative: {_cells(found)}")
 
 
@@ -55,11 +57,11 @@ def _unsound_subtraction(where: str, group: ClaimGroup) -> Iterator[Finding]:
     """Claimed communication that is a subtraction at a fixed global batch."""
 
     def fixed_global(one: AuditedClaim) -> bool:
-        return one.setting.row.batch_size_is == "global" and one.reproduction.value is not None
+        return one.setting.row.batch_size_is == "global" and one.audit.reproduced is not None
 
-    if found := _which(group, ("communication_seconds",), fixed_global):
+    if found := _matching(group, ("communication_seconds",), fixed_global):
         parts = [
-            f"{_printed(one)} at {at(one.audit.batch_size, one.audit.devices)}, sound: "
+            f"{_printed(one)} {_at(one)}, sound: "
             + ("unknown" if one.audit.sound_value is None else f"{one.audit.sound_value:.4g} s")
             for one in found
         ]
@@ -69,195 +71,47 @@ def _unsound_subtraction(where: str, group: ClaimGroup) -> Iterator[Finding]:
         )
 
 
-def _batch_contradicted(where: str, group: ClaimGroup) -> Iterator[Finding]:
-    """Claims that treat one batch as global in one place and as per device in another."""
-
-    def counts_global_steps(one: AuditedClaim) -> bool:
-        row = one.setting.row
-        steps = base_value(one.setting.claim) / one.setting.ring_elements
-        if row.samples_per_epoch is None:
-            return False
-        expected = -(-row.samples_per_epoch // row.batch_size)
-        return abs(steps - expected) < 0.5 and global_batch(row) == row.batch_size
-
-    def takes_per_device(one: AuditedClaim) -> bool:
-        share = one.setting.t_1() / one.setting.devices
-        return one.setting.row.batch_size_is == "global" and _agrees(share, one.audit.printed_value)
-
-    volumes = _which(group, ("elements_per_epoch",), counts_global_steps)
-    shares = _which(group, ("compute_seconds",), takes_per_device)
-    if volumes and shares:
-        first = volumes[0]
-        yield ClaimCode.BATCH_MEANING_CONTRADICTED.finding(
-            f"{where}: its volumes count {counted(first.setting.steps, 'step')} an epoch at batch {first.audit.batch_size} on "
-            f"{' and on '.join(_devices_of(volumes, first))} devices, so the batch is global; its compute T_1/N at the "
-            f"same batch_size would need it per device: {_cells(shares)}"
-        )
-
-
-def _devices_of(group: ClaimGroup, like: AuditedClaim) -> list[str]:
-    return [str(one.audit.devices) for one in group if one.audit.batch_size == like.audit.batch_size]
-
-
-def _subtraction_called_measured(where: str, group: ClaimGroup) -> Iterator[Finding]:
-    """A share a/b whose a and b are the subtraction and the epoch, divided by the steps."""
-
-    def from_subtraction(one: AuditedClaim) -> bool:
-        added_ms, step_ms, top, bottom = _share_parts(one)
-        return abs(top / added_ms - 1) <= 0.02 and abs(bottom / step_ms - 1) <= 0.02
-
-    for one in _which(group, ("communication_share",), from_subtraction):
-        added_ms, step_ms, top, bottom = _share_parts(one)
-        yield ClaimCode.SUBTRACTION_CALLED_MEASURED.finding(
-            f"{where}: the {top:g} ms of {bottom:g} ms at {at(one.audit.batch_size, one.audit.devices)} are the "
-            f"subtraction itself, (T_N - T_1/N) / steps = {added_ms:.1f} ms of {step_ms:.1f} ms: "
-            "agreeing with it confirms nothing"
-        )
-
-
-def _share_parts(one: AuditedClaim) -> tuple[float, float, float, float]:
-    """Added and whole time of a step by subtraction, and the share's two numbers; milliseconds."""
-    top, slash, bottom = one.audit.method.partition("/")
-    if not slash or not top.isdecimal() or not bottom.isdecimal():
-        raise NotComputable("the share is no quotient of two numbers")
-    setting = one.setting
-    added_s = setting.t_n - setting.t_1() / setting.devices
-    return added_s / setting.steps * 1e3, setting.t_n / setting.steps * 1e3, float(top), float(bottom)
-
-
-def _overhead_as_serial(where: str, group: ClaimGroup) -> Iterator[Finding]:
-    """Amdahl predictions from a communication share, against the speedups the same table shows."""
-    found = [one for one in group if one.audit.quantity == "amdahl_speedup" and one.audit.sound_value is not None]
-    parts = []
-    for one in found:
-        measured, claimed = one.audit.sound_value or 0.0, float(one.audit.printed_value)
-        if abs(claimed / measured - 1) > _AMDAHL_OFF:
-            fraction = karp_flatt(measured, one.setting.devices)
-            parts.append(f"{claimed:g}x for {measured:.2f}x on {one.setting.devices} (Karp-Flatt {fraction:.3f})")
-    if parts:
-        yield ClaimCode.OVERHEAD_AS_SERIAL_FRACTION.finding(
-            f"{where}: a communication share taken as Amdahl's serial fraction predicts {listed(parts)}: it is a cost "
-            "added to each step on several devices, no work that one device must do alone"
-        )
-
-
-def _limit_compared(where: str, group: ClaimGroup) -> Iterator[Finding]:
-    """A measured speedup over the limit for infinitely many devices."""
-    limits = _which(group, ("max_speedup",), lambda one: float(one.audit.printed_value) > 1)
-    for one in _which(group, ("fraction_of_max",), lambda one: bool(limits) and one.setting.printed("speedup") > 0):
-        limit = limits[0]
-        measured, devices = one.setting.printed("speedup"), one.setting.devices
-        same_count = amdahl_speedup(1 / float(limit.audit.printed_value), devices)
-        yield ClaimCode.LIMIT_COMPARED_WITH_MEASUREMENT.finding(
-            f"{where}: {_printed(one)} is the speedup on {counted(devices, 'device')} over the limit for "
-            f"infinitely many ({limit.audit.printed_value}x); the same formula gives {same_count:.2f}x on "
-            f"{devices}, and measured are {measured:.2f}x: a measurement stands beside a limit no run can reach"
-        )
-
-
-def _digits(where: str, group: ClaimGroup) -> Iterator[Finding]:
-    for label, code, say in (
-        ("differs", ClaimCode.CLAIM_NOT_REPRODUCED, "its named method does not give the printed digits"),
-        ("truncated", ClaimCode.CLAIM_TRUNCATED, "printed digits are cut off, not rounded"),
-    ):
-        if found := [one for one in group if one.audit.agreement == label]:
-            parts = [f"{_printed(one)} for {one.audit.reproduced:.6g}" for one in found]
-            yield code.finding(f"{where}: {say}: {listed(parts)}")
-    if found := [one for one in group if one.audit.agreement == "unknown"]:
-        parts = [f"{one.audit.quantity} {_printed(one)} ({one.reproduction.reason})" for one in found]
-        yield ClaimCode.CLAIM_NOT_COMPUTABLE.finding(f"{where}: cannot be computed from the tables: {listed(parts)}")
-
-
-def _known(condition: Callable[[AuditedClaim], bool], audited: AuditedClaim) -> bool:
-    """A condition, False where the tables do not hold what it asks for."""
-    try:
-        return condition(audited)
-    except (NotComputable, ZeroDivisionError):
-        return False
-
-
-def _which(
-    group: ClaimGroup, quantities: tuple[str, ...], condition: Callable[[AuditedClaim], bool]
-) -> list[AuditedClaim]:
-    """The claims of these quantities for which a condition holds, and can be checked."""
-    return [one for one in group if one.audit.quantity in quantities and _known(condition, one)]
-
-
-def _cells(group: ClaimGroup) -> str:
-    """Printed values with their settings."""
-    return listed([f"{_printed(one)} at {at(one.audit.batch_size, one.audit.devices)}" for one in group])
-
-
-def _printed(one: AuditedClaim) -> str:
-    """A claim's value with its unit, as printed."""
-    return shortened(one.audit.printed_value) + ("" if one.audit.unit == "1" else f" {one.audit.unit}")
-
-
-def _agrees(value: float, printed_value: str) -> bool:
-    """Whether a value has these digits, rounded or cut off."""
-    return agreement(value, printed_value) != "differs"
-
-
-def shortened(printed_value: str) -> str:
-    """A printed value, to six digits where a whole float was printed."""
-    return printed_value if len(printed_value) <= 12 else f"{float(printed_value):.6g}..."
-
-
 def _one_volume_per_epoch(where: str, group: ClaimGroup) -> Iterator[Finding]:
-    """A rate whose volume, rate x communication time, is that of one all-reduce, and an epoch had many."""
+    """A rate whose volume, rate x communication time, is that of one all-reduce, while an epoch has many."""
 
     def one_volume(one: AuditedClaim) -> bool:
-        return one.setting.steps > 1 and _volume_is(one, BYTES_PER_PARAMETER * one.setting.ring_elements)
+        return one.setting.steps > 1 and _volume_is(one, one.setting.ring_bytes)
 
-    if found := _which(group, ("effective_bandwidth",), one_volume):
+    if found := _matching(group, ("effective_bandwidth",), one_volume):
         steps = [one.setting.steps for one in found]
         yield ClaimCode.ONE_VOLUME_PER_EPOCH.finding(
             f"{where}: the volume of one all-reduce over the communication time of an epoch, which has {min(steps)} to "
-            f"{max(steps)} steps; the rates are too low by as much: {_cells(found)}"
+            f"{max(steps)} steps; the rates are too low by this factor: {_cells(found)}"
         )
 
 
 def _elements_as_bytes(where: str, group: ClaimGroup) -> Iterator[Finding]:
-    """A rate whose volume is the elements of an epoch, a quarter of its bytes."""
+    """A rate whose volume is the number of elements of an epoch, a quarter of its bytes."""
 
     def elements(one: AuditedClaim) -> bool:
         return _volume_is(one, one.setting.steps * one.setting.ring_elements)
 
-    if found := _which(group, ("effective_bandwidth",), elements):
+    if found := _matching(group, ("effective_bandwidth",), elements):
         yield ClaimCode.ELEMENTS_AS_BYTES.finding(
-            f"{where}: the volume behind the rates counts elements, not bytes, of which a 32-bit element has 4: "
-            f"{_cells(found)}",
+            f"{where}: the volume behind the rates counts elements, not bytes; a 32-bit element has 4 bytes: {_cells(found)}",
             f"multiply the volume by {BYTES_PER_PARAMETER} bytes",
         )
 
 
-def _volume_is(one: AuditedClaim, volume: float) -> bool:
-    """Whether a claimed rate times its communication time is `volume`, as far as the printed digits tell."""
-    claim = one.setting.claim
-    implied = base_value(claim) * one.setting.communication_seconds()
-    slack = 0.02 + last_printed_digit(claim.printed_value) / abs(claim.value)
-    return abs(implied / volume - 1) <= slack
-
-
 def _impossible_peak(where: str, group: ClaimGroup) -> Iterator[Finding]:
-    """The peak behind a utilisation, claimed rate / claimed utilisation, against the card's link."""
-
-    def stated_gb_per_s(one: AuditedClaim) -> float:
-        return one.setting.printed("effective_bandwidth") / base_value(one.setting.claim) / 1e9
+    """The peak behind a utilisation, claimed rate / claimed utilisation, versus the GPU's link."""
 
     def impossible(one: AuditedClaim) -> bool:
-        peak = link_peak(one.setting.row.hardware)
-        return peak is not None and stated_gb_per_s(one) > _PEAK_TOO_HIGH * peak.gb_per_s
+        stated_gb_per_s = one.setting.printed("effective_bandwidth") / one.setting.claim.base_value / 1e9
+        return stated_gb_per_s > _MAX_PEAK_RATIO * one.setting.link_peak.gb_per_s
 
-    if found := _which(group, ("utilisation",), impossible):
-        hardware = found[0].setting.row.hardware
-        peak = link_peak(hardware)
-        rate = found[0].setting.sibling("effective_bandwidth")
-        assert peak is not None
+    if found := _matching(group, ("utilisation",), impossible):
+        setting = found[0].setting
+        rate = setting.sibling("effective_bandwidth")
         assert rate is not None
-        stated = rate.value / base_value(found[0].setting.claim)
+        peak, stated = setting.link_peak, rate.value / setting.claim.base_value
         yield ClaimCode.IMPOSSIBLE_PEAK.finding(
-            f"{where}: {counted(len(found), 'utilisation')} of a peak of {stated:.0f} {rate.unit}, but {hardware} "
+            f"{where}: {counted(len(found), 'utilisation')} of a peak of {stated:.0f} {rate.unit}, but {setting.row.hardware} "
             f"have {peak.name} and no NVLink: {peak.gb_per_s:.1f} GB/s in one direction"
         )
 
@@ -266,29 +120,25 @@ def _ring_for_dp(where: str, group: ClaimGroup) -> Iterator[Finding]:
     """Volumes and times of a ring all-reduce claimed for DataParallel, which runs none."""
     quantities = ("allreduce_volume", "elements_per_epoch", "theoretical_allreduce_seconds", "effective_bandwidth")
 
-    def modelled(one: AuditedClaim) -> bool:
-        if one.reproduction.value is None or not traits_of(one.setting.any_row.strategy).peer_copies:
+    def from_ring(one: AuditedClaim) -> bool:
+        if one.audit.reproduced is None or not traits_of(one.setting.any_row.strategy).peer_copies:
             return False
-        ring = BYTES_PER_PARAMETER * one.setting.ring_elements
+        ring = one.setting.ring_bytes
         if one.audit.quantity == "effective_bandwidth":
             steps = one.setting.steps
             return any(_volume_is(one, volume) for volume in (ring, steps * ring, steps * ring / BYTES_PER_PARAMETER))
-        return one.audit.quantity != "allreduce_volume" or _near(base_value(one.setting.claim), ring)
+        return one.audit.quantity != "allreduce_volume" or _near(one.setting.claim.base_value, ring)
 
-    if found := _which(group, quantities, modelled):
+    if found := _matching(group, quantities, from_ring):
         names = ", ".join(dict.fromkeys(one.audit.quantity for one in found))
         yield ClaimCode.RING_FOR_DP.finding(
-            f"{where}: {len(found)} claims ({names}) take the ring volume 2(N-1)/N S for DataParallel, which runs no "
+            f"{where}: {len(found)} claims ({names}) use the ring volume 2(N-1)/N S for DataParallel, which runs no "
             "all-reduce: it broadcasts S and reduces S in each step"
         )
 
 
-def _near(value: float, other: float) -> bool:
-    return abs(value / other - 1) <= 0.02
-
-
 def _volume_mismatch(where: str, group: ClaimGroup) -> Iterator[Finding]:
-    """A rate's stated volume, from its formula `x MB/y ms`, against what a step moves."""
+    """A rate's stated volume, from its formula `x MB/y ms`, versus what a step moves."""
 
     def stated(one: AuditedClaim) -> float:
         amount, _, unit = one.audit.method.partition("/")[0].partition(" ")
@@ -296,16 +146,114 @@ def _volume_mismatch(where: str, group: ClaimGroup) -> Iterator[Finding]:
             raise NotComputable("the method states no volume")
         return float(amount) * {"MB": 1e6, "GB": 1e9}[unit]
 
-    def ring(one: AuditedClaim) -> float:
-        return BYTES_PER_PARAMETER * one.setting.ring_elements
+    def differs(one: AuditedClaim) -> bool:
+        return not _near(stated(one), one.setting.ring_bytes)
 
-    for one in _which(group, ("bandwidth", "effective_bandwidth"), lambda one: not _near(stated(one), ring(one))):
+    for one in _matching(group, ("bandwidth", "effective_bandwidth"), differs):
         model_bytes = BYTES_PER_PARAMETER * one.setting.parameters
         source = "; it is twice the model, without the ring's (N-1)/N" if _near(stated(one), 2 * model_bytes) else ""
         yield ClaimCode.VOLUME_MISMATCH.finding(
-            f"{where}: {stated(one) / 1e6:.0f} MB are stated at {at(one.audit.batch_size, one.audit.devices)}, the "
-            f"ring all-reduce of this model moves {ring(one) / 1e6:.0f} MB{source}"
+            f"{where}: {stated(one) / 1e6:.0f} MB are stated {_at(one)}, the ring all-reduce of this model moves "
+            f"{one.setting.ring_bytes / 1e6:.0f} MB{source}"
         )
+
+
+def _batch_contradicted(where: str, group: ClaimGroup) -> Iterator[Finding]:
+    """Claims that treat one batch as global in one place and as per device in another."""
+
+    def counts_global_steps(one: AuditedClaim) -> bool:
+        row = one.setting.row
+        steps = one.setting.claim.base_value / one.setting.ring_elements
+        if row.samples_per_epoch is None:
+            return False
+        expected = -(-row.samples_per_epoch // row.batch_size)
+        return abs(steps - expected) < 0.5 and global_batch(row) == row.batch_size
+
+    def takes_per_device(one: AuditedClaim) -> bool:
+        share = one.setting.t_1() / one.setting.devices
+        return one.setting.row.batch_size_is == "global" and _agrees(share, one)
+
+    volumes = _matching(group, ("elements_per_epoch",), counts_global_steps)
+    shares = _matching(group, ("compute_seconds",), takes_per_device)
+    if volumes and shares:
+        first = volumes[0]
+        devices = [str(one.audit.devices) for one in volumes if one.audit.batch_size == first.audit.batch_size]
+        yield ClaimCode.BATCH_MEANING_CONTRADICTED.finding(
+            f"{where}: its volumes count {counted(first.setting.steps, 'step')} an epoch at batch {first.audit.batch_size} on "
+            f"{' and on '.join(devices)} devices, so the batch is global; its compute T_1/N at the same batch_size would "
+            f"need it per device: {_cells(shares)}"
+        )
+
+
+def _subtraction_called_measured(where: str, group: ClaimGroup) -> Iterator[Finding]:
+    """A share a/b whose a and b are the subtraction and the epoch, divided by the steps."""
+
+    def from_subtraction(one: AuditedClaim) -> bool:
+        added_ms, step_ms, top, bottom = _share_parts(one)
+        return _near(top, added_ms) and _near(bottom, step_ms)
+
+    for one in _matching(group, ("communication_share",), from_subtraction):
+        added_ms, step_ms, top, bottom = _share_parts(one)
+        yield ClaimCode.SUBTRACTION_CALLED_MEASURED.finding(
+            f"{where}: the {top:g} ms of {bottom:g} ms {_at(one)} are the subtraction itself, "
+            f"(T_N - T_1/N) / steps = {added_ms:.1f} ms of {step_ms:.1f} ms, so their agreement confirms nothing"
+        )
+
+
+def _share_parts(one: AuditedClaim) -> tuple[float, float, float, float]:
+    """Added and total time of a step by subtraction, and the share's two numbers; milliseconds."""
+    top, slash, bottom = one.audit.method.partition("/")
+    if not slash or not top.isdecimal() or not bottom.isdecimal():
+        raise NotComputable("the share is not a quotient of two numbers")
+    setting = one.setting
+    added_s = setting.t_n - setting.t_1() / setting.devices
+    return added_s / setting.steps * 1e3, setting.t_n / setting.steps * 1e3, float(top), float(bottom)
+
+
+def _overhead_as_serial(where: str, group: ClaimGroup) -> Iterator[Finding]:
+    """Amdahl predictions from a communication share, versus the speedups of the same table."""
+    parts = []
+    for one in group:
+        measured, claimed = one.audit.sound_value, float(one.audit.printed_value)
+        if (
+            one.audit.quantity == "amdahl_speedup"
+            and measured is not None
+            and abs(claimed / measured - 1) > _AMDAHL_TOLERANCE
+        ):
+            fraction = karp_flatt(measured, one.setting.devices)
+            parts.append(f"{claimed:g}x for {measured:.2f}x on {one.setting.devices} (Karp-Flatt {fraction:.3f})")
+    if parts:
+        yield ClaimCode.OVERHEAD_AS_SERIAL_FRACTION.finding(
+            f"{where}: a communication share used as Amdahl's serial fraction predicts {listed(parts)}: it is a cost "
+            "added to each step on several devices, not work that one device must do alone"
+        )
+
+
+def _limit_compared(where: str, group: ClaimGroup) -> Iterator[Finding]:
+    """A measured speedup over the limit for infinitely many devices."""
+    limits = _matching(group, ("max_speedup",), lambda one: float(one.audit.printed_value) > 1)
+    for one in _matching(group, ("fraction_of_max",), lambda one: bool(limits) and one.setting.printed("speedup") > 0):
+        limit = limits[0].audit.printed_value
+        measured, devices = one.setting.printed("speedup"), one.setting.devices
+        same_count = amdahl_speedup(1 / float(limit), devices)
+        yield ClaimCode.LIMIT_COMPARED_WITH_MEASUREMENT.finding(
+            f"{where}: {_printed(one)} is the speedup on {counted(devices, 'device')} over the limit for infinitely many "
+            f"({limit}x), which no run can reach; the same formula gives {same_count:.2f}x on {devices}, the measured "
+            f"speedup is {measured:.2f}x"
+        )
+
+
+def _digits(where: str, group: ClaimGroup) -> Iterator[Finding]:
+    for label, code, problem in (
+        ("differs", ClaimCode.CLAIM_NOT_REPRODUCED, "its stated method does not give the printed digits"),
+        ("truncated", ClaimCode.CLAIM_TRUNCATED, "printed digits are truncated, not rounded"),
+    ):
+        if found := [one for one in group if one.audit.agreement == label]:
+            parts = [f"{_printed(one)} for {one.audit.reproduced:.6g}" for one in found]
+            yield code.finding(f"{where}: {problem}: {listed(parts)}")
+    if found := [one for one in group if one.audit.agreement == "unknown"]:
+        parts = [f"{one.audit.quantity} {_printed(one)} ({one.not_reproduced})" for one in found]
+        yield ClaimCode.CLAIM_NOT_COMPUTABLE.finding(f"{where}: cannot be computed from the tables: {listed(parts)}")
 
 
 _CHECKS: tuple[Callable[[str, ClaimGroup], Iterator[Finding]], ...] = (
@@ -323,3 +271,51 @@ _CHECKS: tuple[Callable[[str, ClaimGroup], Iterator[Finding]], ...] = (
     _limit_compared,
     _digits,
 )
+
+
+def _matching(
+    group: ClaimGroup, quantities: tuple[str, ...], condition: Callable[[AuditedClaim], bool]
+) -> list[AuditedClaim]:
+    """The claims of these quantities for which the condition is known to hold."""
+
+    def holds(one: AuditedClaim) -> bool:
+        try:
+            return condition(one)
+        except (NotComputable, ZeroDivisionError):
+            return False
+
+    return [one for one in group if one.audit.quantity in quantities and holds(one)]
+
+
+def _volume_is(one: AuditedClaim, volume: float) -> bool:
+    """Whether a claimed rate times its communication time is `volume`, within the printed digits."""
+    claim = one.setting.claim
+    implied = claim.base_value * one.setting.communication_seconds()
+    slack = 0.02 + last_printed_digit(claim.printed_value) / abs(claim.value)
+    return abs(implied / volume - 1) <= slack
+
+
+def _near(value: float, other: float) -> bool:
+    return abs(value / other - 1) <= 0.02
+
+
+def _agrees(value: float, one: AuditedClaim) -> bool:
+    """Whether a value has the printed digits, rounded or truncated."""
+    return agreement(value, one.audit.printed_value) != "differs"
+
+
+def _cells(group: ClaimGroup) -> str:
+    return listed([f"{_printed(one)} {_at(one)}" for one in group])
+
+
+def _at(one: AuditedClaim) -> str:
+    return f"at {at(one.audit.batch_size, one.audit.devices)}"
+
+
+def _printed(one: AuditedClaim) -> str:
+    return shortened(one.audit.printed_value) + ("" if one.audit.unit == "1" else f" {one.audit.unit}")
+
+
+def shortened(printed_value: str) -> str:
+    """A printed value, with six digits if all digits of a float were printed."""
+    return printed_value if len(printed_value) <= 12 else f"{float(printed_value):.6g}..."

@@ -1,6 +1,6 @@
-"""Values that people derived from epoch times: read, and computed again by the method that they name.
+"""Audits values that people derived from epoch times: each is computed by its stated method and compared with the sound value.
 
-A claim names its method as a short formula, such as `TN-T1/N` or `printed speedup/N`; METHODS holds the known ones, mistakes
+A claim states its method as a short formula, such as `TN-T1/N` or `printed speedup/N`; METHODS holds the known ones, wrong ones
 included. K is the number of parameters, N the devices, T an epoch time, and `printed x` another claim of the same setting.
 """
 
@@ -13,17 +13,35 @@ from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.epoch_times.baselines import Baselines, steps_in_epoch
-from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
+from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, EpochEstimate, estimates, moved_bytes_per_step
 from dpscope.analysis.epoch_times.table import EpochTime
 from dpscope.analysis.text.csv_rows import CsvRow, read_rows
+from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.strategies import traits_of
 
 CLAIM_COLUMNS = ("quantity", "method", "printed_value", "unit")
-"""Needed; study, run, strategy, batch_size and devices may be absent."""
+"""Required; study, run, strategy, batch_size and devices are optional."""
+UNIT_SIZES = {
+    "1": 1.0,
+    "%": 0.01,
+    "s": 1.0,
+    "ms": 1e-3,
+    "GiB": 2.0**30,
+    "GiB/s": 2.0**30,
+    "GB": 1e9,
+    "GB/s": 1e9,
+    "MB": 1e6,
+    "MB/s": 1e6,
+    "elements": 1.0,
+    "1e9 elements/s": 1e9,
+}
+"""One of each unit in base units: seconds, bytes, bytes per second, elements or a plain ratio."""
 
 
 class Claim(NamedTuple):
-    """One value somebody derived, as printed, and the method that gives its digits; None is unknown."""
+    """One derived value as printed, and the method that gives its digits; None is unknown."""
 
     study: str | None
     run: str | None
@@ -40,65 +58,214 @@ class Claim(NamedTuple):
         """The printed number, in `unit`."""
         return float(self.printed_value)
 
+    @property
+    def base_value(self) -> float:
+        """The printed number in base units."""
+        if self.unit not in UNIT_SIZES:
+            raise NotComputable(f"the unit {self.unit} is not known")
+        return self.value * UNIT_SIZES[self.unit]
+
+
+class ClaimAudit(NamedTuple):
+    """One audited claim. `reproduced` and `sound_value` are in the claim's unit, None if there is none.
+
+    `agreement` compares the printed digits with the stated method: digits, truncated, differs, unknown.
+    `verdict` compares them with the sound value: holds, does_not_hold, no_sound_value.
+    """
+
+    study: str | None
+    run: str | None
+    quantity: str
+    method: str
+    batch_size: int | None
+    devices: int | None
+    printed_value: str
+    unit: str
+    reproduced: float | None
+    agreement: str
+    sound_value: float | None
+    verdict: str
+    reason: str
+
+
+class AuditedClaim(NamedTuple):
+    """An audit with the rows behind it, for findings."""
+
+    setting: "ClaimSetting"
+    audit: ClaimAudit
+    not_reproduced: str  # why `reproduced` is None; else empty
+
+
+class NotComputable(Exception):  # noqa: N818 (an answer, not a fault)
+    """A claim's value cannot be computed from the tables; the message is the reason."""
+
 
 def read_claims(path: Path) -> list[Claim]:
-    """Read and check a table of derived values; raises DpscopeError for anything that cannot be read as one."""
+    """Read and check a table of derived values; raises DpscopeError for a file that is not such a table."""
     return [_claim(row) for row in read_rows(path, CLAIM_COLUMNS)[1]]
 
 
 def _claim(row: CsvRow) -> Claim:
-    printed = row.required_text("printed_value")
     row.decimal("printed_value", lambda value: True, "the number as it was printed")
+    quantity, method, printed, unit = (row.required(name, row.text(name)) for name in CLAIM_COLUMNS)
     strategy = row.text("strategy")
     return Claim(
         study=row.text("study"),
         run=row.text("run"),
         strategy=strategy.lower() if strategy else None,
-        quantity=row.required_text("quantity"),
-        method=row.required_text("method"),
+        quantity=quantity,
+        method=method,
         batch_size=row.whole("batch_size"),
         devices=row.whole("devices"),
         printed_value=printed,
-        unit=row.required_text("unit"),
+        unit=unit,
     )
 
 
-UNIT_SIZES = {
-    "1": 1.0,
-    "%": 0.01,
-    "s": 1.0,
-    "ms": 1e-3,
-    "GiB": 2.0**30,
-    "GiB/s": 2.0**30,
-    "GB": 1e9,
-    "GB/s": 1e9,
-    "MB": 1e6,
-    "MB/s": 1e6,
-    "elements": 1.0,
-    "1e9 elements/s": 1e9,
-}
-"""One of each unit in seconds, bytes, bytes a second, elements or a plain ratio."""
+def audit_claims(rows: Sequence[EpochTime], claims: Sequence[Claim]) -> list[AuditedClaim]:
+    """Audit every claim against the epoch times that it was derived from."""
+    found = estimates(rows)
+    return [_audit(ClaimSetting(claim, rows, claims, found)) for claim in claims]
 
 
-class NotComputable(Exception):  # noqa: N818 (an answer, not a fault)
-    """Why a claim's value cannot be computed from the tables."""
+def claim_holds(claim: Claim, sound: float) -> bool:
+    """Whether the sound value has the printed digits, rounded or truncated: 0.75 is 0.754 or 0.759, but not 0.7413.
+
+    A difference of rounded times may be off by one in the last digit.
+    """
+    if claim.quantity.endswith("_seconds"):
+        return abs(sound - claim.value) <= last_printed_digit(claim.printed_value)
+    return agreement(sound, claim.printed_value) != "differs"
 
 
-class Reproduction(NamedTuple):
-    """What a claim's method gives, in the claim's unit."""
+def agreement(value: float, printed: str) -> str:
+    """Whether `value` rounds to the printed digits (digits), only truncates to them (truncated), or differs.
 
-    value: float | None
-    agreement: str  # digits, truncated, differs, or unknown
-    reason: str  # why unknown; else empty
+    A value printed with all digits of a float may differ in its last bits.
+    """
+    last_digit = last_printed_digit(printed)
+    slack = 4 * math.ulp(value)
+    distance = abs(value) - abs(float(printed))
+    if value * float(printed) < 0:
+        return "differs"
+    if abs(distance) <= last_digit / 2 + slack:
+        return "digits"
+    return "truncated" if 0 <= distance < last_digit - slack else "differs"
+
+
+def last_printed_digit(printed: str) -> float:
+    """One unit of the last printed digit: 0.01 for `4.20`."""
+    return 10.0 ** min(300, int(Decimal(printed).as_tuple().exponent))
+
+
+def _audit(setting: "ClaimSetting") -> AuditedClaim:
+    claim = setting.claim
+    reproduced, not_reproduced = _reproduce(setting)
+    sound: float | None
+    try:
+        base, reason = _sound_value(setting, reproduced, not_reproduced)
+        sound = base / UNIT_SIZES[claim.unit] if claim.unit in UNIT_SIZES else None
+    except NotComputable as error:
+        sound, reason = None, str(error)
+    verdict = "no_sound_value"
+    if sound is not None:
+        verdict = "holds" if claim_holds(claim, sound) else "does_not_hold"
+    audit = ClaimAudit(
+        study=claim.study,
+        run=claim.run,
+        quantity=claim.quantity,
+        method=claim.method,
+        batch_size=claim.batch_size,
+        devices=claim.devices,
+        printed_value=claim.printed_value,
+        unit=claim.unit,
+        reproduced=reproduced,
+        agreement="unknown" if reproduced is None else agreement(reproduced, claim.printed_value),
+        sound_value=sound,
+        verdict=verdict,
+        reason=reason,
+    )
+    return AuditedClaim(setting, audit, not_reproduced)
+
+
+def _reproduce(setting: "ClaimSetting") -> tuple[float | None, str]:
+    """A claim's value by its own method, in its unit; None with the reason."""
+    claim = setting.claim
+    try:
+        for pattern, formula in METHODS:
+            if match := re.fullmatch(pattern, claim.method):
+                value = formula(setting, match) / UNIT_SIZES.get(claim.unit, math.nan)
+                if math.isfinite(value):
+                    return value, ""
+                return None, f"its method has no finite value in {claim.unit}"
+    except NotComputable as error:
+        return None, str(error)
+    except ZeroDivisionError:
+        return None, "its method divides by zero"
+    return None, "stated by the source: no formula over the tables gives it"
+
+
+def _sound_value(setting: "ClaimSetting", reproduced: float | None, not_reproduced: str) -> tuple[float, str]:
+    """The sound value of a claim's quantity in base units, and what it is."""
+    quantity, unit = setting.claim.quantity, setting.claim.unit
+    if quantity in ("speedup", "efficiency", "amdahl_speedup"):
+        # The method whose single-device time has the same number in `batch_size`.
+        method = {"global": "strong", "per_device": "weak", None: "same_batch_size"}[setting.row.batch_size_is]
+        return setting.estimated("efficiency" if quantity == "efficiency" else "speedup", method)
+    if quantity in ("communication_seconds", "compute_seconds"):
+        return setting.estimated(quantity, "same_local_batch")
+    if quantity == "communication_share":
+        seconds, reason = setting.estimated("communication_seconds", "same_local_batch")
+        return seconds / setting.t_n, f"share of the epoch; {reason}"
+    if quantity in ("effective_bandwidth", "bandwidth", "utilisation"):
+        rate_gb_per_s, reason = setting.estimated("effective_bandwidth", "same_local_batch")
+        if quantity == "utilisation":
+            peak = setting.link_peak
+            return rate_gb_per_s / peak.gb_per_s, f"of {peak.gb_per_s:.1f} GB/s ({peak.name}); {reason}"
+        return rate_gb_per_s * 1e9 / (BYTES_PER_PARAMETER if "elements" in unit else 1), reason
+    if quantity in ("allreduce_volume", "elements_per_epoch", "theoretical_allreduce_seconds"):
+        return _traffic(setting)
+    if quantity == "model_size" and reproduced is not None:
+        return reproduced * UNIT_SIZES[unit], "4 bytes per parameter"
+    if quantity in ("max_speedup", "fraction_of_max"):
+        raise NotComputable("added communication is a cost of each step, not a serial fraction: no limit follows")
+    raise NotComputable(not_reproduced or f"no sound form of {quantity} is known")
+
+
+def _traffic(setting: "ClaimSetting") -> tuple[float, str]:
+    """What the strategy moves: bytes of a step, elements of an epoch, or seconds of a step at the link's peak."""
+    quantity = setting.claim.quantity
+    row = setting.row if setting.claim.batch_size is not None else setting.any_row
+    step_bytes = moved_bytes_per_step(row)
+    if step_bytes is None:
+        raise NotComputable(f"it is unknown what {row.strategy} moves")
+    what = "DP moves parameters out and gradients back" if traits_of(row.strategy).peer_copies else "ring all-reduce"
+    if quantity == "allreduce_volume":
+        return step_bytes, f"{what}, bytes of a step"
+    if quantity == "elements_per_epoch":
+        return setting.steps * step_bytes / BYTES_PER_PARAMETER, f"{what}, in each of {counted(setting.steps, 'step')}"
+    peak = link_peak(row.hardware)
+    if peak is None:
+        raise NotComputable("the link of this hardware is not known")
+    return step_bytes / (peak.gb_per_s * 1e9), f"{what}; one step at {peak.gb_per_s:.1f} GB/s ({peak.name})"
+
+
+def link_peak(hardware: str | None) -> LinkRate | None:
+    """The link between GPUs that have only PCIe; None for others and for unknown hardware."""
+    model = gpu_model(hardware)
+    return model_link(model) if model is not None and model.nvlink_version is None else None
 
 
 class ClaimSetting:
-    """A claim, the rows it speaks of and the other claims of its study."""
+    """A claim, the rows that it is about, and the other claims of its study."""
 
-    def __init__(self, claim: Claim, rows: Sequence[EpochTime], claims: Sequence[Claim]) -> None:
+    def __init__(
+        self, claim: Claim, rows: Sequence[EpochTime], claims: Sequence[Claim], found: Sequence[EpochEstimate]
+    ) -> None:
         self.claim = claim
         self._rows = [row for row in rows if row.study == claim.study]
         self._claims = [other for other in claims if other.study == claim.study and other is not claim]
+        self._estimates = found
         self._baselines = Baselines(self._rows)
 
     @property
@@ -109,16 +276,22 @@ class ClaimSetting:
 
     @property
     def row(self) -> EpochTime:
-        """The one multi-device row the claim speaks of."""
-        found = [row for row in self.rows_at_devices if row.batch_size == self.claim.batch_size]
+        """The one multi-device row that the claim is about."""
+        found = [row for row in self._rows_at_devices if row.batch_size == self.claim.batch_size]
         if len(found) != 1:
-            what = "no row" if not found else counted(len(found), "row")
-            raise NotComputable(f"the table has {what} for it")
+            raise NotComputable(f"the table has {counted(len(found), 'row') if found else 'no row'} for it")
         return found[0]
 
     @property
-    def rows_at_devices(self) -> list[EpochTime]:
-        """The multi-device rows of the claim's study, run, strategy and number of devices, at any batch."""
+    def any_row(self) -> EpochTime:
+        """A row that represents all batches: all rows with these devices must have one strategy."""
+        found = self._rows_at_devices
+        if len({row.strategy for row in found}) != 1:
+            raise NotComputable("the table has no rows, or several strategies, at this number of devices")
+        return found[0]
+
+    @property
+    def _rows_at_devices(self) -> list[EpochTime]:
         return [
             row
             for row in self._rows
@@ -127,14 +300,6 @@ class ClaimSetting:
             and self.claim.run in (None, row.run)
             and self.claim.strategy in (None, row.strategy)
         ]
-
-    @property
-    def any_row(self) -> EpochTime:
-        """A row that stands for all batches: those at these devices must be of one strategy."""
-        found = self.rows_at_devices
-        if len({row.strategy for row in found}) != 1:
-            raise NotComputable("the table has no rows, or several strategies, at this number of devices")
-        return found[0]
 
     @property
     def parameters(self) -> int:
@@ -146,8 +311,12 @@ class ClaimSetting:
 
     @property
     def ring_elements(self) -> float:
-        """Elements one device sends in a ring all-reduce of K elements: 2K(N-1)/N."""
+        """Elements that one device sends in a ring all-reduce of K elements: 2K(N-1)/N."""
         return (bus_factor("all_reduce", self.devices) or 0.0) * self.parameters
+
+    @property
+    def ring_bytes(self) -> float:
+        return BYTES_PER_PARAMETER * self.ring_elements
 
     @property
     def steps(self) -> int:
@@ -170,8 +339,23 @@ class ClaimSetting:
             raise NotComputable(baseline.note)
         return baseline.seconds.value
 
+    @property
+    def link_peak(self) -> LinkRate:
+        if (peak := link_peak(self.row.hardware)) is None:
+            raise NotComputable("the link of this hardware is not known")
+        return peak
+
+    def estimated(self, quantity: str, method: str) -> tuple[float, str]:
+        """The sound estimate of this name for the claim's row, and its method and limits."""
+        row = self.row
+        key = (row.study, row.run, row.strategy, row.batch_size, row.devices, quantity, method)
+        estimate = next(one for one in self._estimates if one[:7] == key)
+        if estimate.value is None or not estimate.sound:
+            raise NotComputable(estimate.reason)
+        return estimate.value, f"{method}: {estimate.reason}"
+
     def sibling(self, quantity: str) -> Claim | None:
-        """Another claim of this setting: the same batch and devices, else one for these devices at any batch."""
+        """Another claim with the same batch and devices, or else one for these devices at any batch."""
         mine = (self.claim.run, self.claim.batch_size, self.claim.devices)
         for wanted in (mine, (self.claim.run, None, self.claim.devices)):
             for other in self._claims:
@@ -184,10 +368,10 @@ class ClaimSetting:
         other = self.sibling(quantity)
         if other is None:
             raise NotComputable(f"no printed {quantity} for it")
-        return base_value(other)
+        return other.base_value
 
     def communication_seconds(self) -> float:
-        """The claimed communication where it is printed, else T_N - T_1/N, which is what is then meant."""
+        """The claimed communication if it is printed, or else T_N - T_1/N, which is then meant."""
         if self.sibling("communication_seconds"):
             return self.printed("communication_seconds")
         return self.t_n - self.t_1() / self.devices
@@ -197,57 +381,8 @@ class ClaimSetting:
         return UNIT_SIZES.get(other.unit, 1e9) if other else 1e9
 
 
-def base_value(claim: Claim) -> float:
-    """A claim's printed value in seconds, bytes, bytes a second, elements or a plain ratio."""
-    if claim.unit not in UNIT_SIZES:
-        raise NotComputable(f"the unit {claim.unit} is not known")
-    return claim.value * UNIT_SIZES[claim.unit]
-
-
-def reproduce(setting: ClaimSetting) -> Reproduction:
-    """A claim's value by its own method, and whether its digits are the printed ones."""
-    try:
-        for pattern, formula in METHODS:
-            match = re.fullmatch(pattern, setting.claim.method)
-            if match:
-                value = formula(setting, match) / UNIT_SIZES.get(setting.claim.unit, math.nan)
-                if not math.isfinite(value):
-                    raise NotComputable(f"its method has no finite value in {setting.claim.unit}")
-                return Reproduction(value, agreement(value, setting.claim.printed_value), "")
-    except NotComputable as why:
-        return Reproduction(None, "unknown", str(why))
-    except ZeroDivisionError:
-        return Reproduction(None, "unknown", "its method divides by zero")
-    stated = "stated by the source: no formula over the tables gives it"
-    return Reproduction(None, "unknown", stated)
-
-
-def agreement(value: float, printed: str) -> str:
-    """Whether `value` rounds to the printed digits, only truncates to them, or differs.
-
-    The last printed digit counts; a value printed with all of a float's digits may differ by its last bits.
-    """
-    last_digit = last_printed_digit(printed)
-    slack = 4 * math.ulp(value)
-    distance = abs(value) - abs(float(printed))
-    if value * float(printed) < 0:
-        return "differs"
-    if abs(distance) <= last_digit / 2 + slack:
-        return "digits"
-    return "truncated" if 0 <= distance < last_digit - slack else "differs"
-
-
-def last_printed_digit(printed: str) -> float:
-    """Worth of one in the last printed digit: 0.01 for `4.20`."""
-    return 10.0 ** min(300, int(Decimal(printed).as_tuple().exponent))
-
-
 _Formula = Callable[[ClaimSetting, re.Match[str]], float]
 _A_NUMBER = r"\d+(?:\.\d+)?"
-
-
-def _with_run(setting: ClaimSetting, match: re.Match[str]) -> float:
-    return setting.t_n - setting.t_1(match["run"])
 
 
 def _quotient(_: ClaimSetting, match: re.Match[str]) -> float:
@@ -261,23 +396,19 @@ def _amdahl(setting: ClaimSetting, match: re.Match[str]) -> float:
     return 1 / (serial + (1 - serial) / setting.devices)
 
 
-def _ring_bytes(setting: ClaimSetting) -> float:
-    return BYTES_PER_PARAMETER * setting.ring_elements
-
-
 METHODS: tuple[tuple[str, _Formula], ...] = (
     (r"T1/TN", lambda s, _: s.t_1() / s.t_n),
     (r"N\*T1/TN", lambda s, _: s.devices * s.t_1() / s.t_n),
-    (r"TN-T1(?: \(T1 of (?P<run>[\w.-]+)\))?", _with_run),
+    (r"TN-T1(?: \(T1 of (?P<run>[\w.-]+)\))?", lambda s, m: s.t_n - s.t_1(m["run"])),
     (r"TN-T1/N", lambda s, _: s.t_n - s.t_1() / s.devices),
     (r"T1/N", lambda s, _: s.t_1() / s.devices),
     (r"TN-printed compute_seconds", lambda s, _: s.t_n - s.printed("compute_seconds")),
     (r"printed speedup/N", lambda s, _: s.printed("speedup") / s.devices),
     (r"printed (?P<top>\w+)/printed (?P<bottom>\w+)", lambda s, m: s.printed(m["top"]) / s.printed(m["bottom"])),
     (r"4\*parameters", lambda s, _: float(BYTES_PER_PARAMETER * s.parameters)),
-    (r"2K\(N-1\)/N\*4", lambda s, _: _ring_bytes(s)),
+    (r"2K\(N-1\)/N\*4", lambda s, _: s.ring_bytes),
     (r"steps\*2K\(N-1\)/N", lambda s, _: s.steps * s.ring_elements),
-    (r"one_allreduce_per_epoch", lambda s, _: _ring_bytes(s) / s.communication_seconds()),
+    (r"one_allreduce_per_epoch", lambda s, _: s.ring_bytes / s.communication_seconds()),
     (r"elements_not_bytes", lambda s, _: s.steps * s.ring_elements / s.communication_seconds()),
     (
         rf"effective_bandwidth/(?P<peak>{_A_NUMBER})",
@@ -285,7 +416,7 @@ METHODS: tuple[tuple[str, _Formula], ...] = (
     ),
     (
         rf"ring at (?P<peak>{_A_NUMBER}) (?P<unit>GiB|GB)/s",
-        lambda s, m: _ring_bytes(s) / (float(m["peak"]) * UNIT_SIZES[m["unit"]]),
+        lambda s, m: s.ring_bytes / (float(m["peak"]) * UNIT_SIZES[m["unit"]]),
     ),
     (
         rf"(?P<top>{_A_NUMBER})(?: (?P<top_unit>MB|GB))?/(?P<bottom>{_A_NUMBER})(?: (?P<bottom_unit>ms|s))?",
@@ -293,4 +424,4 @@ METHODS: tuple[tuple[str, _Formula], ...] = (
     ),
     (rf"1/\(s\+\(1-s\)/N\), s=(?P<top>{_A_NUMBER})/(?P<bottom>{_A_NUMBER})(?: \(.*\))?", _amdahl),
 )
-"""Formula by the pattern of its name; values in seconds, bytes, bytes a second, elements or plain ratios."""
+"""Pattern of a method and its formula; values in base units."""

@@ -1,24 +1,31 @@
-"""What epoch times alone tell about scaling and communication: each estimate by its name, sound or not.
+"""What epoch times alone support: named estimates of scaling and communication, sound or not, and scaling laws.
 
 Words: b is the batch per device, G = N b the global batch; t is a step time, T an epoch time over a fixed data
 set, so that an epoch on N devices has 1/N of the steps that one device needs at the same b.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.epoch_times.baselines import (
     Baseline,
     Baselines,
+    Bounded,
     epoch_bounds,
     global_batch,
     local_batch,
     steps_in_epoch,
 )
-from dpscope.analysis.epoch_times.bounded_values import Bounded
-from dpscope.analysis.epoch_times.table import EpochTime
+from dpscope.analysis.epoch_times.table import EpochTime, listed
+from dpscope.analysis.stats.scaling_laws import (
+    FARTHEST_FACTOR,
+    Scaling,
+    amdahl_speedup,
+    fit_scaling,
+    predicted_speedup,
+)
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 
@@ -30,16 +37,14 @@ UNITS = {
     "effective_bandwidth": "GB/s",
 }
 BYTES_PER_PARAMETER = 4
-ADDED_WALL_TIME = (
-    "added wall time at the same batch per device; overlap hides communication from it, waiting and contention add"
-)
+_MISUSE_TOLERANCE = 0.05
 
 
 class EpochEstimate(NamedTuple):
     """One derived value of one multi-device epoch time. `value`, `low` and `high` are None where unknown.
 
-    `low` and `high` are what the clock's resolution allows. `sound` says that the value means what its method
-    says; `reason` holds its limits, or why it is unsound or unknown.
+    `low` and `high` are the bounds of the clock's resolution. `sound`: the value means what its method's name says; `reason`
+    states its limits, or why it is unsound or unknown.
     """
 
     study: str | None
@@ -57,36 +62,18 @@ class EpochEstimate(NamedTuple):
     reason: str
 
 
-class Setting(NamedTuple):
-    """A multi-device row and the single-device times that answer its questions."""
-
-    row: EpochTime
-    seconds: Bounded | None
-    b: int | None
-    ratio_local: Baseline  # T_1(b), for speedups
-    ratio_global: Baseline  # T_1(G), for speedups
-    ratio_same: Baseline  # T_1 at the number in batch_size, whatever it means
-    cost_local: Baseline  # T_1(b), for subtractions
-    cost_global: Baseline  # T_1(G), for subtractions
-
-
 def estimates(rows: Sequence[EpochTime]) -> list[EpochEstimate]:
     """Every estimate of every multi-device row of a table, in its order."""
-    return [estimate for setting in settings(rows) for estimate in _setting_estimates(setting)]
-
-
-def settings(rows: Sequence[EpochTime]) -> list[Setting]:
-    """The multi-device rows of a table with their baselines."""
     baselines = Baselines(rows)
-    return [_setting(row, baselines) for row in rows if row.devices > 1]
+    return [estimate for row in rows if row.devices > 1 for estimate in _row_estimates(row, baselines)]
 
 
 def moved_bytes_per_step(row: EpochTime) -> float | None:
-    """Bytes one device must move in a step, with 4-byte gradients; None where the table does not tell.
+    """Bytes that one device must move in a step, with 4-byte gradients; None if unknown.
 
-    DDP: ring all-reduce of the gradients, 2(N-1)/N S (Patarasuk and Yuan, 2009; nccl-tests,
-    doc/PERFORMANCE.md). DP (torch.nn.parallel.data_parallel): device 0 broadcasts the parameters S and reduces
-    the gradients S, 2 S over its link whatever N is; buffers, inputs and outputs come on top and are left out.
+    DDP: ring all-reduce of the gradients, 2(N-1)/N S (Patarasuk and Yuan, 2009; nccl-tests, doc/PERFORMANCE.md).
+    DP (torch.nn.parallel.data_parallel): device 0 broadcasts the parameters S and reduces the gradients S, so 2 S over its link
+    for any N; buffers, inputs and outputs are not included.
     """
     if row.parameters is None:
         return None
@@ -96,58 +83,67 @@ def moved_bytes_per_step(row: EpochTime) -> float | None:
     return 2.0 * model_bytes if traits_of(row.strategy).peer_copies else None
 
 
-def same_local_batch_seconds(setting: Setting) -> EpochEstimate:
-    """Added wall time of an epoch, T_N - T_1(b)/N: sound, where T_1 at the same batch per device is known.
+def _row_estimates(row: EpochTime, baselines: Baselines) -> list[EpochEstimate]:
+    """The estimates of a row from T_1(b) and T_1(G).
 
-    Per step it is t_N(b) - t_1(b). It is no measure of total communication.
+    `same_local_batch`, T_N - T_1(b)/N (per step t_N(b) - t_1(b)), is sound as added wall time, not as total communication.
+    `ideal_split`, T_N(G/N) - T_1(G)/N, uses the single device's larger batch, so it errs by the fixed part of t_1.
+    `same_total`, T_N(G/N) - T_1(G), does not divide the work, so it goes negative.
     """
-    share = _share(setting.cost_local, setting.row.devices)
-    if setting.seconds is None or share is None:
-        return _unknown(setting, "communication_seconds", "same_local_batch", setting.cost_local)
-    added = setting.seconds.minus(share)
-    reason = f"{setting.cost_local.note}; {ADDED_WALL_TIME}"
-    problem = _not_the_same_work(setting)
-    if problem is None and added.high < 0:
-        problem = "negative: N devices took less than 1/N of the time, so something besides communication changed"
-    if added.straddles(0):
-        reason = f"the sign is not certain at this clock resolution; {reason}"
-    return _estimate(setting, "communication_seconds", "same_local_batch", added, problem or reason, problem is None)
-
-
-def _setting(row: EpochTime, baselines: Baselines) -> Setting:
-    b, size = local_batch(row), global_batch(row)
+    n, b, total = row.devices, local_batch(row), global_batch(row)
+    different_work = None
+    if total is not None and row.samples_per_epoch is not None and total > row.samples_per_epoch:
+        samples = f"the data set of {row.samples_per_epoch}"
+        different_work = f"the global batch of {total} exceeds {samples}: no device trained on its whole batch"
 
     def find(batch: int | None, sweep_first: bool) -> Baseline:
         if batch is not None:
             return baselines.find(row, batch, sweep_first=sweep_first)
         if row.batch_size_is is None:
             return Baseline(None, "batch_size_is is not given: the batch per device is unknown")
-        return Baseline(None, f"batch {row.batch_size} does not divide evenly by {counted(row.devices, 'device')}")
+        return Baseline(None, f"batch {row.batch_size} does not divide evenly by {counted(n, 'device')}")
 
-    return Setting(
-        row=row,
-        seconds=epoch_bounds(row),
-        b=b,
-        ratio_local=find(b, False),
-        ratio_global=find(size, False),
-        ratio_same=find(row.batch_size, False),
-        cost_local=find(b, True),
-        cost_global=find(size, True),
-    )
+    def seconds(
+        quantity: str, method: str, baseline: Baseline, formula: _Formula, meaning: str, *, unsound: bool = False
+    ) -> EpochEstimate:
+        problem = meaning if unsound else different_work
+        open_at = 0.0 if quantity == "communication_seconds" else None
+        return _derived(row, quantity, method, baseline, formula, meaning, problem, open_at)
 
-
-def _setting_estimates(setting: Setting) -> list[EpochEstimate]:
-    communication = same_local_batch_seconds(setting)
+    local, whole = find(b, True), find(total, True)
+    added = seconds(
+        "communication_seconds", "same_local_batch", local, lambda t_n, t_1: t_n.minus(t_1.times(1 / n)),
+        "added wall time at the same batch per device; overlap hides communication from it, waiting and contention add",
+    )  # fmt: skip
+    if added.sound and added.high is not None and added.high < 0:
+        problem = "negative: N devices took less than 1/N of the time, so something other than communication changed"
+        added = added._replace(sound=False, reason=problem)
     return [
-        *_ratios(setting),
-        communication,
-        *_unsound_subtractions(setting),
-        *_compute(setting),
-        _bandwidth(setting, communication),
-    ]
+        *_ratios(row, find, different_work),
+        added,
+        seconds(
+            "communication_seconds", "ideal_split", whole, lambda t_n, t_1: t_n.minus(t_1.times(1 / n)),
+            "errs by the fixed cost of a step on one device", unsound=True,
+        ),
+        seconds(
+            "communication_seconds", "same_total", whole, lambda t_n, t_1: t_n.minus(t_1),
+            f"the work was divided by {n}, so it goes negative", unsound=True,
+        ),
+        seconds(
+            "compute_seconds", "same_local_batch", local, lambda _, t_1: t_1.times(1 / n),
+            "one device's time for its share: compute, loading, transfers and evaluation",
+        ),
+        seconds(
+            "compute_seconds", "ideal_split", whole, lambda _, t_1: t_1.times(1 / n),
+            "not a device's time at its own, smaller batch", unsound=True,
+        ),
+        _bandwidth(row, added),
+    ]  # fmt: skip
 
 
-def _ratios(setting: Setting) -> list[EpochEstimate]:
+def _ratios(
+    row: EpochTime, find: Callable[[int | None, bool], Baseline], different_work: str | None
+) -> list[EpochEstimate]:
     """Speedup and efficiency under strong and weak scaling, on epoch times.
 
     Strong (fixed G): T_1(G)/T_N(G), efficiency that over N. Weak (fixed b): the scaled speedup N t_1(b)/t_N(b)
@@ -156,134 +152,153 @@ def _ratios(setting: Setting) -> list[EpochEstimate]:
     """
     strong = "same global batch, so a smaller batch per device on more devices"
     weak = "same batch per device; on epoch times the ratio is already the scaled speedup"
-    found = [
-        *_ratio(setting, "strong", setting.ratio_global, strong),
-        *_ratio(setting, "weak", setting.ratio_local, weak),
+    methods = [
+        ("strong", find(global_batch(row), False), strong, None),
+        ("weak", find(local_batch(row), False), weak, different_work),
     ]
-    if setting.row.batch_size_is is None:
+    if row.batch_size_is is None:
         unknown = "strong or weak is unknown: batch_size_is is not given"
-        found += _ratio(setting, "same_batch_size", setting.ratio_same, unknown)
-    return found
-
-
-def _ratio(setting: Setting, method: str, baseline: Baseline, meaning: str) -> list[EpochEstimate]:
-    if setting.seconds is None or baseline.seconds is None:
-        return [_unknown(setting, quantity, method, baseline) for quantity in ("speedup", "efficiency")]
-    speedup = baseline.seconds.per(setting.seconds)
-    problem = _not_the_same_work(setting) if method == "weak" else None
-    reason = f"{baseline.note}; {problem or meaning}"
-    if speedup.straddles(1):
-        reason = f"faster or slower than one device is not certain at this clock resolution; {reason}"
-    return [
-        _estimate(setting, "speedup", method, speedup, reason, problem is None),
-        _estimate(setting, "efficiency", method, speedup.times(1 / setting.row.devices), reason, problem is None),
-    ]
-
-
-def _unsound_subtractions(setting: Setting) -> list[EpochEstimate]:
-    """The two shortcuts at a fixed global batch, for comparison with what people print.
-
-    `ideal_split`, T_N(G/N) - T_1(G)/N, takes the single device's larger batch for the share's cost: it errs by
-    the fixed part of t_1. `same_total`, T_N(G/N) - T_1(G), leaves the divided work in: it goes negative.
-    """
-    baseline, devices = setting.cost_global, setting.row.devices
-    if setting.seconds is None or baseline.seconds is None:
-        return [
-            _unknown(setting, "communication_seconds", method, baseline) for method in ("ideal_split", "same_total")
-        ]
-    split = setting.seconds.minus(baseline.seconds.times(1 / devices))
-    total = setting.seconds.minus(baseline.seconds)
-    return [
-        _unsound(setting, "ideal_split", split, f"{baseline.note}; errs by the fixed cost of a step on one device"),
-        _unsound(
-            setting, "same_total", total, f"{baseline.note}; the work was divided by {devices}, so it goes negative"
-        ),
-    ]
-
-
-def _unsound(setting: Setting, method: str, difference: Bounded, reason: str) -> EpochEstimate:
-    if difference.straddles(0):
-        reason = f"the sign is not certain at this clock resolution; {reason}"
-    return _estimate(setting, "communication_seconds", method, difference, reason, False)
-
-
-def _compute(setting: Setting) -> list[EpochEstimate]:
-    """One device's time for a share of 1/N of the data: loading, transfers and evaluation are in it."""
+        methods.append(("same_batch_size", find(row.batch_size, False), unknown, None))
     found = []
-    for method, baseline, sound in (
-        ("same_local_batch", setting.cost_local, _not_the_same_work(setting) is None),
-        ("ideal_split", setting.cost_global, False),
-    ):
-        share = _share(baseline, setting.row.devices)
-        if setting.seconds is None or share is None:
-            found.append(_unknown(setting, "compute_seconds", method, baseline))
-            continue
-        what = "all that one device does for its share" if sound else "not what a device does at its own, smaller batch"
-        found.append(_estimate(setting, "compute_seconds", method, share, f"{baseline.note}; {what}", sound))
+    for method, baseline, meaning, problem in methods:
+        speedup = _derived(row, "speedup", method, baseline, lambda t_n, t_1: t_1.per(t_n), meaning, problem, 1.0)
+        scaled = [None if one is None else one / row.devices for one in speedup[7:10]]
+        efficiency = speedup._replace(quantity="efficiency", value=scaled[0], low=scaled[1], high=scaled[2])
+        found += [speedup, efficiency]
     return found
 
 
-def _bandwidth(setting: Setting, communication: EpochEstimate) -> EpochEstimate:
-    """Bytes a device must move in an epoch over the added wall time; never negative, never infinite."""
-    steps, step_bytes = steps_in_epoch(setting.row), moved_bytes_per_step(setting.row)
-    value, low, high = communication.value, communication.low, communication.high
-    if value is None or low is None or high is None or not communication.sound:
-        problem = communication.reason
+def _bandwidth(row: EpochTime, added: EpochEstimate) -> EpochEstimate:
+    """Bytes that a device must move in an epoch over the added wall time; never negative or infinite."""
+    steps, step_bytes = steps_in_epoch(row), moved_bytes_per_step(row)
+    value, low, high = added.value, added.low, added.high
+    rate, sound = None, False
+    if value is None or low is None or high is None or not added.sound:
+        reason = added.reason
     elif low <= 0:
-        problem = "the added time may be zero or less at this clock resolution, so its quotient is unbounded"
+        reason = "the added time may be zero or less at this clock resolution, so its quotient is unbounded"
     elif steps is None:
-        problem = "samples_per_epoch or batch_size_is is not given: the steps of an epoch are unknown"
+        reason = "samples_per_epoch or batch_size_is is not given: the steps of an epoch are unknown"
     elif step_bytes is None:
-        problem = "parameters are not given, or it is unknown what this strategy moves"
+        reason = "parameters are not given, or it is unknown what this strategy moves"
     else:
         epoch_gigabytes = steps * step_bytes / 1e9
-        rate = Bounded(epoch_gigabytes / value, epoch_gigabytes / high, epoch_gigabytes / low)
+        rate, sound = Bounded(epoch_gigabytes / value, epoch_gigabytes / high, epoch_gigabytes / low), True
         reason = (
-            f"{counted(steps, 'step')} of {step_bytes / 1e6:.4g} MB per added second of wall time; no rate of a link"
+            f"{counted(steps, 'step')} of {step_bytes / 1e6:.4g} MB per added second of wall time; not a link's rate"
         )
-        return _estimate(setting, "effective_bandwidth", "same_local_batch", rate, reason, True)
-    return _unknown(setting, "effective_bandwidth", "same_local_batch", Baseline(None, problem))
+    return _estimate(row, "effective_bandwidth", "same_local_batch", rate, reason, sound)
 
 
-def _share(baseline: Baseline, devices: int) -> Bounded | None:
-    return None if baseline.seconds is None else baseline.seconds.times(1 / devices)
+_Formula = Callable[[Bounded, Bounded], Bounded]
 
 
-def _not_the_same_work(setting: Setting) -> str | None:
-    """Why T_1(b) is no baseline although it was measured: a step cannot hold more than the data set."""
-    size, samples = global_batch(setting.row), setting.row.samples_per_epoch
-    if size is not None and samples is not None and size > samples:
-        return f"the global batch of {size} exceeds the data set of {samples}: no device trained on its whole batch"
-    return None
-
-
-def _unknown(setting: Setting, quantity: str, method: str, baseline: Baseline) -> EpochEstimate:
-    reason = "no epoch time: out of memory" if setting.seconds is None else baseline.note
-    return _estimate(setting, quantity, method, (None, None, None), reason, False)
+def _derived(
+    row: EpochTime,
+    quantity: str,
+    method: str,
+    baseline: Baseline,
+    formula: _Formula,
+    meaning: str,
+    problem: str | None,
+    open_at: float | None,
+) -> EpochEstimate:
+    """`formula` of T_N and T_1. `problem` makes it unsound; `open_at`: the value (0 or 1) that separates faster from slower."""
+    t_n = epoch_bounds(row)
+    if t_n is None or baseline.seconds is None:
+        reason = "no epoch time: out of memory" if t_n is None else baseline.note
+        return _estimate(row, quantity, method, None, reason, False)
+    value = formula(t_n, baseline.seconds)
+    reason = f"{baseline.note}; {problem or meaning}"
+    if open_at is not None and value.straddles(open_at):
+        uncertain = "the sign" if open_at == 0 else "faster or slower than one device"
+        reason = f"{uncertain} is not certain at this clock resolution; {reason}"
+    return _estimate(row, quantity, method, value, reason, problem is None)
 
 
 def _estimate(
-    setting: Setting,
-    quantity: str,
-    method: str,
-    value: tuple[float | None, float | None, float | None],
-    reason: str,
-    sound: bool,
+    row: EpochTime, quantity: str, method: str, value: Bounded | None, reason: str, sound: bool
 ) -> EpochEstimate:
-    row = setting.row
-    middle, low, high = value
-    return EpochEstimate(
-        study=row.study,
-        run=row.run,
-        strategy=row.strategy,
-        batch_size=row.batch_size,
-        devices=row.devices,
-        quantity=quantity,
-        method=method,
-        value=middle,
-        low=low,
-        high=None if high is None or math.isinf(high) else high,
-        unit=UNITS[quantity],
-        sound=sound,
-        reason=reason,
+    middle, low, high = value if value is not None else (None, None, None)
+    high = None if high is None or math.isinf(high) else high
+    setting = (row.study, row.run, row.strategy, row.batch_size, row.devices)
+    return EpochEstimate(*setting, quantity, method, middle, low, high, UNITS[quantity], sound, reason)
+
+
+class EpochLaw(NamedTuple):
+    """The law that the speedups of one series support, and its speedup on twice the largest measured count.
+
+    `misuse` holds by device count what Amdahl's law gives with the share of added time as its serial fraction. That share is a
+    cost of every step on several devices, not work that one device must do alone, so the value is wrong.
+    """
+
+    study: str | None
+    run: str | None
+    strategy: str
+    batch_size: int
+    scaling: Scaling
+    law: str
+    parameters: Mapping[str, float]
+    speedups: Mapping[int, float]  # as measured, by device count
+    worst_relative_error: float
+    predicted_devices: int
+    predicted_speedup: float | None
+    note: str  # why nothing is predicted, or how far the law is extrapolated
+    misuse: Mapping[int, float]
+
+
+def law_fits(rows: Sequence[EpochTime], found: Sequence[EpochEstimate]) -> list[EpochLaw]:
+    """A law for every series of one study, run, strategy and batch_size with a sound speedup."""
+    methods: dict[str | None, Scaling] = {"global": "strong", "per_device": "weak"}
+    row_of = {(row.study, row.run, row.strategy, row.batch_size, row.devices): row for row in rows}
+    series: dict[tuple[str | None, str | None, str, int, Scaling], dict[int, float]] = {}
+    shares: dict[tuple[object, ...], float] = {}
+    for one in found:
+        row, value = row_of[one[:5]], one.value
+        scaling = methods.get(row.batch_size_is)
+        if value is None or not one.sound or scaling is None:
+            continue
+        if (one.quantity, one.method) == ("speedup", scaling):
+            series.setdefault((*one[:4], scaling), {})[one.devices] = value
+        elif (one.quantity, one.method) == ("communication_seconds", "same_local_batch") and row.epoch_seconds:
+            shares[one[:5]] = value / row.epoch_seconds
+    return [
+        _law(key, speedups, {n: share for n in speedups if (share := shares.get((*key[:4], n))) is not None})
+        for key, speedups in series.items()
+    ]
+
+
+def _law(
+    key: tuple[str | None, str | None, str, int, Scaling], speedups: Mapping[int, float], shares: Mapping[int, float]
+) -> EpochLaw:
+    fit = fit_scaling(speedups, key[4])
+    assert fit is not None
+    farthest = FARTHEST_FACTOR * fit.largest_devices
+    prediction = predicted_speedup(fit, farthest)
+    return EpochLaw(
+        *key,
+        law=fit.law,
+        parameters={name: one.value for name, one in fit.parameters.items() if one.value is not None},
+        speedups=dict(sorted(speedups.items())),
+        worst_relative_error=fit.worst_relative_error,
+        predicted_devices=farthest,
+        predicted_speedup=prediction.speedup.value,
+        note=prediction.note,
+        misuse={devices: amdahl_speedup(share, devices) for devices, share in sorted(shares.items()) if 0 < share < 1},
+    )
+
+
+def misuse_sentence(laws: Sequence[EpochLaw]) -> str:
+    """The error of Amdahl's law with the share of added time as its serial fraction; empty if it is small."""
+    wrong = [
+        f"{value:.2f}x on {devices} for a measured {law.speedups[devices]:.2f}x (batch_size {law.batch_size})"
+        for law in laws
+        for devices, value in law.misuse.items()
+        if abs(value / law.speedups[devices] - 1) > _MISUSE_TOLERANCE
+    ]
+    if not wrong:
+        return ""
+    return (
+        "The share of added time is not a serial fraction: it is a cost of every step on several devices, not work that one "
+        f"device does alone. In Amdahl's law it would give {listed(wrong)}."
     )

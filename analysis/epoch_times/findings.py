@@ -1,4 +1,4 @@
-"""What a table of epoch times shows to be wrong, missing or easily misread, before anyone's claims are heard."""
+"""Findings about a table of epoch times: what is wrong, missing or easily misread."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
@@ -11,7 +11,7 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.typed_text import nearest
 
-COARSE_SHARE = 0.25  # of a value, from which on its clock's share is told
+COARSE_SHARE = 0.25  # of a value: a larger clock resolution is reported
 RUNS_DIFFER_FROM = 0.05
 LITTLE_SPEEDUP = 1.1
 UNEVEN_FROM = 0.05
@@ -27,13 +27,13 @@ class _Table(NamedTuple):
 
 
 def table_findings(table: EpochTable, found: Sequence[EpochEstimate]) -> list[Finding]:
-    """Findings of a table and of the estimates from it; each kind once per study and run that shows it, or for all."""
+    """Findings about a table and its estimates; each kind once per study and run, or once for all."""
     whole = _Table(table.rows, found, table.absent_columns, table.unknown_columns)
     return [finding for check in _CHECKS for finding in check(whole)]
 
 
 def _grouped(items: Iterable[_Item]) -> Iterator[tuple[str, list[_Item]]]:
-    """Items by study and run, in their order."""
+    """Items by study and run, in order."""
     groups: dict[str, list[_Item]] = {}
     for item in items:
         groups.setdefault(place(item.study, item.run), []).append(item)
@@ -51,7 +51,7 @@ def _columns(table: _Table) -> Iterator[Finding]:
         yield EstimateCode.UNKNOWN_COLUMN.finding(f"unknown columns, not used: {names}")
     if "resolution_s" in table.absent_columns:
         yield EstimateCode.RESOLUTION_UNKNOWN.finding(
-            "there is no column resolution_s: times are taken as exact, so low and high equal the value"
+            "no column resolution_s: times are taken as exact, so low and high equal the value"
         )
     if not any(row.devices > 1 for row in table.rows):
         yield EstimateCode.NOTHING_TO_ESTIMATE.finding("the table has no row with several devices")
@@ -94,7 +94,7 @@ def _batch_exceeds_dataset(table: _Table) -> Iterator[Finding]:
         spread = ""
         if len(times_s) > 1:
             shortest, longest = min(times_s), max(times_s)
-            spread = f"; on one device they are the same single step, and yet take {shortest:g} to {longest:g} s"
+            spread = f"; on one device they are the same single step, but take {shortest:g} to {longest:g} s"
         yield EstimateCode.BATCH_EXCEEDS_DATASET.finding(
             f"{where}: in {counted(len(rows), 'row')}, with batches of {min(sizes)} to {max(sizes)}, an epoch is one batch of "
             f"the whole data set of {counted(rows[0].samples_per_epoch or 0, 'sample')}{spread}"
@@ -107,7 +107,7 @@ def _exceeds(row: EpochTime) -> bool:
 
 
 def _runs_differ(table: _Table) -> Iterator[Finding]:
-    """Runs of one study that repeat a setting and differ by more than their clocks allow."""
+    """Runs of one study that repeat a setting and differ by more than their clocks' resolution."""
     same: dict[tuple[object, ...], list[EpochTime]] = {}
     for row in table.rows:
         key = (row.study, row.hardware, row.model, row.strategy, row.batch_size, row.batch_size_is, row.devices)
@@ -151,8 +151,7 @@ def _clock(table: _Table) -> Iterator[Finding]:
     for where, found in _grouped(e for e in timed if _sign_open(e)):
         cells = [f"{e.quantity} {e.method} {at(e.batch_size, e.devices)} {_range(e)}" for e in found]
         yield EstimateCode.SIGN_NOT_CERTAIN.finding(
-            f"{where}: the clock's resolution leaves open on which side of zero added time, or of one speedup, "
-            f"these lie: {listed(cells)}"
+            f"{where}: at the clock's resolution these may be above or below zero added time, or a speedup of 1: {listed(cells)}"
         )
     for where, found in _grouped(e for e in timed if _coarse(e)):
         cells = [f"{e.method} {at(e.batch_size, e.devices)} {_range(e)}" for e in found]
@@ -194,7 +193,7 @@ def _no_baseline(table: _Table) -> Iterator[Finding]:
 
 
 def _setting(row: EpochTime) -> tuple[object, ...]:
-    """What the first five fields of a row's estimates hold."""
+    """The first five fields of the row's estimates."""
     return (row.study, row.run, row.strategy, row.batch_size, row.devices)
 
 
@@ -205,7 +204,7 @@ def _speedups(table: _Table) -> Iterator[Finding]:
     ]
     if little:
         yield EstimateCode.LITTLE_SPEEDUP.finding(
-            "several devices are hardly faster than one, or slower: "
+            "several devices are slower than one, or hardly faster: "
             + "; ".join(f"{where}: {cells}" for where, cells in little)
         )
     for where, found in _grouped(e for e in sound if (e.low or 0.0) > e.devices):
@@ -229,7 +228,7 @@ def _strategies(table: _Table) -> Iterator[Finding]:
         )
     for where, rows in _grouped(row for row in table.rows if row.provenance == "typed"):
         yield EstimateCode.TIMES_TYPED.finding(
-            f"{where}: {counted(len(rows), 'time')} typed into a document, which does not show the runs"
+            f"{where}: {counted(len(rows), 'time')} typed into a document, without output of the runs"
         )
 
 
@@ -238,7 +237,7 @@ def _uneven_epochs(table: _Table) -> Iterator[Finding]:
         cells = [f"{at(row.batch_size, row.devices)} by {_extra_steps(row):.0%}" for row in rows]
         yield EstimateCode.UNEVEN_EPOCH.finding(
             f"{where}: the last step of an epoch is far from full, so an epoch on N devices has more than 1/N of one "
-            f"device's steps: {listed(cells)}; T_1/N leaves out their fixed cost"
+            f"device's steps: {listed(cells)}; T_1/N does not include their fixed cost"
         )
 
 

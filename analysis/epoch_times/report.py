@@ -1,7 +1,4 @@
-"""`dpscope estimate`: estimates, scaling laws and findings of a table of epoch times, as text, JSON, CSV or Markdown.
-
-With a table of values that people derived from these times, an audit of every one of them.
-"""
+"""`dpscope estimate`: estimates, scaling laws, findings and audited claims of a table of epoch times, in four formats."""
 
 import csv
 import io
@@ -14,11 +11,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from dpscope.analysis.epoch_times.claim_findings import claim_findings, shortened
-from dpscope.analysis.epoch_times.claim_verdicts import ClaimAudit, audit_claims
-from dpscope.analysis.epoch_times.claims import Claim, read_claims
-from dpscope.analysis.epoch_times.estimates import EpochEstimate, estimates
+from dpscope.analysis.epoch_times.claims import Claim, ClaimAudit, audit_claims, read_claims
+from dpscope.analysis.epoch_times.estimates import EpochEstimate, EpochLaw, estimates, law_fits, misuse_sentence
 from dpscope.analysis.epoch_times.findings import table_findings
-from dpscope.analysis.epoch_times.laws import EpochLaw, law_fits, misuse_sentence
 from dpscope.analysis.epoch_times.table import EpochTable, listed, place, read_epoch_times
 from dpscope.analysis.text.text_table import markdown_table
 from dpscope.analysis.text.units import NA
@@ -33,13 +28,13 @@ _WIDTHS = (7, 7, 5, 8, 7, 11, 9, 9, 9)
 LEGEND = (
     "strong, weak: speedup at the same global batch, and at the same batch per device (* one of the two: the "
     "table does not say what its batch_size is); compute: one device's time for its share of an epoch; added: "
-    "wall time an epoch takes beyond that (same_local_batch), low and high what the clock's resolution allows; "
-    f"{NA} is unknown: the findings and the estimates themselves say why."
+    "further wall time of an epoch (same_local_batch); low, high: its bounds at the clock's resolution; "
+    f"{NA}: unknown, for a reason given in the findings and the estimates."
 )
 
 
 class EstimateReport(NamedTuple):
-    """All that a table tells, and all that is wrong with what was derived from it; `claims` is None where none were given."""
+    """Results from a table of epoch times; `claims` is None if there is no table of claims."""
 
     estimates: list[EpochEstimate]
     laws: list[EpochLaw]
@@ -48,7 +43,7 @@ class EstimateReport(NamedTuple):
 
 
 def estimate_report(table: EpochTable, claims: Sequence[Claim] | None = None) -> EstimateReport:
-    """Estimates, laws and findings of a table, with the audit of values derived from it."""
+    """Estimates, laws and findings of a table, and an audit of values derived from it."""
     found = estimates(table.rows)
     audited = audit_claims(table.rows, claims or [])
     return EstimateReport(
@@ -60,10 +55,10 @@ def estimate_report(table: EpochTable, claims: Sequence[Claim] | None = None) ->
 
 
 def run_estimate(table: Path, format: EstimateFormat, claims: Path | None = None) -> str:
-    """Read the files and render what they tell; ends with a line break.
+    """Read the files and render the report; ends with a line break.
 
-    `json` is an object with the lists estimates, laws, findings and, of `claims`, claims; `csv` holds the estimates, with
-    `claims` the audited claims instead; `table` fits 80 columns. Raises DpscopeError for a file that cannot be read.
+    `json` is an object with the lists estimates, laws, findings and, with `claims`, claims; `csv` holds the estimates, or with
+    `claims` the audited claims; `table` fits 80 columns. Raises DpscopeError for a file that cannot be read.
     """
     report = estimate_report(read_epoch_times(table), None if claims is None else read_claims(claims))
     return {"table": as_text, "json": as_json, "csv": as_csv, "markdown": as_markdown}[format](report)
@@ -81,7 +76,7 @@ def as_json(report: EstimateReport) -> str:
 
 
 def as_csv(report: EstimateReport) -> str:
-    """A row per estimate, or per audited claim where claims were given; unknown cells are empty."""
+    """One row per audited claim if there are claims, or else per estimate; unknown cells are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     rows: Iterable[tuple[object, ...]]
@@ -95,22 +90,21 @@ def as_csv(report: EstimateReport) -> str:
 
 
 def as_text(report: EstimateReport) -> str:
-    """Plain text of at most 80 columns: sound values per setting, what is unknown and why, then findings."""
+    """Plain text of at most 80 columns: sound values per setting, laws, findings."""
     lines = _overview_text(report.estimates, report.laws)
     lines += [*wrapped(_verdict_counts(report.claims)), ""] if report.claims is not None else []
     return "\n".join([*lines, *_finding_text(report.findings)]).rstrip() + "\n"
 
 
 def _overview_text(found: Sequence[EpochEstimate], laws: Sequence[EpochLaw]) -> list[str]:
-    """Lines of at most 80 columns: the sound values of each setting under their headings, laws, and what these mean."""
     lines: list[str] = []
     for where, settings in _by_setting(found).items():
         lines += wrapped(where)
         lines.append(_aligned(_HEADINGS))
         lines += [_aligned(_overview_cells(cells)) for cells in settings]
-        own = [law for law in laws if place(law.study, law.run) == where]
-        misuse = [said] if (said := misuse_sentence(own)) else []
-        sentences = (*_bandwidths(settings), *map(_law_sentence, own), *misuse)
+        series = [law for law in laws if place(law.study, law.run) == where]
+        misuse = list(filter(None, [misuse_sentence(series)]))
+        sentences = (*_bandwidths(settings), *map(_law_sentence, series), *misuse)
         lines += [line for sentence in sentences for line in wrapped(sentence, "  ")]
         lines.append("")
     if not found:
@@ -119,14 +113,13 @@ def _overview_text(found: Sequence[EpochEstimate], laws: Sequence[EpochLaw]) -> 
 
 
 def _bandwidths(settings: Sequence[dict[tuple[str, str], EpochEstimate]]) -> list[str]:
-    """The bytes that a device must move over the added time, where both are known; a sentence."""
     known = [cells["effective_bandwidth", "same_local_batch"] for cells in settings]
     parts = [
         f"{significant(one.value, 3)} GB/s ({one.strategy}, batch {one.batch_size}, {counted(one.devices, 'device')})"
         for one in known
         if one.value is not None
     ]
-    return [f"Bytes moved over the added time, no rate of a link: {listed(parts)}."] if parts else []
+    return [f"Bytes moved per added second (not a link's rate): {listed(parts)}."] if parts else []
 
 
 def _law_sentence(law: EpochLaw) -> str:
@@ -136,7 +129,7 @@ def _law_sentence(law: EpochLaw) -> str:
 
 
 def law_table(laws: Sequence[EpochLaw]) -> list[str]:
-    """Markdown: the laws of one study, of one kind of scaling; empty without any."""
+    """Markdown: the laws of one study, all of one kind of scaling."""
     if not laws:
         return []
     headings = ("run", "by", "batch_size", "N measured", f"law of {laws[0].scaling} scaling", "worst error", "predicts")
@@ -158,14 +151,14 @@ def _law_cells(law: EpochLaw) -> tuple[str, ...]:
 
 
 def claim_table(audits: Sequence[ClaimAudit]) -> list[str]:
-    """Markdown: each claim, what its own method gives, and what is sound."""
-    headings = ("run", "claimed", "batch", "N", "printed", "by", "that gives", "sound", "verdict")
+    """Markdown: each claim, what its method gives, and the sound value."""
+    headings = ("run", "claimed", "batch", "N", "printed", "method", "gives", "sound", "verdict")
     return markdown_table(headings, [_claim_cells(audit) for audit in audits])
 
 
 def _claim_cells(audit: ClaimAudit) -> tuple[str, ...]:
     unit = "" if audit.unit == "1" else f" {audit.unit}"
-    differs = {"truncated": " (cut off)", "differs": " (differs)"}.get(audit.agreement, "")
+    differs = {"truncated": " (truncated)", "differs": " (differs)"}.get(audit.agreement, "")
     return (
         audit.run or "",
         audit.quantity,
@@ -183,13 +176,12 @@ def _verdict_counts(audits: Sequence[ClaimAudit]) -> str:
     counts = Counter(audit.verdict for audit in audits)
     reproduced = sum(audit.agreement in ("digits", "truncated") for audit in audits)
     return (
-        f"{counted(len(audits), 'claim')}: {reproduced} are what their named method gives; {counts['holds']} hold, "
+        f"{counted(len(audits), 'claim')}: {reproduced} agree with their stated method; {counts['holds']} hold, "
         f"{counts['does_not_hold']} do not, {counts['no_sound_value']} have no sound value."
     )
 
 
 def _finding_text(findings: Sequence[Finding]) -> list[str]:
-    """Lines of at most 80 columns."""
     lines: list[str] = []
     for finding in findings:
         lines += wrapped(f"{finding.severity} {finding.code}: {finding.message}", "  ")
@@ -202,8 +194,8 @@ def as_markdown(report: EstimateReport) -> str:
     lines = ["# Estimates from epoch times", ""]
     for where, table in overview_tables(report.estimates).items():
         lines += [f"## {where}", "", *table, ""]
-        own = [law for law in report.laws if place(law.study, law.run) == where]
-        lines += [*law_table(own), ""] if own else []
+        series = [law for law in report.laws if place(law.study, law.run) == where]
+        lines += [*law_table(series), ""] if series else []
     claims = report.claims or []
     for study in dict.fromkeys(audit.study for audit in claims):
         claimed = [audit for audit in claims if audit.study == study]
@@ -213,7 +205,7 @@ def as_markdown(report: EstimateReport) -> str:
 
 
 def overview_tables(found: Sequence[EpochEstimate]) -> dict[str, list[str]]:
-    """Markdown by study and run: a line per setting with its sound values."""
+    """Markdown by study and run: one line per setting with its sound values."""
     return {
         where: markdown_table(_HEADINGS, [_overview_cells(cells) for cells in settings])
         for where, settings in _by_setting(found).items()
@@ -221,14 +213,14 @@ def overview_tables(found: Sequence[EpochEstimate]) -> dict[str, list[str]]:
 
 
 def finding_list(findings: Sequence[Finding]) -> list[str]:
-    """Markdown: a list item per finding."""
+    """Markdown: one list item per finding."""
     if not findings:
         return ["None."]
     return [f"- **{one.severity}** `{one.code}`: {one.message}. Next: {one.next_step}." for one in findings]
 
 
 def significant(value: float | None, digits: int = 4) -> str:
-    """A value to so many significant digits, NA where unknown."""
+    """A value with so many significant digits, NA if unknown."""
     return NA if value is None else f"{value:.{digits}g}"
 
 
@@ -245,7 +237,7 @@ def _by_setting(found: Sequence[EpochEstimate]) -> dict[str, list[dict[tuple[str
 
 
 def _overview_cells(cells: dict[tuple[str, str], EpochEstimate]) -> tuple[str, ...]:
-    """One setting's line of the overview, under _HEADINGS."""
+    """One setting's cells under _HEADINGS."""
     added = cells["communication_seconds", "same_local_batch"]
     strong = significant(cells["speedup", "strong"].value)
     if ("speedup", "same_batch_size") in cells:
@@ -264,7 +256,7 @@ def _overview_cells(cells: dict[tuple[str, str], EpochEstimate]) -> tuple[str, .
 
 
 def _aligned(cells: Sequence[str]) -> str:
-    """Cells under _WIDTHS, text left and numbers right; what is too long is cut."""
+    """Cells padded to _WIDTHS, the first one left-aligned; long cells are cut."""
     fitted = [
         cell if len(cell) <= width else cell[: width - 1] + "~" for cell, width in zip(cells, _WIDTHS, strict=True)
     ]

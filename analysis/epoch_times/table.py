@@ -1,8 +1,7 @@
-"""Reading a table of epoch times.
+"""Reads tables of epoch times: CSV with a heading row.
 
-A CSV file with a heading row, UTF-8, comma separated. An empty cell is unknown; an empty `epoch_seconds` means that the
-run ended out of memory. Everything a user can get wrong raises DpscopeError with one line that names the file, the row
-(its line in the file), the column, the value and the fix.
+An empty cell is unknown; an empty `epoch_seconds` means that the run ended out of memory. A mistake in the file raises
+DpscopeError with one line that names file, row (line in the file), column, value and fix.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ OPTIONAL_COLUMNS = (
 )  # fmt: skip
 
 _SECONDS_RANGE = (1e-9, 1e9)
-_LISTED = 8
+_MAX_LISTED = 8
 
 
 class EpochTime(NamedTuple):
@@ -39,41 +38,37 @@ class EpochTime(NamedTuple):
     batch_size_is: str | None  # global or per_device
     devices: int
     epoch_seconds: float | None  # None: out of memory
-    resolution_s: float | None  # None: all digits are there
+    resolution_s: float | None  # None: exact
     provenance: str | None
     steps_per_epoch: int | None
 
 
 class EpochTable(NamedTuple):
-    """The rows of a table, which of OPTIONAL_COLUMNS it lacks and which of its columns were not understood."""
+    """The rows of a table, the OPTIONAL_COLUMNS that it lacks, and its unknown columns."""
 
     rows: tuple[EpochTime, ...]
     absent_columns: tuple[str, ...] = ()
     unknown_columns: tuple[str, ...] = ()
 
     def of_study(self, name: str | None) -> "EpochTable":
-        """The table with this study's rows alone."""
+        """The table with only this study's rows."""
         return self._replace(rows=tuple(row for row in self.rows if row.study == name))
 
 
 def read_epoch_times(path: Path) -> EpochTable:
-    """Read and check a table of epoch times.
-
-    Raises DpscopeError for anything that cannot be read as such a table.
-    """
+    """Read and check a table of epoch times; raises DpscopeError for a file that is not such a table."""
     headings, lines = read_rows(path, REQUIRED_COLUMNS)
     rows: list[EpochTime] = []
-    seen: dict[tuple[object, ...], int] = {}
+    first_lines: dict[tuple[object, ...], int] = {}
     for line in lines:
         row = _epoch_time(line)
         key = (row.study, row.run, row.strategy, row.batch_size, row.devices)
-        if key in seen:
+        if key in first_lines:
             raise DpscopeError(
                 f"{path}, row {line.line}: strategy {row.strategy}, batch_size {row.batch_size}, devices {row.devices} "
-                f"again, as in row {seen[key]}; name repetitions, other models and other machines apart "
-                "in column run or study"
+                f"again, as in row {first_lines[key]}; distinguish repetitions, models and machines in column run or study"
             )
-        seen[key] = line.line
+        first_lines[key] = line.line
         rows.append(row)
     known = {*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS}
     return EpochTable(
@@ -108,30 +103,26 @@ def _epoch_time(row: CsvRow) -> EpochTime:
         batch_size_is=meaning,
         devices=devices,
         epoch_seconds=row.decimal(
-            "epoch_seconds",
-            lambda s: shortest <= s <= longest,
-            "seconds between 1e-9 and 1e9 (empty: out of memory)",
+            "epoch_seconds", lambda s: shortest <= s <= longest, "seconds between 1e-9 and 1e9 (empty: out of memory)"
         ),
-        resolution_s=row.decimal(
-            "resolution_s", lambda s: 0 <= s <= longest, "seconds from 0 on (empty: all digits are there)"
-        ),
+        resolution_s=row.decimal("resolution_s", lambda s: 0 <= s <= longest, "seconds from 0 on (empty: exact)"),
         provenance=row.text("provenance"),
         steps_per_epoch=row.whole("steps_per_epoch"),
     )
 
 
 def place(study: str | None, run: str | None) -> str:
-    """How messages name a study and its run."""
+    """A study and its run, in messages."""
     name = study or "table"
     return f"{name} ({run})" if run else name
 
 
 def at(batch_size: int | None, devices: int | None) -> str:
-    """How messages name a setting: (batch_size, devices)."""
+    """A setting in messages: (batch_size, devices)."""
     return f"({'any' if batch_size is None else batch_size}, {'any' if devices is None else devices})"
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Some parts, and how many more there are."""
-    rest = len(parts) - _LISTED
-    return ", ".join(parts[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+    """The first parts, and the number of further ones."""
+    rest = len(parts) - _MAX_LISTED
+    return ", ".join(parts[:_MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""A small table of epoch times by hand, of which nothing is to be said."""
+"""A small table of epoch times without errors."""
 
 HEAD = (
     "study,run,hardware,parameters,samples_per_epoch,strategy,batch_size,batch_size_is,devices,epoch_seconds,"

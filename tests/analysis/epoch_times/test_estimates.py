@@ -1,4 +1,4 @@
-"""Estimates from epoch times: the sound ones of the published tables, and tables made by hand."""
+"""Estimates from epoch times: of the published tables, and of tables computed by hand."""
 
 import io
 import math
@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpscope.analysis.epoch_times.bounded_values import Bounded
+from dpscope.analysis.epoch_times.baselines import Bounded
 from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate, estimates
 from dpscope.analysis.epoch_times.table import EpochTime, read_epoch_times
 from tests.helpers.paths import PUBLISHED
 
 ROWS = read_epoch_times(PUBLISHED / "epoch_times.csv").rows
 
-# T_N - T_1/N with T_1 at the same batch per device, worked out from the table.
+# T_N - T_1/N with T_1 at the same batch per device, computed from the table.
 SOUND_SECONDS = {
     ("coursework_l4", "first", "dp", 128, 4): 14.305,  # 19.26 - 19.82/4
     ("coursework_l4", "first", "dp", 512, 4): 4.9425,  # 9.38 - 17.75/4
@@ -73,7 +73,7 @@ def test_shortcuts_are_never_sound() -> None:
 
 
 def test_interval_is_the_resolution_of_both_clocks() -> None:
-    # Whole seconds: 9 +- 1 less (13 +- 1)/2 is 2.5 +- 1.5.
+    # Whole seconds: 9 +- 1 minus (13 +- 1)/2 is 2.5 +- 1.5.
     found = [e for e in estimates(ROWS) if e[:5] == ("coursework_cluster", None, "dp", 512, 2)]
     split = pick(found, "communication_seconds", "ideal_split")
     assert (split.value, split.low, split.high) == (2.5, 1.0, 4.0)
@@ -95,7 +95,7 @@ def test_no_resolution_leaves_no_interval() -> None:
             assert estimate.low == estimate.value == estimate.high
 
 
-def test_run_takes_its_own_single_time_for_ratios_and_its_sweep_for_subtractions() -> None:
+def test_ratios_use_the_runs_single_time_and_subtractions_its_sweep() -> None:
     found = [e for e in estimates(ROWS) if e[:5] == ("coursework_l4", "second", "dp", 512, 4)]
     assert pick(found, "speedup", "strong", 4).value == pytest.approx(19.77684736251831 / 10.108532428741455)
     communication = pick(found, "communication_seconds", "same_local_batch", 4)
@@ -168,7 +168,7 @@ def test_batch_above_the_data_set_is_not_sound(tmp_path: Path) -> None:
     assert "exceeds the data set" in pick(found, "communication_seconds", "same_local_batch").reason
 
 
-def test_baseline_may_be_a_run_of_its_own_or_the_strategy_on_one_device(tmp_path: Path) -> None:
+def test_the_baseline_may_be_another_run_or_the_strategy_on_one_device(tmp_path: Path) -> None:
     head = "run,strategy,batch_size,batch_size_is,devices,epoch_seconds\n"
     own_run = table(tmp_path, head + "base,single,32,per_device,1,10\nmany,ddp,32,per_device,2,6\n")
     found = pick(estimates(own_run), "communication_seconds", "same_local_batch")
@@ -211,17 +211,8 @@ _ROW = st.tuples(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
 @given(rows=st.lists(_ROW, min_size=1, max_size=12, unique_by=lambda row: (row[0], row[1], row[3])), drop=st.booleans())
 def test_any_table_gives_ordered_bounds_or_a_reason(tmp_path: Path, rows: list[tuple[object, ...]], drop: bool) -> None:
-    names = [
-        "strategy",
-        "batch_size",
-        "batch_size_is",
-        "devices",
-        "epoch_seconds",
-        "resolution_s",
-        "samples_per_epoch",
-        "parameters",
-    ]
-    frame = pd.DataFrame(rows, columns=names)
+    names = "strategy batch_size batch_size_is devices epoch_seconds resolution_s samples_per_epoch parameters"
+    frame = pd.DataFrame(rows, columns=names.split())
     frame.loc[frame["strategy"] == "single", "devices"] = 1
     frame = frame.drop_duplicates(["strategy", "batch_size", "devices"])
     if drop:

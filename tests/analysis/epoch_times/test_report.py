@@ -66,7 +66,7 @@ def test_text_fits_80_columns(tmp_path: Path) -> None:
     assert max(map(len, run_estimate(odd, "table").splitlines())) <= 80
 
 
-def test_single_device_only_says_so(tmp_path: Path) -> None:
+def test_a_table_with_one_device_has_nothing_to_estimate(tmp_path: Path) -> None:
     table = tmp_path / "one.csv"
     table.write_text("strategy,batch_size,devices,epoch_seconds\nsingle,32,1,10\n")
     assert "nothing to estimate" in run_estimate(table, "table")
@@ -96,8 +96,8 @@ def test_three_epoch_times_give_bandwidth_a_law_and_its_misuse(tmp_path: Path) -
     text = " ".join(run_estimate(table, "table").split())
     assert "5 GB/s (ddp, batch 100, 2 devices), 2.68 GB/s (ddp, batch 100, 4 devices)" in text
     assert "gustafson: serial_fraction 0.265; 6.15x on 8" in text
-    assert "no serial fraction" in text
-    assert "would give 2.42x on 4 for a measured 3.12x (batch_size 100)." in text, "on 2 the two are alike"
+    assert "not a serial fraction" in text
+    assert "would give 2.42x on 4 for a measured 3.12x (batch_size 100)." in text
     (law,) = json.loads(run_estimate(table, "json"))["laws"]
     assert law["speedups"] == {"2": pytest.approx(100 / 55), "4": pytest.approx(100 / 32)}
     assert law["misuse"]["4"] == pytest.approx(1 / (7 / 32 + 25 / 32 / 4))
@@ -108,7 +108,7 @@ def test_three_epoch_times_give_bandwidth_a_law_and_its_misuse(tmp_path: Path) -
 def test_claims_are_audited_in_every_format() -> None:
     text = run_estimate(TIMES, "table", CLAIMS)
     assert max(map(len, text.splitlines())) <= 80
-    assert "104 claims: 100 are what their named method gives" in text
+    assert "104 claims: 100 agree with their stated method" in text
     content = json.loads(run_estimate(TIMES, "json", CLAIMS))
     assert set(content) == {"estimates", "laws", "findings", "claims"}
     assert len(content["claims"]) == 104
@@ -135,11 +135,3 @@ def test_the_command_audits_and_refuses_in_one_line(tmp_path: Path) -> None:
     absent = subprocess.run([*command, "absent.csv"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (absent.returncode, absent.stdout) == (2, "")
     assert absent.stderr == "dpscope: absent.csv does not exist; name a CSV file\n"
-
-
-@pytest.mark.process
-def test_nothing_heavy_is_imported() -> None:
-    code = "import sys, dpscope.analysis.epoch_times.report; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert "dpscope.analysis.epoch_times.report" in loaded
-    assert {"torch", "scipy", "matplotlib"} & set(loaded) == set()
