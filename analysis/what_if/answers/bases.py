@@ -8,14 +8,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.costs.calibration_files import load_calibration
 from dpscope.analysis.costs.sources import cost_sources
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
-from dpscope.analysis.runs.variant_savings import shared_options
+from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines
 from dpscope.analysis.stats.samples import pooled_median
+from dpscope.analysis.traces.ranks.contention import with_contention
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces, find_traces
-from dpscope.analysis.what_if.answers.beside import beside_of_run, beside_of_traces
+from dpscope.analysis.what_if.answers.interference import interference_of_run, interference_of_traces
 from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
 from dpscope.analysis.what_if.profiles.job import JobProfile, job_profile
@@ -67,8 +70,10 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
     tensors = [one.bytes for one in sizes.parameter_tensors]
     job = _joined([job_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
     fitted = load_calibration(run.path) if run.folder.calibration_path.exists() else None
-    beside = beside_of_run(run, data, job.profiles, None if fitted is None else fitted.on_nodes(data.nodes))
-    job = job.at_slowdown(beside.slowdown)
+    alike = None if fitted is None else fitted.on_nodes(data.nodes)
+    ledger = _with_contention(run, data)
+    interference = interference_of_run(run, data, ledger, job.profiles, alike)
+    job = job.at_slowdown(interference.slowdown)
     options = data.cell.options
     medians = [float(np.median(one)) for one in data.step_samples()]
     step_us = pooled_median(data.step_samples())
@@ -80,7 +85,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         per_node=devices_per_node(data),
         step_us=step_us,
         spread=repeats_band(medians),
-        ledger=run.spreads.ledger(data),
+        ledger=ledger,
         batch_size=data.cell.batch_size,
         single_us=single_steps_us(run, data),
         bucketing=Bucketing(options.bucket_mb, options.overlap == "on"),
@@ -95,18 +100,24 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         lacks=job.lacks,
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
-    base = _as_untraced(beside.on(base))
+    base = _as_untraced(interference.on(base))
     sources = cost_sources(run.manifest, None, fitted)
     costs = Costs(
         devices=base.devices,
         per_node=base.per_node,
         traced=_traced(job),
-        calibration=None if fitted is None else fitted.on_nodes(data.nodes),
+        calibration=alike,
         every=fitted,
         specified=sources.link(base.devices),
         alike=_alike(run.manifest.environment.interconnect),
     )
     return AskedBase(base, costs, run, data)
+
+
+def _with_contention(run: RunData, data: CellData) -> Ledger | None:
+    ledger = run.spreads.ledger(data)
+    single = single_device_baselines(run, data.cell).get(data.cell.batch_size)
+    return None if ledger is None else with_contention(ledger, cell_contentions(data, single))
 
 
 def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase:
@@ -117,10 +128,10 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
     devices = told.devices or job.devices
     if devices is None:
         raise DpscopeError(f"{paths[0]}: the trace does not tell how many devices the job had; give --base-devices")
-    beside = beside_of_traces(job.profiles)
-    job = job.at_slowdown(beside.slowdown)
-    steps = [one.step_us for one in job.profiles]
     ledger = analyze_traces(files).ledger
+    interference = interference_of_traces(ledger, job.profiles)
+    job = job.at_slowdown(interference.slowdown)
+    steps = [one.step_us for one in job.profiles]
     lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
     lacks += () if told.batch_size else ("the batch: give --base-batch-size for other batches",)
     profiles = job.typical(TYPICAL)
@@ -142,7 +153,7 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
         lacks=lacks,
     )
     bounded = any(one.bounded for profile in profiles for one in profile.buckets)
-    return AskedBase(beside.on(base), Costs(devices, devices, _traced(job), traced_bounded=bounded))
+    return AskedBase(interference.on(base), Costs(devices, devices, _traced(job), traced_bounded=bounded))
 
 
 def _chosen(run: RunData, name: str | None, path: Path) -> CellData:

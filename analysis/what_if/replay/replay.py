@@ -22,7 +22,7 @@ class Conditions:
     """What a step is run under. Buckets by the index of their last gradient; per bucket latency, transfer and the lateness of the
     last rank; the cost of every other collective. `passes` forward and backward passes make a step, the last one reduces.
 
-    `gamma` is how much slower compute is while a collective runs; `slowdown` as in `run_collectives`.
+    `gamma` is what compute loses per time that a collective runs next to it; `slowdown` as in `run_collectives`.
     """
 
     bucket_ends: tuple[int, ...]
@@ -85,6 +85,7 @@ class Point:
     needs: tuple[float, ...]  # shares of the gradients' bytes that the next work waits for
     launch_us: float  # from where the host is to when its launch would let the next work start
     following: Stretch
+    compute_us: float = 0.0  # of the works in that stretch
 
 
 AS_IT_WAS = Compute()
@@ -95,7 +96,7 @@ class Prepared:
 
     def __init__(self, profile: StepProfile, compute: Compute = AS_IT_WAS) -> None:
         self.profile, self.compute = profile, compute
-        self.kept: dict[tuple[object, ...], float] = {}  # what was worked out of it, for whoever asks again
+        self.kept: dict[tuple[object, ...], float] = {}  # results by question
         works = scaled(profile.works, compute)
         self.compute_us = float(works.device_us.sum())
         gradients = profile.gradients
@@ -108,6 +109,7 @@ class Prepared:
         self.cuts = sorted(places | {one.after for one in profile.others})
         self.launches_us = (works.host_us * compute.host + works.launch_gap_us).tolist()
         self.stretches = stretches(works, self.cuts, compute.host)
+        self.computes_us = np.diff(np.concatenate(([0.0], np.cumsum(works.device_us)))[self.cuts]).tolist()
         reach = np.cumsum(gradients.bytes)
         self.reach = (reach / reach[-1]).tolist() if len(reach) else []
         self._points: dict[tuple[int, ...], list[Point]] = {}
@@ -127,15 +129,18 @@ class Prepared:
             needs.setdefault(place, []).append(share)
         found: list[Point] = []
         for index, cut in enumerate(self.cuts):
-            following = self.stretches[index] if index < len(self.stretches) else NO_WORK
+            following, compute_us = NO_WORK, 0.0
+            if index < len(self.stretches):
+                following, compute_us = self.stretches[index], self.computes_us[index]
             happens = (ready.get(cut, []), cut == self.last_gradient, self.others_at.get(cut, []), needs.get(cut, []))
             if found and not any(happens):
-                found[-1] = replace(found[-1], following=joined(found[-1].following, following))
+                last = found[-1]
+                following, compute_us = joined(last.following, following), last.compute_us + compute_us
+                found[-1] = replace(last, following=following, compute_us=compute_us)
             else:
                 buckets, ends_backward, others, waits = happens
-                found.append(
-                    Point(tuple(buckets), ends_backward, tuple(others), tuple(waits), self._launch_us(cut), following)
-                )
+                place = (tuple(buckets), ends_backward, tuple(others), tuple(waits), self._launch_us(cut))
+                found.append(Point(*place, following, compute_us))
         return found
 
     def _launch_us(self, place: int) -> float:
@@ -209,7 +214,7 @@ class _Step:
         """Everything in order of launch."""
         prepared, conditions = self.prepared, self.conditions
         for _ in range(conditions.passes - 1):
-            self._go(prepared.one_pass)
+            self._go(prepared.one_pass, prepared.one_pass_compute_us)
         for point in prepared.points(conditions.bucket_ends):
             for bucket in point.buckets:
                 self._bucket_ready(bucket)
@@ -219,18 +224,21 @@ class _Step:
                 self._other(place, point.launch_us)
             for share in point.needs:
                 self._wait_for(share, point.launch_us)
-            self._go(point.following)
+            self._go(point.following, point.compute_us)
         self._schedule()
         self.free = max([self.free, self.other_free, *self.ends])
 
-    def _go(self, stretch: Stretch) -> None:
+    def _go(self, stretch: Stretch, compute_us: float) -> None:
         hh, dh, hd, dd = stretch
         host, device = self.host, self.device
         self.host = max(host + hh, device + dh)
         self.device = max(host + hd, device + dd)
         if self.conditions.gamma and self.busy_to > device:
-            beside = min(self.device, self.busy_to) - max(device, self.busy_from)
-            slower_us = self.conditions.gamma * max(0.0, beside)
+            overlap_us = max(0.0, min(self.device, self.busy_to) - max(device, self.busy_from))
+            computing = (
+                min(1.0, compute_us / (self.device - device)) if overlap_us else 0.0
+            )  # the rest of the stretch is idle
+            slower_us = self.conditions.gamma * overlap_us * computing
             self.contention_us += slower_us
             self.device += slower_us
 

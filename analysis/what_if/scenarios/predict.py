@@ -276,6 +276,8 @@ def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Plac
         said.append(jitter)
     if (remains := _remains(found)) and place.devices > 1:
         said.append(f"no rate removes, of what is exposed: {remains}")
+    if base.contention and scenario != Scenario():
+        said.append(base.contention)
     if base.own_error is None:
         said.append(f"the method's error is assumed ({ASSUMED_ERROR:.0%}): no other cell measures it")
     return "; ".join(said) or f"the replay of {base.name}"

@@ -65,13 +65,15 @@ def data_parallel_ledger(
 
 def _added_up(base: Ledger, values_us: Mapping[str, float], step_us: float) -> Ledger | None:
     """A ledger of these parts. No part is negative: what the replay takes off a part beyond what was measured of it, it takes off
-    the others in proportion, so that all add up. None if the tracer's share alone is longer than the step."""
+    the others in proportion; what a part leaves without shortening the step is idle time. None if the tracer's share alone is
+    longer than the step."""
     kept = {part: max(0.0, value) for part, value in values_us.items()}
     traced_us, total = step_us - (base.tracer_us or 0.0), sum(kept.values())
     if traced_us <= 0 or total <= 0:
         return None
     if {"compute", "idle"} <= set(kept):  # else what is left of the step belongs to a part that is not known
-        kept = {part: value * traced_us / total for part, value in kept.items()}
+        kept["idle"] += max(0.0, traced_us - total)
+        kept = {part: value * min(1.0, traced_us / total) for part, value in kept.items()}
     compute, wait, transfer, other, idle = (kept.get(part) for part in STEP_PARTS)
     kinds = list(base.other_by_kind_us) if base.is_split and other is not None else []
     by_kind = {kinds[0]: other} if len(kinds) == 1 and other is not None else {}

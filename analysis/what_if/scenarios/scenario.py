@@ -76,8 +76,9 @@ class Base:
     own_error: float | None = None
     parameter_bytes: tuple[int, ...] = ()
     buffer_bytes: int = 0
-    gamma: float = 0.0  # how much slower computing is while a collective runs
+    gamma: float = 0.0  # what computing loses per time that a collective runs next to it
     gamma_band: tuple[float, float] = (0.0, 0.0)  # what it may be
+    contention: str = ""  # what gamma rests on; empty where it is assumed
     traced: Compute = (
         AS_IT_WAS  # by what the trace's times are scaled, so that the replay is as long as the untraced step
     )

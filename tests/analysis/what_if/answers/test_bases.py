@@ -6,19 +6,24 @@ from types import SimpleNamespace
 from typing import cast
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.what_if.answers.bases import base_of_run, repeats_band, single_steps_us
-from dpscope.analysis.what_if.answers.beside import gamma_of
+from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.what_if.answers.bases import base_of_run, base_of_traces, repeats_band, single_steps_us
+from dpscope.analysis.what_if.answers.interference import NO_CONTENTION, gamma_of, interference_of_traces
 from dpscope.analysis.what_if.answers.own_error import CellError, OwnErrors, own_errors, with_own_error
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.paths import DATA, EXAMPLE_RUN
+from tests.helpers.replayed_steps import BASE, COSTS, LEDGER, PROFILE
+
+A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
 
 def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node() -> None:
@@ -58,6 +63,33 @@ def test_what_ddp_costs_on_one_device_is_no_contention() -> None:
     ddp_alone = traced_cell("ddp", 1, compute=109.0, communication=0.0, exposed=0.0)
     run = cast(RunData, SimpleNamespace(measured=[alone, ddp_alone, own]))
     assert gamma_of(run, own, calibrated=0.7) == pytest.approx(0.05)
+
+
+def test_the_measured_contention_is_used_before_any_assumption() -> None:
+    """Compute that takes 1.25x as long loses 1/5 of the time that communication runs next to it."""
+    ledger = replace(LEDGER, contention_ratio=1.25, contention_ratio_interval=Interval(1.0, 2.0))
+    measured = interference_of_traces(ledger, [PROFILE])
+    assert (measured.gamma, measured.gamma_band, measured.lacks) == (pytest.approx(0.2), (0.0, 0.5), ())
+    unknown = interference_of_traces(LEDGER, [PROFILE])
+    assert (unknown.gamma, unknown.gamma_band, unknown.contention, unknown.lacks) == (
+        0.0,
+        (0.0, 0.3),
+        "",
+        (NO_CONTENTION,),
+    )
+    # Without the all-reduces: the 20 us of compute between 150 and 170 took 4 us longer next to the first.
+    one, without = (predict(found.on(BASE), Scenario(buckets_factor=0.0), COSTS) for found in (measured, unknown))
+    assert one.step_us == pytest.approx((without.step_us or 0.0) - 4)
+    assert "compute next to communication takes 1.25x as long (1.00 to 2.00, measured)" in str(one.rests_on)
+    assert "compute next to communication" not in str(without.rests_on)
+
+
+def test_a_trace_s_contention_is_removed_with_its_communication() -> None:
+    """The A100s' compute is 565 us a step longer next to communication: without it their replayed steps compute as much less."""
+    base = base_of_traces([A100]).base
+    assert base.ledger is not None
+    removed = [base.replayed(one).parts.compute - base.replayed(one, 0.0).parts.compute for one in base.profiles]
+    assert float(np.mean(removed)) == pytest.approx(base.ledger.contention_us, rel=0.5)
 
 
 def optioned(data: CellData, times: float, **options: str | int | float) -> CellData:

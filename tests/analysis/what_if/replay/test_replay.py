@@ -43,11 +43,19 @@ def test_a_faster_device_and_a_larger_batch_scale_what_they_scale() -> None:
     assert double.step_us == 400 + 20 + 10  # the optimizer takes as long
 
 
-def test_compute_beside_a_collective_is_slower_by_gamma() -> None:
-    # ready 150; 40 us beside the second backward of 50, of which 40 take half as much again: 200 -> 220
+def test_compute_next_to_a_collective_is_slower_by_gamma() -> None:
+    # ready 150; 40 us next to the second backward of 50, of which 40 take half as much again: 200 -> 220
     said = replay(Prepared(SIMPLE), under((0, 1), [40.0, 20.0], gamma=0.5))
     assert said.backward_us == pytest.approx(220)
     assert said.step_us == pytest.approx(250)
+
+
+def test_idle_time_next_to_a_collective_is_not_slower() -> None:
+    # as above, but 20 of the 50 us are a gap between kernels: 3/5 of the 40 us are compute, and 12 us are lost
+    table = replace(works([100.0, 50.0, 30.0, 10.0]), order_gap_us=np.array([0.0, 0.0, 20.0, 0.0]))
+    step = replay(Prepared(profile(table, after=[2, 3], ends=(0, 1))), under((0, 1), [40.0, 20.0], gamma=0.5))
+    assert step.backward_us == pytest.approx(212)
+    assert step.parts.compute == pytest.approx(190 + 12)
 
 
 def test_a_host_that_launches_too_slowly_bounds_the_step() -> None:
