@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if": "analysis/costs analysis/stats analysis/text analysis/traces/ranks profiling/records profiling/store",
     "analysis/what_if/scenarios": "analysis/text analysis/traces/ranks analysis/what_if analysis/what_if/links "
     "analysis/what_if/replay profiling/machine profiling/records",
-    "analysis/what_if/answers": "analysis/costs analysis/figures analysis/runs analysis/stats analysis/text "
+    "analysis/what_if/answers": "analysis/cells analysis/costs analysis/figures analysis/runs analysis/stats analysis/text "
     "analysis/traces/ranks analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay "
     "analysis/what_if/scenarios profiling/machine profiling/records profiling/store",
     "analysis/findings": "analysis/cells analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/ranks "

@@ -139,8 +139,10 @@ class Prepared:
                 found[-1] = replace(last, following=following, compute_us=compute_us)
             else:
                 buckets, ends_backward, others, waits = happens
-                place = (tuple(buckets), ends_backward, tuple(others), tuple(waits), self._launch_us(cut))
-                found.append(Point(*place, following, compute_us))
+                launch_us = self._launch_us(cut)
+                found.append(
+                    Point(tuple(buckets), ends_backward, tuple(others), tuple(waits), launch_us, following, compute_us)
+                )
         return found
 
     def _launch_us(self, place: int) -> float:

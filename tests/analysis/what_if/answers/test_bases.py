@@ -69,7 +69,9 @@ def test_the_measured_contention_is_used_before_any_assumption() -> None:
     """Compute that takes 1.25x as long loses 1/5 of the time that communication runs next to it."""
     ledger = replace(LEDGER, contention_ratio=1.25, contention_ratio_interval=Interval(1.0, 2.0))
     measured = interference_of_traces(ledger, [PROFILE])
-    assert (measured.gamma, measured.gamma_band, measured.lacks) == (pytest.approx(0.2), (0.0, 0.5), ())
+    assert measured.gamma == pytest.approx(0.2)
+    assert measured.gamma_band == (0.0, 0.5)
+    assert not measured.lacks
     unknown = interference_of_traces(LEDGER, [PROFILE])
     assert (unknown.gamma, unknown.gamma_band, unknown.contention, unknown.lacks) == (
         0.0,
