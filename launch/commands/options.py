@@ -29,7 +29,7 @@ Scaling = Annotated[str | None, typer.Option(help="weak, strong or both")]
 Model = Annotated[
     str | None,
     typer.Option(
-        help="resnet18_cifar, resnet8_cifar, gpt_5m, a torchvision model, or your own package.module:function"
+        help="auto, resnet18_cifar, resnet8_cifar, gpt_5m, a torchvision model, or your own package.module:function"
     ),
 ]
 Data = Annotated[str | None, typer.Option(help="synthetic, fake, digits or cifar10")]

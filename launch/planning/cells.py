@@ -18,8 +18,9 @@ from dpscope.launch.planning.run_config import settings_told
 from dpscope.launch.planning.skip_reasons import too_few_devices, too_large, uncompilable
 from dpscope.launch.planning.variants import alone_options, other_options, strategy_options
 from dpscope.launch.workload.data_files import TRAINING_SAMPLES
+from dpscope.launch.workload.model_names import CIFAR_RESNET, SMALL_RESNET
 from dpscope.profiling.machine.environment import usable_cores
-from dpscope.profiling.records.config import Measurement, ResolvedConfig, RunConfig, Workload
+from dpscope.profiling.records.config import Measurement, ResolvedConfig, ResolvedMeasurement, RunConfig, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import (
     BY_CUDA_GRAPHS,
@@ -43,9 +44,12 @@ from dpscope.profiling.records.strategies import (
 )
 from dpscope.profiling.store.errors import DpscopeError
 
-DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (128, 512), "cpu": (4, 8)}
+DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (128, 512), "cpu": (64,)}
 """On a modern GPU ResNet-18 for CIFAR at batch 32 only measures how fast the host launches kernels."""
-DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 15}
+DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 60}
+DEFAULT_MODELS: dict[DeviceType, str] = {"cuda": CIFAR_RESNET, "cpu": SMALL_RESNET}
+DEFAULT_REPEATS: dict[DeviceType, int] = {"cuda": 2, "cpu": 5}
+"""A CPU's cores are shared with other programs, so repeats differ more than a GPU's do; its steps are short instead."""
 
 
 def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None, nodes: int = 1) -> ResolvedConfig:
@@ -70,6 +74,7 @@ def resolved_workload(workload: Workload, kind: DeviceType) -> Workload:
     return msgspec.structs.replace(
         workload,
         device=kind,
+        model=DEFAULT_MODELS[kind] if workload.model == "auto" else workload.model,
         samples=TRAINING_SAMPLES.get(workload.data, workload.samples),
         data_dir=str(Path(workload.data_dir).expanduser()),
     )
@@ -86,9 +91,10 @@ def _check_compile(modes: Sequence[CompileMode], kind: DeviceType) -> None:
         raise DpscopeError(f"--compile {mode} on the CPU: only CUDA graphs tell it from {other}; use {other}")
 
 
-def _resolved_measurement(measurement: Measurement, kind: DeviceType) -> Measurement:
-    chosen = measurement.steps if measurement.steps or measurement.epochs else DEFAULT_STEPS[kind]
-    return msgspec.structs.replace(measurement, steps=chosen)
+def _resolved_measurement(measurement: Measurement, kind: DeviceType) -> ResolvedMeasurement:
+    steps = measurement.steps if measurement.steps or measurement.epochs else DEFAULT_STEPS[kind]
+    chosen = {"steps": steps, "repeats": measurement.repeats or DEFAULT_REPEATS[kind]}
+    return ResolvedMeasurement(**{**msgspec.structs.asdict(measurement), **chosen})
 
 
 def resolved_matrix(
@@ -112,7 +118,8 @@ def resolved_matrix(
         check_device_count("--nproc-per-node", on_this_host, devices)
     everywhere = (*counts, *(parse_layout(one).devices for one in layouts))
     sizes = matrix.batch_sizes or _default_batch_sizes(matrix, devices.kind, everywhere)
-    chosen = {"devices": counts, "layouts": layouts, "batch_sizes": sizes}
+    ddp_alone = devices.kind == "cuda" if matrix.ddp_alone is None else matrix.ddp_alone
+    chosen = {"devices": counts, "layouts": layouts, "batch_sizes": sizes, "ddp_alone": ddp_alone}
     with settings_told():
         resolved = ResolvedMatrix(**{**msgspec.structs.asdict(matrix), **chosen})
         _check_split(resolved)

@@ -20,7 +20,7 @@ from torch import distributed
 from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
-from dpscope.profiling.records.config import Measurement, ResolvedConfig, Workload
+from dpscope.profiling.records.config import ResolvedConfig, ResolvedMeasurement, Workload
 from dpscope.profiling.records.matrix import ResolvedMatrix
 from dpscope.profiling.records.run import SCHEMA_VERSION, Cell, CellResult, Manifest, PlannedCell, RankResult
 from dpscope.profiling.store.errors import DpscopeError
@@ -258,7 +258,7 @@ def _manifest_with(run: RunFolder, cell: Cell, rank: RankResult, part: SavedPart
 def _new_manifest(cell: Cell, rank: RankResult, part: SavedPart) -> Manifest:
     on_cuda, settings, kind = part.device_type == "cuda", part.settings, part.device_type
     environment = collect_environment(open_nvml() if on_cuda else None, on_gpus=on_cuda, code=settings.code)
-    windows = Measurement(
+    windows = ResolvedMeasurement(
         warmup_steps=settings.warmup_steps, steps=settings.steps, traced_steps=settings.traced_steps, repeats=1
     )
     config = ResolvedConfig(

@@ -19,7 +19,7 @@ class Workload(ConfigPart, frozen=True):
     """What is trained, on what data, and how batches reach it."""
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    model: str = "resnet18_cifar"  # that, a torchvision classification model, or package.module:function
+    model: str = "auto"  # auto, resnet18_cifar, a torchvision classification model, or package.module:function
     data: Literal["synthetic", "fake", "digits", "cifar10"] = "synthetic"
     data_dir: str = "data"
     download: bool = False
@@ -62,7 +62,7 @@ class Measurement(ConfigPart, frozen=True):
     steps: int | None = None  # timed steps per repeat
     epochs: int | None = None  # or whole timed epochs, after one untimed
     traced_steps: int = 3  # whole traced steps asked for; one more is traced
-    repeats: int = 2
+    repeats: int | None = None
     calibrate: bool = True  # time the collectives before the cells
     timeout_s: float = 900.0  # of one cell's job
 
@@ -82,9 +82,15 @@ class Measurement(ConfigPart, frozen=True):
             ("steps", self.steps is None or self.steps >= 1, "must be 1 or more"),
             ("epochs", self.epochs is None or self.epochs >= 1, "must be 1 or more"),
             ("traced_steps", self.traced_steps >= 1, "must be 1 or more"),
-            ("repeats", self.repeats >= 1, "must be 1 or more"),
+            ("repeats", self.repeats is None or self.repeats >= 1, "must be 1 or more"),
             timeout_check(self.timeout_s),
         ]
+
+
+class ResolvedMeasurement(Measurement, frozen=True, kw_only=True):
+    """How much is measured, with the repeats chosen for this machine."""
+
+    repeats: int
 
 
 def timeout_check(timeout_s: float) -> SettingCheck:
@@ -132,4 +138,5 @@ MAY_CHANGE = ("repeats", "timeout_s", "download", "calibrate", *Reporting.__stru
 class ResolvedConfig(RunConfig, frozen=True, kw_only=True):
     """What will be measured: a configuration with nothing left to choose for this machine. A manifest holds one."""
 
+    measurement: ResolvedMeasurement
     matrix: ResolvedMatrix

@@ -108,9 +108,7 @@ class Matrix(Variants, frozen=True):
     batch_sizes: tuple[int, ...] | None = None
     batch_growth: int | None = None  # 32x4: batch_sizes == (32,), batch_growth == 4
     scaling: Literal["weak", "strong", "both"] = "weak"
-    ddp_alone: bool = (
-        True  # DDP on one device too, where DDP is measured: what it costs before anything is communicated
-    )
+    ddp_alone: bool | None = None  # also measure DDP on one device, where it costs something but communicates nothing
 
     def __post_init__(self) -> None:
         for name, value in self._in_order().items():
@@ -197,6 +195,7 @@ class ResolvedMatrix(Matrix, frozen=True, kw_only=True):
 
     devices: tuple[int, ...]
     batch_sizes: tuple[int, ...]
+    ddp_alone: bool = True
 
     @property
     def counts(self) -> tuple[int, ...]:

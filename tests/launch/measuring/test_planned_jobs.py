@@ -23,7 +23,7 @@ from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.nvml_records import TwoGpuNvml
 
-TINY: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "steps": 4}
+TINY: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "steps": 4, "repeats": 2}
 
 
 def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> No
     printed = io.StringIO()
     description = describe_plan(config, tmp_path / "run", Console(file=printed, width=1000))
     commands = [line.split() for line in printed.getvalue().splitlines() if "torch.distributed.run" in line]
-    assert len(commands) == len(description.jobs) == 2 * 10
+    assert len(commands) == len(description.jobs) == 2 * 8
     assert not (tmp_path / "run").exists()
     for index, (job, command) in enumerate(zip(description.jobs, commands, strict=True)):
         processes = int(command[command.index("--standalone") + 1].removeprefix("--nproc-per-node="))
@@ -56,7 +56,7 @@ def test_the_commands_of_a_dry_run_compute_with_the_runs_threads(
     printed = io.StringIO()
     describe_plan(load_config(None, {**TINY, "devices": "1,2,4"}), tmp_path / "run", Console(file=printed, width=1000))
     commands = [line.split() for line in printed.getvalue().splitlines() if "torch.distributed.run" in line]
-    assert len(commands) == 2 * 6
+    assert len(commands) == 2 * 5
     for command in commands:
         processes = int(command[command.index("--standalone") + 1].removeprefix("--nproc-per-node="))
         place = TorchrunPlace(rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0)
@@ -64,18 +64,18 @@ def test_the_commands_of_a_dry_run_compute_with_the_runs_threads(
 
 
 def test_repeats_are_interleaved(tmp_path: Path) -> None:
-    jobs = plan_run(load_config(None, {**TINY, "repeats": 2}), tmp_path / "run").jobs
-    cells = ["single-d1-b4", "ddp-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
+    jobs = plan_run(load_config(None, TINY), tmp_path / "run").jobs
+    cells = ["single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
     assert [(job.cell.name, job.repeat) for job in jobs] == [(name, repeat) for repeat in (0, 1) for name in cells]
 
 
 def test_an_estimate_beyond_the_time_limit_is_warned_of(tmp_path: Path) -> None:
-    slow = plan_run(load_config(None, {**TINY, "steps": 2000, "timeout": 60}), tmp_path / "run")
+    slow = plan_run(load_config(None, {**TINY, "model": "resnet18_cifar", "steps": 2000, "timeout": 60}), tmp_path / "run")
     (finding,) = [one for one in slow.findings if one.code == "estimate_over_timeout"]
-    assert "single-d1-b4, ddp-d1-b4, dp-host-d2-b4, ddp-d2-b4" in finding.message
+    assert "single-d1-b4, dp-host-d2-b4, ddp-d2-b4" in finding.message
     assert "time limit of 60 s" in finding.message
     assert "--timeout" in finding.next_step
-    assert slow.duration_s > 6 * 60  # of four cells and two repeats: the limit is no estimate
+    assert slow.duration_s > 6 * 60  # of three cells and two repeats: the limit is no estimate
     soon = plan_run(load_config(None, {**TINY, "steps": 10, "timeout": 60}), tmp_path / "run")
     assert soon.findings == ()
 

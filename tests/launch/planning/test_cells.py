@@ -43,7 +43,8 @@ def test_what_is_resolved_keeps_every_other_setting() -> None:
     }
     given = load_config(None, dict(flags))
     asked, found = settings_of(given), settings_of(resolve(given, FOUR_GPUS))
-    chosen = {"device": "cuda", "devices": (1, 2, 4), "batch_sizes": (128, 512), "steps": 50}
+    chosen = {"device": "cuda", "devices": (1, 2, 4), "batch_sizes": (128, 512), "steps": 50, "ddp_alone": True}
+    chosen |= {"model": "resnet18_cifar"}
     assert {name: value for name, value in found.items() if value != asked[name]} == chosen
 
 
@@ -57,7 +58,8 @@ def test_six_gpus_are_powers_of_two_and_all() -> None:
 
 
 def test_a_host_has_two_devices_and_its_data_parallel_is_named_apart() -> None:
-    assert names(HOST, batch_size="4") == ["single-d1-b4", "ddp-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
+    assert names(HOST, batch_size="4") == ["single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
+    assert names(HOST, batch_size="4", ddp_alone=True) == ["single-d1-b4", "ddp-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
 
 
 def test_strong_scaling_has_single_cells_at_the_whole_batch_and_every_share() -> None:
@@ -177,7 +179,7 @@ def test_a_step_larger_than_the_data_set_is_left_out_with_the_reason() -> None:
     planned = plan(HOST, batch_size="16", samples=20)
     reasons = {entry.cell.name: entry.skip_reason for entry in planned}
     said = "a step takes 32 samples and the data set has 20"
-    assert reasons == {"single-d1-b16": None, "ddp-d1-b16": None, "dp-host-d2-b16": said, "ddp-d2-b16": said}
+    assert reasons == {"single-d1-b16": None, "dp-host-d2-b16": said, "ddp-d2-b16": said}
     with pytest.raises(DpscopeError, match="nothing to measure"):
         plan(HOST, batch_size="32", samples=20)
 

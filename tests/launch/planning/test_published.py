@@ -72,7 +72,7 @@ def test_a_study_on_four_gpus_meets_the_published_values_of_its_cells() -> None:
 
 def test_another_model_a_variant_and_the_stand_in_have_no_published_value() -> None:
     values = read_published(PUBLISHED / "cell_values.csv")
-    workload = load_config(None, {"data": "cifar10"}).workload
+    workload = load_config(None, {"data": "cifar10", "model": "resnet18_cifar"}).workload
     plain = Cell(strategy="ddp", devices=2, batch_size=128)
     assert len(published_of(values, workload, [plain])) == 4  # epoch, speedup, efficiency, accuracy
     overlap = Cell(strategy="ddp", devices=2, batch_size=128, options=CellOptions(overlap="off"))

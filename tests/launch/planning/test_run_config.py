@@ -24,7 +24,7 @@ def test_flags_overlay_the_file(tmp_path: Path) -> None:
 def test_defaults_are_the_documented_ones() -> None:
     config = load_config(None, {})
     assert config.optimizer == Optimizer(learning_rate=0.1, momentum=0.9, weight_decay=5e-4)
-    assert (config.workload.workers, config.measurement.warmup_steps, config.workload.model) == (2, 5, "resnet18_cifar")
+    assert (config.workload.workers, config.measurement.warmup_steps, config.workload.model) == (2, 5, "auto")
 
 
 def test_what_a_report_is_told_may_stand_in_the_file(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ PAIR = TorchrunPlace(rank=0, local_rank=0, world_size=2, local_world_size=2, nod
 
 
 def names(**flags: object) -> list[str]:
-    config = resolve(load_config(None, {"batch_size": "8", **flags}), HOST)
+    config = resolve(load_config(None, {"batch_size": "8", "ddp_alone": True, **flags}), HOST)
     return [
         planned.cell.name
         for planned in make_plan(config.matrix, config.workload.samples, "cpu")
@@ -207,7 +207,7 @@ def test_every_strategy_computes_in_each_precision() -> None:
     ]  # fmt: skip
     config = load_config(None, {"amp": ["off", "bf16"]})
     assert (config.workload.amp, config.matrix.amp_variants) == ("off", ("bf16",))
-    resolved = resolve(load_config(None, {"amp": "off,bf16"}), HOST)
+    resolved = resolve(load_config(None, {"amp": "off,bf16", "batch_size": "8"}), HOST)
     assert resolved.matrix.amp_variants == ("bf16",)
     cells = {one.cell.name: one.cell for one in make_plan(resolved.matrix, resolved.workload.samples, "cpu")}
     assert cell_workload(config.workload, cells["ddp-d2-b8"]).amp == "off"
