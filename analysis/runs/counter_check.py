@@ -16,7 +16,7 @@ from dpscope.profiling.records.run import Cell, DdpCounters, RankResult
 from dpscope.profiling.records.run_codes import RunCode
 
 SPAN_TOLERANCE = 0.10
-# A span's ends are set by threads that may first have to be scheduled: on a CPU shared by ranks that takes milliseconds.
+# DDP and the trace read the clock at two moments; between them a thread may wait for a core. Where the kernel counted no waits:
 CPU_SLACK_US = 2000.0
 DEVICE_SLACK_US = 50.0
 
@@ -25,8 +25,8 @@ DEVICE_SLACK_US = 50.0
 class CounterCheck:
     """One rank's comparison over `steps` steps: `span_ratio` is trace span / DDP's span, their median.
 
-    `union_within_span` and `spans_agree` hold if they do in more than half of the steps, within SPAN_TOLERANCE and a slack
-    for thread scheduling. `not_comparable`: why the trace cannot show which of its all-reduces DDP's counters describe.
+    `union_within_span` and `spans_agree` hold if they do in more than half of the steps, within SPAN_TOLERANCE and the time
+    that the rank's threads waited for a core. `not_comparable`: why the spans cannot be compared.
     """
 
     rank: int
@@ -63,7 +63,7 @@ def check_counters(
         sizes_of_buckets = {round(sent_share * size) for counter in counters for size in counter.bucket_bytes}
         own = own[own["bytes"].isin(sizes_of_buckets)]
     slack_us = CPU_SLACK_US if bool(own["device"].isna().all()) else DEVICE_SLACK_US
-    ratios, agree, within, buckets_equal, unclear = [], [], [], True, 0
+    ratios, agree, within, waits_us, buckets_equal, unclear = [], [], [], [], True, 0
     for counter in counters:
         reduction = _described(counter, own, reduction_ends_us, 1 if factored else len(counter.bucket_bytes))
         if reduction is None or counter.backward_comm_us <= 0:
@@ -71,13 +71,22 @@ def check_counters(
             continue
         sizes = sorted(reduction.bytes)
         buckets_equal &= factored or sizes == sorted(round(sent_share * size) for size in counter.bucket_bytes)
-        allowed_us = SPAN_TOLERANCE * counter.backward_comm_us + slack_us
+        allowed_us = SPAN_TOLERANCE * counter.backward_comm_us + max(slack_us, counter.cpu_wait_us or 0.0)
         excess_us = reduction.span_us - counter.backward_comm_us
         ratios.append(reduction.span_us / counter.backward_comm_us)
         upper_bound_only = not reduction.copied_out or sent_share < 1
         agree.append(excess_us <= allowed_us and (upper_bound_only or -excess_us <= allowed_us))
         within.append(reduction.busy_us <= counter.backward_comm_us + allowed_us)
-    why = f"DDP reduced another number of times in a step than the {counters[0].iterations} that it counted"
+        waits_us.append((counter.cpu_wait_us or 0.0, counter.backward_comm_us))
+    why = None
+    if unclear and not ratios:
+        why = f"DDP reduced another number of times in a step than the {counters[0].iterations} that it counted"
+    elif buckets_equal and waits_us and all(wait_us > span_us for wait_us, span_us in waits_us):
+        wait_us, span_us = np.median(waits_us, axis=0)
+        why = (
+            f"rank {rank}'s threads waited for a core longer ({wait_us / 1e3:.3g} ms a step) than DDP communicated "
+            f"({span_us / 1e3:.3g} ms), so the two spans may differ by as much"
+        )
     return CounterCheck(
         rank=rank,
         steps=len(ratios),
@@ -85,7 +94,7 @@ def check_counters(
         buckets_equal=buckets_equal,
         spans_agree=2 * sum(agree) > len(agree),
         union_within_span=2 * sum(within) > len(within),
-        not_comparable=why if unclear and not ratios else None,
+        not_comparable=why,
     )
 
 
@@ -137,7 +146,9 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
     for check in checks:
         if check.not_comparable is not None:
             code = AttachCode.COUNTERS_NOT_READ
-            findings.append(code.finding(f"{cell.name}: DDP's own counters were not compared: {check.not_comparable}"))
+            findings.append(
+                code.finding(f"{cell.name}: DDP's counters were not compared with the trace: {check.not_comparable}")
+            )
             continue
         if not check.steps:
             findings.append(_not_compared(cell, f"rank {check.rank}'s trace and counters have no step in common"))

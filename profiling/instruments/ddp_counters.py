@@ -4,6 +4,7 @@ Reading them makes DDP synchronise the device in every iteration, so they share 
 traced pass; their pass is traced too, so that both describe the same steps.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -42,17 +43,24 @@ class StepCounters:
         self.counters: list[DdpCounters] = []
         self._model = model
         self._iteration: int | None = None  # DDP's number of the last one that was read
+        self._waited_us = cpu_wait_us()
+        self._step_waits_us: dict[int, float | None] = {}
         model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
     def read_previous(self, step: int) -> None:
         """After step `step`, counted from the trace's first: read the counters of the step before it."""
+        before_us, self._waited_us = self._waited_us, cpu_wait_us()
+        known = before_us is not None and self._waited_us is not None
+        self._step_waits_us[step] = max(self._waited_us - before_us, 0.0) if known else None
         if step < WARMUP_STEPS:
             return
         logged = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         iteration = int(logged["iteration"])
         if self._iteration is not None:
             iterations = iteration - self._iteration
-            self.counters.append(counters_of(step - 1 if iterations < 2 else step, logged, iterations))
+            described = step - 1 if iterations < 2 else step
+            waited_us = self._step_waits_us.get(described)
+            self.counters.append(counters_of(described, logged, iterations, waited_us))
         self._iteration = iteration
 
 
@@ -73,7 +81,24 @@ def record_counters(
     return counting.counters
 
 
-def counters_of(step: int, logged: Mapping[str, object], iterations: int = 1) -> DdpCounters:
+def cpu_wait_us() -> float | None:
+    """Time that this process's threads were ready to run but waited for a core, summed; None if the kernel does not count it.
+
+    Source: run_delay, the second field of ``/proc/self/task/*/schedstat`` (Linux, Documentation/scheduler/sched-stats), in ns.
+    """
+    waited_ns = 0
+    try:
+        for path in Path("/proc/self/task").glob("*/schedstat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                waited_ns += int(path.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return waited_ns / 1000 if waited_ns else None
+
+
+def counters_of(
+    step: int, logged: Mapping[str, object], iterations: int = 1, cpu_wait_us: float | None = None
+) -> DdpCounters:
     """One step's counters from DDP's logging data, whose times are nanoseconds; `iterations`: DDP's in a step."""
 
     def microseconds(name: str) -> float:
@@ -89,4 +114,5 @@ def counters_of(step: int, logged: Mapping[str, object], iterations: int = 1) ->
         backward_comm_us=microseconds("backward_comm_time"),
         overlap_us=microseconds("backward_compute_comm_overlap_time"),
         bucket_bytes=tuple(int(size) for size in bucket_bytes.split(",") if size.strip()),
+        cpu_wait_us=cpu_wait_us,
     )

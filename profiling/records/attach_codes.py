@@ -69,8 +69,8 @@ class AttachCode(FindingCode):
     COUNTERS_NOT_READ = (
         "counters_not_read",
         "info",
-        "DDP's own counters were not read of a script, so the trace was not checked against them.",
-        "nothing to do: the check is one more, and what DDP must move is told from its models",
+        "DDP's counters were not read or could not be compared, so the trace was not checked against them.",
+        "no action needed: this check is an additional one; the bytes that DDP must move are still checked",
     )
     JOB_NOT_MEASURED = (
         "job_not_measured",

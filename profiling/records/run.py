@@ -341,3 +341,4 @@ class DdpCounters(Stored, frozen=True):
     iterations: int = (
         1  # forward passes of a step that reduce gradients; of several, the one before the last is described
     )
+    cpu_wait_us: float | None = None  # of the rank's threads in the step, summed: ready to run, but waiting for a core

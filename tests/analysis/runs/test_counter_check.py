@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 import pytest
 
@@ -165,3 +166,19 @@ def test_one_descheduled_step_of_three_is_no_error_and_two_are() -> None:
         slowed.loc[slowed["step"].isin(slow), "duration_us"] = 8000.0
         check = check_counters(counters, slowed, 0)
         assert (check.union_within_span, check.spans_agree) == (within, within)
+
+
+def test_spans_are_not_compared_where_threads_waited_longer_for_a_core_than_ddp_communicated() -> None:
+    """6 ms by DDP and 3 ms by the trace: an error on idle cores, explained by 2.5 ms of waiting, not comparable with 7 ms."""
+
+    def check(cpu_wait_us: float | None) -> CounterCheck:
+        counters = [msgspec.structs.replace(one, cpu_wait_us=cpu_wait_us) for one in of_iterations(1, 6_000.0)]
+        return check_counters(counters, reductions(1), 0, reduction_ends_us={3: [3_000.0], 4: [3_000.0]})
+
+    cell = Cell(strategy="ddp", devices=2, batch_size=4)
+    assert [one.code for one in counter_findings(cell, [check(None)])] == ["span_mismatch"]
+    assert [one.code for one in counter_findings(cell, [check(500.0)])] == ["span_mismatch"]
+    assert counter_findings(cell, [check(2_500.0)]) == []
+    (finding,) = counter_findings(cell, [check(7_000.0)])
+    assert (finding.code, finding.severity) == ("counters_not_read", "info")
+    assert "waited for a core longer (7 ms a step) than DDP communicated (6 ms)" in finding.message

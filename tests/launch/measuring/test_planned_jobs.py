@@ -70,7 +70,9 @@ def test_repeats_are_interleaved(tmp_path: Path) -> None:
 
 
 def test_an_estimate_beyond_the_time_limit_is_warned_of(tmp_path: Path) -> None:
-    slow = plan_run(load_config(None, {**TINY, "model": "resnet18_cifar", "steps": 2000, "timeout": 60}), tmp_path / "run")
+    slow = plan_run(
+        load_config(None, {**TINY, "model": "resnet18_cifar", "steps": 2000, "timeout": 60}), tmp_path / "run"
+    )
     (finding,) = [one for one in slow.findings if one.code == "estimate_over_timeout"]
     assert "single-d1-b4, dp-host-d2-b4, ddp-d2-b4" in finding.message
     assert "time limit of 60 s" in finding.message
