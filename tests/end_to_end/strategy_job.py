@@ -1,7 +1,6 @@
-"""A torchrun job of one of tests/user_models' scripts that run every strategy."""
+"""A job of one of tests/user_models' scripts that run every strategy."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,14 +8,13 @@ from typing import Any
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from tests.helpers.paths import ROOT
+from tests.helpers.ranks import run_ranks
 
 Job = tuple[dict[str, Any], dict[str, TraceAnalysis]]  # what rank 0 found, and the traces by case
 
 
 def run_job(script: str, processes: int, folder: Path, cases: Iterable[str]) -> Job:
     """Runs ``tests.user_models.<script>`` on so many processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", f"tests.user_models.{script}", str(folder)]
-    subprocess.run(command, cwd=ROOT, timeout=240, check=True)
+    run_ranks([sys.executable, "-m", f"tests.user_models.{script}", str(folder)], processes, cwd=ROOT)
     traces = {name: analyze_traces(sorted((folder / name).iterdir())) for name in cases}
     return json.loads((folder / "found.json").read_text()), traces

@@ -1,7 +1,5 @@
 """Tensor parallelism, FSDP2 with clipped gradients and blocking all-reduces on two gloo ranks: waits are exposed, not hidden."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.paths import USER_MODELS
+from tests.helpers.ranks import run_ranks
 from tests.user_models.blocking_waits import LATE_S
 
 PROGRAM = USER_MODELS / "blocking_waits.py"
@@ -25,12 +24,7 @@ TIMES_LATE = {
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("jobs")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [*command, str(folder)], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+    run_ranks([sys.executable, str(PROGRAM), str(folder)], 2)
     return folder
 
 

@@ -1,7 +1,6 @@
 """The stand-in for DataParallel on CPU threads gives the gradients of DDP in real processes."""
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.strategies import wrap
 from dpscope.launch.workload.tasks import BuiltModel
 from tests.helpers.paths import USER_MODELS
+from tests.helpers.ranks import run_ranks
 
 spec = importlib.util.spec_from_file_location("compare_gradients", USER_MODELS / "compare_gradients.py")
 assert spec is not None
@@ -29,8 +29,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ddp_gradients(model: str, devices: int, folder: Path) -> list[Tensor]:
     saved = folder / "gradients.pt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
-    subprocess.run([*command, "compare_gradients.py", model, str(saved)], cwd=USER_MODELS, timeout=120, check=True)
+    run_ranks([sys.executable, "compare_gradients.py", model, str(saved)], devices, cwd=USER_MODELS)
     loaded: list[Tensor] = torch.load(saved)
     return loaded
 

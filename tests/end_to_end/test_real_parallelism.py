@@ -1,7 +1,5 @@
 """Real traces on gloo of DDP, replicate(), FSDP, HSDP and tensor parallelism: what each is called, sizes recorded or not."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.generated_checks import parallelism
 from tests.helpers.paths import USER_MODELS
+from tests.helpers.ranks import run_ranks
 
 PROGRAM = USER_MODELS / "parallel_training.py"
 
@@ -17,16 +16,7 @@ PROGRAM = USER_MODELS / "parallel_training.py"
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("jobs")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(PROGRAM)]
-    ended = subprocess.run(
-        [*command, str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    run_ranks([sys.executable, str(PROGRAM), str(folder)], 4)
     return folder
 
 

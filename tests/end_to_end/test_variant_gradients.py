@@ -1,7 +1,6 @@
 """Variants of DDP train as DDP does: gradients of real gloo processes, step by step."""
 
 import importlib.util
-import subprocess
 import sys
 
 import msgspec
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.helpers.paths import USER_MODELS
+from tests.helpers.ranks import run_ranks
 
 STEPS = 3
 LAYERED, DOUBLE = "tiny_models:layered", "tiny_models:double"
@@ -39,16 +39,13 @@ def cell(options: CellOptions = CellOptions()) -> Cell:  # noqa: B008 (frozen)
 
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, CellOptions], list[Tensor]]:
-    """Gradients by model and options, all from one torchrun job of two processes."""
+    """Gradients by model and options, all from one job of two processes."""
     wanted = [(LAYERED, options) for options in (CellOptions(), *EXACT.values(), *HALF.values(), MICRO["two"])]
     wanted += [(DOUBLE, options) for options in (CellOptions(), *MICRO.values())]
     saved = tmp_path_factory.mktemp("gradients") / "gradients.pt"
     models = msgspec.json.encode([model for model, _ in wanted]).decode()
     cells = msgspec.json.encode([cell(options) for _, options in wanted]).decode()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run(
-        [*command, "variant_gradients.py", models, cells, str(saved)], cwd=USER_MODELS, timeout=120, check=True
-    )
+    run_ranks([sys.executable, "variant_gradients.py", models, cells, str(saved)], 2, cwd=USER_MODELS)
     return dict(zip(wanted, torch.load(saved), strict=True))
 
 

@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+from pathlib import Path
 
 
 def free_port() -> int:
@@ -13,20 +14,28 @@ def free_port() -> int:
 
 def one_process(command: list[str]) -> list[tuple[int, str, str]]:
     """Exit status, output and errors of the only rank."""
-    return _ranks(command, 1)
+    return ended_ranks(command, 1)
 
 
 def two_processes(command: list[str]) -> list[tuple[int, str, str]]:
     """Exit status, output and errors of each of two ranks."""
-    return _ranks(command, 2)
+    return ended_ranks(command, 2)
 
 
-def _ranks(command: list[str], count: int) -> list[tuple[int, str, str]]:
+def run_ranks(command: list[str], count: int, cwd: Path | None = None) -> None:
+    """Run a job that must succeed on every rank."""
+    ended = ended_ranks(command, count, cwd)
+    assert [status for status, _, _ in ended] == [0] * count, "\n".join(errors for _, _, errors in ended)
+
+
+def ended_ranks(command: list[str], count: int, cwd: Path | None = None) -> list[tuple[int, str, str]]:
+    """Exit status, output and errors of each rank."""
     size = str(count)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     ranks = [
         subprocess.Popen(
             command,
+            cwd=cwd,
             env={
                 **os.environ,
                 **place,
