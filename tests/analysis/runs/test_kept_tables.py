@@ -29,6 +29,17 @@ from tests.helpers.paths import EXAMPLE_RUN
 DDP = Path("cells/ddp-d2-b8/repeat0/traces/0_0.pt.trace.json.gz")
 
 
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of the example run, and the cache after its DDP cell was read."""
+    folder = tmp_path_factory.mktemp("warm")
+    shutil.copytree(EXAMPLE_RUN, folder / "run", ignore=shutil.ignore_patterns("*.tables.parquet"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPSCOPE_CACHE", str(folder / "cache"))
+        (folder / "rows.txt").write_text(rows(folder / "run"))
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache for each test."""
@@ -41,9 +52,9 @@ def tables_of(trace: Path) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(warm: Path, tmp_path: Path) -> Path:
     """A copy of the example run without tables."""
-    shutil.copytree(EXAMPLE_RUN, tmp_path / "run", ignore=shutil.ignore_patterns("*.tables.parquet"))
+    shutil.copytree(warm / "run", tmp_path / "run")  # with the files' times
     return tmp_path / "run"
 
 
@@ -74,9 +85,10 @@ def rows(run: Path) -> str:
 
 
 @pytest.fixture
-def kept(run: Path) -> str:
-    """The rows of DDP's cell, whose tables are kept by then."""
-    return rows(run)
+def kept(warm: Path, cache: Path) -> str:
+    """The rows of DDP's cell, whose tables are in the cache."""
+    shutil.copytree(warm / "cache", cache.parent)
+    return (warm / "rows.txt").read_text()
 
 
 def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(run: Path, read: list[Path], cache: Path) -> None:

@@ -22,8 +22,8 @@ def cycle(communicates: bool, number: int) -> list[Event]:
 
 @pytest.mark.parametrize(
     "communicates",
-    [(False, False), (True, False), (False, True), (True, True), (False,) * 250],
-    ids=["neither", "first", "second", "both", "250 files"],
+    [(False, False), (True, False), (False, True), (True, True), (False,) * 60],
+    ids=["neither", "first", "second", "both", "60 files"],
 )
 def test_cycles_of_one_rank_are_all_read(tmp_path: Path, communicates: tuple[bool, ...]) -> None:
     for index, one in enumerate(communicates):
