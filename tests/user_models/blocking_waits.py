@@ -7,6 +7,7 @@ computes during these waits: all of them are exposed.
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -17,14 +18,21 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.profiler import ProfilerActivity, profile, schedule
 
-LATE_S = 0.06
+LATE_S = 0.1
 ACTIVE = 3
 Step = Callable[[], None]
 
 
+waits = count()
+
+
 def late() -> None:
-    """Rank 1 arrives late at the next collective."""
-    if distributed.get_rank() == 1:
+    """Rank 1 begins the next collective `LATE_S` after rank 0 is about to, however slowly rank 0 came there."""
+    store, name = distributed.distributed_c10d._get_default_store(), f"wait {next(waits)}"
+    if distributed.get_rank() == 0:
+        store.set(name, "")
+    else:
+        store.wait([name])
         time.sleep(LATE_S)
 
 

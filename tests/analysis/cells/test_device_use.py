@@ -7,10 +7,9 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.device_use import least_step_us
-from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.machine.gpu_speed import gpu_speed
 from dpscope.profiling.records.run import StepFlops
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.examples import loaded
 
 A100 = "NVIDIA A100-SXM4-40GB"
 
@@ -33,7 +32,7 @@ def test_convolutions_and_products_have_their_own_peak() -> None:
     ],
 )
 def test_a_cells_row(flops: StepFlops | None, name: str, least_us: float | None, reason: str) -> None:
-    run = load_run(EXAMPLE_RUN)
+    run = loaded()
     cell = next(iter(run.cells))
     data = run.cells[cell]
     ranks = tuple(

@@ -10,9 +10,9 @@ import pytest
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.all_tables import terminal_tables
 from dpscope.analysis.report.build import make_report
-from dpscope.analysis.runs.run_data import RunData, load_run
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.profiling.records.calibration import Calibration, Collective
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.examples import loaded
 from tests.helpers.run_cells import calibration
 
 REDUCE: dict[Collective, tuple[float, float]] = {"all_reduce": (100.0, 1.0)}
@@ -21,7 +21,7 @@ BOTH: dict[Collective, tuple[float, float]] = {**REDUCE, "broadcast": (100.0, 1.
 
 @pytest.fixture(scope="module")
 def run() -> RunData:
-    return load_run(EXAMPLE_RUN)
+    return loaded()
 
 
 def made(run: RunData, lines: dict[Collective, tuple[float, float]], later_s: float = -60.0) -> Calibration:

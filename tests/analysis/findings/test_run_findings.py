@@ -14,13 +14,14 @@ from dpscope.analysis.report.setting import setting_of
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.profiling.records.run import Cell, CellResult
+from tests.helpers.examples import loaded
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.trainings import write_trained
 
 
 @pytest.fixture(scope="module")
 def run() -> RunData:
-    return load_run(EXAMPLE_RUN)
+    return loaded()
 
 
 def told(run: RunData, samples: int, steps_per_epoch: int, epochs: int | None = 1) -> list[str]:
@@ -163,4 +164,4 @@ def test_a_training_without_an_epoch_leaves_the_measured_cells_readable(tmp_path
     assert finding.severity == "warning"
     assert "train.json holds no epoch" in finding.message
     assert make_report(run).verdict.cell
-    assert "no_epoch" not in {one.code for one in conclusions(load_run(EXAMPLE_RUN), compare(load_run(EXAMPLE_RUN)))}
+    assert "no_epoch" not in {one.code for one in conclusions(loaded(), compare(loaded()))}

@@ -14,6 +14,7 @@ from dpscope.analysis.report.build import Report
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs
+from tests.helpers.examples import FIVE_REPEATS, reported
 from tests.helpers.paths import DATA, ROOT
 
 MADE_OF = ("compute", "wait", "transfer", "other", "idle")
@@ -22,7 +23,7 @@ MADE_OF = ("compute", "wait", "transfer", "other", "idle")
 @pytest.fixture(scope="module")
 def report() -> Report:
     """Five repeats whose medians differ, so that estimators of the same thing differ, too."""
-    return report_of(ROOT / "examples" / "run_cpu", Targets())
+    return reported(FIVE_REPEATS)
 
 
 def numbers(table: TextTable, cell: str) -> dict[str, float]:

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.findings.verdict import Verdict
-from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.output.summary import print_summary
 from dpscope.analysis.output.traced_report import TraceRequest, print_traces, report_of_traces, traces_json, verdicts_of
@@ -25,6 +24,7 @@ from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from tests.generated_traces.ddp_schedule import DdpOptions
 from tests.generated_traces.generator import ddp_trace, dp_trace, parallel_trace, write_trace
 from tests.generated_traces.model import GeneratedTrace
+from tests.helpers.examples import reported
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 RUNS = (EXAMPLE_RUN, ROOT / "examples" / "run_cpu")
@@ -84,7 +84,7 @@ def check_csv(report: Report, verdict: Verdict) -> None:
 
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_surfaces_of_a_run_agree(folder: Path) -> None:
-    report = report_of(folder, Targets())
+    report = reported(folder)
     console = Console(file=StringIO(), width=80)
     print_summary(console, report.printed, Path("report.html"))
     assert isinstance(console.file, StringIO)

@@ -21,13 +21,12 @@ from dpscope.analysis.report.meanings import meanings
 from dpscope.analysis.report.page import has_values, page_sections, render_page, script_json, unbroken
 from dpscope.analysis.report.sections import FIRST_FIGURES, SECTIONS, Section
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, CellResult
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.examples import loaded
 from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, windows
 
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
@@ -43,7 +42,7 @@ def measured(cell: Cell, step_us: float, **columns: float) -> CellData:
 
 @pytest.fixture(scope="module")
 def example() -> Report:
-    return make_report(load_run(EXAMPLE_RUN), parse_link("1GB/s"))
+    return make_report(loaded(), parse_link("1GB/s"))
 
 
 def test_every_table_has_its_section_and_every_heading_its_meaning(example: Report) -> None:

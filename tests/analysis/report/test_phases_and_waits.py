@@ -10,9 +10,8 @@ from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.phase_table import run_phases
 from dpscope.analysis.report.wait_table import RANK_PARTS, rank_table, run_waits
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.records.run import Cell
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.examples import loaded
 from tests.helpers.run_cells import cell_data, windows
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
@@ -84,7 +83,7 @@ def test_phases_are_means_over_repeats_without_the_first_step() -> None:
 
 
 def test_the_example_run_tells_both_in_tables_and_json() -> None:
-    report = make_report(load_run(EXAMPLE_RUN))
+    report = make_report(loaded())
     shown = report.tables
     assert {row[0] for row in shown["dp_phases"].rows} == {"dp-host-d2-b8"}
     assert {row[0] for row in shown["waits"].rows} == {"ddp-d2-b8"}
@@ -95,7 +94,7 @@ def test_the_example_run_tells_both_in_tables_and_json() -> None:
 
 
 def test_the_parts_of_a_ranks_row_add_up_to_its_step() -> None:
-    table = rank_table([data for data in load_run(EXAMPLE_RUN).measured if data.cell.processes > 1])
+    table = rank_table([data for data in loaded().measured if data.cell.processes > 1])
     assert table is not None
     assert [row[1] for row in table.rows if row[0] == "ddp-d2-b8"] == ["0", "1"]
     for row in table.rows:
@@ -105,4 +104,4 @@ def test_the_parts_of_a_ranks_row_add_up_to_its_step() -> None:
 
 
 def test_a_job_of_one_rank_has_no_table_of_ranks() -> None:
-    assert rank_table([data for data in load_run(EXAMPLE_RUN).measured if data.cell.devices == 1]) is None
+    assert rank_table([data for data in loaded().measured if data.cell.devices == 1]) is None

@@ -5,14 +5,13 @@ from dataclasses import replace
 import msgspec
 
 from dpscope.analysis.report.setting import environment_facts
-from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.records.links import DeviceLinks, Interconnect
 from dpscope.profiling.records.run import DeviceState, Host
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.examples import loaded
 
 
 def test_nodes_are_told_with_their_way_to_each_other() -> None:
-    run = load_run(EXAMPLE_RUN)
+    run = loaded()
     assert [name for name, _ in environment_facts(run) if name.startswith("Node ")] == []
     hosts = (
         Host(0, "host1", "10.1.0.1", "ib0", "GLOO_SOCKET_IFNAME"),
@@ -26,7 +25,7 @@ def test_nodes_are_told_with_their_way_to_each_other() -> None:
 
 def test_a_gpu_has_its_clock_under_load_and_its_largest_link() -> None:
     """NVML's environment is of an idle GPU: 210 MHz and PCIe 1.0 are nobody's conditions."""
-    run = load_run(EXAMPLE_RUN)
+    run = loaded()
     idle = DeviceState(0, "GPU-a", "NVIDIA H100", 210, max_sm_clock_mhz=1980, pcie_generation=1, pcie_width=16)
     slot = DeviceLinks(index=0, uuid="GPU-a", name="NVIDIA H100", torch_index=0, active_nvlinks=18, pcie_generation=5,
                        pcie_width=16, current_pcie_generation=1)  # fmt: skip
@@ -36,11 +35,11 @@ def test_a_gpu_has_its_clock_under_load_and_its_largest_link() -> None:
     on_gpu = replace(run, recorded=msgspec.structs.replace(run.manifest, environment=environment))
     assert dict(environment_facts(on_gpu))["GPU 0"] == "NVIDIA H100, PCIe 5.0 x16"  # no state under load: no clock
 
-    def loaded(clock_mhz: int) -> DeviceState:
+    def under_load(clock_mhz: int) -> DeviceState:
         return msgspec.structs.replace(idle, sm_clock_mhz=clock_mhz, throttle_reasons=("sw_power_cap",))
 
     cell = next(iter(on_gpu.cells.values()))
-    states = ((loaded(1500),), (loaded(1755),))
+    states = ((under_load(1500),), (under_load(1755),))
     ranks = [
         (repeat, msgspec.structs.replace(rank, device_states_after=state))
         for (repeat, rank), state in zip(cell.ranks, states, strict=False)

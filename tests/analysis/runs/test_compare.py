@@ -24,12 +24,13 @@ from dpscope.analysis.runs.compare import (
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.profiling.records.run import DeviceState
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.examples import loaded
 from tests.helpers.paths import EXAMPLE_RUN
 
 
 @pytest.fixture(scope="module")
 def before() -> RunData:
-    return load_run(EXAMPLE_RUN)
+    return loaded()
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,8 @@ from typing import Any
 
 from dpscope.analysis.output.cell_summaries import cell_summaries
 from dpscope.analysis.report.build import make_report
-from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.mirrors.wandb_cells import CellMirror
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.examples import loaded
 
 
 class Recorded:
@@ -32,7 +31,7 @@ def test_every_cell_is_a_run_with_the_numbers_of_its_row(tmp_path: Path) -> None
         return runs[-1]
 
     double = SimpleNamespace(init=init, Settings=dict, Table=lambda **told: told)
-    report = make_report(load_run(EXAMPLE_RUN))
+    report = make_report(loaded())
     CellMirror(double, "offline").write(tmp_path, cell_summaries(report))
     assert [one.told["name"] for one in runs] == [data.cell.name for data in report.run.measured]
     assert len({one.told["id"] for one in runs}) == len(runs) > 1
