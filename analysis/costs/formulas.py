@@ -78,7 +78,13 @@ def bus_gb_per_s(kind: str, size_bytes: float, ranks: int, time_us: float) -> fl
 
 
 def algorithm_us(
-    algorithm: str, kind: str, size_bytes: float, ranks: int, bandwidth_gb_per_s: float, latency_us: float = 0.0
+    algorithm: str,
+    kind: str,
+    size_bytes: float,
+    ranks: int,
+    bandwidth_gb_per_s: float,
+    latency_us: float = 0.0,
+    nodes: int = 1,
 ) -> float | None:
     """A collective by the algorithm that NCCL chose; None for an algorithm or a kind without a formula.
 
@@ -88,18 +94,29 @@ def algorithm_us(
       broadcast, reduction and scan", 2009; NVIDIA, "Massively scale your deep learning training with NCCL 2.4", 2019;
     - nvls: 2 alpha + S/B for all-reduce, which the switch adds up: every rank sends and receives its data once. Klenk et al.,
       "An in-network architecture for accelerating shared-memory multiprocessor collectives", 2020;
+    - nvls_tree: nvls within the n nodes and a double tree between them, (2 + 2 log2(n)) alpha + max(1, 2(n-1)/n) x S/B for
+      all-reduce: the two formulas above, each at its level, the slower one being the bound. NCCL counts the same hops between
+      nodes (graph/tuning.cc, ``ncclTopoTuneModel``);
+    - collnet_chain and collnet_direct: the network's switches add up, so that a node sends and receives its data once, S/B for
+      all-reduce (Graham et al., "Scalable hierarchical aggregation protocol (SHArP)", 2016). Hops as graph/tuning.cc has
+      them: 2(g-1) + 1 for the chain through the g ranks of a node and the network; at most 3 for ranks that reach it directly;
     - pat: log2(N) alpha + (N-1)/N x S/B for all-gather and reduce-scatter: NCCL 2.23's release notes.
 
-    `latency_us` is that of one hop. CollNet and NVLS over several nodes (nvls_tree) combine two levels and have no formula here.
+    `latency_us` is that of one hop. B is the slowest link's rate, the same at both levels.
     """
     factor = bus_factor(kind, ranks)
     if algorithm == "ring" or factor is None:
         return ring_us(kind, size_bytes, ranks, bandwidth_gb_per_s, latency_us)
+    inside = -(-ranks // nodes)
+    between = bus_factor("all_reduce", nodes) or 0.0
     hops, share = {
         ("tree", "all_reduce"): (2 * math.log2(ranks), factor),
         ("nvls", "all_reduce"): (2.0, 1.0),
         ("nvls", "all_gather"): (1.0, factor),
         ("nvls", "reduce_scatter"): (1.0, factor),
+        ("nvls_tree", "all_reduce"): (2 + 2 * math.log2(nodes), max(1.0, between)),
+        ("collnet_chain", "all_reduce"): (2 * (inside - 1) + 1, 1.0),
+        ("collnet_direct", "all_reduce"): (2 * min(1, inside - 1) + 1, 1.0),
         ("pat", "all_gather"): (math.log2(ranks), factor),
         ("pat", "reduce_scatter"): (math.log2(ranks), factor),
     }.get((algorithm, kind), (None, 0.0))

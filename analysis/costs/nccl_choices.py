@@ -30,6 +30,11 @@ class ChoiceRow:
     formula_us: float | None  # of the algorithm that ran
     measured_us: float | None
 
+    @property
+    def choice(self) -> str:
+        """Algorithm and protocol."""
+        return f"{self.algorithm}, {self.protocol}"
+
 
 @dataclass(frozen=True)
 class JobChoices:
@@ -107,7 +112,7 @@ def _row(choice: Choice, world: Communicator, sources: CostSources, measured: Me
         if (rate := sources.ring_rate(ranks, kind)) is not None:
             hop_us = hop_latency_us(world, kind, choice.protocol) or 0.0
             ring = ring_us(kind, size, ranks, rate.gb_per_s, hop_us)
-            formula = algorithm_us(choice.algorithm, kind, size, ranks, rate.gb_per_s, hop_us)
+            formula = algorithm_us(choice.algorithm, kind, size, ranks, rate.gb_per_s, hop_us, sources.nodes)
     return ChoiceRow(
         kind=kind,
         size_bytes=size,

@@ -61,18 +61,14 @@ def _protocol_switches(job: JobChoices) -> Iterator[Finding]:
     rows = sorted((row for row in job.rows if row.kind == "all_reduce"), key=lambda row: row.size_bytes)
     for smaller, larger in pairwise(rows):
         times = _comparable(smaller, larger)
-        if smaller.size_bytes == larger.size_bytes or _chosen(smaller) == _chosen(larger) or times is None:
+        if smaller.size_bytes == larger.size_bytes or smaller.choice == larger.choice or times is None:
             continue
         what, smaller_us, larger_us = times
         if smaller_us > _LONGER * larger_us:
             yield NcclCode.PROTOCOL_SLOWS_SMALLER_BUCKET.finding(
-                f"an all-reduce of {show_bytes(smaller.size_bytes)} ({_chosen(smaller)}) takes {show_time(smaller_us)}, one of "
-                f"{show_bytes(larger.size_bytes)} ({_chosen(larger)}) {show_time(larger_us)}, {what}"
+                f"an all-reduce of {show_bytes(smaller.size_bytes)} ({smaller.choice}) takes {show_time(smaller_us)}, one of "
+                f"{show_bytes(larger.size_bytes)} ({larger.choice}) {show_time(larger_us)}, {what}"
             )
-
-
-def _chosen(row: ChoiceRow) -> str:
-    return f"{row.algorithm}, {row.protocol}"
 
 
 def _comparable(smaller: ChoiceRow, larger: ChoiceRow) -> tuple[str, float, float] | None:

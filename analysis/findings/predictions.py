@@ -1,13 +1,13 @@
 """Predictions by collective as a table, and findings where a prediction is off, with the reasons that the run shows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellValues, interval_of, number
 from dpscope.analysis.findings.estimate_gaps import NOTABLE, comparison_rows
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time
+from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_bytes, show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
@@ -20,8 +20,13 @@ _MOST_ROWS = 6  # of a cell
 _ERROR = Unit("%", 0.01, 1)
 
 
-def collective_table(comparison: Comparison) -> TextTable | None:
-    """Every multi-device cell's collectives by kind and size, measured and predicted; None without any prediction."""
+def collective_table(
+    comparison: Comparison, choice: Callable[[CollectivePrediction], str | None] = lambda one: None
+) -> TextTable | None:
+    """Every multi-device cell's collectives by kind and size, measured and predicted; None without any prediction.
+
+    `choice` is the algorithm and protocol that NCCL chose for one, if it is known.
+    """
     by_cell: dict[str, list[CollectivePrediction]] = {}
     for one in comparison.predictions:
         by_cell.setdefault(one.cell, []).append(one)
@@ -30,8 +35,11 @@ def collective_table(comparison: Comparison) -> TextTable | None:
         return None
     time = choose_unit("time", [time for one in shown for time in (one.measured_us, one.expected_us)])
     slowest = any(one.measured_slowest_us is not None for one in shown)
+    choices = [choice(one) for one in shown]
+    with_choice = any(choices)
     headings = (
         "size",
+        *["NCCL chose"] * with_choice,
         "per step",
         f"measured [{time.label}]",
         f"predicted [{time.label}]",
@@ -46,13 +54,14 @@ def collective_table(comparison: Comparison) -> TextTable | None:
                 one.cell,
                 one.kind,
                 show_bytes(one.size_bytes),
+                *[chosen or NA] * with_choice,
                 f"{one.per_step:.3g}",
                 show(one.measured_us, time),
                 show(one.expected_us, time),
                 show(one.relative_error, _ERROR),
                 *((show(one.measured_slowest_us, time), show(one.predicted_slowest_us, time)) if slowest else ()),
             )
-            for one in shown
+            for one, chosen in zip(shown, choices, strict=True)
         ),
         notes=tuple(_table_notes(shown, len(comparison.predictions) - len(shown))),
     )

@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from dpscope.analysis.runs.run_data import RunData
     from dpscope.profiling.records.links import LinkRate
 
-_OF_MODELS = ("formulas", "predictions", "collectives", "nccl_choices", "nccl_job", "bandwidth", "utilisation")
+_OF_MODELS = (
+    "formulas",
+    "predictions",
+    "collectives",
+    "nccl_choices",
+    "nccl_job",
+    "nccl_peers",
+    "bandwidth",
+    "utilisation",
+)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dpscope.analysis.findings.strategy_costs import cost_table
 from dpscope.analysis.report.comparison_tables import gap_table, views_by_name
 from dpscope.analysis.report.contention_table import contention_table
 from dpscope.analysis.report.link_projection import projection_table
+from dpscope.analysis.report.nccl_tables import NcclChapter
 from dpscope.analysis.report.phase_table import run_phases
 from dpscope.analysis.report.wait_table import rank_table, run_waits
 from dpscope.analysis.runs.engine_check import SUSPECT
@@ -40,13 +41,14 @@ _MAIN = (
     "collectives",
     "nccl_choices",
     "nccl_job",
+    "nccl_peers",
     "learning",
     *TRAINING_TABLES,
     "checks",
 )
 
 
-def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
+def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> dict[str, TextTable]:
     """All tables by name, in the order of a page: times, scaling, where time goes, estimates, models, learning, checks.
 
     A table about which the run says nothing is left out.
@@ -72,7 +74,9 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
         "reasons": error_table(comparison),
         "epoch": views.get("epoch"),
         "predictions": _with_sources(views.get("predictions"), comparison, run),
-        "collectives": collective_table(comparison),
+        "collectives": collective_table(
+            comparison, lambda one: nccl.choice(one.ranks, run.cells[one.cell].nodes, one.kind, one.size_bytes)
+        ),
         "bandwidth": views.get("bandwidth"),
         "utilisation": views.get("utilisation"),
         "projection": projection_table(run),

@@ -113,7 +113,7 @@ def make_report(
         setting=setting_of(run),
         verdict=run_verdict(run, comparison),
         first=first_tables(comparison),
-        tables={**report_tables(run, comparison), **nccl.tables(), **(what_if.tables if what_if else {})},
+        tables={**report_tables(run, comparison, nccl), **nccl.tables(), **(what_if.tables if what_if else {})},
         formulas=formula_table(run, comparison, sources),
         missing=(*missing_reasons(comparison), *_untrained(run)),
         what_if=what_if,

@@ -9,7 +9,8 @@ from dpscope.analysis.costs.calibration_files import calibration_path
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.contention import contention_ratios
 from dpscope.analysis.costs.formulas import bus_factor, moved_as
-from dpscope.analysis.report.nccl_tables import calibration_chapter
+from dpscope.analysis.costs.nccl_choices import ChoiceRow
+from dpscope.analysis.report.nccl_tables import calibration_chapter, ring_share
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import (
@@ -98,34 +99,32 @@ def _contention_table(timed: Sequence[Contention]) -> TextTable:
 
 
 def _samples_table(
-    points: list[CalibrationPoint], backend: str | None, chosen: Mapping[tuple[str, int], str]
+    points: list[CalibrationPoint], backend: str | None, chosen: Mapping[tuple[str, int], ChoiceRow]
 ) -> TextTable:
-    """nccl-tests' columns, and what NCCL chose at each size where that was recorded."""
-    headings: tuple[str, ...] = (
-        "size [B]",
-        "count [elements]",
-        "type",
-        "time [µs]",
-        "algbw [GB/s]",
-        "busbw [GB/s]",
-        "shortest [µs]",
-    )
+    """nccl-tests' columns; where it was recorded also what NCCL chose at each size, the ring formula and that of the choice."""
+    headings = ["size [B]", "count [elements]", "type", "time [µs]", "algbw [GB/s]", "busbw [GB/s]", "shortest [µs]"]
     rows = [_row(point, backend) for point in points]
-    if chosen:
-        headings = (*headings, "NCCL chose")
-        choices = (chosen.get((point.collective, point.size_bytes), NA) for point in points)
-        rows = [(*row, choice) for row, choice in zip(rows, choices, strict=True)]
-    return TextTable(
-        title=f"{points[0].collective} on {_devices(points[0])} devices",
-        headings=headings,
-        rows=tuple(rows),
-        notes=(
-            f"time: median of {counted(len(points[0].times_us), 'iteration')}, each its slowest rank's, as nccl-tests has it; "
-            "shortest: of each iteration's fastest rank, as transfers in traces are told",
+    notes = (
+        f"time: median of {counted(len(points[0].times_us), 'iteration')}, each its slowest rank's, as in nccl-tests; "
+        "shortest: of each iteration's fastest rank, as transfers in traces are defined",
+    ) * (len(points[0].times_us) > 1)
+    choices = [chosen.get((point.collective, point.size_bytes)) for point in points]
+    if known := [one for one in choices if one is not None]:
+        headings += ["NCCL chose", "ring [µs]", "formula [µs]"]
+        rows = [(*row, *_choice_cells(one)) for row, one in zip(rows, choices, strict=True)]
+        ring = sum(one.size_bytes for one in known if one.algorithm == "ring")
+        notes += (
+            f"ring: the ring formula; formula: that of the algorithm that ran; "
+            f"{ring_share(ring, sum(one.size_bytes for one in known))} of one call at each size",
         )
-        if len(points[0].times_us) > 1
-        else (),
-    )
+    return TextTable(f"{points[0].collective} on {_devices(points[0])} devices", tuple(headings), tuple(rows), notes)
+
+
+def _choice_cells(one: ChoiceRow | None) -> tuple[str, str, str]:
+    if one is None:
+        return (NA, NA, NA)
+    times = (NA if us is None else _time(us) for us in (one.ring_us, one.formula_us))
+    return (one.choice, *times)  # type: ignore[return-value]
 
 
 def _row(point: CalibrationPoint, backend: str | None) -> tuple[str, ...]:

@@ -192,6 +192,7 @@ _COLLECTIVES = {
     "collective": "Kind of the collective",
     "size": "The larger of a rank's input and output buffer",
     "ranks": "Ranks of its group",
+    "NCCL chose": "Algorithm and protocol in NCCL's log; between two sizes of which NCCL treats both alike, theirs",
     "per step": "How many per rank and step",
     "measured": "Median transfer: the shortest duration over the ranks",
     "predicted": "What the model says of this size",
@@ -221,6 +222,11 @@ _NCCL_JOB = {
     "networks": "Networks that NCCL uses between hosts",
     "connections by transport": "Pairs of ranks by transport",
     "GPUDirect": "Whether the network reads and writes GPU memory directly",
+}
+_NCCL_PEERS = {
+    "ranks": "Ranks of the job",
+    "transport": "How data travel between two ranks",
+    "pairs": "The ranks that this transport connects",
 }
 _SCALING = {
     "series": "Strategy, weak (same batch b per device) or strong (same global batch G)",
@@ -305,6 +311,7 @@ _OF_TABLE = {
     "collectives": _COLLECTIVES,
     "nccl_choices": _NCCL_CHOICES,
     "nccl_job": _NCCL_JOB,
+    "nccl_peers": _NCCL_PEERS,
     "scaling": _SCALING,
     "laws": _LAWS,
     "formulas": _FORMULAS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.costs.nccl_choices import JobChoices, MeasuredTimes, job_choices, job_log
+from dpscope.analysis.costs.nccl_choices import ChoiceRow, JobChoices, MeasuredTimes, job_choices, job_log
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.nccl_choices import nccl_findings
 from dpscope.analysis.runs.run_data import RunData
@@ -15,6 +15,8 @@ from dpscope.analysis.text.units import NA, choose_unit, show, show_bytes, text
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect
+
+_MOST_PAIRS = 16  # of a transport, in a table
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,23 @@ class NcclChapter:
             return {}
         return {
             "nccl_job": _job_table(self.jobs),
+            **({"nccl_peers": peers} if (peers := _peers_table(self.jobs)).rows else {}),
             **({"nccl_choices": table} if (table := choices_table(self.jobs)) else {}),
         }
 
-    def chosen(self, ranks: int, nodes: int) -> dict[tuple[str, int], str]:
-        """Algorithm and protocol by kind and size on so many ranks and hosts."""
+    def chosen(self, ranks: int, nodes: int) -> dict[tuple[str, int], ChoiceRow]:
+        """The choices by kind and size on so many ranks and hosts."""
         rows = [row for job in self.jobs if (job.ranks, job.nodes) == (ranks, nodes) for row in job.rows]
-        return {(row.kind or "", row.size_bytes): f"{row.algorithm}, {row.protocol}" for row in rows}
+        return {(row.kind or "", row.size_bytes): row for row in rows}
+
+    def choice(self, ranks: int, nodes: int, kind: str, size_bytes: float) -> str | None:
+        """Algorithm and protocol at a size; between two sizes of which NCCL treats both alike, theirs."""
+        sizes = {size: row.choice for (of, size), row in self.chosen(ranks, nodes).items() if of == kind}
+        below = max((size for size in sizes if size <= size_bytes), default=None)
+        above = min((size for size in sizes if size >= size_bytes), default=None)
+        if below is None or above is None or sizes[below] != sizes[above]:
+            return None
+        return sizes[below]
 
     def content(self) -> list[dict[str, object]]:
         """Plain data, an object per job; unknown is None."""
@@ -123,11 +135,13 @@ def choices_table(jobs: Sequence[JobChoices]) -> TextTable | None:
 
 def ring_sentence(job: JobChoices) -> str:
     """How many bytes the ring formula describes."""
-    share = f" ({job.ring_bytes / job.bytes_in_all:.0%})" if job.bytes_in_all else ""
-    return (
-        f"on {job.ranks} ranks the ring formula describes {show_bytes(job.ring_bytes)} of {show_bytes(job.bytes_in_all)}{share}: "
-        "the calls that ran on a ring"
-    )
+    return f"on {job.ranks} ranks {ring_share(job.ring_bytes, job.bytes_in_all)}: the calls that ran on a ring"
+
+
+def ring_share(ring_bytes: int, all_bytes: int) -> str:
+    """Such as ``the ring formula describes 3 MB of 4 MB (75%)``."""
+    share = f" ({ring_bytes / all_bytes:.0%})" if all_bytes else ""
+    return f"the ring formula describes {show_bytes(ring_bytes)} of {show_bytes(all_bytes)}{share}"
 
 
 def _notes(jobs: Sequence[JobChoices]) -> Iterator[str]:
@@ -138,7 +152,7 @@ def _notes(jobs: Sequence[JobChoices]) -> Iterator[str]:
     if any(row.kind is not None and row.ring_us is None for row in rows):
         yield "ring and formula NA: no link or calibration is known (give --link or --calibration), or there is no formula"
     if any(row.ring_us is not None and row.formula_us is None for row in rows):
-        yield "formula NA: no formula is known for this algorithm and collective (CollNet, NVLS over several hosts)"
+        yield "formula NA: no formula is known for this algorithm and collective"
     if any(row.ring_us is not None for row in rows):
         with_table = all(job.communicator.cost_table for job in jobs)
         latency = (
@@ -182,6 +196,31 @@ def _job_table(jobs: Sequence[JobChoices]) -> TextTable:
     )
 
 
+def _peers_table(jobs: Sequence[JobChoices]) -> TextTable:
+    return TextTable(
+        "NCCL: which ranks are connected by which transport",
+        ("ranks", "transport", "pairs"),
+        tuple(
+            (str(job.ranks), transport, _pairs(peers))
+            for job in jobs
+            for transport, peers in sorted(job.log.peers.items())
+        ),
+        ("a-b: in both directions; a→b: in one",),
+    )
+
+
+def _pairs(peers: Sequence[tuple[int, int]]) -> str:
+    """Such as ``0-1, 2→3``; of many the first."""
+    known = set(peers)
+    pairs = [
+        f"{first}{'-' if (second, first) in known else '→'}{second}"
+        for first, second in peers
+        if first < second or (second, first) not in known
+    ]
+    more = f" and {len(pairs) - _MOST_PAIRS} more" if len(pairs) > _MOST_PAIRS else ""
+    return ", ".join(pairs[:_MOST_PAIRS]) + more
+
+
 def _content(job: JobChoices) -> dict[str, object]:
     log, world = job.log, job.communicator
     return {
@@ -191,6 +230,7 @@ def _content(job: JobChoices) -> dict[str, object]:
         "nvls_channels": world.nvls_channels,
         "collnet_channels": world.collnet_channels,
         "transports": log.links,
+        "peers": {transport: [list(pair) for pair in pairs] for transport, pairs in log.peers.items()},
         "networks": list(log.networks),
         "infiniband": log.infiniband,
         "gpu_direct": log.gpu_direct,

@@ -105,7 +105,7 @@ SECTIONS = (
         "Models with the numbers put in",
         "What should communication cost, and how far off is each model?",
         (),
-        ("formulas", "predictions", "collectives", "nccl_choices", "nccl_job"),
+        ("formulas", "predictions", "collectives", "nccl_choices", "nccl_job", "nccl_peers"),
         terms=("ring model", "calibration", "transfer"),
     ),
     Section(

@@ -158,6 +158,9 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
                 f"{path} has no line of NCCL at INFO level; run the job with NCCL_DEBUG=INFO and "
                 "NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING,NET"
             )
+    peers: dict[str, list[tuple[int, int]]] = {}
+    for first, second, transport in sorted(reader.links):
+        peers.setdefault(transport, []).append((first, second))
     return NcclLog(
         library=reader.library,
         hosts=tuple(reader.hosts),
@@ -166,7 +169,8 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
             Choice(*key, calls)
             for key, calls in sorted(reader.choices.items(), key=lambda one: (str(one[0][0]), one[0][1]))
         ),
-        links=dict(Counter(transport for _, _, transport in reader.links)),
+        links={transport: len(pairs) for transport, pairs in peers.items()},
+        peers={transport: tuple(pairs) for transport, pairs in peers.items()},
         networks=tuple(reader.networks),
         infiniband=reader.infiniband,
         gpu_direct=reader.gpu_direct,

@@ -55,9 +55,10 @@ class Communicator(Stored, frozen=True):
 
 
 class NcclLog(Stored, frozen=True):
-    """What the logs of one job say. `links` counts pairs of ranks by transport, such as ``NET/IB/GDRDMA``.
+    """What the logs of one job say. `links` counts pairs of ranks by transport, such as ``NET/IB/GDRDMA``; `peers` lists them.
 
-    A call does not name its communicator: `choices` are those of all communicators together.
+    Ranks are those of the communicator that connects them; each direction is a pair. A call does not name its communicator:
+    `choices` are those of all communicators together.
     """
 
     library: str | None  # "NCCL 2.27.5"
@@ -71,3 +72,4 @@ class NcclLog(Stored, frozen=True):
     unread_lines: int = 0  # of choices and tables, cut or of another form
     network_ports: int | None = None  # that NCCL uses on a host, where a line lists them
     peer_access_off: str | None = None  # the message that peer-to-peer access between GPUs is off
+    peers: dict[str, tuple[tuple[int, int], ...]] = msgspec.field(default_factory=dict)  # empty in older records

@@ -1,6 +1,7 @@
 """What NCCL chose, next to the formulas and to what traces measured, for traces and for runs."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from dpscope.analysis.costs.nccl_choices import job_choices, job_log
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.report.nccl_tables import choices_table, ring_sentence
+from dpscope.analysis.report.nccl_tables import NcclChapter, choices_table, ring_sentence
 from dpscope.launch.cli import app
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.store.errors import DpscopeError
@@ -52,6 +53,32 @@ def test_without_a_link_the_formulas_are_unknown(tmp_path: Path) -> None:
     assert any(note.startswith("ring and formula NA") for note in table.notes)
 
 
+def test_peers_by_transport_are_listed_as_pairs(tmp_path: Path) -> None:
+    links = [
+        (0, 1, "P2P/CUMEM"),
+        (1, 0, "P2P/CUMEM"),
+        (1, 2, "NET/IB/0/GDRDMA"),
+        *((n, n + 1, "SHM/direct") for n in range(20, 38)),
+    ]
+    lines = [f"Channel 00/0 : {first}[{first}] -> {second}[{second}] via {name}" for first, second, name in links]
+    chapter = NcclChapter((job_choices(job_log([written_log(tmp_path, 8, *lines)], [8]), CostSources(), {}),))
+    rows = {transport: pairs for _, transport, pairs in chapter.tables()["nccl_peers"].rows}
+    assert (rows["P2P/CUMEM"], rows["NET/IB/GDRDMA"]) == ("0-1", "1→2")
+    assert rows["SHM/direct"].startswith("20→21, 21→22, ")
+    assert rows["SHM/direct"].endswith("35→36 and 2 more")
+    (content,) = chapter.content()
+    assert content["peers"]["P2P/CUMEM"] == [[0, 1], [1, 0]]  # type: ignore[index]
+
+
+def test_a_size_between_two_has_their_choice_if_it_is_one(tmp_path: Path) -> None:
+    sizes = {1024: "TREE", 4096: "RING", 65536: "RING"}
+    log = written_log(tmp_path, 8, *(all_reduce(size, name, "SIMPLE") for size, name in sizes.items()))
+    chapter = NcclChapter((job_choices(job_log([log], [8]), CostSources(), {}),))
+    found = [chapter.choice(8, 1, "all_reduce", size) for size in (512, 1024, 2048, 5000, 65536, 70000)]
+    assert found == [None, "tree, simple", None, "ring, simple", "ring, simple", None]
+    assert chapter.choice(4, 1, "all_reduce", 4096) is None
+
+
 def test_a_log_of_another_job_is_refused(tmp_path: Path) -> None:
     log = written_log(tmp_path, 16, *LINES)
     with pytest.raises(DpscopeError, match=r"a log of another job, whose largest communicator has 16 ranks") as raised:
@@ -87,8 +114,11 @@ def test_traces_with_the_log_of_their_job(tmp_path: Path) -> None:
     assert min(measured) <= by_size[907_840]["measured_us"] <= max(measured)
     assert by_size[907_840]["algorithm"] == "tree"
     assert "nccl_log_incomplete" in {one["code"] for one in content["findings"]}
-    status, output = analyze(DLRM, "--nccl-log", folder)
+    status, output = analyze(DLRM, "--nccl-log", folder, "--link", "100GB/s")
     assert status == 0
+    table = output[output.index("Predicted against measured, per collective") :]
+    assert re.search(r"all_reduce +1\.58 MB +ring, simple +", table)
+    assert re.search(r"all_reduce +907\.8 kB +tree, ll128 +", table)
     assert "What NCCL chose" in output
     assert "the ring formula describes 3.15 MB of 4.06 MB (78%)" in output
     assert "1 line of choices or cost tables is cut" in output.replace("\n", " ")

@@ -32,6 +32,7 @@ def check_whole(paths: list[Path]) -> None:
         Choice("all_reduce", 8_388_608, "ring", "ll128", 16, None, 2),
     )
     assert log.links == {"P2P/CUMEM": 1, "NET/IB/GDRDMA": 1}
+    assert log.peers == {"P2P/CUMEM": ((0, 1),), "NET/IB/GDRDMA": ((1, 0),)}
     assert (log.networks, log.infiniband, log.gpu_direct) == (("IB",), True, True)
     # 15 us + 8388608 B / 20 GB/s = 15 + 419.43 us.
     assert world.estimate_us("all_reduce", 8_388_608, "ring", "ll128") == pytest.approx(434.43, abs=0.01)
