@@ -1,13 +1,17 @@
-"""What a checkpoint holds of a training, taken from its processes and given back to them.
+"""The content of a training's checkpoint: collected from all processes, restored in each of them.
 
 Everything is a tensor or a plain Python value, so that `torch.load(weights_only=True)` reads it:
 
     description    CheckpointDescription, as plain values
-    model          the unwrapped model's state: the same keys under every strategy and precision
+    model          state of the unwrapped model, with the same keys under every strategy and precision
     optimizer, schedule, scaler
-    ranks          per rank: random generators, sums over the epoch so far, buffers where DDP keeps each rank's apart
+    ranks          per rank: random generators, sums of the current epoch, buffers that DDP does not synchronise
     epochs         list of EpochRecord, as plain values
-    unfinished     of the epoch in which it was saved: train_s, learning_rate
+    unfinished     train_s and learning_rate of the current epoch
+
+Tensors that FSDP shards are saved whole, so a training can resume under any strategy. `torch.distributed.checkpoint` gathers
+and distributes the model's. It cannot load every optimizer (torch 2.14: `set_optimizer_state_dict` raises for SGD without
+momentum and for parameters without gradient), so the optimizer's tensors are gathered and distributed here.
 """
 
 import pickle
@@ -20,14 +24,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder
 from dpscope.launch.training.loop import TrainState
 from dpscope.launch.training.resume import Resumption
-from dpscope.launch.training.whole_state import divided, divided_optimizer_state, whole
+from dpscope.launch.workload.sharding import is_sharded
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
@@ -43,12 +48,13 @@ def save_checkpoint(
     group: distributed.ProcessGroup | None,
     best: bool,
 ) -> None:
-    """Save a training as its last checkpoint; every process of the job must call this, rank 0 writes.
+    """Save a training as its last checkpoint. Every process of the job must call this; rank 0 writes.
 
-    `group` is a host group of the processes, None for a process alone; `devices` are this process's.
+    `group` is a host group of the processes, None for a single process; `devices` are this process's.
     """
     rank = 0 if group is None else distributed.get_rank(group)
-    model, optimizer = (whole(one.state_dict()) for one in (state.model, state.step.optimizer))
+    model = whole_model_state(state.model, is_sharded(state.step.model))
+    optimizer = whole_optimizer_state(state.step.optimizer)
     own = _rank_state(state, devices)
     ranks: list[Any] = [own]
     if group is not None:
@@ -66,6 +72,60 @@ def save_checkpoint(
             "unfinished": {"train_s": state.train_s, "learning_rate": state.learning_rate},
         }
         folder.write(description, lambda file: torch.save(content, file), best)
+
+
+def whole_model_state(model: nn.Module, sharded: bool) -> Content:
+    """State of a model. Every process must call this; of a sharded model, rank 0 gets all and the others nothing."""
+    if not sharded:
+        return model.state_dict()
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def load_model_state(model: nn.Module, state: Content, sharded: bool) -> None:
+    """Restore the state of a model, which every process has whole; raises RuntimeError if it is another model's."""
+    if not sharded:
+        model.load_state_dict(state)
+        return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    set_model_state_dict(model, dict(state), options=StateDictOptions(full_state_dict=True))
+
+
+def whole_optimizer_state(optimizer: Optimizer) -> Content:
+    """State of an optimizer. Every process must call this; only rank 0 gets the sharded tensors, gathered on the host."""
+    keep = not distributed.is_initialized() or distributed.get_rank() == 0
+
+    def gathered(value: Any) -> Any:
+        if not hasattr(value, "full_tensor"):
+            return value
+        full = value.full_tensor()
+        return full.cpu() if keep else None
+
+    state = optimizer.state_dict()
+    values = {place: {name: gathered(one) for name, one in held.items()} for place, held in state["state"].items()}
+    return {**state, "state": values}
+
+
+def load_optimizer_state(optimizer: Optimizer, state: Content) -> None:
+    """Restore the state of an optimizer, which every process has whole: tensors are sharded as their parameters are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def distributed_like(value: Any, parameter: Any) -> Any:
+        if not (hasattr(parameter, "full_tensor") and isinstance(value, Tensor) and value.shape == parameter.shape):
+            return value
+        from torch.distributed.tensor import distribute_tensor
+
+        own = value.to(parameter.device)
+        return distribute_tensor(own, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+    values = {
+        place: {name: distributed_like(one, parameters[place]) for name, one in held.items()}
+        for place, held in state["state"].items()
+        if place < len(parameters)
+    }
+    optimizer.load_state_dict({**state, "state": {**state["state"], **values}})
 
 
 def read_checkpoint(path: Path) -> Content:
@@ -119,7 +179,7 @@ def _rank_state(state: TrainState, devices: Sequence[torch.device]) -> dict[str,
 
 def _restore_model(state: TrainState, path: Path, weights: Content, own_ranks: Sequence[dict[str, Any]]) -> None:
     try:
-        state.model.load_state_dict(divided(weights, state.model.state_dict()))
+        load_model_state(state.model, weights, is_sharded(state.step.model))
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise DpscopeError(f"{path} does not fit the model: {reason[:300]}; begin anew with --fresh") from error
@@ -132,7 +192,7 @@ def _restore_rates(state: TrainState, content: Content, same_batch: bool) -> Non
     """Optimizer and schedule; under another global batch the process's own schedule, advanced to the epoch."""
     optimizer = state.step.optimizer
     own_rates = [{name: group[name] for name in ("lr", "initial_lr")} for group in optimizer.param_groups]
-    optimizer.load_state_dict(divided_optimizer_state(content["optimizer"], optimizer))
+    load_optimizer_state(optimizer, content["optimizer"])
     if same_batch:
         state.schedule.load_state_dict(content["schedule"])
         return

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpscope.launch.jobs.process_group import synchronise
-from dpscope.launch.training.whole_state import whole
 from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
 from dpscope.profiling.instruments.trace_recorder import record_trace
@@ -38,8 +38,9 @@ class Steps:
 
 
 def weights(module: nn.Module) -> list[Tensor]:
-    """Copies of a model's whole tensors, as they are now."""
-    return [value.clone() for value in whole(module.state_dict()).values()]
+    """Copies of a model's tensors, sharded ones gathered."""
+    values: list[Any] = list(module.state_dict().values())
+    return [(value.full_tensor() if hasattr(value, "full_tensor") else value).clone() for value in values]
 
 
 def apart(one: list[Tensor], other: list[Tensor]) -> float:

@@ -13,7 +13,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, distributed, nn
 
-from dpscope.launch.training.whole_state import divided, divided_optimizer_state, whole
+from dpscope.launch.training.checkpoint_state import (
+    load_model_state,
+    load_optimizer_state,
+    whole_model_state,
+    whole_optimizer_state,
+)
 from dpscope.launch.workload.sharding import held_bytes, is_composed, sharded_units
 from dpscope.launch.workload.strategies import wrap_for
 from dpscope.profiling.records.run import Cell
@@ -51,11 +56,16 @@ def main() -> None:
         for _ in range(4):
             steps()
         after = weights(built)
-        kept = copy.deepcopy((whole(built.state_dict()), whole(steps.optimizer.state_dict())))
+        sharded = traits_of(strategy).sharded
+        kept: list[Any] = [copy.deepcopy((whole_model_state(built, sharded), whole_optimizer_state(steps.optimizer)))]
+        if sharded and rank > 0:  # rank 0 alone holds the whole state
+            assert kept[0][0] == {}
+            assert {one for held in kept[0][1]["state"].values() for one in held.values()} == {None}
+        distributed.broadcast_object_list(kept)
         steps()
         once_more = weights(built)
-        built.load_state_dict(divided(kept[0], built.state_dict()))
-        steps.optimizer.load_state_dict(divided_optimizer_state(kept[1], steps.optimizer))
+        load_model_state(built, kept[0][0], sharded)
+        load_optimizer_state(steps.optimizer, kept[0][1])
         steps()
         found[strategy] = {
             "apart": apart(after, expected),
