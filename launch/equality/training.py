@@ -22,8 +22,7 @@ from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import devices_of, join_limit_s, join_process_group, limit_collectives
 from dpscope.launch.jobs.worker_process import starting_up
 from dpscope.launch.workload.image_sets import Batch
-from dpscope.launch.workload.input_pipeline import BatchStream, open_stream
-from dpscope.launch.workload.micro_batches import MicroBatching
+from dpscope.launch.workload.input_pipeline import BatchStream, MicroBatching, open_stream
 from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.nested import mapped, moved
 from dpscope.launch.workload.strategies import wrap_for

@@ -16,8 +16,7 @@ from dpscope.launch.jobs.worker_process import starting_up
 from dpscope.launch.measuring.cell_passes import CellProcess, PassResults, run_passes
 from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.launch.planning.manifest import host_findings
-from dpscope.launch.workload.input_pipeline import open_stream
-from dpscope.launch.workload.micro_batches import micro_batching
+from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.sharding import held_bytes, sharded_units
 from dpscope.launch.workload.step_flops import count_step_flops

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.jobs.process_group import limit_collectives, synchronise, told_by_rank_0
-from dpscope.launch.workload.compiling import compiled_so_far
+from dpscope.launch.workload.strategies import compiled_so_far
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.instruments import ddp_counters
 from dpscope.profiling.instruments.step_timer import StepSample, time_block

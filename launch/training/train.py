@@ -22,14 +22,11 @@ from dpscope.launch.training.evaluation import Learned, LearningSums, check_lear
 from dpscope.launch.training.job import TrainJob
 from dpscope.launch.training.learning_rate import LearningRateSchedule
 from dpscope.launch.training.loop import TrainState, train
-from dpscope.launch.workload.augmentation import random_words
-from dpscope.launch.workload.compiling import compiled_so_far
-from dpscope.launch.workload.image_sets import check_classes, test_images
-from dpscope.launch.workload.input_pipeline import open_stream
-from dpscope.launch.workload.micro_batches import micro_batching
+from dpscope.launch.workload.image_sets import check_classes, random_words, test_images
+from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.sharding import is_sharded
-from dpscope.launch.workload.strategies import wrap_for
+from dpscope.launch.workload.strategies import compiled_so_far, wrap_for
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes

@@ -1,4 +1,4 @@
-"""Where data sets lie and how many samples they have, told without reading them. Imports no torch."""
+"""Where data sets are and how many samples they have, without reading them. Imports no torch."""
 
 import importlib.metadata
 import os
@@ -9,14 +9,14 @@ from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
 
 TRAINING_SAMPLES = {"cifar10": 50_000, "digits": 1_440}
-"""Samples of an epoch, of the data sets that have a number of their own."""
+"""Samples of an epoch, for data sets with a fixed number."""
 
 IMAGE_SHAPES = {"cifar10": (3, 32, 32), "digits": (3, 32, 32)}
-"""A sample, of the data sets whose images have a size of their own; the others are as large as the model asks."""
+"""Shape of a sample, for data sets with images of a fixed size; other images have the size that the model needs."""
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_DEVIATION = (0.2023, 0.1994, 0.2010)
-"""What nearly all studies on CIFAR-10 normalise by: the deviations are means over images of each image's own."""
+"""Used by nearly all studies on CIFAR-10. The deviations are means over the images of each image's deviation."""
 
 _CIFAR_FOLDER = "cifar-10-batches-py"
 
@@ -28,13 +28,13 @@ def check_data(workload: Workload) -> None:
     folder = Path(workload.data_dir)
     if workload.data == "cifar10" and not workload.download and not (folder / _CIFAR_FOLDER).is_dir():
         raise DpscopeError(
-            f"--data cifar10: {folder / _CIFAR_FOLDER} is not there; pass --download, or name the folder that "
-            f"holds {_CIFAR_FOLDER} with --data-dir"
+            f"--data cifar10: {folder / _CIFAR_FOLDER} does not exist; pass --download, or name the folder that "
+            f"contains {_CIFAR_FOLDER} with --data-dir"
         )
 
 
 def normalisation(workload: Workload) -> str | None:
-    """By what a data set's images are normalised, channel by channel, in words; None where they are not told."""
+    """The mean and deviation by which images are normalised, per channel, as text; None for other data than CIFAR-10."""
     if workload.data != "cifar10":
         return None
     mean, deviation = ("/".join(f"{value:.4f}" for value in values) for values in (CIFAR_MEAN, CIFAR_DEVIATION))
@@ -42,11 +42,11 @@ def normalisation(workload: Workload) -> str | None:
 
 
 def digits_file() -> Path:
-    """scikit-learn's file of digits: gzipped CSV, 64 pixels (0 to 16) and the digit; raises DpscopeError without it."""
+    """scikit-learn's file of digits: gzipped CSV, 64 pixels (0 to 16) and the digit; raises DpscopeError if missing."""
     try:
         package = importlib.metadata.distribution("scikit-learn")
     except importlib.metadata.PackageNotFoundError as error:
-        raise DpscopeError("--data digits: scikit-learn is absent; pip install 'dpscope[digits]'") from error
+        raise DpscopeError("--data digits: scikit-learn is not installed; pip install 'dpscope[digits]'") from error
     path = Path(str(package.locate_file("sklearn/datasets/data/digits.csv.gz")))
     if not path.is_file():
         raise DpscopeError(f"--data digits: scikit-learn {package.version} has no {path}; install another version")
@@ -54,9 +54,9 @@ def digits_file() -> Path:
 
 
 def download_data(workload: Workload) -> None:
-    """Fetch CIFAR-10 where it is asked for and absent. Imports torch only then.
+    """Download CIFAR-10 if requested and missing. Imports torch only then.
 
-    Raises DpscopeError when that fails, and where a file that is not CIFAR-10's has the name of one: torchvision overwrites it.
+    Raises DpscopeError if that fails, or if another file has the name of one of CIFAR-10's: torchvision would overwrite it.
     """
     if workload.data != "cifar10" or not workload.download:
         return
@@ -71,8 +71,8 @@ def download_data(workload: Workload) -> None:
     for path, md5 in [*files, (folder / CIFAR10.filename, CIFAR10.tgz_md5)]:
         if os.path.lexists(path) and not check_integrity(path, md5):
             raise DpscopeError(
-                f"--download: {path} is not CIFAR-10's {path.name}, or only a part of it, and is not overwritten; "
-                "move it away, or name another folder with --data-dir"
+                f"--download: {path} is not CIFAR-10's {path.name}, or is incomplete, and is not overwritten; "
+                "move it, or name another folder with --data-dir"
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,13 +84,13 @@ def download_data(workload: Workload) -> None:
             _move(fresh / CIFAR10.base_folder, folder / CIFAR10.base_folder)
     except (OSError, RuntimeError) as error:
         raise DpscopeError(
-            f"--download: CIFAR-10 could not be fetched into {workload.data_dir} ({error}); "
-            "fetch cifar-10-python.tar.gz elsewhere and unpack it there"
+            f"--download: CIFAR-10 could not be downloaded to {workload.data_dir} ({error}); "
+            "download cifar-10-python.tar.gz elsewhere and unpack it there"
         ) from error
 
 
 def _move(fresh: Path, place: Path) -> None:
-    """A folder to its place: at once, or where some of it is there already, file by file what is not."""
+    """Move a folder as a whole, or, if it partly exists, the files that are missing."""
     if not place.exists():
         fresh.rename(place)
         return

@@ -1,12 +1,10 @@
-"""`dp-host`: DataParallel's schedule on CPU threads, for machines where `nn.DataParallel` only passes through.
+"""`dp-host`: DataParallel's schedule on CPU threads, for machines where `nn.DataParallel` is a pass-through.
 
-The four steps of `nn.DataParallel.forward` are kept and each is given a meaning on one host: copies between
-the master's memory and the replicas' stand for the copies between devices. No link is involved, so its
-communication times say something of the schedule and nothing of an interconnect.
+It keeps the four steps of `nn.DataParallel.forward`; copies within host memory replace the copies between devices. No link
+is involved: its communication times describe the schedule, not an interconnect.
 
-CPU autograd runs a whole backward on the one thread that called it. Here each replica's graph ends in leaves
-of its own, and a custom function joins them to the master: its backward runs every replica's backward on a
-thread of its own and then sums the gradients, as DataParallel's devices do.
+CPU autograd runs a whole backward pass on the calling thread. Here each replica has a graph with its own leaves, and a custom
+function joins them to the master: its backward runs each replica's backward on a separate thread and then sums the gradients.
 """
 
 import copy
@@ -36,42 +34,35 @@ _DataParallel: Any = nn.DataParallel
 class HostDataParallel(_DataParallel):  # type: ignore[misc]
     """`nn.DataParallel` with `replica_count` replicas on threads of one CPU process.
 
-    The model must be on the CPU, take tensors whose first dimension is the batch, and return one tensor whose
-    first dimension is the batch. Inputs receive no gradient. As under `nn.DataParallel`, replica 0 uses the
-    module's own buffers, so running statistics persist; the other replicas' changes to theirs are lost.
-    Every replica thread computes with as many intra-op threads as the calling thread has.
+    The model must be on the CPU and return one tensor; the first dimension of inputs and output is the batch. Inputs receive
+    no gradient. As under `nn.DataParallel`, replica 0 uses the module's buffers, so running statistics persist; changes to
+    the other replicas' buffers are lost. Each replica thread uses as many intra-op threads as the calling thread.
     """
 
     def __init__(self, module: nn.Module, replica_count: int) -> None:
-        # Not nn.DataParallel.__init__: it takes no device for a replica but an accelerator.
-        nn.Module.__init__(self)
+        nn.Module.__init__(self)  # nn.DataParallel.__init__ only accepts accelerators
         self.module = module
         self.dim = 0
         self.device_ids = list(range(replica_count))
         self.output_device = 0
         self.src_device_obj = torch.device("cpu")
-        # In a list: as a submodule, a replica's parameters would count as the model's.
-        self._replicas: list[nn.Module] = []
+        self._replicas: list[nn.Module] = []  # a list, so that their parameters do not count as the model's
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int | torch.device]) -> Any:
-        """Each replica's chunk of every tensor, copied; anything else is passed to all."""
+        """Copies of each replica's chunk of every tensor; other values are passed to all replicas."""
         keywords = kwargs or {}
         sizes = {len(tensor) for tensor in leaves((inputs, keywords))}
         assert len(sizes) == 1, f"inputs with different batch sizes: {sorted(sizes)}"
-        splits = [len(chunk) for chunk in torch.empty(sizes.pop()).chunk(len(device_ids))]
-        starts = [sum(splits[:index]) for index in range(len(splits))]
-
-        scattered_inputs, scattered_keywords = [], []
-        for index in range(len(splits)):
+        scattered, start = [], 0
+        for index, chunk in enumerate(torch.empty(sizes.pop()).chunk(len(device_ids))):
             with named_range(replica_range(SCATTER, index)):
-                share = functools.partial(_copied_part, start=starts[index], length=splits[index])
-                copies = mapped(share, (tuple(inputs), dict(keywords)))
-                scattered_inputs.append(copies[0])
-                scattered_keywords.append(copies[1])
-        return tuple(scattered_inputs), tuple(scattered_keywords)
+                share = functools.partial(_copied_part, start=start, length=len(chunk))
+                scattered.append(mapped(share, (tuple(inputs), dict(keywords))))
+            start += len(chunk)
+        return tuple(zip(*scattered, strict=True))
 
     def replicate(self, module: nn.Module, device_ids: Sequence[int | torch.device]) -> list[nn.Module]:
-        """The replicas, each holding a fresh copy of the module's parameters and buffers."""
+        """The replicas, each with a fresh copy of the module's parameters and buffers."""
         while len(self._replicas) < len(device_ids):
             self._replicas.append(copy.deepcopy(module))
         replicas = self._replicas[: len(device_ids)]
@@ -81,7 +72,7 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         return replicas
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Any, kwargs: Any) -> list[Any]:
-        """Forward of every replica, each on its own thread."""
+        """Run the forward pass of each replica on its own thread."""
 
         def forward(index: int) -> Any:
             with named_range(replica_range(PARALLEL_APPLY, index)):
@@ -90,17 +81,16 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         return _on_threads(forward, len(replicas))
 
     def gather(self, outputs: Any, output_device: int | torch.device) -> Tensor:
-        """The replicas' outputs as one tensor, from which backward reaches every replica and the master."""
+        """The replicas' outputs as one tensor; its backward reaches all replicas and the master."""
         if not all(isinstance(output, Tensor) for output in outputs):
             raise TypeError(
                 f"dp-host needs a model that returns one tensor, got {type(outputs[0]).__name__}; "
                 "wrap the model so that forward returns its logits alone"
             )
-        master = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        replicas = [
-            [parameter for parameter in replica.parameters() if parameter.requires_grad]
-            for replica in self._replicas[: len(outputs)]
-        ]
+        master, *replicas = (
+            [parameter for parameter in module.parameters() if parameter.requires_grad]
+            for module in (self.module, *self._replicas[: len(outputs)])
+        )
         if not torch.is_grad_enabled() or not master:
             return _concatenate(outputs)
         joined: Tensor = _JoinReplicas.apply(outputs, replicas, *master)
@@ -112,7 +102,7 @@ def _copied_part(tensor: Tensor, start: int, length: int) -> Tensor:
 
 
 class _JoinReplicas(torch.autograd.Function):
-    """Forward concatenates the replicas' outputs; backward runs their graphs and sums into the master."""
+    """Forward concatenates the replicas' outputs; backward runs their graphs and sums the gradients for the master."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Sequence[Tensor], replicas: Sequence[Sequence[Tensor]], *master: Tensor) -> Tensor:
@@ -140,7 +130,7 @@ class _JoinReplicas(torch.autograd.Function):
 
 
 def _sum_gradients(gradients: Sequence[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
-    """Sum over replicas in their order; None where no replica used the parameter."""
+    """Sums over the replicas in order; None for a parameter that no replica used."""
     totals: list[Tensor | None] = [None] * len(gradients[0])
     for index, of_replica in enumerate(gradients):
         with named_range(replica_range(GRADIENT_REDUCE, index)):
@@ -175,7 +165,7 @@ def _refresh(replica: nn.Module, module: nn.Module, share_buffers: bool) -> None
 
 
 def _concatenate(outputs: Sequence[Tensor]) -> Tensor:
-    """Copy the outputs one after the other into one tensor, each in its replica's gather range."""
+    """The outputs in one tensor, each copied in its replica's gather range."""
     joined = outputs[0].new_empty((sum(len(output) for output in outputs), *outputs[0].shape[1:]))
     start = 0
     with torch.no_grad():
@@ -187,9 +177,9 @@ def _concatenate(outputs: Sequence[Tensor]) -> Tensor:
 
 
 def _on_threads(function: Callable[[int], Any], count: int) -> list[Any]:
-    """Results of `function(0..count-1)`, each on a new thread under the caller's torch modes.
+    """Results of `function(0..count-1)`, each on a new thread with the caller's torch modes.
 
-    The first replica's error, in replica order, is raised in the caller.
+    Raises the error of the first replica, in replica order, that failed.
     """
     results: list[Any] = [None] * count
     errors: list[Exception | None] = [None] * count

@@ -1,35 +1,138 @@
-"""The images to learn from and to be tested on: CIFAR-10, digits, random ones. All of a batch are made at once."""
+"""Training and test samples: CIFAR-10, digits, random images, a model's own. Whole batches are made and augmented at once."""
 
+import gzip
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dpscope.launch.workload.augmentation import Augmentation, random_words
-from dpscope.launch.workload.data_files import CIFAR_DEVIATION, CIFAR_MEAN
-from dpscope.launch.workload.digits import DIGITS_DEVIATION, DIGITS_MEAN, load_digits
+from dpscope.launch.workload.data_files import CIFAR_DEVIATION, CIFAR_MEAN, digits_file
 from dpscope.launch.workload.nested import joined_batches
 from dpscope.launch.workload.tasks import BuiltModel, MakeBatch
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
 
+DIGITS_MEAN = 0.3054  # of the training images' pixels, black 0 to white 1
+DIGITS_DEVIATION = 0.3240
+
+_TRAINED_OF_EACH = 144
+_WHITE = 16  # the largest value of a pixel
+
+
+@dataclass(frozen=True)
+class Digits:
+    """All images (1797 x 3 x 32 x 32, uint8), labels (int64), and the indices of the training and the test images."""
+
+    images: Tensor
+    labels: Tensor
+    training: Tensor
+    test: Tensor
+
+
+def load_digits() -> Digits:
+    """scikit-learn's 1,797 hand-written digits (8 x 8 pixels), upsampled to 3 x 32 x 32; raises DpscopeError if missing.
+
+    Of each digit, 144 images are for training, 1,440 in all, which 2, 3, 4, 5, 6 and 8 devices share evenly; the other 357 are
+    the test set. The split is fixed: each digit's images are ordered by random words of their numbers.
+
+    Source: E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998 (its test
+    part), as packed by scikit-learn. `sklearn.datasets.load_digits` is not used: its imports take longer than an epoch.
+    """
+    with gzip.open(digits_file(), "rt") as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    pixels = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8)).float()
+    large = nn.functional.interpolate(pixels, scale_factor=4, mode="bilinear", align_corners=False)
+    labels = rows[:, -1].astype(np.int64)
+    training, test = _split(labels)
+    return Digits(
+        images=(large * (255 / _WHITE)).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous(),
+        labels=torch.from_numpy(labels),
+        training=torch.from_numpy(training),
+        test=torch.from_numpy(test),
+    )
+
+
+def _split(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of the training and the test images, each ascending."""
+    words = random_words(0, 0, range(len(labels)))
+    training = []
+    for digit in range(10):
+        images = np.flatnonzero(labels == digit)
+        training.append(images[np.argsort(words[images])][:_TRAINED_OF_EACH])
+    chosen = np.sort(np.concatenate(training))
+    return chosen, np.setdiff1d(np.arange(len(labels)), chosen)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random shifts of up to `shift` pixels, padded with black, and with `flip` mirroring of half of the images.
+
+    They follow from (seed, epoch, sample) alone: in one epoch a sample looks the same under every strategy, whatever its
+    batch, the number of loader workers and their order.
+    """
+
+    seed: int
+    shift: int
+    flip: bool
+
+    def apply(self, images: Tensor, epoch: int, samples: Sequence[int]) -> Tensor:
+        """Augmented copies of `images` (N x C x H x W), the data set's `samples` in this order."""
+        words = random_words(self.seed, epoch, samples)
+        down, right = (_drawn(words, bits, 2 * self.shift + 1) for bits in (0, 24))
+        count, _, height, width = images.shape
+        padded = nn.functional.pad(images, (self.shift,) * 4)
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: N x C x shift x shift x H x W
+        moved = windows[torch.arange(count), :, down, right]
+        if not self.flip:
+            return moved
+        mirrored = _drawn(words, 48, 2).bool()
+        return torch.where(mirrored[:, None, None, None], moved.flip(3), moved)
+
+
+def random_words(seed: int, epoch: int, samples: Sequence[int]) -> NDArray[np.uint64]:
+    """64 random bits for each sample, a function of seed, epoch and sample.
+
+    SplitMix64's output function, applied to each of the three in turn (Steele, Lea, Flood: Fast Splittable Pseudorandom
+    Number Generators, OOPSLA 2014).
+    """
+    word = _mixed(np.array([seed], dtype=np.uint64))
+    word = _mixed(word + np.uint64(epoch))
+    return _mixed(word + np.asarray(samples, dtype=np.uint64))
+
+
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _drawn(words: NDArray[np.uint64], first_bit: int, choices: int) -> Tensor:
+    """Uniform in 0..choices-1, from up to 24 bits of each word, starting at `first_bit`."""
+    bits = (words >> np.uint64(first_bit)) & np.uint64((1 << min(24, 64 - first_bit)) - 1)
+    return torch.from_numpy((bits % np.uint64(choices)).astype(np.int64))
+
+
 _CLASSES = 10  # of digits and of CIFAR-10
 
 Batch = tuple[Any, Any]
-"""Inputs and targets: images (N x C x H x W, float32) and labels (N, int64), or nested tensors of a model's own."""
+"""Inputs and targets: images (N x C x H x W, float32) and labels (N, int64), or the nested tensors of a user's model."""
 
 
 class EpochSamples(NamedTuple):
-    """Which samples a batch is made of, and in which epoch: augmentation depends on it."""
+    """The samples of a batch, and the epoch, on which augmentation depends."""
 
     epoch: int
     samples: Sequence[int]
 
 
 class StoredImages(Dataset[Any]):
-    """Images held in memory as bytes (N x C x H x W, uint8); batches of them are augmented and normalised."""
+    """Images in memory as bytes (N x C x H x W, uint8), augmented and normalised batch by batch."""
 
     def __init__(
         self,
@@ -57,10 +160,9 @@ class StoredImages(Dataset[Any]):
 
 
 class TransformedImages(Dataset[Any]):
-    """The input path of most training scripts: each image becomes a PIL image, which torchvision's transforms augment,
-    convert and normalise one by one.
+    """The input path of most training scripts: torchvision's transforms augment, convert and normalise single PIL images.
 
-    Random choices follow from (seed, epoch, sample) alone, as `Augmentation`'s do, so all strategies train on the same images.
+    Random choices follow from (seed, epoch, sample), as in `Augmentation`: all strategies train on the same images.
     """
 
     def __init__(
@@ -76,16 +178,11 @@ class TransformedImages(Dataset[Any]):
         self._images = images.permute(0, 2, 3, 1).contiguous().numpy()
         self._labels = labels
         self._seed = augmentation.seed if augmentation is not None else 0
-        random: list[Any] = []
+        steps: list[Any] = []
         if augmentation is not None:
-            random.append(v2.RandomCrop(self._images.shape[1], padding=augmentation.shift))
-            random += [v2.RandomHorizontalFlip()] if augmentation.flip else []
-        steps = [
-            *random,
-            v2.ToImage(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(list(mean), list(deviation)),
-        ]
+            steps.append(v2.RandomCrop(self._images.shape[1], padding=augmentation.shift))
+            steps += [v2.RandomHorizontalFlip()] if augmentation.flip else []
+        steps += [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(deviation))]
         self._transform = v2.Compose(steps)
 
     def __len__(self) -> int:
@@ -95,17 +192,16 @@ class TransformedImages(Dataset[Any]):
         from PIL import Image
 
         made = []
+        words = random_words(self._seed, batch.epoch, batch.samples).tolist()
         with torch.random.fork_rng(devices=[]):
-            for sample, word in zip(
-                batch.samples, random_words(self._seed, batch.epoch, batch.samples).tolist(), strict=True
-            ):
+            for sample, word in zip(batch.samples, words, strict=True):
                 torch.default_generator.manual_seed(word >> 1)
                 made.append(self._transform(Image.fromarray(self._images[sample])))
         return torch.stack(made), self._labels[torch.as_tensor(batch.samples)]
 
 
 class FakeImages(Dataset[Any]):
-    """torchvision's FakeData: noise with random labels, made when asked for, the same for the same sample."""
+    """torchvision's FakeData: noise with random labels, made on demand; each sample is always the same."""
 
     def __init__(self, built: BuiltModel, first: int, count: int) -> None:
         from torchvision import transforms
@@ -128,7 +224,7 @@ class FakeImages(Dataset[Any]):
 
 
 class MadeSamples(Dataset[Any]):
-    """What a model's own function makes: sample by sample, each from a seed of its own, so that it is the same in every batch."""
+    """Samples made by a user's function, each with its own seed, so that it is the same in every batch."""
 
     def __init__(self, make_batch: MakeBatch, first: int, count: int) -> None:
         self._make_batch = make_batch
@@ -148,7 +244,7 @@ ImageSet = StoredImages | TransformedImages | FakeImages | MadeSamples
 
 
 def training_images(workload: Workload, built: BuiltModel, augment: bool = True) -> ImageSet:
-    """What a run trains on, augmented from `workload.seed`; raises DpscopeError when it cannot be read."""
+    """The training samples, augmented from `workload.seed`; raises DpscopeError if they cannot be read."""
     if workload.data == "cifar10":
         return _cifar10(workload, train=True, augmentation=Augmentation(workload.seed, 4, True) if augment else None)
     if workload.data == "digits":
@@ -159,7 +255,7 @@ def training_images(workload: Workload, built: BuiltModel, augment: bool = True)
 
 
 def test_images(workload: Workload, built: BuiltModel) -> ImageSet:
-    """What learning is tested on, never augmented; of fake data, a fifth of the training samples' number."""
+    """The test samples, never augmented; for fake data, a fifth as many as training samples."""
     if workload.data == "cifar10":
         return _cifar10(workload, train=False, augmentation=None)
     if workload.data == "digits":
@@ -171,7 +267,7 @@ def test_images(workload: Workload, built: BuiltModel) -> ImageSet:
 
 
 def check_classes(workload: Workload, built: BuiltModel) -> None:
-    """Raise DpscopeError for a model that cannot tell the data's classes apart, or makes batches of its own."""
+    """Raise DpscopeError for a model with fewer classes than the data, or one that makes its own batches."""
     if built.make_batch is not None and workload.data not in ("synthetic", "fake"):
         raise DpscopeError(
             f"--data {workload.data}: {workload.model} makes its own batches; use synthetic (the same batch in every step) or "
@@ -179,7 +275,7 @@ def check_classes(workload: Workload, built: BuiltModel) -> None:
         )
     if workload.data in ("digits", "cifar10") and built.classes < _CLASSES:
         raise DpscopeError(
-            f"--model {workload.model}: it tells {built.classes} classes apart and {workload.data} has {_CLASSES}; "
+            f"--model {workload.model}: it distinguishes {built.classes} classes and {workload.data} has {_CLASSES}; "
             "give it as many outputs and return (module, shape of a sample, classes)"
         )
 
@@ -191,18 +287,16 @@ def _cifar10(workload: Workload, train: bool, augmentation: Augmentation | None)
         files = CIFAR10(workload.data_dir, train=train, download=False)
     except (OSError, RuntimeError) as error:
         raise DpscopeError(
-            f"--data cifar10: {workload.data_dir} cannot be read ({error}); fetch it again with --download"
+            f"--data cifar10: {workload.data_dir} cannot be read ({error}); download it again with --download"
         ) from error
     images = torch.from_numpy(files.data).permute(0, 3, 1, 2).contiguous()
     return _image_set(workload)(images, torch.tensor(files.targets), CIFAR_MEAN, CIFAR_DEVIATION, augmentation)
 
 
 def _digits(workload: Workload, train: bool, augmentation: Augmentation | None) -> ImageSet:
-    digits = load_digits()
+    digits, mean, deviation = load_digits(), (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3
     chosen = digits.training if train else digits.test
-    return _image_set(workload)(
-        digits.images[chosen], digits.labels[chosen], (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3, augmentation
-    )
+    return _image_set(workload)(digits.images[chosen], digits.labels[chosen], mean, deviation, augmentation)
 
 
 def _image_set(workload: Workload) -> type[StoredImages] | type[TransformedImages]:

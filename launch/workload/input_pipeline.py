@@ -1,8 +1,10 @@
-"""Batches: endlessly, over epochs, in an order all strategies agree on.
+"""Endless batches in an order that is the same for all strategies, and their division into micro-batches.
 
-Step k of DDP on N ranks and step k of DataParallel on N devices train on the same samples: rank r's batch is
-the r-th share of DataParallel's batch, augmented alike (launch/workload/augmentation.py). Dropout draws from generators that are
-seeded per process: the dropped units are not the same.
+Step k of DDP on N ranks and step k of DataParallel on N devices train on the same samples: rank r's batch is the r-th share of
+DataParallel's batch, with the same augmentation. Dropout differs: it draws from generators that are seeded per process.
+
+A process's batch consists of shares, one per device: one under DDP, N under DataParallel. Micro-batch j holds the j-th part of
+every share, in rank order, so DataParallel's j-th micro-batch has the samples of all DDP ranks' j-th micro-batches.
 """
 
 import functools
@@ -10,77 +12,119 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from dpscope.launch.jobs.parent_death import die_with_job
 from dpscope.launch.workload.image_sets import Batch, EpochSamples, training_images
-from dpscope.launch.workload.micro_batches import by_micro_batches
-from dpscope.launch.workload.nested import joined_batches
+from dpscope.launch.workload.nested import batch_size, joined_batches, mapped
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.run import Cell
 
+_Share = TypeVar("_Share", list[int], Tensor)
+
+
+def part_sizes(share: int, count: int) -> list[int]:
+    """Sizes of the parts of a share of `share` samples: `count` parts, or fewer if it has fewer samples.
+
+    >>> part_sizes(8, 2), part_sizes(5, 2), part_sizes(1, 2)
+    ([4, 4], [3, 2], [1])
+    """
+    parts = max(1, min(count, share))
+    return [share // parts + (index < share % parts) for index in range(parts)]
+
+
+def by_micro_batches(shares: Sequence[_Share], count: int) -> list[_Share]:
+    """The parts of equally long shares in the order of the batch: part 0 of each share, then part 1, ..."""
+    ordered = []
+    start = 0
+    for size in part_sizes(len(shares[0]), count):
+        ordered += [share[start : start + size] for share in shares]
+        start += size
+    return ordered
+
+
+@dataclass(frozen=True)
+class MicroBatching:
+    """Division of a process's batch into `count` micro-batches, each with a part of each of `shares` shares."""
+
+    count: int = 1
+    shares: int = 1
+
+    def cut(self, inputs: Any, targets: Any) -> list[tuple[Any, Any]]:
+        """The micro-batches, as views, of a batch in the order of `by_micro_batches`."""
+        if self.count == 1:
+            return [(inputs, targets)]
+        parts, start = [], 0
+        for size in part_sizes(batch_size(inputs) // self.shares, self.count):
+            length = size * self.shares
+            parts.append(mapped(functools.partial(torch.narrow, dim=0, start=start, length=length), (inputs, targets)))
+            start += length
+        return parts
+
+
+def micro_batching(cell: Cell) -> MicroBatching:
+    """How the processes of a cell divide their batches."""
+    return MicroBatching(count=cell.options.accumulate, shares=1 if cell.per_device else cell.devices)
+
 
 class BatchStream(Protocol):
-    """Batches without end; `epoch` and `samples`, their indices in the data set, are those of the batch handed out last."""
+    """Endless batches. `epoch` and `samples`, indices into the data set, describe the last batch returned."""
 
     epoch: int
     samples: Sequence[int]
-    steps_per_epoch: int  # of a whole epoch, its short last batch included
+    steps_per_epoch: int  # including a short last batch
     loader_workers: int
 
     def next_batch(self) -> Batch:
         """The next (inputs, targets)."""
 
     def start_epoch(self, epoch: int, step: int = 0) -> None:
-        """The next batch is that of `epoch` and its `step`, both counted from 0."""
+        """Continue with batch `step` of `epoch`, both counted from 0."""
 
     def leave_out_short_batches(self) -> None:
-        """From the next epoch on, hand out whole batches only: an epoch then ends before a shorter last one."""
+        """From the next epoch on, omit a last batch that is shorter than the others."""
 
     def close(self) -> None:
-        """End the loader workers; no batch is handed out afterwards."""
+        """End the loader workers; there are no further batches."""
 
 
 class SyntheticBatches:
-    """One random batch, already on the device: no loading and no transfer to measure."""
+    """A BatchStream that repeats one random batch, already on the device: nothing is loaded or transferred."""
 
     loader_workers = 0
 
     def __init__(self, batch: Batch, samples: Sequence[int], steps_per_epoch: int) -> None:
         self._batch = batch
         self.samples = samples
-        self._handed_out = 0
+        self._returned = 0
         self.steps_per_epoch = steps_per_epoch
         self.epoch = 0
 
     def next_batch(self) -> Batch:
-        """The same batch again."""
-        self.epoch = self._handed_out // self.steps_per_epoch
-        self._handed_out += 1
+        self.epoch = self._returned // self.steps_per_epoch
+        self._returned += 1
         return self._batch
 
     def start_epoch(self, epoch: int, step: int = 0) -> None:
-        """Count on from there; every batch is the same."""
-        self._handed_out = epoch * self.steps_per_epoch + step
+        self._returned = epoch * self.steps_per_epoch + step
 
-    def leave_out_short_batches(self) -> None:
-        """There are none."""
+    def leave_out_short_batches(self) -> None: ...
 
-    def close(self) -> None:
-        """There are no loader workers."""
+    def close(self) -> None: ...
 
 
 class RankOrderBatchSampler(Sampler[list[int]]):
-    """Batches made of the shares of `ranks` in rank order, each share what DDP would give that rank.
+    """Batches that consist of the shares of `ranks` in rank order; each share is what DDP would give that rank.
 
-    Under DDP every process asks for its own rank alone; DataParallel and a single device ask for all of them.
-    A batch that will be cut into micro-batches holds them one after the other, each made of shares in rank order.
-    With `whole_only` an epoch ends before a last batch that is short of samples, if it has another; `first_step` leaves out
-    the batches before it.
+    A DDP process passes its own rank, DataParallel and a single device pass all. Micro-batches are consecutive in a batch,
+    each with its shares in rank order. `whole_only` omits a short last batch, if it is not the only one; an epoch begins at
+    `first_step`.
     """
 
     def __init__(
@@ -96,7 +140,7 @@ class RankOrderBatchSampler(Sampler[list[int]]):
         self.first_step = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle anew for `epoch`, the same way on every rank."""
+        """Shuffle for `epoch`, the same way on every rank."""
         self.epoch = epoch
         for sampler in self._samplers:
             sampler.set_epoch(epoch)
@@ -113,10 +157,7 @@ class RankOrderBatchSampler(Sampler[list[int]]):
 
 
 class _BatchRequests(Sampler[EpochSamples]):
-    """A sampler's batches with their epoch, as image sets ask for them: loader workers know no epoch.
-
-    `ahead` holds those that were asked for and not handed out yet, in their order, which loaders keep.
-    """
+    """A sampler's batches with their epoch, which loader workers do not know; `ahead` holds those being loaded, in order."""
 
     def __init__(self, sampler: RankOrderBatchSampler) -> None:
         self._sampler = sampler
@@ -133,7 +174,7 @@ class _BatchRequests(Sampler[EpochSamples]):
 
 
 class LoadedBatches:
-    """Batches of a DataLoader, epoch after epoch."""
+    """A BatchStream from a DataLoader, epoch after epoch."""
 
     def __init__(
         self, loader: DataLoader[Any], sampler: RankOrderBatchSampler, requests: _BatchRequests, workers: int
@@ -141,47 +182,41 @@ class LoadedBatches:
         self._loader = loader
         self._sampler = sampler
         self._requests = requests
-        self._iterator: Iterator[Batch] | None = None
+        self._iterator: Iterator[Batch] = iter(())
         self.steps_per_epoch = len(sampler)
         self.loader_workers = workers
         self.epoch = -1
         self.samples: Sequence[int] = ()
 
     def next_batch(self) -> Batch:
-        """The next batch, of the next epoch when this one is used up."""
-        batch = next(self._iterator, None) if self._iterator is not None else None
+        batch = next(self._iterator, None)
         if batch is None:
-            batch = next(self._begin(self.epoch + 1))
+            self.start_epoch(self.epoch + 1)
+            batch = next(self._iterator)
         self.samples = self._requests.ahead.popleft().samples
         inputs, targets = batch
         return inputs, targets
 
     def start_epoch(self, epoch: int, step: int = 0) -> None:
-        """Begin that epoch, from its `step` on, whatever is left of the current one."""
-        self._begin(epoch, step)
-
-    def _begin(self, epoch: int, step: int = 0) -> Iterator[Batch]:
         self.epoch = epoch
         self._sampler.set_epoch(epoch)
         self._sampler.first_step = step
         self._iterator = iter(self._loader)
-        return self._iterator
 
     def leave_out_short_batches(self) -> None:
-        """From the next epoch on, hand out whole batches only."""
         self._sampler.whole_only = True
 
     def close(self) -> None:
-        """End the loader workers, whatever else still refers to their iterator."""
-        iterator, self._iterator = self._iterator, None
-        if iterator is not None and self.loader_workers:
-            cast(Any, iterator)._shutdown_workers()  # what the iterator's own __del__ calls; there is no public method
+        """End the loader workers, even if something else still refers to their iterator."""
+        iterator, self._iterator = self._iterator, iter(())
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()  # called by the iterator's __del__; there is no public method
 
 
 def open_stream(
     workload: Workload, cell: Cell, built: BuiltModel, rank: int, device: torch.device, augment: bool = True
 ) -> BatchStream:
-    """The batches of one process of a cell; `rank` is 0 for single, DataParallel and dp-host."""
+    """The batches of one process of a cell; `rank` is 0 where one process feeds all devices."""
     ranks = range(rank, rank + 1) if cell.per_device else range(cell.devices)
     if workload.data == "synthetic":
         make_batch = built.make_batch or functools.partial(random_batch, built)
@@ -193,16 +228,16 @@ def open_stream(
         indices = [list(range(share * cell.batch_size, (share + 1) * cell.batch_size)) for share in ranks]
         samples = [index for part in by_micro_batches(indices, cell.options.accumulate) for index in part]
         return SyntheticBatches(batch, samples, steps)
-    images_to_learn = training_images(workload, built, augment)
+    images = training_images(workload, built, augment)
     sampler = RankOrderBatchSampler(
-        images_to_learn, cell.devices, ranks, cell.batch_size, workload.seed, cell.options.accumulate
+        images, cell.devices, ranks, cell.batch_size, workload.seed, cell.options.accumulate
     )
     requests = _BatchRequests(sampler)
     workers = loader_workers(workload, cell, rank)
     loader: DataLoader[Any] = DataLoader(
-        images_to_learn,
+        images,
         batch_sampler=cast(Any, requests),  # a loader passes on whatever its batch sampler yields
-        collate_fn=_as_it_is,
+        collate_fn=_whole_batch,
         num_workers=workers,
         pin_memory=workload.pin_memory,
         persistent_workers=workers > 0,
@@ -213,26 +248,25 @@ def open_stream(
 
 
 def loader_workers(workload: Workload, cell: Cell, rank: int) -> int:
-    """DataLoader workers of one process: `workers`, or its share of `workers_total`."""
+    """Number of DataLoader workers of one process: `workers`, or its share of `workers_total`."""
     if workload.workers_total is None:
         return workload.workers
     whole, rest = divmod(workload.workers_total, cell.processes)
     return whole + (1 if rank < rest else 0)
 
 
-def _as_it_is(batch: Any) -> Any:
-    """Image sets make whole batches."""
-    return batch
+def _whole_batch(batch: Any) -> Any:
+    return batch  # image sets make whole batches
 
 
 def _bind_to_parent(worker_index: int) -> None:
-    """A worker ends with its parent, or when the parent ends it: signals to the parent's process group do not reach it."""
+    """End a loader worker with its parent only: signals to the parent's process group do not reach it."""
     os.setpgid(0, 0)
     die_with_job()
 
 
 def random_batch(built: BuiltModel, seed: int, batch_size: int) -> Batch:
-    """Random images and labels of a model's shape, on the CPU."""
+    """Random images and labels in a model's shape, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(batch_size, *built.input_shape, generator=generator)
     labels = torch.randint(built.classes, (batch_size,), generator=generator)

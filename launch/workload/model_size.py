@@ -1,4 +1,4 @@
-"""The model of a run before the run: that it can be built, and how large it is. Imports torch for all but dpscope's own."""
+"""Names and sizes of models, known before a run. Imports torch only for models that dpscope does not provide."""
 
 import os
 import sys
@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpscope.launch.workload.data_files import IMAGE_SHAPES
-from dpscope.launch.workload.model_names import CIFAR_RESNET, GPTS, SMALL_RESNET
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.store.errors import DpscopeError
+
+CIFAR_RESNET = "resnet18_cifar"
+SMALL_RESNET = "resnet8_cifar"
+GPTS = ("gpt_5m", "gpt_30m", "gpt_124m")
+OWN_MODELS = (CIFAR_RESNET, SMALL_RESNET, *GPTS)  # the names that need no torch to be known
+
 
 if TYPE_CHECKING:
     from dpscope.launch.workload.tasks import BuiltModel
@@ -18,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a step's time follows from, roughly."""
+    """Determines a step's time, roughly."""
 
     parameters: int
-    multiplications: int | None  # multiply-adds of one sample's forward; None where they cannot be counted
+    multiplications: int | None  # multiply-adds of one sample's forward pass; None if they cannot be counted
 
 
 SIZES = {
@@ -34,11 +39,10 @@ SIZES = {
 
 
 def checked_model_size(workload: Workload, optimizer: Optimizer | None = None) -> ModelSize:
-    """Build the model of a run once, so that a mistake in it is told before any job starts; returns its size.
+    """Build a user's or torchvision's model once, so that errors in it are reported before a job starts; returns its size.
 
-    `optimizer` are settings that a model which brings its own optimizer must not contradict. The user's own is found from
-    the working directory, as it is in workers. Raises DpscopeError, for a function that fails with the line of the user's
-    file.
+    A user's model is searched for in the working directory, as in workers. `optimizer` holds settings that a model with its own
+    optimizer must not contradict. Raises DpscopeError; for a function that fails, with the line of the user's file.
     """
     if workload.model in GPTS and workload.data not in ("synthetic", "fake"):
         raise DpscopeError(
@@ -52,47 +56,41 @@ def checked_model_size(workload: Workload, optimizer: Optimizer | None = None) -
     from dpscope.launch.workload.models import build_model
 
     try:
-        with _as_in_a_process_of_its_own():
+        with _single_process_environment():
             built = build_model(workload.model)
     except MemoryError as error:
-        raise DpscopeError(f"--model {workload.model}: this host has not enough memory to build it") from error
+        raise DpscopeError(f"--model {workload.model}: this host does not have enough memory to build it") from error
     check_classes(workload, built)
     if optimizer is not None and built.make_optimizer is not None:
         _check_own_optimizer(workload.model, optimizer)
     return size_of(built, IMAGE_SHAPES.get(workload.data))
 
 
-def _check_own_optimizer(model: str, asked: Optimizer) -> None:
-    """Raise DpscopeError for settings of SGD that do nothing: the model's own optimizer takes the learning rate alone."""
-    usual = Optimizer()
+def _check_own_optimizer(model: str, requested: Optimizer) -> None:
     for name in ("momentum", "weight_decay"):
-        if getattr(asked, name) != getattr(usual, name):
+        if (value := getattr(requested, name)) != getattr(Optimizer(), name):
             raise DpscopeError(
-                f"--{name.replace('_', '-')} {getattr(asked, name):g} does nothing here: {model} brings its own "
-                "optimizer, which takes only --lr; omit it"
+                f"--{name.replace('_', '-')} {value:g} does nothing here: {model} has its own optimizer, which takes only "
+                "--lr; omit it"
             )
 
 
 @contextmanager
-def _as_in_a_process_of_its_own() -> Iterator[None]:
-    """The place that torchrun tells a process that is its job's only one: the user's function may read it."""
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    before = {name: os.environ.get(name) for name in place}
-    os.environ.update(place)
+def _single_process_environment() -> Iterator[None]:
+    """Set torchrun's variables for a job of one process, which a user's function may read."""
+    before = dict(os.environ)
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def size_of(built: "BuiltModel", image_shape: tuple[int, ...] | None = None) -> ModelSize:
-    """Parameters and multiplications of a model, which loses its weights: it runs once, on shapes alone.
+    """Parameters and multiplications of a model, from one run on shapes, in which it loses its weights.
 
-    `image_shape` is a sample's (C x H x W) where the data have a size of their own, not the one the model asks for.
+    `image_shape` is a sample's (C x H x W), if the data have a fixed size.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -108,6 +106,6 @@ def size_of(built: "BuiltModel", image_shape: tuple[int, ...] | None = None) -> 
                 called(model.to("meta"), mapped(lambda tensor: tensor.to("meta"), built.make_batch(0, samples)[0]))
             else:
                 model.to("meta")(torch.zeros(samples, *(image_shape or built.input_shape), device="meta"))
-    except Exception:  # whatever the user's forward needs that shapes do not have
+    except Exception:  # the user's forward pass may need values
         return ModelSize(parameters=parameters, multiplications=None)
     return ModelSize(parameters=parameters, multiplications=counter.get_total_flops() // 2 // samples)

@@ -1,19 +1,153 @@
-"""The models dpscope can train: CIFAR's ResNet-18 and ResNet-8, GPTs, torchvision's classification models, the user's own."""
+"""The models dpscope can train: ResNet-18 and ResNet-8 for CIFAR, GPTs, torchvision's classification models, the user's own."""
 
 import importlib
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
-from dpscope.launch.workload.gpt import build_gpt
-from dpscope.launch.workload.model_names import CIFAR_RESNET, GPTS, OWN_MODELS, SMALL_RESNET
-from dpscope.launch.workload.small_resnet import SmallResNet
-from dpscope.launch.workload.tasks import BuiltModel, checked_count, checked_shape, told_model
+from dpscope.launch.workload.model_size import CIFAR_RESNET, GPTS, OWN_MODELS, SMALL_RESNET
+from dpscope.launch.workload.tasks import BuiltModel, checked_count, checked_shape, model_from_dictionary
 from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions with batch norm, and a shortcut with a 1x1 convolution where shapes differ."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        inner = torch.relu(self.bn1(self.conv1(images)))
+        return torch.relu(self.bn2(self.conv2(inner)) + self.shortcut(images))
+
+
+class SmallResNet(nn.Module):
+    """Three blocks of 16, 32 and 64 channels at 16, 8 and 4 pixels, 10 classes; 78,042 parameters, 3.1 million
+    multiply-adds an image.
+
+    K. He et al., Deep Residual Learning (arXiv:1512.03385), section 4.2, with n = 1, a stem of stride 2 and, for
+    shortcuts, their option B.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        self.blocks = nn.Sequential(_Block(16, 16, 1), _Block(16, 32, 2), _Block(32, 64, 2))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N x 10) of images (N x 3 x 32 x 32)."""
+        features = self.blocks(torch.relu(self.bn(self.stem(images))))
+        logits: Tensor = self.head(features.mean(dim=(2, 3)))
+        return logits
+
+
+@dataclass(frozen=True)
+class GptSize:
+    """Dimensions of a GPT."""
+
+    layers: int
+    heads: int
+    width: int
+    vocabulary: int
+    context: int
+
+
+GPT_SIZES = {
+    "gpt_5m": GptSize(layers=4, heads=4, width=256, vocabulary=8192, context=128),
+    "gpt_30m": GptSize(layers=8, heads=8, width=512, vocabulary=8192, context=256),
+    "gpt_124m": GptSize(layers=12, heads=12, width=768, vocabulary=50257, context=1024),  # GPT-2's smallest
+}
+
+
+class Block(nn.Module):
+    """Attention to earlier tokens, then two linear layers, each with a residual connection."""
+
+    def __init__(self, size: GptSize) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.attention_norm = nn.LayerNorm(size.width)
+        self.attention = nn.Linear(size.width, 3 * size.width)
+        self.projection = nn.Linear(size.width, size.width)
+        self.feed_norm = nn.LayerNorm(size.width)
+        self.feed = nn.Sequential(
+            nn.Linear(size.width, 4 * size.width), nn.GELU(), nn.Linear(4 * size.width, size.width)
+        )
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Values (N x T x width) to values of the same shape."""
+        samples, tokens, width = values.shape
+        parts = self.attention(self.attention_norm(values)).view(samples, tokens, 3, self.heads, width // self.heads)
+        queries, keys, contents = parts.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(queries, keys, contents, is_causal=True)
+        values = values + self.projection(attended.transpose(1, 2).reshape(samples, tokens, width))
+        result: Tensor = values + self.feed(self.feed_norm(values))
+        return result
+
+
+class Gpt(nn.Module):
+    """Tokens (N x T, int64) to logits of the next tokens (N x T x vocabulary).
+
+    Decoder blocks as in GPT-2 (Radford et al. 2019): pre-norm, output layer tied to the embedding.
+    """
+
+    def __init__(self, size: GptSize) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(size.vocabulary, size.width)
+        self.places = nn.Embedding(size.context, size.width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, size.vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+        nn.init.normal_(self.tokens.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of each token's successor."""
+        values = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            values = block(values)
+        logits: Tensor = self.head(self.norm(values))
+        return logits
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy over all tokens of all samples."""
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def build_gpt(name: str) -> BuiltModel:
+    """The GPT of that name, with batches of random tokens."""
+    size = GPT_SIZES[name]
+
+    def make_batch(seed: int, samples: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(size.vocabulary, (samples, size.context + 1), generator=generator)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    return BuiltModel(
+        model=Gpt(size),
+        input_shape=(size.context,),
+        classes=size.vocabulary,
+        make_batch=make_batch,
+        loss=next_token_loss,
+        tokens=size.context,
+    )
 
 
 class AutocastModel(nn.Module):
@@ -29,29 +163,27 @@ class AutocastModel(nn.Module):
         self.dtype = dtype
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """What the model makes of its inputs, in the lower precision."""
+        """The model's output."""
         with torch.autocast(self.device_type, dtype=self.dtype):
             return self.model(*inputs, **named)
 
 
 def build_model(name: str) -> BuiltModel:
-    """Build the model called `name`, on the CPU, from the current random state.
+    """Build the model `name` on the CPU, from the current random state.
 
     `name` is ``resnet18_cifar``, ``resnet8_cifar``, a GPT such as ``gpt_5m``, a torchvision classification model (224 x 224
-    pixels, 1000 classes), or ``package.module:function``, found from the working directory. That function takes no arguments
-    and returns a module, which then is fed 3 x 32 x 32 pixels and 10 classes, a tuple (module, shape of a sample, classes),
-    or a dictionary that may hold batches, loss and optimizer as well (`tasks.told_model`). Raises DpscopeError for a name that
-    leads nowhere.
+    pixels, 1000 classes), or ``package.module:function``, searched for in the working directory. The function takes no
+    arguments and returns a module, which gets 3 x 32 x 32 pixels and 10 classes, a tuple (module, shape of a sample, classes),
+    or a dictionary that may also hold batches, loss and optimizer (`tasks.model_from_dictionary`). Raises DpscopeError for an
+    unknown name.
     """
     if name == CIFAR_RESNET:
-        return BuiltModel(model=cifar_resnet18(), input_shape=(3, 32, 32), classes=10)
+        return BuiltModel(model=cifar_resnet18())
     if name == SMALL_RESNET:
-        return BuiltModel(model=SmallResNet(), input_shape=(3, 32, 32), classes=10)
+        return BuiltModel(model=SmallResNet())
     if name in GPTS:
         return build_gpt(name)
-    if ":" in name:
-        return _users_model(name)
-    return _torchvision_model(name)
+    return _users_model(name) if ":" in name else _torchvision_model(name)
 
 
 def cifar_resnet18() -> nn.Module:
@@ -65,7 +197,7 @@ def cifar_resnet18() -> nn.Module:
 
 
 def check_model(name: str) -> None:
-    """Raise DpscopeError for a name that leads nowhere; builds nothing. Imports the user's module."""
+    """Raise DpscopeError for an unknown name; builds nothing, but imports the user's module."""
     if name in OWN_MODELS:
         return
     if ":" in name:
@@ -96,7 +228,7 @@ def _torchvision_model(name: str) -> BuiltModel:
     from torchvision import models
 
     _check_torchvision_name(name)
-    # These two return auxiliary outputs in training unless told otherwise.
+    # By default these two return auxiliary outputs in training.
     options = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
     model: nn.Module = models.get_model(name, weights=None, **options)
     return BuiltModel(model=model, input_shape=(3, 224, 224), classes=1000)
@@ -105,17 +237,17 @@ def _torchvision_model(name: str) -> BuiltModel:
 def _user_function(name: str) -> Callable[[], Any]:
     module_name, _, function_name = name.partition(":")
     if not module_name or module_name.startswith(".") or not function_name:
-        raise DpscopeError(f"--model {name}: write it as package.module:function, found from the working directory")
+        raise DpscopeError(f"--model {name}: write it as package.module:function, relative to the working directory")
     try:
         module = importlib.import_module(module_name)
     except MemoryError:
         raise
-    except Exception as error:  # whatever the user's code raises is the user's to mend
+    except Exception as error:  # an error in the user's code
         raise DpscopeError(
-            f"--model {name}: cannot import {module_name} ({_told(error)}); "
-            "start dpscope in the folder that holds it, or install it"
+            f"--model {name}: cannot import {module_name} ({_error_text(error)}); "
+            "start dpscope in the folder that contains it, or install it"
             if isinstance(error, ImportError)
-            else f"--model {name}: importing {module_name} failed: {_told(error)}; correct it there"
+            else f"--model {name}: importing {module_name} failed: {_error_text(error)}; correct it there"
         ) from error
     function: Callable[[], Any] | None = getattr(module, function_name, None)
     if not callable(function):
@@ -126,19 +258,19 @@ def _user_function(name: str) -> Callable[[], Any]:
     return function
 
 
-def _told(error: Exception) -> str:
-    """An error in one line, with the line of the user's file that it comes from."""
+def _error_text(error: Exception) -> str:
+    """An error in one line, with the line of the user's file that raised it."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} in {error.filename}, line {error.lineno}"
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if one.filename != __file__ and not _is_installed(one.filename)]
-    return f"{text} in {own[-1].filename}, line {own[-1].lineno}" if own else text
-
-
-def _is_installed(filename: str) -> bool:
-    """Whether a file is a package's or Python's own, and not one that the user is likely to edit."""
-    return filename.startswith("<frozen") or "site-packages" in filename or filename == importlib.__file__
+    not_the_users = (__file__, importlib.__file__)
+    users = [
+        f"{text} in {one.filename}, line {one.lineno}"
+        for one in frames
+        if not (one.filename in not_the_users or one.filename.startswith("<frozen") or "site-packages" in one.filename)
+    ]
+    return users[-1] if users else text
 
 
 def _users_model(name: str) -> BuiltModel:
@@ -149,14 +281,16 @@ def _users_model(name: str) -> BuiltModel:
     except MemoryError:
         raise
     except Exception as error:
-        raise DpscopeError(f"--model {name}: {function_name}() failed: {_told(error)}; correct it there") from error
+        raise DpscopeError(
+            f"--model {name}: {function_name}() failed: {_error_text(error)}; correct it there"
+        ) from error
     if isinstance(made, dict):
-        return told_model(name, made)
+        return model_from_dictionary(name, made)
     if isinstance(made, nn.Module):
-        return BuiltModel(model=made, input_shape=(3, 32, 32), classes=10)
+        return BuiltModel(model=made)
     if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):
-        told = f"--model {name}: {function_name}()"
-        shape, classes = checked_shape(told, made[1]), checked_count(told, "the number of classes", made[2])
+        call = f"--model {name}: {function_name}()"
+        shape, classes = checked_shape(call, made[1]), checked_count(call, "the number of classes", made[2])
         return BuiltModel(model=made[0], input_shape=shape, classes=classes)
     raise DpscopeError(
         f"--model {name}: {function_name}() returned {type(made).__name__}; "

@@ -1,4 +1,4 @@
-"""Batches as nested tensors: tuples, lists and dictionaries whose leaves are tensors or anything else."""
+"""Batches as nested values: tuples, lists and dictionaries of tensors and other values."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,31 +8,21 @@ from torch import Tensor, nn
 
 
 def leaves(value: Any) -> Iterator[Tensor]:
-    """The tensors of a nested value, in the order of its dictionaries and sequences."""
+    """The tensors of a nested value, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from leaves(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
+    elif isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
             yield from leaves(inner)
 
 
 def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A nested value with each tensor changed; what is no tensor stays as it is."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: mapped(change, inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        inner_values = [mapped(change, inner) for inner in value]
-        return tuple(inner_values) if isinstance(value, tuple) else inner_values
-    return value
+    """The nested value with `change` applied to each tensor."""
+    return joined_batches([value], lambda tensors: change(tensors[0]))
 
 
 def joined_batches(values: Sequence[Any], join: Callable[[list[Tensor]], Tensor]) -> Any:
-    """Nested values of one shape as one, their tensors joined place by place; what is no tensor is the first one's."""
+    """One nested value from several of the same structure: tensors are joined, other values are the first one's."""
     first = values[0]
     if isinstance(first, Tensor):
         return join(list(values))
@@ -45,19 +35,19 @@ def joined_batches(values: Sequence[Any], join: Callable[[list[Tensor]], Tensor]
 
 
 def batch_size(value: Any) -> int:
-    """Samples of a nested batch: the first dimension of its first tensor."""
+    """Number of samples in a nested batch: the first dimension of its first tensor."""
     return len(next(leaves(value)))
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """A nested batch on a device; itself where it is there already."""
+    """The nested batch on a device; the same object if it is there already."""
     if all(one.device == device for one in leaves(value)):
         return value
     return mapped(lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
 def called(model: nn.Module, inputs: Any) -> Any:
-    """What a model makes of inputs: a dictionary's values are its keyword arguments, a tuple's or list's its arguments."""
+    """The model's output for nested inputs: a dictionary holds keyword arguments, a tuple or list positional ones."""
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)

@@ -1,7 +1,4 @@
-"""FSDP (`fully_shard`) and composable `replicate`: which modules are gathered together, how many groups, when gradients wait.
-
-What is wrapped stays the same object: torch changes its class.
-"""
+"""FSDP (`fully_shard`) and composable `replicate`: units, groups of devices, reduction. torch wraps the model in place."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,11 +18,11 @@ _REDUCED_IN: dict[CommHook, torch.dtype | None] = {"none": None, "fp16": torch.f
 
 
 def block_names(model: nn.Module, name: str = "") -> list[str]:
-    """The modules that are wrapped beside the whole model: whatever has parameters in its outermost lists of modules.
+    """The modules that are wrapped separately: those with parameters in the model's outermost containers of modules.
 
     These are a ResNet's blocks, a transformer's layers, the layers of a Sequential.
     """
-    found = []
+    found: list[str] = []
     for child_name, child in model.named_children():
         inner = f"{name}.{child_name}" if name else child_name
         if isinstance(model, _CONTAINERS) and not isinstance(child, nn.ModuleList | nn.ModuleDict):
@@ -36,10 +33,9 @@ def block_names(model: nn.Module, name: str = "") -> list[str]:
 
 
 def sharded_units(model: nn.Module, strategy: str) -> tuple[ShardedUnit, ...]:
-    """What FSDP gathers together in a model that is not wrapped yet: its blocks, then what is left to the whole model.
+    """The units that FSDP gathers in a model that is not wrapped yet: its blocks, then the parameters that remain.
 
-    The whole model's own parameters stay gathered between forward and backward: they are needed first again (as
-    `fully_shard` has it by default).
+    The latter stay gathered between forward and backward, `fully_shard`'s default, because they are needed first again.
     """
     seen: set[int] = set()
     units = []
@@ -75,14 +71,14 @@ def shard_model(model: nn.Module, cell: Cell, device: torch.device) -> None:
 
 
 def replicated(model: nn.Module, device: torch.device) -> None:
-    """Have a model's gradients all-reduced in buckets as DDP's are, without a module around it; buffers stay each rank's."""
+    """All-reduce a model's gradients in buckets, as DDP does, without a wrapping module; buffers are not synchronised."""
     from torch.distributed._composable.replicate import replicate
 
     replicate(model, device_id=device)
 
 
 def is_composed(model: nn.Module) -> bool:
-    """Whether a model is wrapped by either of them."""
+    """Whether a model is wrapped by FSDP or `replicate`."""
     return hasattr(model, "set_requires_gradient_sync")
 
 
@@ -93,7 +89,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 @contextmanager
 def unreduced(model: Any) -> Iterator[None]:
-    """While it lasts, backward passes add gradients up and reduce nothing."""
+    """Accumulate gradients without reducing them."""
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -102,19 +98,15 @@ def unreduced(model: Any) -> Iterator[None]:
 
 
 def reshard_all(model: nn.Module) -> None:
-    """Free what forward passes without a backward one left gathered."""
+    """Free the parameters that forward passes without a backward pass left gathered."""
     for module in model.modules():
         if is_sharded(module):
             module.reshard()  # type: ignore[operator]
 
 
 def held_bytes(model: nn.Module, optimizer: Optimizer) -> int:
-    """Bytes of parameters, buffers and optimizer state that this process holds between steps, of sharded ones its part."""
+    """Bytes of parameters, buffers and optimizer state that this process holds between steps; its shards of sharded ones."""
     states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    tensors = {id(one): one for one in (*model.parameters(), *model.buffers(), *states)}
-    return sum(_local(one).numel() * one.element_size() for one in tensors.values())
-
-
-def _local(tensor: Any) -> Tensor:
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
+    tensors: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers(), *states)}
+    local = (one.to_local() if hasattr(one, "to_local") else one for one in tensors.values())
+    return sum(one.numel() * one.element_size() for one in local)

@@ -1,4 +1,4 @@
-"""FLOPs of a training step, counted on shapes alone: on torch's meta device, where nothing is computed and no memory is taken."""
+"""FLOPs of a training step, counted on torch's meta device: from shapes, without computing and without memory."""
 
 import copy
 import functools
@@ -16,11 +16,10 @@ from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.run import Precision, StepFlops
 
 _COUNTED = ("aten", "prim", "prims")  # namespaces of torch's operators, which the counter knows
-_CONVOLUTIONS = "convolution"
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes operators of other packages, whose FLOPs are not known."""
+    """Records operators of other packages, whose FLOPs are unknown."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -35,8 +34,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def count_step_flops(built: BuiltModel, batch_size: int, amp: Amp, compiled: bool = False) -> StepFlops:
     """Forward and backward of `built` on one device's batch, with the precision that this process's settings allow.
 
-    Matrix products, convolutions and attention count, two FLOPs a multiply-add, as in torch.utils.flop_counter; the rest of a
-    step is bound by memory. Attention counts in full, also where a mask leaves half of it out.
+    Matrix products, convolutions and attention count, with two FLOPs per multiply-add, as in torch.utils.flop_counter; the rest
+    of a step is memory-bound. Attention counts in full, even if a mask omits half of it.
     """
     if compiled:
         return StepFlops(missing="compiled graphs are not counted")
@@ -57,7 +56,7 @@ def count_step_flops(built: BuiltModel, batch_size: int, amp: Amp, compiled: boo
 
 
 def _counted(built: BuiltModel, batch_size: int) -> tuple[int, int, set[str]]:
-    """All FLOPs, those of convolutions among them, and operators that are not counted."""
+    """All FLOPs, the convolutions' part of them, and operators that are not counted."""
     model = _on_meta(built.model).train()
     make_batch = built.make_batch or functools.partial(random_batch, built)
     inputs, targets = mapped(lambda tensor: tensor.to("meta"), make_batch(0, batch_size))
@@ -66,12 +65,12 @@ def _counted(built: BuiltModel, batch_size: int) -> tuple[int, int, set[str]]:
         loss: torch.Tensor = (built.loss or nn.functional.cross_entropy)(outputs, targets)
         loss.backward()  # type: ignore[no-untyped-call]
     counts = counter.get_flop_counts()["Global"]
-    convolutions = sum(count for operator, count in counts.items() if _CONVOLUTIONS in str(operator))
+    convolutions = sum(count for operator, count in counts.items() if "convolution" in str(operator))
     return counter.get_total_flops(), convolutions, operators.foreign
 
 
 def _on_meta(model: nn.Module) -> nn.Module:
-    """A copy of the model with its parameters and buffers on the meta device; their values are not copied."""
+    """A copy of the model with its parameters and buffers on the meta device, without their values."""
     held: dict[int, Any] = {}
     for parameter in model.parameters():
         empty = torch.empty_like(parameter, device="meta")

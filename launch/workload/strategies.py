@@ -1,8 +1,14 @@
-"""The strategies dpscope compares: one device, DataParallel, DistributedDataParallel. Wrapping, and nothing else."""
+"""Models compiled and wrapped for each strategy.
+
+torch.compile is applied to a module's `forward`, not to the module: hooks, on which FSDP and `replicate` depend, stay outside
+the graph; the module stays the same object with the same parameter names; and a `Sequential`, whose call torch.compile skips
+inside DDP (torch 2.15), is compiled too.
+"""
 
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,16 +18,62 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.workload.compiling import compile_model
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
-from dpscope.launch.workload.sharding import replicated, shard_model
+from dpscope.launch.workload.sharding import block_names, replicated, shard_model
 from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.records.ddp_arguments import POWERSGD_LEAST_COMPRESSION, POWERSGD_RANK, ddp_arguments
-from dpscope.profiling.records.matrix import CommHook
+from dpscope.profiling.records.matrix import CommHook, CompileMode
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
+from dpscope.profiling.records.wrapped import Compilation
 from dpscope.profiling.store.errors import DpscopeError
+
+
+def compile_model(model: nn.Module, cell: Cell) -> None:
+    """Compile a model at its first run, if the cell's options say so; called before the model is wrapped.
+
+    Under DDP and `replicate` torch splits the graph at their buckets (DDPOptimizer, torch/_dynamo/backends/distributed.py), so
+    that a bucket is reduced during the backward pass of the next part; not under torch 2.8's `replicate`. Under FSDP each block
+    and the rest of the model are compiled separately: hooks gather each unit between the graphs.
+    """
+    mode = cell.options.compile
+    if mode == "off":
+        return
+    for name in block_names(model) if cell.traits.sharded else ():
+        _compile_forward(model.get_submodule(name), mode)
+    _compile_forward(model, mode)
+
+
+def _compile_forward(module: nn.Module, mode: CompileMode) -> None:
+    how: dict[str, Any] = {"backend": mode} if mode == "aot_eager" else {"mode": mode}
+    module.forward = torch.compile(_with_unique_code(module.forward), **how)
+
+
+def _with_unique_code(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls a module's `forward`, with a code object of its own.
+
+    torch.compile caches by code object. Modules of one class share theirs: those after the eighth, and those after one that
+    could not be captured, would run without being compiled.
+    """
+
+    def call(*inputs: Any, **named: Any) -> Any:
+        return forward(*inputs, **named)
+
+    return FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+
+
+def compiled_so_far() -> Compilation:
+    """What torch has compiled in this process: seconds, captured graphs, compiled parts, graph breaks."""
+    from torch._dynamo.utils import calculate_time_spent, counters
+
+    return Compilation(
+        seconds=float(calculate_time_spent().get("total_wall_time", 0.0)),
+        graphs=int(counters["stats"]["unique_graphs"]),
+        parts=int(counters["aot_autograd"]["total"]),
+        breaks=sum(counters["graph_break"].values()),
+    )
+
 
 MIB = 1 << 20
 
@@ -30,7 +82,7 @@ _DataParallel: Any = nn.DataParallel
 
 
 class NamedDataParallel(_DataParallel):  # type: ignore[misc]
-    """`nn.DataParallel`, its four phases named in the trace and nothing else changed."""
+    """`nn.DataParallel` with its four phases named in the trace."""
 
     def scatter(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[int | torch.device]
@@ -52,7 +104,7 @@ class NamedDataParallel(_DataParallel):  # type: ignore[misc]
 
 
 def reduce_in_bf16(state: Any, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
-    """torch's hook under another name: by its own, DDP refuses it without NCCL, although gloo reduces bf16 as well."""
+    """torch's hook under another name: under its own, DDP refuses it without NCCL, although gloo reduces bf16 too."""
     reduced: Future[Tensor] = bf16_compress_hook(state, bucket)
     return reduced
 
@@ -66,10 +118,7 @@ _PLAIN_POWERSGD_STEPS = 3  # DDP rebuilds its buckets in the first; all are over
 
 
 def wrap_for(model: nn.Module, cell: Cell, device: torch.device) -> nn.Module:
-    """Wrap a model, already on `device`, this process's first one, for a cell; as `wrap`, and for FSDP and `replicate` as well.
-
-    Those wrap the model in place. It is compiled before, where the cell's options say so.
-    """
+    """Compile and wrap a model, already on `device`, this process's first one, for a cell; FSDP and `replicate` work in place."""
     compile_model(model, cell)
     if cell.strategy == "replicate":
         replicated(model, device)
@@ -87,11 +136,10 @@ def wrap(
     device: torch.device,
     options: CellOptions = CellOptions(),  # noqa: B008 (frozen)
 ) -> nn.Module:
-    """Wrap a model, already on `device`, for single, DataParallel or DDP on `devices` devices.
+    """Wrap a model, already on `device`, this process's first one, for single, DataParallel or DDP on `devices` devices.
 
-    `device` is this process's first device. DDP needs an initialised process group, and alone heeds `options`.
-    Raises DpscopeError for a DataParallel that would silently pass through: on one device, or `dp` on the CPU (its
-    stand-in is `dp-host`).
+    DDP needs an initialised process group and is the only one that uses `options`. Raises DpscopeError for DataParallel on one
+    device, or `dp` on the CPU, where it would be a silent pass-through.
     """
     if strategy == "single":
         return model
@@ -106,7 +154,7 @@ def wrap(
         return HostDataParallel(model, devices)
     if device.type != "cuda":
         raise DpscopeError(
-            "strategy dp on the CPU: nn.DataParallel passes through silently without an accelerator; "
+            "strategy dp on the CPU: nn.DataParallel is a silent pass-through without an accelerator; "
             "use its stand-in dp-host, or --device cuda"
         )
     wrapped: nn.Module = NamedDataParallel(model, device_ids=list(range(devices)))
@@ -114,7 +162,7 @@ def wrap(
 
 
 def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -> DistributedDataParallel:
-    # Given only where it is asked for: torch 2.15 warns of the argument, for which torch 2.8 has no other name.
+    # Passed only if requested: torch 2.15 warns about the argument, and torch 2.8 has no other name for it.
     buffers: dict[str, Any] = {} if options.broadcast_buffers == "on" else {"broadcast_buffers": False}
     wrapped = DistributedDataParallel(
         model,
@@ -131,7 +179,7 @@ def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -
 
 
 def _hook_state(options: CellOptions) -> PowerSGDState | None:
-    """PowerSGD at torch's own defaults: rank 1, error feedback, what does not shrink at least by half sent as it is."""
+    """PowerSGD with torch's defaults: rank 1, error feedback, no compression of what shrinks by less than half."""
     if options.comm_hook != "powersgd":
         return None
     return PowerSGDState(
@@ -143,29 +191,27 @@ def _hook_state(options: CellOptions) -> PowerSGDState | None:
 
 
 def _further_arguments(options: CellOptions, device: torch.device) -> dict[str, Any]:
-    """DDP's arguments that dpscope only passes on; `mixed_precision` names one type for all that it says.
+    """DDP's arguments that dpscope passes on; `mixed_precision` sets one type for parameters, gradients and buffers.
 
-    Raises DpscopeError for one that the installed torch does not have, or the device.
+    Raises DpscopeError for an argument that the installed torch or the device does not support.
     """
-    given: dict[str, Any] = ddp_arguments(options.ddp_args)
+    arguments: dict[str, Any] = ddp_arguments(options.ddp_args)
     known = inspect.signature(DistributedDataParallel.__init__).parameters
-    for name in given:
-        if name not in known:
-            raise DpscopeError(
-                f"--ddp-args {name}: DistributedDataParallel of torch {torch.__version__} has no such argument; "
-                "omit it, or use a torch that has it"
-            )
-    if "mixed_precision" in given:
+    if unknown := [name for name in arguments if name not in known]:
+        raise DpscopeError(
+            f"--ddp-args {unknown[0]}: DistributedDataParallel of torch {torch.__version__} has no such argument; "
+            "omit it, or use a torch that has it"
+        )
+    if "mixed_precision" in arguments:
         if device.type != "cuda":
-            raise DpscopeError("--ddp-args mixed_precision: DDP has it on GPUs only; use --amp bf16 on the CPU")
+            raise DpscopeError("--ddp-args mixed_precision: DDP supports it on GPUs only; use --amp bf16 on the CPU")
         from torch.nn.parallel.distributed import _MixedPrecision
 
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[given["mixed_precision"]]
-        given["mixed_precision"] = _MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
-    return given
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[arguments["mixed_precision"]]
+        arguments["mixed_precision"] = _MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
+    return arguments
 
 
 def _all_in_one_mb(model: nn.Module) -> int:
-    """A bucket's capacity that the model's gradients never reach: DDP closes a bucket once it holds its capacity."""
-    gradients = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return math.ceil(sum(gradient.numel() * gradient.element_size() for gradient in gradients) / MIB) + 1
+    """A bucket capacity above the size of all gradients: DDP closes a bucket when it reaches its capacity."""
+    return math.ceil(sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad) / MIB) + 1

@@ -1,4 +1,4 @@
-"""A training beyond classifying images: its own batches, loss and optimizer, told by a user's function or brought here."""
+"""Models with what they are trained on: images and classes, or their own batches, loss and optimizer."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -13,20 +13,20 @@ from dpscope.launch.workload.nested import leaves
 from dpscope.profiling.store.errors import DpscopeError
 
 MakeBatch = Callable[[int, int], tuple[Any, Any]]
-"""From a seed and a number of samples to inputs and targets, nested tensors whose first dimension is the sample."""
+"""Seed and number of samples -> inputs and targets, nested tensors whose first dimension is the sample."""
 BatchLoss = Callable[[Any, Any], Tensor]
-"""From outputs and targets to the mean over the samples."""
+"""Outputs and targets -> mean loss over the samples."""
 MakeOptimizer = Callable[[Iterable[nn.Parameter], float], Optimizer]
-"""From parameters and the learning rate to an optimizer."""
+"""Parameters and learning rate -> optimizer."""
 
 _KEYS = ("module", "input_shape", "classes", "make_batch", "loss", "optimizer", "tokens")
 _SHOWN = 60  # characters of a value in a message
-_TRIED = 3  # samples of the batch that a function is tried with
+_TRIED = 3  # samples of a trial batch
 
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model and the batches it takes: images of a shape and as many classes, or what `make_batch` makes."""
+    """A model and its batches: images of `input_shape` with `classes` labels, or what `make_batch` returns."""
 
     model: nn.Module
     input_shape: tuple[int, ...] = (3, 32, 32)  # of one sample, without the batch dimension
@@ -34,11 +34,11 @@ class BuiltModel:
     make_batch: MakeBatch | None = None
     loss: BatchLoss | None = None
     make_optimizer: MakeOptimizer | None = None
-    tokens: int | None = None  # of a sample, where it is made of tokens
+    tokens: int | None = None  # of a sample, if it consists of tokens
 
 
-def told_model(name: str, made: Mapping[str, Any]) -> BuiltModel:
-    """What a user's dictionary says; raises DpscopeError, naming what is wrong in it, for `--model name`."""
+def model_from_dictionary(name: str, made: Mapping[str, Any]) -> BuiltModel:
+    """The model in a user's dictionary; raises DpscopeError that names the wrong entry, for `--model name`."""
     function = f"--model {name}: {name.partition(':')[2]}()"
     if unknown := [key for key in made if key not in _KEYS]:
         raise DpscopeError(f"{function} returned a dictionary with {unknown[0]!r}; it may hold {', '.join(_KEYS)}")
@@ -67,7 +67,7 @@ def told_model(name: str, made: Mapping[str, Any]) -> BuiltModel:
 
 
 def checked_shape(function: str, value: object) -> tuple[int, ...]:
-    """The shape of a sample that a user's function returned; raises DpscopeError unless it is one or more whole numbers."""
+    """A sample's shape from a user's function; raises DpscopeError unless it consists of positive whole numbers."""
     sizes = [_whole(one) for one in value] if isinstance(value, tuple | list) else []
     known = tuple(one for one in sizes if one is not None)
     if not sizes or len(known) < len(sizes):
@@ -78,7 +78,7 @@ def checked_shape(function: str, value: object) -> tuple[int, ...]:
 
 
 def checked_count(function: str, key: str, value: object) -> int:
-    """How many there are of something by a user's function; raises DpscopeError unless it is a whole number, at least 1."""
+    """A number from a user's function; raises DpscopeError unless it is a whole number of at least 1."""
     if (count := _whole(value)) is None:
         raise DpscopeError(f"{function}: {key} is {_shown(value)}; give a whole number, 1 or more")
     return count
@@ -98,12 +98,12 @@ def _shown(value: object) -> str:
 
 
 def _check_batch(function: str, make_batch: MakeBatch) -> None:
-    """Raise DpscopeError unless batches are pairs of nested tensors with a sample in each row, the same for the same seed."""
+    """Raise DpscopeError unless batches are pairs of nested tensors, a sample per row, and equal for equal seeds."""
     try:
         batches = [make_batch(0, _TRIED) for _ in range(2)]
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DpscopeError(f"{function}: make_batch(0, {_TRIED}) failed: {told}; correct it there") from error
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DpscopeError(f"{function}: make_batch(0, {_TRIED}) failed: {text}; correct it there") from error
     if not all(isinstance(batch, tuple) and len(batch) == 2 for batch in batches):
         raise DpscopeError(f"{function}: make_batch returned {type(batches[0]).__name__}; return (inputs, targets)")
     tensors = [list(leaves(batch)) for batch in batches]

@@ -1,7 +1,7 @@
 """One training step, the same code for every strategy.
 
-The timed pass runs it, so it does little beside training; what the pass adds to a bare loop is measured by
-benchmarks/timed_pass_cost.py and told in docs/measures.md.
+The timed pass runs it, so it does little besides training; benchmarks/timed_pass_cost.py measures what it adds to a plain loop
+(docs/measures.md).
 """
 
 from collections.abc import Callable
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.workload.input_pipeline import BatchStream
-from dpscope.launch.workload.micro_batches import MicroBatching
+from dpscope.launch.workload.input_pipeline import BatchStream, MicroBatching
 from dpscope.launch.workload.models import AutocastModel
 from dpscope.launch.workload.nested import batch_size, called, mapped, moved
 from dpscope.launch.workload.sharding import is_composed, is_sharded, unreduced
@@ -31,14 +30,14 @@ _HALVES = frozenset(AUTOCAST_DTYPES.values())
 _NAMED = 4  # parameters in a message
 
 OnForward = Callable[[Any, Any, Tensor], None]
-"""Told of every forward: its outputs, its targets and its mean loss, none of which remember how they were computed."""
+"""Called after every forward pass with its outputs, targets and mean loss, detached from the graph."""
 
 
 class TrainStep:
-    """Fetch a batch, move it, forward, backward, optimizer step; each phase a named range in a trace.
+    """Fetch a batch, move it, forward, backward, optimizer step; each phase is a named range in a trace.
 
-    With micro-batches, forward and backward run for each of them in turn, and the gradients add up to the whole
-    batch's; DDP reduces them in the last one's backward alone. It is one step all the same: one optimizer step.
+    With micro-batches, forward and backward run for each of them, and the gradients add up to those of the whole batch; DDP
+    reduces them in the last backward pass only. There is one optimizer step.
     """
 
     def __init__(
@@ -56,15 +55,16 @@ class TrainStep:
         self.model = model
         self.batches = batches
         self.last_loss: Tensor | None = None  # of the whole batch
-        # Kept until the next graph stands, as a plain loop's variable keeps it: autograd makes each parameter's accumulator
-        # anew when no graph holds it any more.
+        # Kept until the next graph exists, as by a plain loop's variable: without a graph, autograd drops each parameter's
+        # gradient accumulator and creates another one.
         self._graph: Tensor | None = None
         self._micro_batching = micro_batching
         self._composed = is_composed(model)
-        # DDP learns a static graph from its first backward, which therefore must reduce.
-        self._graph_to_learn = isinstance(model, DistributedDataParallel) and bool(model.static_graph)
-        # With a static graph DDP waits only for the gradients that came in its first backward.
-        self._needs_all_gradients = self._reduces_in_buckets and not getattr(model, "static_graph", False)
+        static_graph = bool(getattr(model, "static_graph", False))
+        # DDP learns a static graph from its first backward pass, which therefore must reduce, and then waits only for the
+        # gradients of that pass.
+        self._graph_to_learn = isinstance(model, DistributedDataParallel) and static_graph
+        self._needs_all_gradients = self._reduces_in_buckets and not static_graph
         self._device = device
         self._label_smoothing = label_smoothing
         self._on_forward = on_forward
@@ -75,7 +75,7 @@ class TrainStep:
         self._scaled = self.scaler.is_enabled()
 
     def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
-        """Train on the next batch; on CUDA the work is queued, not finished, when this returns."""
+        """Train on the next batch; on CUDA the work is queued, not finished, on return."""
         with named_range(DATA):
             batch = self.batches.next_batch()
         batch_arrived()
@@ -86,8 +86,7 @@ class TrainStep:
             loss = self._add_gradients(inputs, targets)
         else:
             loss = self._add_parts(self._micro_batching.cut(inputs, targets), samples)
-        if self._needs_all_gradients:
-            self._check_gradients()
+        self._check_gradients()
         self._graph_to_learn = False
         with named_range(OPTIMIZER):
             if self._scaled:
@@ -100,25 +99,24 @@ class TrainStep:
         return StepCounts(samples)
 
     def learn_graph(self) -> None:
-        """Have DDP learn what it does from its first steps: the graph, and the buckets of all later steps.
+        """Let DDP learn what it takes from its first steps: the graph, and the buckets of all later steps.
 
-        A training that goes on from a checkpoint then sums gradients in the order in which it did before. Counts as no
-        step; what it changes besides (batch norm's statistics, random states, the batches' place) is to be restored.
+        A training that resumes from a checkpoint then sums gradients in the same order as before. It is not counted as a step;
+        the caller restores what it changes (batch norm's statistics, random states, the position in the batches).
         """
         if not self._reduces_in_buckets:
             return
         self.batches.start_epoch(0)
         inputs, targets = moved(self.batches.next_batch(), self._device)
-        # With a static graph, the first backward learns the graph, and only the second one the order of the buckets.
+        # With a static graph, the first backward pass learns the graph and the second one the order of the buckets.
         for _ in range(2 if getattr(self.model, "static_graph", False) else 1):
             self._add_gradients(*self._micro_batching.cut(inputs, targets)[0])
-            if self._needs_all_gradients:
-                self._check_gradients()
+            self._check_gradients()
             self.optimizer.zero_grad(set_to_none=True)
         self._graph_to_learn = False
 
     def _add_parts(self, parts: list[tuple[Any, Any]], samples: int) -> Tensor:
-        """Forward and backward of one micro-batch after the other; returns the whole batch's mean loss."""
+        """Forward and backward of each micro-batch in turn; returns the whole batch's mean loss."""
         losses = []
         for index, (inputs, targets) in enumerate(parts):
             with nullcontext() if index == len(parts) - 1 else self._without_reduction():
@@ -126,7 +124,7 @@ class TrainStep:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _add_gradients(self, inputs: Any, targets: Any, weight: float = 1.0) -> Tensor:
-        """Forward and backward of a part of the batch; returns its part of the batch's mean loss."""
+        """Forward and backward of a part of the batch; returns its share of the batch's mean loss."""
         with named_range(FORWARD):
             outputs = mapped(_in_full, called(self.model, inputs))
             if self._loss is not None:
@@ -143,7 +141,9 @@ class TrainStep:
         return loss.detach()
 
     def _check_gradients(self) -> None:
-        """Raise DpscopeError, after the first backward, for parameters that DDP would wait for in the next forward."""
+        """After the first backward pass, raise DpscopeError for parameters that DDP would wait for in the next forward."""
+        if not self._needs_all_gradients:
+            return
         self._needs_all_gradients = False
         inner = getattr(self.model, "module", self.model)
         without = [
@@ -159,25 +159,25 @@ class TrainStep:
             )
 
     def _without_reduction(self) -> AbstractContextManager[None]:
-        """Keeps gradients from being reduced; DataParallel has nothing of the kind and reduces in every backward."""
+        """Accumulate gradients without reducing them; DataParallel cannot, and reduces in every backward pass."""
         if isinstance(self.model, DistributedDataParallel) and not self._graph_to_learn:
             return self.model.no_sync()
         return unreduced(self.model) if self._composed else nullcontext()
 
     @property
     def _reduces_in_buckets(self) -> bool:
-        """Whether gradients are reduced by DDP's reducer, wrapped around the model or composed with it."""
+        """Whether DDP's reducer reduces the gradients, under DDP or `replicate`."""
         ddp = isinstance(self.model, DistributedDataParallel)
         return ddp or (self._composed and not is_sharded(self.model))
 
 
 def _in_full(tensor: Tensor) -> Tensor:
-    """A tensor in single precision where it is in half: losses are taken so."""
+    """A tensor in half precision as single precision, in which losses are computed."""
     return tensor.float() if tensor.dtype in _HALVES else tensor
 
 
 def _optimizer(model: nn.Module, settings: Optimizer, built: BuiltModel | None) -> torch.optim.Optimizer:
-    """The model's own, with the learning rate that is asked for; else SGD with its settings."""
+    """The model's own optimizer with the requested learning rate, else SGD."""
     if built is not None and built.make_optimizer is not None:
         return built.make_optimizer(model.parameters(), settings.learning_rate)
     return torch.optim.SGD(
@@ -189,5 +189,5 @@ def _optimizer(model: nn.Module, settings: Optimizer, built: BuiltModel | None) 
 
 
 def with_precision(model: nn.Module, amp: str, device: torch.device) -> nn.Module:
-    """The model, its forward in the precision that `amp` (off, bf16 or fp16) names."""
+    """The model with its forward pass in the precision `amp` (off, bf16 or fp16)."""
     return model if amp == "off" else AutocastModel(model, device.type, AUTOCAST_DTYPES[amp])

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from dpscope.launch.workload.compiling import compiled_so_far
-from dpscope.launch.workload.strategies import wrap_for
+from dpscope.launch.workload.strategies import compiled_so_far, wrap_for
 from dpscope.profiling.records.matrix import CompileMode
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, distributed
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dpscope.launch.workload.input_pipeline import open_stream
-from dpscope.launch.workload.micro_batches import MicroBatching
+from dpscope.launch.workload.input_pipeline import MicroBatching, open_stream
 from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.strategies import wrap
 from dpscope.launch.workload.train_step import TrainStep

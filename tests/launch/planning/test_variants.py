@@ -16,8 +16,7 @@ from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.measuring.worker_arguments import job_from_arguments
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
-from dpscope.launch.workload.input_pipeline import open_stream
-from dpscope.launch.workload.micro_batches import MicroBatching, by_micro_batches
+from dpscope.launch.workload.input_pipeline import MicroBatching, by_micro_batches, open_stream
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements

@@ -1,4 +1,4 @@
-"""What `--download` fetches, and what it leaves: a small CIFAR-10 of two files stands for the real one."""
+"""`--download`, which never overwrites other files, with a small CIFAR-10 of two files in place of the real one."""
 
 import hashlib
 import pickle
@@ -24,8 +24,7 @@ PARTS = {
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Tell nobody of requests."""
+    def log_message(self, *_: object) -> None: ...
 
 
 def md5(data: bytes) -> str:
@@ -34,7 +33,7 @@ def md5(data: bytes) -> str:
 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An archive that passes for CIFAR-10's; nothing can be fetched."""
+    """An archive that is accepted as CIFAR-10's; downloads fail."""
     source = tmp_path / "source" / "cifar-10-batches-py"
     source.mkdir(parents=True)
     for name, data in PARTS.items():
@@ -55,7 +54,7 @@ def download(folder: Path) -> None:
     download_data(load_config(None, {"data": "cifar10", "data_dir": str(folder), "download": True}).workload)
 
 
-def test_an_archive_at_hand_is_unpacked_and_what_is_whole_is_left(tmp_path: Path, archive: Path) -> None:
+def test_an_existing_archive_is_unpacked_and_complete_files_are_kept(tmp_path: Path, archive: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     shutil.copy(archive, folder)
@@ -68,18 +67,18 @@ def test_an_archive_at_hand_is_unpacked_and_what_is_whole_is_left(tmp_path: Path
 
 @pytest.mark.parametrize("name", [CIFAR10.filename, "cifar-10-batches-py/batches.meta"])
 @pytest.mark.usefixtures("archive")
-def test_a_file_of_somebody_elses_is_not_overwritten(tmp_path: Path, name: str) -> None:
+def test_another_file_is_not_overwritten(tmp_path: Path, name: str) -> None:
     theirs = tmp_path / "data" / name
     theirs.parent.mkdir(parents=True)
     theirs.write_text("a thesis")
-    with pytest.raises(DpscopeError, match=r"is not overwritten; move it away") as raised:
+    with pytest.raises(DpscopeError, match=r"is not overwritten; move it, or") as raised:
         download(tmp_path / "data")
     assert str(raised.value).startswith(f"--download: {theirs} is not CIFAR-10's {theirs.name}")
     assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == [theirs]
     assert theirs.read_text() == "a thesis"
 
 
-def test_what_is_fetched_is_there_whole_or_not_at_all(
+def test_a_download_is_complete_or_leaves_nothing(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (archive.parent / "half").write_bytes(archive.read_bytes()[:-20])
@@ -87,7 +86,7 @@ def test_what_is_fetched_is_there_whole_or_not_at_all(
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=archive.parent)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/half")
-        with pytest.raises(DpscopeError, match=r"CIFAR-10 could not be fetched"):
+        with pytest.raises(DpscopeError, match=r"CIFAR-10 could not be downloaded"):
             download(tmp_path / "data")
         assert list((tmp_path / "data").iterdir()) == []
         monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{archive.name}")
@@ -97,7 +96,7 @@ def test_what_is_fetched_is_there_whole_or_not_at_all(
     assert {path.name: path.read_bytes() for path in (tmp_path / "data").glob("*/*")} == PARTS
 
 
-def test_files_that_are_missing_join_those_that_are_whole(tmp_path: Path, archive: Path) -> None:
+def test_missing_files_are_added_to_complete_ones(tmp_path: Path, archive: Path) -> None:
     folder = tmp_path / "data" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     shutil.copy(archive, tmp_path / "data")

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path) -> dict[str, Any]:
+def results(folder: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / "told.json").read_text())
     return content
 
@@ -51,13 +51,13 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
     return [one for one in found if one.get("ph") == "X"]
 
 
-def test_gradients_are_those_of_both_halves(told: dict[str, Any]) -> None:
-    assert told["differences"] == [0.0, 0.0]  # plain, and with activations computed anew
+def test_gradients_are_those_of_both_halves(results: dict[str, Any]) -> None:
+    assert results["differences"] == [0.0, 0.0]  # plain, and with recomputed activations
 
 
-def test_what_moves_between_the_devices_and_in_which_order(told: dict[str, Any]) -> None:
+def test_what_moves_between_the_devices_and_in_which_order(results: dict[str, Any]) -> None:
     """Inputs, parameters and the buffer of 8 numbers out, outputs in; then their gradients out, and those of parameters in."""
-    moved = [call for call in told["calls"] if call[0] != "record_stream"]
+    moved = [call for call in results["calls"] if call[0] != "record_stream"]
     assert [call[0] for call in moved] == ["scatter", "broadcast", "broadcast", "gather", "scatter", "copy", "copy"]
     parameters, buffers = moved[1:3]
     assert parameters == ["broadcast", [0, 1], SIZE_BYTES, CHUNK_BYTES]
@@ -65,8 +65,8 @@ def test_what_moves_between_the_devices_and_in_which_order(told: dict[str, Any])
     assert moved[3] == ["gather", [0, 1], 0]
 
 
-def test_gradients_are_reduced_in_chunks_as_dpscope_expects_them(told: dict[str, Any]) -> None:
-    copies = [call for call in told["calls"] if call[0] == "copy"]
+def test_gradients_are_reduced_in_chunks_as_dpscope_expects_them(results: dict[str, Any]) -> None:
+    copies = [call for call in results["calls"] if call[0] == "copy"]
     assert [call[1:3] for call in copies] == [[1, 0]] * 2  # from the second device to the first
     reduced = [call[3] for call in copies]
     assert sum(reduced) == SIZE_BYTES
@@ -74,43 +74,38 @@ def test_gradients_are_reduced_in_chunks_as_dpscope_expects_them(told: dict[str,
     assert reduce_chunks(parameter_sizes(model()).parameter_tensors) == reduced
 
 
-def test_each_replica_has_a_thread_and_each_device_one_of_autograd(told: dict[str, Any]) -> None:
-    """Forward on two threads of its own; what is computed anew in backward on autograd's thread of the same device."""
-    forward = {seen[1]: seen[2] for seen in told["seen"]}
+def test_each_replica_has_a_thread_and_each_device_one_of_autograd(results: dict[str, Any]) -> None:
+    """Forward runs on two separate threads; backward recomputes activations on autograd's thread of the same device."""
+    forward = {seen[1]: seen[2] for seen in results["seen"]}
     assert sorted(forward) == [0, 1]
-    assert len({*forward.values(), told["main_thread"]}) == 3
-    again = told["seen_checkpointed"]
+    assert len({*forward.values(), results["main_thread"]}) == 3
+    again = results["seen_checkpointed"]
     assert [sorted(seen[1] for seen in part) for part in (again[:2], again[2:])] == [[0, 1], [0, 1]]
     backward = {seen[1]: seen[2] for seen in again[2:]}
-    scattering = [call[2] for call in told["calls"] if call[0] == "scatter"]
+    scattering = [call[2] for call in results["calls"] if call[0] == "scatter"]
     assert scattering == [
-        told["main_thread"],
+        results["main_thread"],
         backward[0],
-    ]  # the outputs' gradients are cut by the first device's thread
-    assert backward[1] not in (backward[0], told["main_thread"], *(seen[2] for seen in again[:2]))
+    ]  # the first device's thread splits the outputs' gradients
+    assert backward[1] not in (backward[0], results["main_thread"], *(seen[2] for seen in again[:2]))
 
 
-def test_a_dtype_follows_into_the_replicas_from_within_alone(told: dict[str, Any]) -> None:
-    """Around DataParallel autocast reaches the threads, but not its dtype: hence dpscope's wrapper lies within."""
-    assert told["autocast"] == {"around": ["torch.float16"] * 2, "within": ["torch.bfloat16"] * 2}
+def test_an_autocast_dtype_reaches_the_replicas_only_from_within_the_model(results: dict[str, Any]) -> None:
+    """Autocast around DataParallel reaches the threads without its dtype: hence dpscope's wrapper is inside."""
+    assert results["autocast"] == {"around": ["torch.float16"] * 2, "within": ["torch.bfloat16"] * 2}
 
 
-def test_the_phases_are_named_in_their_order_on_the_calling_thread(folder: Path, told: dict[str, Any]) -> None:
+def test_the_phases_are_named_in_their_order_on_the_calling_thread(folder: Path, results: dict[str, Any]) -> None:
     for name in ("all", "own"):
         ranges = [one for one in events(folder, name) if one["name"] in (SCATTER, REPLICATE, PARALLEL_APPLY, GATHER)]
         ordered = sorted(ranges, key=lambda one: float(one["ts"]))
-        assert [one["name"] for one in ordered] == [
-            SCATTER,
-            REPLICATE,
-            PARALLEL_APPLY,
-            GATHER,
-        ] * 2  # two recorded steps
-        assert {one["tid"] for one in ordered} == {told["main_thread"]}
+        assert [one["name"] for one in ordered] == [SCATTER, REPLICATE, PARALLEL_APPLY, GATHER] * 2  # two steps
+        assert {one["tid"] for one in ordered} == {results["main_thread"]}
         ends = [float(one["ts"]) + float(one["dur"]) for one in ordered]
         assert all(end <= float(later["ts"]) for end, later in zip(ends[:-1], ordered[1:], strict=True))
 
 
-def test_replicas_are_traced_if_all_threads_are(folder: Path, told: dict[str, Any]) -> None:
+def test_replicas_are_traced_if_all_threads_are(folder: Path, results: dict[str, Any]) -> None:
     """Two threads a step compute within parallel_apply; the default tracer sees none of them."""
     threads = {}
     for name in ("all", "own"):
@@ -126,9 +121,9 @@ def test_replicas_are_traced_if_all_threads_are(folder: Path, told: dict[str, An
     assert threads == {"all": [2, 2], "own": [0, 0]}
 
 
-def test_gradients_are_reduced_on_the_first_device_s_thread(folder: Path, told: dict[str, Any]) -> None:
+def test_gradients_are_reduced_on_the_first_device_s_thread(folder: Path, results: dict[str, Any]) -> None:
     found = events(folder, "all")
     reducing = {one["tid"] for one in found if one["name"] == "ReduceAddCoalesced"}
     assert len(reducing) == 1
-    assert reducing.isdisjoint({told["main_thread"]})
+    assert reducing.isdisjoint({results["main_thread"]})
     assert reducing == {one["tid"] for one in found if one["name"] == "GatherBackward"}

@@ -1,4 +1,4 @@
-"""Batches, and that every strategy trains on the same samples."""
+"""Batches: every strategy trains on the same samples."""
 
 import multiprocessing
 import os
@@ -28,14 +28,14 @@ DDP = Cell(strategy="ddp", devices=2, batch_size=3)
 DP = Cell(strategy="dp-host", devices=2, batch_size=3)
 
 
-def asked(**flags: object) -> Workload:
+def workload(**flags: object) -> Workload:
     usual = {} if flags.get("data") == "cifar10" else {"samples": 20}
     workers = {"workers": 0} if flags.get("data") == "fake" and "workers_total" not in flags else {}
     return load_config(None, {**usual, **workers, **flags}).workload
 
 
 def images(cell: Cell, rank: int, steps: int, **flags: object) -> list[torch.Tensor]:
-    stream = open_stream(asked(**flags), cell, BUILT, rank, HOST)
+    stream = open_stream(workload(**flags), cell, BUILT, rank, HOST)
     return [stream.next_batch()[0] for _ in range(steps)]
 
 
@@ -50,7 +50,7 @@ def test_ranks_batches_in_rank_order_make_up_dataparallels(data: str) -> None:
         assert torch.equal(whole[step], torch.cat([shares[0][step], shares[1][step]]))
 
 
-def test_a_rank_gets_what_the_distributed_sampler_gives_it() -> None:
+def test_a_ranks_batches_are_those_of_the_distributed_sampler() -> None:
     dataset: Any = TensorDataset(torch.arange(10))
     sampler = RankOrderBatchSampler(dataset, shares=2, ranks=range(1, 2), batch_size=2, seed=5)
     expected: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=2, rank=1, seed=5)
@@ -66,19 +66,19 @@ def test_a_rank_gets_what_the_distributed_sampler_gives_it() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_tell_which_samples_they_hold(workers: int) -> None:
-    stream = open_stream(asked(data="fake", workers=workers), DDP, BUILT, 1, HOST)
-    all_samples = training_images(asked(data="fake"), BUILT)
+def test_a_stream_names_the_samples_of_its_last_batch(workers: int) -> None:
+    stream = open_stream(workload(data="fake", workers=workers), DDP, BUILT, 1, HOST)
+    all_samples = training_images(workload(data="fake"), BUILT)
     for _ in range(6):  # four batches an epoch, the last of them one sample
         batch = stream.next_batch()[0]
         assert torch.equal(batch, all_samples.__getitems__(EpochSamples(stream.epoch, stream.samples))[0])
-    synthetic = open_stream(asked(data="synthetic"), DDP, BUILT, 1, HOST)
+    synthetic = open_stream(workload(data="synthetic"), DDP, BUILT, 1, HOST)
     assert list(synthetic.samples) == [3, 4, 5]  # rank 0 has 0, 1, 2
 
 
 def test_epochs_are_counted() -> None:
     for data in ("synthetic", "fake"):
-        stream = open_stream(asked(data=data), DDP, BUILT, 0, HOST)
+        stream = open_stream(workload(data=data), DDP, BUILT, 0, HOST)
         assert stream.steps_per_epoch == 4  # ceil(20 / 6)
         epochs = []
         for _ in range(9):
@@ -90,7 +90,7 @@ def test_epochs_are_counted() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_short_batches_can_be_left_out_from_the_next_epoch_on(workers: int) -> None:
-    stream = open_stream(asked(data="fake", workers=workers), DDP, BUILT, 0, HOST)
+    stream = open_stream(workload(data="fake", workers=workers), DDP, BUILT, 0, HOST)
     sizes = [len(stream.next_batch()[1]) for _ in range(stream.steps_per_epoch)]  # a rank has 10 of 20 samples
     stream.leave_out_short_batches()
     sizes += [len(stream.next_batch()[1]) for _ in range(7)]
@@ -100,9 +100,9 @@ def test_short_batches_can_be_left_out_from_the_next_epoch_on(workers: int) -> N
 
 
 @pytest.mark.process
-def test_a_closed_stream_has_no_workers() -> None:
+def test_closing_a_stream_ends_its_workers() -> None:
     before = set(multiprocessing.active_children())
-    stream = open_stream(asked(data="fake", workers=2), DDP, BUILT, 0, HOST)
+    stream = open_stream(workload(data="fake", workers=2), DDP, BUILT, 0, HOST)
     stream.next_batch()
     workers = set(multiprocessing.active_children()) - before
     assert len(workers) == 2
@@ -115,7 +115,7 @@ def test_a_closed_stream_has_no_workers() -> None:
 @pytest.mark.process
 def test_a_worker_can_be_terminated_and_gets_no_signal_of_its_group() -> None:
     before = set(multiprocessing.active_children())
-    stream = open_stream(asked(data="fake", workers=1), DDP, BUILT, 0, HOST)
+    stream = open_stream(workload(data="fake", workers=1), DDP, BUILT, 0, HOST)
     stream.next_batch()
     (worker,) = set(multiprocessing.active_children()) - before
     assert worker.pid is not None
@@ -127,16 +127,16 @@ def test_a_worker_can_be_terminated_and_gets_no_signal_of_its_group() -> None:
 
 
 def test_a_total_of_workers_is_shared() -> None:
-    assert [loader_workers(asked(data="fake", workers_total=3), DDP, rank) for rank in (0, 1)] == [2, 1]
-    assert loader_workers(asked(data="fake", workers_total=3), DP, 0) == 3
-    assert loader_workers(asked(data="fake", workers=2), DDP, 1) == 2
+    assert [loader_workers(workload(data="fake", workers_total=3), DDP, rank) for rank in (0, 1)] == [2, 1]
+    assert loader_workers(workload(data="fake", workers_total=3), DP, 0) == 3
+    assert loader_workers(workload(data="fake", workers=2), DDP, 1) == 2
 
 
-def test_absent_cifar_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DpscopeError, match=r"cifar-10-batches-py is not there; pass --download"):
-        check_data(asked(data="cifar10", data_dir=str(tmp_path)))
+def test_missing_cifar_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DpscopeError, match=r"cifar-10-batches-py does not exist; pass --download"):
+        check_data(workload(data="cifar10", data_dir=str(tmp_path)))
     (tmp_path / "cifar-10-batches-py").mkdir()
-    check_data(asked(data="cifar10", data_dir=str(tmp_path)))
+    check_data(workload(data="cifar10", data_dir=str(tmp_path)))
 
 
 def test_cifar_images_are_normalised_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_cifar_images_are_normalised_bytes(tmp_path: Path, monkeypatch: pytest.M
         (folder / name).write_bytes(pickle.dumps(content))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: True)  # no such md5
-    settings = asked(data="cifar10", data_dir=str(tmp_path))
+    settings = workload(data="cifar10", data_dir=str(tmp_path))
     found, labels = (
         torch.cat(parts)
         for parts in zip(
@@ -158,8 +158,8 @@ def test_cifar_images_are_normalised_bytes(tmp_path: Path, monkeypatch: pytest.M
         )
     )
     assert labels.tolist() == [0, 1, 2, 3, 4, 5]
-    shown = torch.from_numpy(pixels.reshape(6, 3, 32, 32)) / 255
-    assert torch.allclose(found[:, 1], (shown[:, 1] - 0.4822) / 0.1994, atol=1e-5)
+    green = torch.from_numpy(pixels.reshape(6, 3, 32, 32))[:, 1] / 255
+    assert torch.allclose(found[:, 1], (green - 0.4822) / 0.1994, atol=1e-5)
     moved = image_sets.training_images(settings, BUILT).__getitems__(EpochSamples(0, range(5)))[0]
     assert moved.shape == found[:5].shape
     assert not torch.equal(moved, found[:5])

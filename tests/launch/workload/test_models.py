@@ -1,13 +1,20 @@
-"""The models and their names."""
+"""Models: names, sizes, and errors in a user's module."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.workload.model_size import SIZES, ModelSize, checked_model_size, size_of
 from dpscope.launch.workload.models import build_model, check_model
+from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
+from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import USER_MODELS
 
@@ -31,7 +38,7 @@ def test_torchvision_models_and_the_users_own(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("resnet81", "did you mean resnet18"),
         ("qqqq", "resnet18_cifar is the default"),
@@ -41,8 +48,8 @@ def test_torchvision_models_and_the_users_own(monkeypatch: pytest.MonkeyPatch) -
         ("..x:f", "write it as package.module:function"),
     ],
 )
-def test_an_unknown_model_is_named_with_what_to_do(name: str, said: str) -> None:
-    with pytest.raises(DpscopeError, match=said):
+def test_an_unknown_model_is_named_with_what_to_do(name: str, expected: str) -> None:
+    with pytest.raises(DpscopeError, match=expected):
         check_model(name)
     with pytest.raises(DpscopeError, match=f"--model {name}"):
         build_model(name)
@@ -54,7 +61,7 @@ def test_a_function_that_returns_no_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         ("def make(:\n", "SyntaxError: "),
         ("\nvalue = 1 / 0\n", "importing broken failed: ZeroDivisionError: division by zero in "),
@@ -63,7 +70,7 @@ def test_a_function_that_returns_no_model() -> None:
     ],
 )
 def test_a_users_module_that_fails_is_named_with_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, expected: str
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "broken", raising=False)
@@ -72,6 +79,72 @@ def test_a_users_module_that_fails_is_named_with_the_line(
         build_model("broken:make")
     message = str(caught.value)
     assert "\n" not in message
-    assert said in message
+    assert expected in message
     line = 1 + content.rstrip().count("\n")
     assert f"{tmp_path / 'broken.py'}, line {line}" in message
+
+
+@pytest.mark.parametrize("name", list(SIZES))
+def test_sizes_that_are_known_without_torch_are_those_of_the_models(name: str) -> None:
+    with torch.device("meta"):
+        built = build_model(name)
+    assert size_of(built) == SIZES[name]
+    assert built.tokens == (built.input_shape[0] if name.startswith("gpt") else None)
+
+
+def test_multiplications_of_one_sample_are_counted() -> None:
+    """3 x 3 x 3 x 8 for each of 8 x 8 pixels, and 8 x 4; 216 weights, 4 x 8 + 4 in the linear layer."""
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    )
+    assert size_of(BuiltModel(layers, (3, 8, 8), 4)) == ModelSize(parameters=252, multiplications=216 * 64 + 32)
+
+
+class _NeedsValues(nn.Linear):
+    def forward(self, samples: Tensor) -> Tensor:
+        assert float(samples.sum()) >= 0
+        return super().forward(samples)
+
+
+def test_a_forward_pass_that_needs_values_is_not_counted() -> None:
+    assert size_of(BuiltModel(_NeedsValues(3, 2), (3,), 2)) == ModelSize(parameters=8, multiplications=None)
+
+
+def test_a_users_model_that_cannot_be_built_is_reported_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "half_done.py").write_text("def make():\n    return undefined_name\n")
+    out = tmp_path / "run"
+    with pytest.raises(DpscopeError) as caught:
+        plan_run(load_config(None, {"device": "cpu", "model": "half_done:make"}), out)
+    line = f"in {tmp_path / 'half_done.py'}, line 2; correct it there"
+    assert str(caught.value) == (
+        f"--model half_done:make: make() failed: NameError: name 'undefined_name' is not defined {line}"
+    )
+    assert not out.exists()
+
+
+def test_a_function_may_read_torchruns_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.delenv("RANK", raising=False)
+    (tmp_path / "by_place.py").write_text(
+        "import os\nfrom torch import nn\n\n\ndef make():\n"
+        "    layers = nn.Sequential(nn.Flatten(), nn.Linear(3072, int(os.environ['WORLD_SIZE']) + int(os.environ['RANK'])))\n"
+        "    return layers, (3, 32, 32), 1\n"
+    )
+    assert checked_model_size(Workload(model="by_place:make")) == ModelSize(parameters=3073, multiplications=3072)
+    assert (os.environ.get("WORLD_SIZE"), os.environ.get("RANK")) == ("4", None)
+
+
+def test_a_model_with_too_few_classes_for_the_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(USER_MODELS)
+    with pytest.raises(DpscopeError, match="distinguishes 4 classes and digits has 10"):
+        checked_model_size(Workload(model="tiny_models:tiny", data="digits"))
+
+
+def test_multiplications_depend_on_the_datas_image_size() -> None:
+    """resnet18's default is 224 x 224 pixels; CIFAR-10's 32 x 32 are 1/49 of them."""
+    sizes = [checked_model_size(Workload(model="resnet18", data=data)) for data in ("fake", "cifar10")]
+    assert 40 < (sizes[0].multiplications or 0) / (sizes[1].multiplications or 1) < 52

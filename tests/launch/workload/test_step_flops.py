@@ -1,4 +1,4 @@
-"""FLOPs of a step against closed formulas: two a multiply-add, forward once and backward twice."""
+"""FLOPs of a step against closed formulas: two per multiply-add, forward once and backward twice."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpscope.launch.workload.gpt import GPT_SIZES
 from dpscope.launch.workload.model_size import SIZES
-from dpscope.launch.workload.models import build_model
+from dpscope.launch.workload.models import GPT_SIZES, build_model
 from dpscope.launch.workload.step_flops import count_step_flops
 from dpscope.launch.workload.tasks import BuiltModel
 
@@ -36,7 +35,7 @@ def test_convolutions() -> None:
 
 
 class Attention(nn.Module):
-    """Of T = 32 places of width 96 in 4 heads, whose queries are learnt."""
+    """T = 32 positions of width 96 in 4 heads, with trained queries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,8 +44,8 @@ class Attention(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         scaled = self.contents * images.mean(dim=(1, 2, 3)).view(-1, 1, 1, 1)
-        seen = nn.functional.scaled_dot_product_attention(self.queries.expand_as(scaled), scaled, scaled)
-        return seen.flatten(1)[:, :10]
+        attended = nn.functional.scaled_dot_product_attention(self.queries.expand_as(scaled), scaled, scaled)
+        return attended.flatten(1)[:, :10]
 
 
 def test_attention() -> None:
@@ -55,7 +54,7 @@ def test_attention() -> None:
 
 
 def test_resnet_18() -> None:
-    """1.11 GFLOP a CIFAR image forward (555,422,720 multiply-adds), twice that backward but for the images' own gradient."""
+    """1.11 GFLOP per CIFAR image forward (555,422,720 multiply-adds), twice that backward except for the images' gradient."""
     counted = count_step_flops(build_model("resnet18_cifar"), BATCH, "off")
     forward = 2 * (SIZES["resnet18_cifar"].multiplications or 0)
     stem = 2 * 32 * 32 * 64 * 27
@@ -64,7 +63,7 @@ def test_resnet_18() -> None:
 
 
 def test_gpt_by_6nd_and_attention() -> None:
-    """6 FLOPs a parameter that multiplies and token, and 12 T^2 x width a layer for attention."""
+    """6 FLOPs per multiplying parameter and token, and 12 T^2 x width per layer for attention."""
     size = GPT_SIZES["gpt_5m"]
     parameters = 12 * size.layers * size.width**2 + size.vocabulary * size.width
     attention = 12 * size.layers * size.context**2 * size.width
@@ -79,7 +78,7 @@ def test_frozen_parameters_have_no_gradient_to_count() -> None:
     assert count_step_flops(BuiltModel(model), BATCH, "off").total == 2 * BATCH * (3072 * 64 + 2 * 64 * 10)
 
 
-def test_the_model_and_the_random_state_are_left_as_they_were() -> None:
+def test_counting_changes_neither_model_nor_random_state() -> None:
     built = build_model("resnet8_cifar")
     before = {name: value.clone() for name, value in built.model.state_dict().items()}
     torch.manual_seed(7)
@@ -114,11 +113,6 @@ class Calls(nn.Module):
         return outputs
 
 
-def by_another_package(values: Tensor) -> Tensor:
-    changed: Tensor = doubled(values)
-    return changed
-
-
 def by_value(values: Tensor) -> Tensor:
     return values * float(values.sum())
 
@@ -126,12 +120,16 @@ def by_value(values: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "compiled", "missing"),
     [
-        (by_another_package, False, "operators that are not torch's are not counted: dpscope_test::doubled"),
+        (
+            lambda values: doubled(values),
+            False,
+            "operators that are not torch's are not counted: dpscope_test::doubled",
+        ),
         (by_value, False, "the step does not run on shapes alone ("),
         (torch.relu, True, "compiled graphs are not counted"),
     ],
 )
-def test_what_cannot_be_counted_is_missing_with_its_reason(
+def test_flops_that_cannot_be_counted_are_missing_with_a_reason(
     function: Callable[[Tensor], Tensor], compiled: bool, missing: str
 ) -> None:
     counted = count_step_flops(BuiltModel(Calls(function)), BATCH, "off", compiled)

@@ -1,19 +1,33 @@
-"""Augmentation: numbers by SplitMix64 in plain integers, images moved one by one, the same under every strategy."""
+"""Images: digits as scikit-learn has them; augmentation by plain integers and pixel by pixel, equal under every strategy."""
 
-from collections.abc import Iterator
+import importlib.metadata
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits as sklearns
 from torch import Tensor, nn
 
 from dpscope.launch.planning.run_config import load_config
-from dpscope.launch.workload.augmentation import Augmentation, random_words
-from dpscope.launch.workload.image_sets import EpochSamples, StoredImages, TransformedImages, training_images
+from dpscope.launch.workload.data_files import TRAINING_SAMPLES, check_data
+from dpscope.launch.workload.image_sets import (
+    DIGITS_DEVIATION,
+    DIGITS_MEAN,
+    Augmentation,
+    EpochSamples,
+    StoredImages,
+    TransformedImages,
+    load_digits,
+    random_words,
+    training_images,
+)
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.errors import DpscopeError
 
 HOST = torch.device("cpu")
 BUILT = BuiltModel(model=nn.Identity(), input_shape=(3, 32, 32), classes=10)
@@ -74,25 +88,18 @@ def test_shifts_and_flips_are_equally_likely() -> None:
     assert (places - count / 9).abs().max() < 5 * (count * 8 / 81) ** 0.5  # five standard deviations
 
 
-def asked(**flags: object) -> Workload:
+def workload(**flags: object) -> Workload:
     return load_config(None, {"data": "digits", "workers": 0, **flags}).workload
 
 
-def augmented(cell: Cell, ranks: range, epoch: int, **flags: object) -> dict[bytes, int]:
-    """Every image of the first steps of an epoch, over the ranks, and how often it came."""
-    found: dict[bytes, int] = {}
+def augmented(cell: Cell, ranks: range, epoch: int, **flags: object) -> Counter[bytes]:
+    """Every image of the first six steps of an epoch, over the ranks, with its count."""
+    found: Counter[bytes] = Counter()
     for rank in ranks:
-        stream = open_stream(asked(**flags), cell, BUILT, rank, HOST)
+        stream = open_stream(workload(**flags), cell, BUILT, rank, HOST)
         stream.start_epoch(epoch)
-        for images, _ in _first(stream, 6):
-            for image in images:
-                key = image.numpy().tobytes()
-                found[key] = found.get(key, 0) + 1
+        found.update(image.numpy().tobytes() for _ in range(6) for image in stream.next_batch()[0])
     return found
-
-
-def _first(stream: object, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return (stream.next_batch() for _ in range(steps))  # type: ignore[attr-defined]
 
 
 @pytest.mark.process
@@ -106,18 +113,18 @@ def test_a_sample_looks_the_same_under_every_strategy_and_number_of_workers(tran
     assert single == augmented(parallel, range(2), 3, transforms=transforms, workers=2)
 
 
-def test_images_one_by_one_are_those_of_a_batch_where_nothing_is_random() -> None:
+def test_single_images_equal_those_of_a_batch_without_augmentation() -> None:
     samples = EpochSamples(0, [3, 1, 4])
     (one, labels), (batch, same) = (
-        training_images(asked(transforms=way), BUILT, augment=False).__getitems__(samples)
+        training_images(workload(transforms=way), BUILT, augment=False).__getitems__(samples)
         for way in ("per-image", "per-batch")
     )
     assert torch.equal(labels, same)
     torch.testing.assert_close(one, batch, rtol=0, atol=1e-5)
 
 
-def test_images_one_by_one_are_cropped_and_mirrored_anew_in_every_epoch() -> None:
-    """Every result is a window of the padded image, mirrored or not; torch's own generator is left as it was."""
+def test_single_images_are_cropped_and_mirrored_at_random_in_every_epoch() -> None:
+    """Every result is a window of the padded image, mirrored or not; torch's own generator does not change."""
     image = torch.randint(1, 256, (1, 3, 6, 6), dtype=torch.uint8)
     images = TransformedImages(image, torch.tensor([7]), (0.0,) * 3, (1.0,) * 3, Augmentation(5, 2, True))
     padded = nn.functional.pad(image[0], (2,) * 4)
@@ -134,7 +141,7 @@ def test_images_one_by_one_are_cropped_and_mirrored_anew_in_every_epoch() -> Non
 
 def test_another_epoch_or_seed_is_another_draw() -> None:
     def image(seed: int, epoch: int) -> Tensor:
-        images = training_images(asked(seed=seed), BUILT)
+        images = training_images(workload(seed=seed), BUILT)
         assert isinstance(images, StoredImages)
         return images.__getitems__(EpochSamples(epoch, range(40)))[0]
 
@@ -143,3 +150,44 @@ def test_another_epoch_or_seed_is_another_draw() -> None:
     for other in (image(0, 1), image(1, 0)):
         same = (other == first).flatten(1).all(1).sum()
         assert same <= 8  # 1 of 49 shifts is the same one
+
+
+def test_144_of_each_digit_are_for_training_and_the_others_for_the_test() -> None:
+    digits = load_digits()
+    training, test = set(digits.training.tolist()), set(digits.test.tolist())
+    assert len(training) == TRAINING_SAMPLES["digits"] == 1440
+    assert len(test) == 357
+    assert training | test == set(range(1797))
+    assert torch.bincount(digits.labels[digits.training]).tolist() == [144] * 10
+    assert digits.training[:8].tolist() == [0, 1, 2, 3, 4, 6, 7, 8]  # the split never changes
+
+
+def test_images_are_scikit_learns_four_times_as_large() -> None:
+    digits, own = load_digits(), sklearns()
+    assert digits.images.shape == (1797, 3, 32, 32)
+    assert digits.labels.tolist() == own.target.tolist()
+    pixels = own.images
+    # Output pixel 14 lies at (14 + 0.5) / 4 - 0.5 = 3.125 of the small image: 7/8 of pixel 3 and 1/8 of pixel 4.
+    rows = 0.875 * pixels[:, 3, :] + 0.125 * pixels[:, 4, :]
+    expected = torch.from_numpy((0.875 * rows[:, 3] + 0.125 * rows[:, 4]) * 255 / 16)
+    for channel in range(3):
+        found = digits.images[:, channel, 14, 14].double()
+        assert (found - expected).abs().max() <= 0.5 + 1e-4  # rounded to whole values
+    corner = torch.from_numpy(pixels[:, 0, 0])[:, None].expand(-1, 3)  # constant outside the outermost pixels' centres
+    assert torch.equal(digits.images[:, :, 0, 0].double(), (corner * 255 / 16).round())
+
+
+def test_mean_and_deviation_are_those_of_the_training_images() -> None:
+    digits = load_digits()
+    brightness = digits.images[digits.training].double() / 255
+    assert brightness.mean().item() == pytest.approx(DIGITS_MEAN, abs=5e-5)
+    assert brightness.std().item() == pytest.approx(DIGITS_DEVIATION, abs=5e-5)
+
+
+def test_a_missing_package_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def absent(name: str) -> importlib.metadata.Distribution:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", absent)
+    with pytest.raises(DpscopeError, match=r"scikit-learn is not installed; pip install 'dpscope\[digits\]'"):
+        check_data(load_config(None, {"data": "digits"}).workload)

@@ -1,0 +1,161 @@
+"""Wrapped models and their steps: FSDP's units, memory, gradient accumulators, dp-host compared with one device."""
+
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from dpscope.launch.workload.host_data_parallel import HostDataParallel
+from dpscope.launch.workload.input_pipeline import SyntheticBatches
+from dpscope.launch.workload.models import AutocastModel, cifar_resnet18
+from dpscope.launch.workload.sharding import block_names, held_bytes, is_composed, sharded_units
+from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.train_step import TrainStep
+from dpscope.profiling.records.config import Optimizer
+from dpscope.profiling.store.errors import DpscopeError
+
+
+def test_a_resnets_blocks_are_units() -> None:
+    blocks = [f"layer{layer}.{block}" for layer in (1, 2, 3, 4) for block in (0, 1)]
+    assert block_names(cifar_resnet18()) == blocks
+    assert block_names(AutocastModel(cifar_resnet18(), "cpu", torch.bfloat16)) == [f"model.{name}" for name in blocks]
+
+
+def test_lists_within_lists_and_layers_without_parameters() -> None:
+    model = nn.Module()
+    model.stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]), nn.Sequential(nn.Linear(2, 2))])
+    model.heads = nn.ModuleDict({"one": nn.Linear(2, 1)})
+    assert block_names(model) == ["stages.0.0", "stages.1", "heads.one"]
+
+
+def test_units_hold_every_parameter_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model.scale = nn.Parameter(torch.ones(5, dtype=torch.bfloat16), requires_grad=False)
+    first, second, root = sharded_units(model, "fsdp")
+    assert (first.name, first.shapes, first.element_bytes, first.resharded) == ("0", ((2, 3), (2,)), (4, 4), True)
+    assert (second.name, second.shapes) == ("1", ((2,), (2,)))
+    assert (root.name, root.shapes, root.trained, root.element_bytes) == ("", ((5,),), (False,), (2,))
+    assert not root.resharded
+    assert not any(unit.resharded for unit in sharded_units(model, "fsdp-no-reshard"))
+
+
+def test_shared_parameters_count_once() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    assert [unit.name for unit in sharded_units(model, "fsdp")] == ["0"]
+
+
+def test_bytes_that_a_process_holds_between_steps() -> None:
+    """Linear(4, 2): 10 parameters of 4 B, the same for momentum after a step, and a buffer of 3 x 8 B."""
+    model = nn.Linear(4, 2)
+    model.register_buffer("seen", torch.zeros(3, dtype=torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    assert held_bytes(model, optimizer) == 40 + 24
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert held_bytes(model, optimizer) == 40 + 40 + 24
+    assert not is_composed(model)
+
+
+CPU = torch.device("cpu")
+
+
+def accumulator_metadata(parameter: Tensor) -> dict[str, str]:
+    """Metadata of a parameter's gradient accumulator, which autograd drops when no graph holds it."""
+    return cast(dict[str, str], get_gradient_edge(parameter).node.metadata)  # its stub calls the property a method
+
+
+def step_of(model: nn.Module) -> TrainStep:
+    batch = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+    batches = SyntheticBatches(batch, [0, 1], 1)
+    return TrainStep(model, batches, Optimizer(), "off", CPU)
+
+
+def test_gradient_accumulators_outlive_a_step() -> None:
+    model = nn.Linear(2, 2)
+    step = step_of(model)
+    step()
+    accumulator_metadata(model.weight)["made"] = "in the first step"
+    step()
+    assert accumulator_metadata(model.weight) == {"made": "in the first step"}
+
+
+def test_the_last_loss_holds_no_graph() -> None:
+    step = step_of(nn.Linear(2, 2))
+    step()
+    assert step.last_loss is not None
+    assert not step.last_loss.requires_grad
+
+
+def test_gradients_equal_those_of_one_device_without_batch_norm() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(3)
+        layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 4)
+        return nn.Sequential(*layers).double()
+
+    images, labels = torch.randn(6, 3, 8, 8, dtype=torch.float64), torch.randint(4, (6,))
+    single, wrapped = model(), HostDataParallel(model(), 2)
+    for trained in (single, wrapped):
+        nn.functional.cross_entropy(trained(images), labels).backward()  # type: ignore[no-untyped-call]
+    for one, many in zip(single.parameters(), wrapped.module.parameters(), strict=True):
+        assert one.grad is not None
+        assert many.grad is not None
+        assert torch.allclose(one.grad, many.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_running_statistics_are_those_of_replica_zero() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3)
+    wrapped = HostDataParallel(norm, 2)
+    images = torch.randn(4, 3, 5, 5)
+    wrapped(images)
+    assert norm.running_mean is not None
+    assert torch.allclose(norm.running_mean, 0.1 * images[:2].mean(dim=(0, 2, 3)))
+    assert int(norm.num_batches_tracked or 0) == 1
+    wrapped.eval()
+    before = norm.running_mean.clone()
+    wrapped(images)
+    assert torch.equal(norm.running_mean, before)
+
+
+def test_training_follows_the_master_and_counts_its_parameters_once() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(3, 2)
+    wrapped = HostDataParallel(linear, 2)
+    assert len(list(wrapped.parameters())) == 2
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.5)
+    wrapped(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    assert torch.equal(wrapped(torch.ones(4, 3)), linear(torch.ones(4, 3)))
+    assert len(list(wrapped.parameters())) == 2
+
+
+def test_a_batch_with_fewer_samples_than_replicas_is_split_as_by_dataparallel() -> None:
+    wrapped = HostDataParallel(nn.Linear(3, 2), 4)
+    assert wrapped(torch.ones(1, 3)).shape == (1, 2)
+    assert wrapped(torch.ones(5, 3)).shape == (5, 2)
+
+
+def test_an_error_in_a_replica_reaches_the_caller() -> None:
+    class Broken(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            raise ArithmeticError("broken on purpose")
+
+    with pytest.raises(ArithmeticError, match="broken on purpose"):
+        HostDataParallel(Broken(), 2)(torch.ones(2, 3))
+
+
+def test_precision_reaches_the_replicas() -> None:
+    wrapped = HostDataParallel(nn.Linear(3, 2), 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert wrapped(torch.ones(2, 3)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "expected"), [("dp", 1, "one device"), ("dp", 2, "silent pass-through")]
+)
+def test_a_pass_through_is_refused(strategy: str, devices: int, expected: str) -> None:
+    with pytest.raises(DpscopeError, match=expected):
+        wrap(nn.Linear(1, 1), strategy, devices, torch.device("cpu"))  # type: ignore[arg-type]
