@@ -1,6 +1,6 @@
-"""One process of a script that is measured as it is; run it under torchrun, or alone.
+"""One process of an unchanged script that is measured; runs under torchrun, or alone.
 
-torchrun --nproc-per-node=4 -m dpscope.launch.attach --out runs/mine train.py --their --arguments
+torchrun --nproc-per-node=4 -m dpscope.launch.attach --out runs/mine train.py --its --arguments
 """
 
 import contextlib
@@ -18,19 +18,18 @@ from dpscope.profiling.store.errors import DpscopeError
 
 
 def main() -> None:
-    """Measure the script that the arguments name, in this process."""
+    """Measure the script in the arguments, in this process."""
     lock = contextlib.ExitStack()
     try:
         attached = attachment(sys.argv[1:])
-        if (
-            JOB_TOKEN_VARIABLE not in os.environ and os.environ.get("RANK", "0") == "0"
-        ):  # else `dpscope attach` holds it
+        by_hand = JOB_TOKEN_VARIABLE not in os.environ  # else `dpscope attach` holds the lock
+        if by_hand and os.environ.get("RANK", "0") == "0":
             lock.enter_context(locked(attached.settings.out, wait=False, note=_note))
     except DpscopeError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             _note(str(error))
         sys.exit(2)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not the script's
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # without the tracer's progress notes
     from dpscope.launch.attach.script import run_script
     from dpscope.profiling.attached.session import Session
     from dpscope.profiling.attached.watch import Active

@@ -1,15 +1,19 @@
-"""What `python -m dpscope.launch.attach` is told: where the measurement goes, its windows, and the script. Imports no torch."""
+"""The arguments of `python -m dpscope.launch.attach`: run folder, windows and script, all checked. Imports no torch."""
 
 import argparse
+import os
+import re
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from dpscope.launch.attach.command import check_script
 from dpscope.launch.jobs.out_folder import check_run_place
 from dpscope.profiling.attached.settings import AttachSettings, StepsBy
+from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 
@@ -22,7 +26,7 @@ class Attachment:
 
     settings: AttachSettings
     command: tuple[str, ...]  # the script and its arguments, or -m, a module and its arguments
-    work_folder: Path | None = None  # the working folder of the script; None: the current one
+    work_folder: Path | None = None  # of the script; None: the current one
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,9 +35,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def attachment(arguments: Sequence[str]) -> Attachment:
-    """The attachment that the arguments ask for; raises DpscopeError for what cannot be."""
-    own, command = _apart(arguments)
-    given = _parser().parse_args(own)
+    """The attachment for these arguments; raises DpscopeError for invalid ones."""
+    options, command = _split(arguments)
+    given = _parser().parse_args(options)
     if given.out is None:
         raise DpscopeError("--out is missing: name the run folder before the script, such as --out runs/mine train.py")
     for flag, least in _LEAST.items():
@@ -58,14 +62,14 @@ def attachment(arguments: Sequence[str]) -> Attachment:
 
 
 def check_out(out: Path, settings: AttachSettings) -> None:
-    """Raise DpscopeError unless what is measured of this script can go there."""
+    """Raise DpscopeError unless this script's measurements can be stored in `out`."""
     check_run_place(out)
     if not is_run_folder(out):
         return
     stored = RunFolder(out).manifest()
     if stored.script is None:
         raise DpscopeError(
-            f"--out {out}: holds a run of `dpscope run`, beside which a script's cells would not compare; name another"
+            f"--out {out}: holds a run of `dpscope run`, with which a script's cells cannot be compared; name another"
         )
     if stored.script != settings.script:
         raise DpscopeError(
@@ -73,16 +77,16 @@ def check_out(out: Path, settings: AttachSettings) -> None:
         )
 
 
-def _apart(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """dpscope's arguments and the script's: those end where the first stands that is neither an option nor its value."""
-    own: list[str] = []
+def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """dpscope's options with their values, and the script with its arguments."""
+    options: list[str] = []
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] not in ("--", "-m"):
         flag = rest.pop(0)
-        own.append(flag)
+        options.append(flag)
         if flag not in _SWITCHES and "=" not in flag and rest:
-            own.append(rest.pop(0))
-    return own, tuple(rest[1:] if rest and rest[0] == "--" else rest)
+            options.append(rest.pop(0))
+    return options, tuple(rest[1:] if rest and rest[0] == "--" else rest)
 
 
 _SWITCHES = ("--stop-after", "--help", "-h")
@@ -92,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m dpscope.launch.attach",
         usage="torchrun ... -m dpscope.launch.attach --out RUN [OPTIONS] SCRIPT|-m MODULE [ARGUMENTS]",
-        description="Measure a training script as it is.",
+        description="Measure an unchanged training script.",
         allow_abbrev=False,
     )
     add, default = parser.add_argument, AttachSettings(Path(), "")
@@ -101,7 +105,140 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=int, default=default.steps, help="timed steps")
     add("--traced-steps", type=int, default=default.traced_steps, help="whole traced steps")
     add("--steps-by", choices=get_args(StepsBy), default=default.steps_by, help="what ends a step")
-    add("--batch-size", type=int, help="samples per device and step; by default as the model is called")
-    add("--work-folder", type=Path, help="the script's working folder, made if it is missing")
-    add("--stop-after", action="store_true", help="end the script once it is measured")
+    add("--batch-size", type=int, help="samples per device and step; default: from the model's inputs")
+    add("--work-folder", type=Path, help="the script's working folder, created if missing")
+    add("--stop-after", action="store_true", help="end the script after the measurement")
     return parser
+
+
+_UNDER_TORCHRUN = "-m dpscope.launch.attach --out runs/mine"
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
+_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # Python's options that take a value
+_SHELLS = ("sh", "bash", "dash", "ksh", "zsh", "fish")
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_LAUNCHERS = ("accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "horovodrun")
+
+
+def check_script(command: Sequence[str]) -> None:
+    """Raise DpscopeError unless the command begins with an existing Python script, or with -m and an existing module."""
+    if not command:
+        raise DpscopeError(
+            "no script to attach to: name one, such as dpscope attach --out runs/mine -- train.py --epochs 1"
+        )
+    if command[0] == "-m":
+        _check_module(command)
+        return
+    path = Path(command[0])
+    if not path.is_file():
+        raise DpscopeError(_why_no_script(command))
+    with open(path, "rb") as file:
+        first = file.readline(200)
+    if path.suffix == ".ipynb":
+        raise DpscopeError(
+            f"{path}: a notebook; save it as a script first: jupyter nbconvert --to script {shlex.quote(str(path))}"
+        )
+    if first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first) or path.suffix == ".sh":
+        raise DpscopeError(_not_python(str(path)))
+
+
+def _why_no_script(command: Sequence[str]) -> str:
+    """What is wrong with a first word that is not a file, and what to give instead."""
+    word, rest = command[0], command[1:]
+    name = os.path.basename(word)
+    if re.fullmatch(r"[A-Za-z_]\w*=.*", word):
+        return f"{word}: a variable of the environment goes before dpscope or torchrun, not before the script"
+    if word.startswith("-"):
+        return f"{word}: the script comes first and its options after it, such as train.py --epochs 1"
+    if _PYTHON.fullmatch(name):
+        return _without_python(word, rest)
+    if name == "torchrun":
+        return _without_torchrun(word, rest)
+    if name in _SHELLS:
+        script = next((one for one in rest if not one.startswith("-")), "a shell's command")
+        return _not_python(script if Path(script).is_file() else word)
+    if name in _LAUNCHERS:
+        return f"{word}: dpscope starts scripts by torchrun; give the script alone, or: torchrun {_UNDER_TORCHRUN} train.py"
+    if Path(word).is_dir():
+        return f"{word}: is a folder; name the Python script that trains, with the path to it"
+    return f"{word}: no such file; {_similar(word)}"
+
+
+def _without_python(word: str, rest: Sequence[str]) -> str:
+    words = list(rest)
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
+        flag = words.pop(0)
+        if flag in _WITH_VALUE and words:
+            words.pop(0)
+    if words[:1] == ["-m"] and words[1:2] and words[1] in _TORCHRUN_MODULES:
+        return _without_torchrun(f"{word} -m {words[1]}", words[2:])
+    if not words or words[0] in ("-c", "-"):
+        return f"{word}: dpscope attaches to a script in a file, or to a module by -m; name it without {word}"
+    return f"{word}: dpscope starts Python itself; give the script without it: {shlex.join(words)}"
+
+
+def _without_torchrun(word: str, rest: Sequence[str]) -> str:
+    starts = (index for index, one in enumerate(rest) if one in ("-m", "--module") or one.endswith(".py"))
+    options, script = rest[: (start := next(starts, len(rest)))], list(rest[start:])
+    if script[:1] == ["--module"]:
+        script[0] = "-m"
+    command = shlex.join(script) or "train.py"
+    return (
+        f"{word}: dpscope starts torchrun itself; give the script without it: {command}; or attach under your own torchrun: "
+        f"{' '.join(('torchrun', *map(shlex.quote, options)))} {_UNDER_TORCHRUN} {command}"
+    )
+
+
+def _not_python(path: str) -> str:
+    return (
+        f"{path}: is not a Python script; give the script that it starts, or replace python train.py in it by "
+        f"python {_UNDER_TORCHRUN} train.py, and run it"
+    )
+
+
+def _similar(word: str) -> str:
+    """A script in the same folder, or a module, with nearly this name."""
+    path = Path(word)
+    if not path.suffix and Path(f"{word}.py").is_file():
+        return f"did you mean {word}.py?"
+    if "/" not in word and not word.endswith(".py") and _module_spec(word) is not None:
+        return f"for a module write -m {word}"
+    scripts = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    if found := nearest(path.name, scripts):
+        return f"did you mean {path.parent / found[0]}?"
+    return "name the Python script that trains, with the path to it"
+
+
+def _check_module(command: Sequence[str]) -> None:
+    if len(command) < 2:
+        raise DpscopeError("-m: no module to attach to; name one, such as -m package.train")
+    name = command[1]
+    if name.endswith(".py") or "/" in name:
+        module = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise DpscopeError(f"-m {name}: takes a module's name, such as -m {module}; or give the file without -m")
+    if name in _TORCHRUN_MODULES:
+        raise DpscopeError(_without_torchrun(f"-m {name}", command[2:]))
+    spec = _module_spec(name)
+    if spec is None:
+        raise DpscopeError(f"-m {name}: no such module in {os.getcwd()} or on Python's path; give its full name")
+    if spec.submodule_search_locations is not None and _module_spec(f"{name}.__main__") is None:
+        raise DpscopeError(f"-m {name}: is a package without a __main__; name the module in it that trains")
+
+
+def _module_spec(name: str) -> ModuleSpec | None:
+    """Find a module in the working folder and on Python's path, without importing it."""
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    spec, qualified_name = _find_spec(parts[0], [os.getcwd(), *sys.path]), parts[0]
+    for part in parts[1:]:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        qualified_name = f"{qualified_name}.{part}"
+        spec = _find_spec(qualified_name, spec.submodule_search_locations)
+    return spec
+
+
+def _find_spec(name: str, path: Iterable[str]) -> ModuleSpec | None:
+    """As found by any of Python's finders: packages that are installed for editing have their own."""
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    return next((spec for find in finders if find is not None and (spec := find(name, path)) is not None), None)

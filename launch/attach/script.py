@@ -1,4 +1,4 @@
-"""Runs a Python script in this process as Python itself would, but for the measurement around it."""
+"""Runs a Python script in this process as Python would, with the measurement around it."""
 
 import builtins
 import os
@@ -14,18 +14,16 @@ from dpscope.profiling.attached.settings import RAISED
 
 
 def run_script(command: Sequence[str], ended: Callable[[str], None], folder: Path | None = None) -> None:
-    """Run a script with its arguments (or a module: -m NAME) as ``__main__``; `ended` is told how it ends, before it does.
+    """Run a script with its arguments (or a module: -m NAME) as ``__main__``; `ended` gets the way it ends, before it does.
 
-    `folder` is its working folder, by default the current one; paths of the command are relative to the current one.
-
-    What it prints and its exit status are its own: an exception is shown from its first line on and ends this process with
-    status 1, as Python does it.
+    `folder` is its working folder, by default the current one; paths in the command are relative to the current one. Output and
+    exit status are the script's: an exception is printed from the script's first frame on, and ends this process with status 1.
     """
     exit_at_once = os._exit
-    own = os.getpid()
+    process_id = os.getpid()
 
     def exit_after_saving(status: int) -> NoReturn:
-        if os.getpid() == own:  # not a child that it forked, such as a loader's worker
+        if os.getpid() == process_id:  # not a forked child, such as a loader worker
             ended(f"the script called os._exit({status})")
         exit_at_once(status)
 
@@ -60,7 +58,7 @@ def _execute(command: Sequence[str], folder: Path | None) -> None:
     sys.argv = [path, *command[1:]]
     sys.path[0] = os.path.dirname(os.path.abspath(path))
     module = types.ModuleType("__main__")
-    # As Python starts a script: what it defines stays until the end, for exit handlers and for processes that it spawns.
+    # As in Python, the script's definitions stay until the end, for exit handlers and spawned processes.
     names: dict[str, Any] = {"__file__": path, "__builtins__": builtins, "__spec__": None, "__loader__": None}
     module.__dict__.update(names)
     sys.modules["__main__"] = module
@@ -77,8 +75,8 @@ def _change_to(folder: Path | None) -> None:
 
 
 def _from_the_script_on(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without dpscope's frames above the script's."""
-    own = (run_script.__code__.co_filename, runpy.__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_frame.f_code.co_filename in own:
+    """The traceback without dpscope's frames."""
+    runners = (run_script.__code__.co_filename, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in runners:
         trace = trace.tb_next
     return trace

@@ -1,4 +1,4 @@
-"""torchrun as `dpscope attach` starts it: where a signal ends it, status 128 + its number and no traceback."""
+"""torchrun for `dpscope attach`: ended by a signal, it exits with status 128 + its number and without a traceback."""
 
 import sys
 
@@ -7,7 +7,7 @@ from torch.distributed.run import main
 
 
 def run() -> None:
-    """Be torchrun; it ends its processes before it raises what a signal makes it raise."""
+    """Run torchrun, which ends its processes before it raises SignalException."""
     try:
         main()
     except SignalException as error:

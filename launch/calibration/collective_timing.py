@@ -1,36 +1,47 @@
-"""Times collectives in one process of a calibration job: barrier, call, slowest rank, iteration by iteration."""
+"""Times collectives in one process of a calibration job: alone, two at once, and while computing."""
 
+import math
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import distributed
 
-from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, Collective, NotTimed
+from dpscope.launch.calibration.settings import contended_bytes
+from dpscope.profiling.records.calibration import (
+    CalibrationPoint,
+    CalibrationSettings,
+    Collective,
+    Contention,
+    NotTimed,
+)
 from dpscope.profiling.records.finding import counted
 
 ROUNDS = 4
-_PROBE_BYTES = 64  # of each device, to ask whether a backend has a collective
+_PROBE_BYTES = 64  # per device, for the call that shows whether a backend has a collective
 _WHOLE = ("all_reduce", "broadcast", "reduce")  # one buffer, no shares
-_SLEEP_CYCLES = 1_000_000  # of GPU time per iteration, in which the host enqueues ahead: under a millisecond
+_SLEEP_CYCLES = 1_000_000  # GPU sleep per call, under a millisecond, in which the host enqueues ahead
+_CPU_SIDE, _GPU_SIDE = 128, 1024  # of the square matrices in a piece of computation: at most 0.1 ms at 20 TFLOP/s
+_PIECES = 20  # at least, to time one
 
 
 @dataclass(frozen=True)
 class Subgroup:
-    """The first ranks of a job, or of each of its first nodes, and what each of them has: its device and share of free memory."""
+    """The first ranks of a job, or of each of its first nodes, with this rank's device and the memory for buffers."""
 
     group: distributed.ProcessGroup
     nodes: int
-    devices: int  # over all of these nodes
+    devices: int  # on all these nodes together
     device: torch.device
-    free_bytes: int  # the least of any rank's
+    free_bytes: int  # minimum over the ranks
 
 
 def time_collective(
     collective: Collective, settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]
 ) -> tuple[list[CalibrationPoint], list[NotTimed]]:
-    """Every size of one collective on one subgroup; called by all its ranks, which all get the same answer."""
+    """Time every size of one collective on one subgroup; all its ranks must call this and get the same result."""
     refusal = _refusal(collective, settings, subgroup)
     if refusal is not None:
         return [], [NotTimed(collective=collective, devices=subgroup.devices, size_bytes=None, reason=refusal)]
@@ -50,7 +61,7 @@ def time_collective(
 
 
 def call_each_size(settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]) -> None:
-    """One call of each collective and size, in which nothing is timed; called by all ranks of the subgroup."""
+    """Call each collective once with each size, untimed; all ranks of the subgroup must call this."""
     for collective in settings.collectives:
         if _refusal(collective, settings, subgroup) is not None:
             continue
@@ -62,9 +73,8 @@ def call_each_size(settings: CalibrationSettings, subgroup: Subgroup, report: Ca
 
 
 def shares_of_iterations(iterations: int) -> list[int]:
-    """The iterations in up to ROUNDS shares: all sizes are gone through with each, one after another.
-
-    So a disturbance that lasts a second spoils a share of several sizes and not all of one.
+    """The iterations in up to ROUNDS shares. Each share goes through all sizes, so that a disturbance of a second affects a
+    part of several sizes and not all of one.
     """
     rounds = min(ROUNDS, iterations)
     return [len(range(start, iterations, rounds)) for start in range(rounds)]
@@ -94,7 +104,7 @@ def _point(
 
 
 def _refusal(collective: Collective, settings: CalibrationSettings, subgroup: Subgroup) -> str | None:
-    """Why the backend does not offer this collective, None where it does. It refuses alike on every rank."""
+    """Why the backend does not support this collective, the same on every rank; None if it does."""
     try:
         make_call(collective, _PROBE_BYTES * subgroup.devices, settings.dtype, subgroup)()
     except (RuntimeError, NotImplementedError) as error:
@@ -102,7 +112,7 @@ def _refusal(collective: Collective, settings: CalibrationSettings, subgroup: Su
         if "support" not in text.lower() and "implement" not in text.lower():
             raise
         backend = distributed.get_backend(subgroup.group)
-        return f"{backend} does not offer it for {settings.dtype}: {text.splitlines()[0]}"
+        return f"{backend} does not support it for {settings.dtype}: {text.splitlines()[0]}"
     return None
 
 
@@ -110,8 +120,7 @@ def sizes_that_fit(
     collective: Collective, settings: CalibrationSettings, devices: int, free_bytes: int
 ) -> tuple[list[int], list[NotTimed]]:
     """The sizes whose buffers fit into each rank's free memory, and those that do not."""
-    # gloo works in a copy on the host as large as the buffer itself.
-    copies = 2 if settings.device == "cpu" else 1
+    copies = 2 if settings.device == "cpu" else 1  # gloo makes a copy of the buffer
     shares = 1 / devices if collective in ("all_gather", "reduce_scatter") else 0.0
     needed = {size: round(size * (copies + shares)) for size in settings.sizes}
     left_out = [
@@ -128,16 +137,16 @@ def sizes_that_fit(
 
 
 def make_call(collective: Collective, size_bytes: int, dtype: str, subgroup: Subgroup) -> Callable[[], object]:
-    """The call on buffers of its own of at most this size; rank 0 is the root. In place where torch is, as for gradients.
+    """A call of the collective on new buffers of at most this size; rank 0 is the root. In place where torch's call is.
 
-    all_gather and reduce_scatter have shares of equal length: the size is that of all of them together.
+    all_gather and reduce_scatter have shares of equal length: the size is their total.
     """
     kind = getattr(torch, dtype)
     share = size_bytes // kind.itemsize // subgroup.devices
     group = subgroup.group
 
     def filled(elements: int) -> torch.Tensor:
-        # Written, so that its pages exist; zeros, so that no sum ever overflows.
+        # Written, so that its pages exist; zeros, so that no sum overflows.
         return torch.empty(elements, dtype=kind, device=subgroup.device).fill_(0)
 
     if collective in _WHOLE:
@@ -157,7 +166,7 @@ def make_call(collective: Collective, size_bytes: int, dtype: str, subgroup: Sub
 
 
 def _time(call: Callable[[], object], warm_up: int, iterations: int, subgroup: Subgroup) -> list[float]:
-    """Microseconds of every iteration on this rank, the warm-up left away."""
+    """Microseconds of every iteration on this rank, without the warm-up."""
     timed = _time_cuda if subgroup.device.type == "cuda" else _time_cpu
     return timed(call, warm_up + iterations, subgroup)[warm_up:]
 
@@ -173,11 +182,11 @@ def _time_cpu(call: Callable[[], object], runs: int, subgroup: Subgroup) -> list
 
 
 def _time_cuda(call: Callable[[], object], runs: int, subgroup: Subgroup) -> list[float]:
-    """By device events around the call, after a barrier on the device.
+    """Time by device events around the call, after a barrier on the device.
 
-    The barrier is an all-reduce of one element on the stream and not `distributed.barrier`, which makes the host wait: the
-    device would then stand idle until the host has launched the call, and that launch would be counted as transfer. For the
-    same reason the device sleeps first, while the host enqueues ahead.
+    The barrier is an all-reduce of one element on the stream. `distributed.barrier` would make the host wait, and the device
+    would be idle until the host has launched the call: that launch would count as transfer. For the same reason the device
+    sleeps first, while the host enqueues ahead.
     """
     token = torch.zeros(1, device=subgroup.device)
     pairs = []
@@ -196,8 +205,145 @@ def _time_cuda(call: Callable[[], object], runs: int, subgroup: Subgroup) -> lis
 
 
 def slowest_us(times_us: list[float], subgroup: Subgroup) -> list[float]:
-    """Per iteration the time of its slowest rank; reduced only now, after all timing."""
+    """Each iteration's time on its slowest rank."""
     times = torch.tensor(times_us, dtype=torch.float64, device=subgroup.device)
     distributed.all_reduce(times, op=distributed.ReduceOp.MAX, group=subgroup.group)
     slowest: list[float] = times.tolist()
     return slowest
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One iteration on one rank; field names as in `Contention`."""
+
+    alone_us: float
+    two_in_flight_us: float
+    beside_compute_us: float
+    compute_alone_us: float  # per piece of computation
+    compute_beside_us: float
+
+
+class _Work:
+    """Two buffers to reduce and a matrix product to compute, on one rank."""
+
+    def __init__(self, size_bytes: int, dtype: str, subgroup: Subgroup) -> None:
+        kind = getattr(torch, dtype)
+        cuda = subgroup.device.type == "cuda"
+        side = _GPU_SIDE if cuda else _CPU_SIDE
+        self.group, self.device = subgroup.group, subgroup.device
+        self.buffers = [torch.zeros(size_bytes // kind.itemsize, dtype=kind, device=self.device) for _ in range(2)]
+        self._matrix = torch.ones(side, side, device=self.device)
+        self._product = torch.empty_like(self._matrix)
+
+    def begin(self, index: int) -> distributed.Work:
+        """Start reducing one buffer."""
+        begun = distributed.all_reduce(self.buffers[index], group=self.group, async_op=True)
+        assert begun is not None  # with async_op
+        return begun
+
+    def compute(self, pieces: int = 1) -> None:
+        for _ in range(pieces):
+            torch.mm(self._matrix, self._matrix, out=self._product)
+
+
+def time_contention(settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]) -> Contention:
+    """Time two all-reduces at once, and one during computation; all ranks must call this and get the same result.
+
+    Computation uses the threads of a training process (OMP_NUM_THREADS).
+    """
+    size = contended_bytes(settings.sizes)
+    report(f"two all_reduces at once, one during computation, on {counted(subgroup.devices, 'device')} at {size} B")
+    work = _Work(size, settings.dtype, subgroup)
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
+    once = _once_cuda if subgroup.device.type == "cuda" else _once_cpu
+    samples = [once(work) for _ in range(settings.warmup_iterations + settings.iterations)]
+    timed = samples[settings.warmup_iterations :]
+    torch.set_num_threads(before)
+    return Contention(
+        collective="all_reduce",
+        devices=subgroup.devices,
+        size_bytes=size,
+        nodes=subgroup.nodes if subgroup.nodes > 1 else None,
+        **{
+            one.name: tuple(slowest_us([getattr(sample, one.name) for sample in timed], subgroup))
+            for one in fields(_Sample)
+        },
+    )
+
+
+def _once_cpu(work: _Work) -> _Sample:
+    """On the CPU, the collective's progress is queried after every piece of computation."""
+    alone_us = _until_done(work, 1)
+    two_us = _until_done(work, 2)
+    distributed.barrier(group=work.group)
+    pieces, began = 0, time.perf_counter_ns()
+    while pieces < _PIECES or _since(began) < alone_us:
+        work.compute()
+        pieces += 1
+    piece_us = _since(began) / pieces
+    distributed.barrier(group=work.group)
+    pieces, began = 0, time.perf_counter_ns()
+    reducing = work.begin(0)
+    while not reducing.is_completed():
+        work.compute()
+        pieces += 1
+    beside_us = _since(began)
+    reducing.wait()
+    return _Sample(alone_us, two_us, beside_us, piece_us, beside_us / max(1, pieces))
+
+
+def _until_done(work: _Work, count: int) -> float:
+    """Microseconds until `count` all-reduces, started at once, have all ended."""
+    distributed.barrier(group=work.group)
+    began = time.perf_counter_ns()
+    for one in [work.begin(index) for index in range(count)]:
+        one.wait()
+    return _since(began)
+
+
+def _since(began_ns: int) -> float:
+    return (time.perf_counter_ns() - began_ns) / 1e3
+
+
+def _once_cuda(work: _Work) -> _Sample:
+    """Time by device events, after a small all-reduce that synchronises the devices while the host enqueues ahead."""
+
+    def timed(run: Callable[[], object]) -> float:
+        before, after = _begin(work), _event()
+        run()
+        after.record()
+        torch.cuda.synchronize(work.device)
+        return float(before.elapsed_time(after)) * 1e3
+
+    alone_us = timed(lambda: work.begin(0).wait())
+    two_us = timed(lambda: [one.wait() for one in [work.begin(0), work.begin(1)]])
+    piece_us = timed(lambda: work.compute(_PIECES)) / _PIECES
+    pieces = max(_PIECES, math.ceil(2 * alone_us / piece_us))  # computing lasts longer than the collective
+    aside = torch.cuda.Stream(work.device)  # type: ignore[no-untyped-call]
+    before, reduced, computed = _begin(work), _event(), _event()
+    reducing = work.begin(0)
+    work.compute(pieces)
+    computed.record()
+    with torch.cuda.stream(aside):
+        reducing.wait()
+        reduced.record(aside)
+    torch.cuda.synchronize(work.device)
+    beside_us, whole_us = (float(before.elapsed_time(one)) * 1e3 for one in (reduced, computed))
+    beside = pieces - max(0.0, whole_us - beside_us) / piece_us  # pieces that ran while the collective did
+    # A collective that ends before one piece does gives no information.
+    piece_beside_us = min(beside_us, whole_us) / beside if beside >= 1 else piece_us
+    return _Sample(alone_us, two_us, beside_us, piece_us, piece_beside_us)
+
+
+def _begin(work: _Work) -> torch.cuda.Event:
+    """The event at which timing starts, once all devices have reached it."""
+    torch.cuda._sleep(2 * _SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+    distributed.all_reduce(torch.zeros(1, device=work.device), group=work.group)
+    before = _event()
+    before.record()
+    return before
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""What NCCL chooses at each size: jobs after the timed one in which NCCL writes its log and nothing is timed.
+"""NCCL's choices at each size, from untimed jobs in which NCCL writes its log.
 
-Tested with logs that a job writes where its variables say; no GPU has confirmed it.
+Tested with logs that a job writes to the configured place, not on a GPU.
 """
 
 import os
@@ -22,11 +22,11 @@ _LONGEST_S = 120.0  # of a job with one call per size
 _ITEM_BYTES = (1, 2, 4, 8)
 
 LogJob = Callable[[CalibrationSettings, Layout], NcclLog]
-"""Runs a job with these settings and reads its log; raises DpscopeError where that fails, StoppedError after a signal."""
+"""Runs a job with these settings and reads its log; raises DpscopeError if that fails, StoppedError after a signal."""
 
 
 def log_variables(folder: Path) -> dict[str, str]:
-    """The variables with which NCCL writes its choices into a folder, one file per process."""
+    """The variables that make NCCL write its choices into a folder, one file per process."""
     return {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,NET,ENV",
@@ -35,7 +35,7 @@ def log_variables(folder: Path) -> dict[str, str]:
 
 
 def set_log_variables(folder: Path) -> None:
-    """Make NCCL in this process write its choices; call it before NCCL starts. What the user has set stays."""
+    """Make NCCL in this process write its choices, before it starts. The user's values take precedence."""
     for name, value in log_variables(folder).items():
         os.environ.setdefault(name, value)
 
@@ -43,13 +43,13 @@ def set_log_variables(folder: Path) -> None:
 def recorded_choices(
     settings: CalibrationSettings, run_job: LogJob, environment: Mapping[str, str] = os.environ
 ) -> tuple[tuple[CalibratedChoices, ...], tuple[Finding, ...]]:
-    """NCCL's choices on every device count, from one job each; a finding where they could not be read.
+    """NCCL's choices on every device count, from one job each; a finding if they could not be read.
 
-    A user's own NCCL_DEBUG settings are respected: no job is started. Raises StoppedError where a signal ends a job.
+    If the user has set one of the variables, no job is started. Raises StoppedError if a signal ends a job.
     """
-    if own := [name for name in log_variables(Path()) if name in environment]:
-        verb = "is" if len(own) == 1 else "are"
-        reason = f"what NCCL chose was not recorded: {', '.join(own)} {verb} set in the environment"
+    if users := [name for name in log_variables(Path()) if name in environment]:
+        verb = "is" if len(users) == 1 else "are"
+        reason = f"what NCCL chose was not recorded: {', '.join(users)} {verb} set in the environment"
         return (), (NcclCode.NCCL_CHOICES_NOT_READ.finding(reason),)
     choices: list[CalibratedChoices] = []
     findings: list[Finding] = []
@@ -67,7 +67,6 @@ def recorded_choices(
 
 
 def _one_count(settings: CalibrationSettings, layout: Layout) -> CalibrationSettings:
-    """One call of each size on one device count, with NCCL's log."""
     several = layout.nodes > 1
     return msgspec.structs.replace(
         settings,
@@ -79,9 +78,9 @@ def _one_count(settings: CalibrationSettings, layout: Layout) -> CalibrationSett
 
 
 def read_job_log(folder: Path, settings: CalibrationSettings, layout: Layout) -> NcclLog:
-    """The log of a job, with the choices at the sizes of the calibration; the job's own small messages are left out.
+    """The log of a job, with the choices at the calibration's sizes only.
 
-    Raises DpscopeError where NCCL wrote none, or one of another number of ranks.
+    Raises DpscopeError if NCCL wrote none, or one with another number of ranks.
     """
     files = sorted(folder.glob("nccl.*.log"))
     if not files:
@@ -94,7 +93,7 @@ def read_job_log(folder: Path, settings: CalibrationSettings, layout: Layout) ->
 
 
 def _call_sizes(sizes: Collection[int], devices: int) -> Iterator[int]:
-    """The sizes, and the same rounded down to shares of equal length."""
+    """The sizes, and the sizes rounded down to shares of equal length."""
     for size in sizes:
         yield size
         yield from (size // item // devices * devices * item for item in _ITEM_BYTES)

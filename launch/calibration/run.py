@@ -1,6 +1,6 @@
-"""A calibration: a torchrun job of its own that times collectives, and what is known of the machine beside it.
+"""A calibration: a torchrun job that times collectives, and a description of the machine. The analysis fits it.
 
-Imports torch only for the environment, once the job is over. The fit is the analysis's part.
+Imports torch only for the environment, after the job.
 """
 
 import importlib.metadata
@@ -48,13 +48,11 @@ def run_calibration(
     starter: JobStarter = THIS_HOST,
     scratch: Path | None = None,
 ) -> Calibration:
-    """Time the collectives that `settings` names; the calibration holds every sample and no fit yet.
+    """Time the collectives in `settings`; the calibration holds every sample and no fit.
 
-    `scratch` is a folder that all nodes of the `starter` share.
-
-    `link`, which the user states, takes the place of the links' specification. The job's processes end with this
-    call whatever happens; signals end it early. Raises DpscopeError with the cause in one line when the job fails, passes
-    its time limit or is stopped, or when nothing could be timed; the failed ranks' last lines are printed first.
+    `scratch` is a folder that all nodes of the `starter` share; `link`, if the user states it, replaces the specification of the
+    links. The job's processes end with this call in any case, and signals end it early. If the job fails, exceeds its time limit
+    or is stopped, or nothing could be timed, prints the last lines of the failed ranks and raises DpscopeError.
     """
     with _job_folder(starter, scratch) as folder:
         measured, lost = _run_job(settings, folder, console, starter)
@@ -92,7 +90,7 @@ def run_calibration(
 
 @contextmanager
 def _job_folder(starter: JobStarter, scratch: Path | None) -> Iterator[JobFolder]:
-    """A folder of one job, removed at the end. All nodes read it where there are several; else a local one is faster."""
+    """A temporary folder for one job; in `scratch` if several nodes read it, else a local one, which is faster."""
     shared = None if starter.count == 1 else scratch
     folder = JobFolder(Path(tempfile.mkdtemp(prefix=_SHARED_PREFIX if shared else "dpscope-calibrate-", dir=shared)))
     try:
@@ -104,7 +102,7 @@ def _job_folder(starter: JobStarter, scratch: Path | None) -> Iterator[JobFolder
 def _choices(
     settings: CalibrationSettings, console: Console, starter: JobStarter, scratch: Path | None
 ) -> tuple[tuple[CalibratedChoices, ...], tuple[Finding, ...]]:
-    """What NCCL chose, from jobs in which nothing is timed; nothing on the CPU, where gloo runs."""
+    """NCCL's choices, from untimed jobs; nothing on the CPU, where gloo runs."""
     if settings.device != "cuda":
         return (), ()
 
@@ -132,7 +130,7 @@ def _attended(
 def _run_job(
     settings: CalibrationSettings, folder: JobFolder, console: Console, starter: JobStarter
 ) -> tuple[TimedCollectives, tuple[Finding, ...]]:
-    """Run the job to its end and read what it measured; a finding where it ended before contention was timed."""
+    """Run the job and read its measurements, with a finding if it ended before contention was timed."""
     outcome, stop = _attended(settings, folder, console, starter, "Calibrating")
     if (collectives := collectives_without_contention(outcome, folder)) is not None:
         reason = f"how collectives and computing slow each other could not be timed: {outcome.message}"
@@ -151,14 +149,14 @@ def _job(settings: CalibrationSettings, folder: JobFolder) -> SeveralNodesJob:
 
 
 def planned_calibrations(scratch: Path) -> list[SeveralNodesJob]:
-    """The jobs whose settings lie in a folder that nodes share."""
+    """The jobs whose settings are in a folder that the nodes share."""
     folders = [JobFolder(path) for path in sorted(scratch.glob(f"{_SHARED_PREFIX}*"))]
-    told = [(read_json_if_there(folder.settings_path, CalibrationSettings), folder) for folder in folders]
-    return [_job(settings, folder) for settings, folder in told if settings is not None]
+    stored = [(read_json_if_there(folder.settings_path, CalibrationSettings), folder) for folder in folders]
+    return [_job(settings, folder) for settings, folder in stored if settings is not None]
 
 
 def collectives_without_contention(outcome: JobOutcome, folder: JobFolder) -> TimedCollectives | None:
-    """What a job that failed had timed before contention; None where it did not fail, was stopped, or had timed nothing."""
+    """What a failed job had timed before contention; None if it was stopped, did not fail or had timed nothing."""
     if outcome.status in ("ok", "interrupted"):
         return None
     timed = read_json_if_there(collectives_path(folder), TimedCollectives)
@@ -166,7 +164,7 @@ def collectives_without_contention(outcome: JobOutcome, folder: JobFolder) -> Ti
 
 
 def _rates(settings: CalibrationSettings, links: Interconnect, stated: LinkRate | None) -> dict[int, LinkRate]:
-    """What the links of each device count are specified for; none for a count where that is unknown."""
+    """The specified rate of the links of each device count, where known."""
     if stated is not None:
         return dict.fromkeys((one.devices for one in settings.groups), stated)
     rates = {count: group_rate(links, range(count)) for count in settings.devices}

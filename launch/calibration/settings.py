@@ -1,4 +1,4 @@
-"""What `dpscope calibrate` is asked for, checked at once. Imports torch only where GPUs may be."""
+"""The settings of `dpscope calibrate`, checked at once. Imports torch only if there may be GPUs."""
 
 import math
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from dpscope.profiling.records.typed_text import choose_from, parse_size
 from dpscope.profiling.store.errors import DpscopeError
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
-"""Types that can be reduced on every backend, and the bytes of one element."""
+"""Types that every backend can reduce, and the bytes of one element."""
 
-TYPICAL_BUCKET_BYTES = 25 << 20  # DistributedDataParallel's, at which contention is measured
+TYPICAL_BUCKET_BYTES = 25 << 20  # DistributedDataParallel's default, at which contention is measured
 CONTENDED_CALLS = (
-    5  # about as many calls' time an iteration of it takes: alone, two at once, beside compute as long again
+    5  # duration of one contention iteration in calls: one alone, two at once, about two during computation
 )
 
 
 def contended_bytes(sizes: Sequence[int]) -> int:
-    """The size at which contention is measured: of those timed the one nearest to a typical bucket."""
+    """The size at which contention is measured: the timed one nearest to a typical bucket."""
     return min(sizes, key=lambda size: abs(math.log(size / TYPICAL_BUCKET_BYTES)))
 
 
@@ -38,9 +38,9 @@ def calibration_settings(
     timeout_s: float = 900.0,
     nodes: int = 1,
 ) -> CalibrationSettings:
-    """Settings from the command's flags; raises DpscopeError naming the flag, its value and what to give instead.
+    """Settings from the command's flags; raises DpscopeError that names the flag, its value and an alternative.
 
-    `devices` None takes 2, 4, 8, ... up to the GPUs there are, on the CPU 2 processes; then all of 2, 4, ... `nodes`.
+    By default `devices` are 2, 4, 8, ... and all GPUs, or 2 processes on the CPU; then all of them on 2, 4, ... `nodes`.
     """
     _check("--dtype", dtype, dtype in ITEM_BYTES, choose_from(dtype, ITEM_BYTES))
     kinds = ("auto", "cuda", "cpu")

@@ -1,4 +1,4 @@
-"""One process of a calibration job under torchrun; `dpscope calibrate` starts it, rank 0 writes what all measured."""
+"""One process of a calibration job under torchrun, started by `dpscope calibrate`; rank 0 writes the results."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ _CPU_SHARE, _GPU_SHARE = 0.8, 0.9  # of free memory that buffers may take
 
 
 class TimedCollectives(Stored, frozen=True, kw_only=True):
-    """`result.json`: what a calibration job leaves for whoever started it."""
+    """`result.json` of a calibration job."""
 
     status: CellStatus = "ok"
     backend: str
@@ -46,14 +46,12 @@ class TimedCollectives(Stored, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class _Job:
-    """What this process is part of."""
-
     settings: CalibrationSettings
     folder: JobFolder
 
 
 def main() -> None:
-    """Run this process of the job whose folder is the only argument."""
+    """Run this process of the job in the folder that is the only argument."""
     work(_read, _calibrate)
 
 
@@ -80,11 +78,9 @@ def measure(
     report: TellProgress,
     keep: Callable[[TimedCollectives], None] = lambda _: None,
 ) -> TimedCollectives:
-    """Time all that `settings` name, in this process of a job; rank 0's answer has every point.
+    """Time everything in `settings` in this process of a job; rank 0's result has every point. `nccl_log` times nothing.
 
-    With `nccl_log` nothing is timed.
-
-    The collectives come first, and `keep` is given them before contention is timed: whatever ends that, loses that alone.
+    `keep` gets the collectives before contention is timed, so that a failure then does not lose them.
     """
     with starting_up():
         from torch import distributed
@@ -104,7 +100,7 @@ def measure(
 
 
 def collectives_path(folder: JobFolder) -> Path:
-    """Where a job leaves its collectives while it times contention."""
+    """The file with a job's collectives while it times contention."""
     return folder.path / "collectives.json"
 
 
@@ -131,9 +127,8 @@ def _time_collectives(
             left_out += missing
         distributed.barrier()
     cuda = settings.device == "cuda"
-    # Ranks may share a device, if somebody has them do so.
-    here = range(min(settings.job.per_node, torch.cuda.device_count())) if cuda else range(0)
-    properties = [torch.cuda.get_device_properties(index) for index in here]
+    indices = range(min(settings.job.per_node, torch.cuda.device_count())) if cuda else range(0)  # ranks may share one
+    properties = [torch.cuda.get_device_properties(index) for index in indices]
     return TimedCollectives(
         backend=distributed.get_backend(),
         device_names=tuple(one.name for one in properties) * place.nodes or ("cpu",) * place.world_size,
@@ -147,7 +142,6 @@ def _time_collectives(
 def _call_each_size(
     settings: CalibrationSettings, subgroups: "Sequence[Subgroup | None]", report: TellProgress
 ) -> None:
-    """For NCCL's log alone: nothing is timed."""
     from torch import distributed
 
     from dpscope.launch.calibration.collective_timing import call_each_size
@@ -164,10 +158,9 @@ def _time_contention(
     timed: TimedCollectives,
     report: TellProgress,
 ) -> tuple[Contention, ...]:
-    """On every device count of which all-reduces were timed."""
     from torch import distributed
 
-    from dpscope.launch.calibration.contention import time_contention
+    from dpscope.launch.calibration.collective_timing import time_contention
 
     contention = []
     for subgroup in subgroups:
@@ -185,7 +178,7 @@ def _all_reduced(subgroup: "Subgroup", points: Sequence[CalibrationPoint]) -> bo
 def _join(settings: CalibrationSettings, place: TorchrunPlace) -> "torch.device":
     """Join the job's process group; returns this process's device.
 
-    Its collectives may wait almost as long as the job may take: ranks outside of a subgroup wait in them until it is timed.
+    The limit of its collectives is almost the job's: ranks outside of a subgroup wait in a barrier until it is timed.
     """
     import torch
     from torch import distributed
@@ -204,9 +197,9 @@ def _join(settings: CalibrationSettings, place: TorchrunPlace) -> "torch.device"
 
 
 def _subgroups(settings: CalibrationSettings, device: "torch.device", on_each_node: int) -> "Sequence[Subgroup | None]":
-    """The subgroup of every device count, None for those this rank is not in; made by all ranks, in one order.
+    """The subgroup of every device count, None for those without this rank; all ranks create them in the same order.
 
-    `on_each_node` is how many ranks of the job each node has, one node's after the other's.
+    The job has `on_each_node` consecutive ranks on each node.
     """
     from torch import distributed
 
@@ -228,7 +221,7 @@ def _subgroups(settings: CalibrationSettings, device: "torch.device", on_each_no
 
 
 def _free_bytes(device: "torch.device") -> int:
-    """Memory this rank's buffers may take."""
+    """Memory for this rank's buffers."""
     import torch
     from torch import distributed
 
@@ -247,7 +240,7 @@ def _least(value: int, device: "torch.device") -> int:
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:
-    """Free memory of this host or, where that is less, what its control group (a container) still allows."""
+    """Free memory of this host, or what its control group (a container) still allows if that is less."""
     free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     memory_info = root / "proc/meminfo"
     if memory_info.exists():

@@ -68,8 +68,15 @@ def attach(
     from rich.console import Console
 
     from dpscope.launch.attach.arguments import attachment
-    from dpscope.launch.attach.jobs import check_counts, default_counts, repeats_there, run_jobs
-    from dpscope.launch.attach.planned_jobs import AttachedJob, plan_jobs, record_jobs
+    from dpscope.launch.attach.jobs import (
+        AttachedJob,
+        check_counts,
+        default_counts,
+        plan_jobs,
+        record_jobs,
+        repeats_there,
+        run_jobs,
+    )
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.jobs.out_folder import locked
     from dpscope.launch.planning.run_config import read_text
@@ -122,7 +129,7 @@ def attach(
 
 def parse_jobs(text: str) -> tuple[int | None, ...]:
     """Device counts from ``single,1,2``; None for a script without torchrun. Raises ValueError."""
-    from dpscope.launch.attach.planned_jobs import SINGLE
+    from dpscope.launch.attach.jobs import SINGLE
     from dpscope.launch.planning.run_config import parse_devices
 
     parts = [part.strip() for part in text.split(",")]

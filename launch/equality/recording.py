@@ -1,7 +1,9 @@
-"""Keeps what `dpscope equal` compares of one process's training, and writes it: whole files at its end."""
+"""Records what `dpscope equal` compares of one process's training: samples, outputs, gradients, weights; writes whole files."""
 
 import hashlib
-from collections.abc import Sequence
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,105 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpscope.launch.equality.forward_recorder import ForwardRecorder, chosen_elements, fingerprints
-from dpscope.profiling.records.equality import STORED_ELEMENTS, ParameterRecord, RankRecord, rank_paths
+from dpscope.launch.workload.nested import leaves
+from dpscope.profiling.records.equality import OUTPUT_ELEMENTS, STORED_ELEMENTS, ParameterRecord, RankRecord, rank_paths
 from dpscope.profiling.store.files import atomic_path, write_json
 
 Arrays = dict[str, NDArray[Any]]
 
 
+def fingerprints(inputs: Any) -> NDArray[np.uint64]:
+    """A 64-bit hash of every sample of a batch of nested tensors, from its values in single precision."""
+    parts = [one.detach().to("cpu", torch.float32).reshape(len(one), -1) for one in leaves(inputs)]
+    return np.array([_hash(row) for row in torch.cat(parts, dim=1).numpy()], dtype=np.uint64)
+
+
+def chosen_elements(count: int, most: int) -> NDArray[np.int64]:
+    """Indices of the stored elements of a tensor of `count`: all, or `most` distinct ones, always the same."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
+
+
+class ForwardRecorder:
+    """Hooks on a model that record which samples enter it and, while `outputs_wanted`, what its innermost modules return.
+
+    For a model that will be compiled, `outputs_wanted` must be False from the start: inner hooks would break its graphs.
+
+    DataParallel's replicas share the hooks (functions are not copied with a module) and run on separate threads: records are
+    kept per thread during a forward call and collected at its end.
+    """
+
+    def __init__(self, model: nn.Module, outputs_wanted: bool = True) -> None:
+        self.outputs_wanted = outputs_wanted
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._passes: list[tuple[NDArray[np.uint64], dict[str, NDArray[Any]]]] = []
+
+        # Closures, not methods: a method would be copied with the module, and with it the recorder.
+        def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            self._local.samples = fingerprints((inputs, named))
+            self._local.outputs = {}
+
+        def leave(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            with self._lock:
+                self._passes.append((self._local.samples, self._local.outputs))
+
+        model.register_forward_pre_hook(enter, with_kwargs=True)
+        for name, module in model.named_modules():
+            if outputs_wanted and not any(module.children()):
+                module.register_forward_hook(self._output_hook(name or "model"))
+        model.register_forward_hook(leave)  # after the hook of a model without inner modules
+
+    def _output_hook(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            samples = len(self._local.samples)
+            if self.outputs_wanted and isinstance(output, Tensor) and output.ndim and len(output) == samples:
+                outputs = self._local.outputs
+                calls = sum(call.partition("#")[0] == name for call in outputs)
+                outputs[f"{name}#{calls + 1}" if calls else name] = _some_elements(output)
+
+        return hook
+
+    def take(self, batch: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Arrays]:
+        """Return and forget what was recorded since the last call, for the samples of `batch` in order.
+
+        Returns how often each sample entered the model, and per module call, in the order of the calls, the stored
+        elements of its output (a row per sample; NaN for a sample that did not enter).
+        """
+        passes, self._passes = self._passes, []
+        positions: dict[int, deque[int]] = defaultdict(deque)
+        for position, sample in enumerate(batch.tolist()):
+            positions[sample].append(position)
+        entered = np.zeros(len(batch), dtype=np.int64)
+        outputs: Arrays = {}
+        for samples, pass_outputs in passes:
+            rows = [_next_position(positions[sample]) for sample in samples.tolist()]
+            known = [row for row in rows if row is not None]
+            entered[known] += 1
+            for call, values in pass_outputs.items():
+                whole = outputs.setdefault(call, np.full((len(batch), values.shape[1]), np.nan, values.dtype))
+                whole[known] = values[[row is not None for row in rows]]
+        return entered, outputs
+
+
+def _next_position(positions: deque[int]) -> int | None:
+    """Position in the batch of the next of several equal samples; None for a sample that is not in the batch."""
+    if not positions:
+        return None
+    positions.rotate(-1)  # equal samples (padding) take turns
+    return positions[-1]
+
+
+def _some_elements(output: Tensor) -> NDArray[Any]:
+    rows = output.detach().flatten(1) if output.ndim > 1 else output.detach()[:, None]
+    columns = torch.from_numpy(chosen_elements(rows.shape[1], OUTPUT_ELEMENTS)).to(rows.device)
+    chosen: NDArray[Any] = rows[:, columns].cpu().numpy()
+    return chosen
+
+
 class TensorHistory:
-    """One kind of tensors (gradients or weights) of all parameters, step after step."""
+    """The gradients or the weights of all parameters, step by step."""
 
     def __init__(self, name: str, elements: Sequence[int]) -> None:
         self._name = name
@@ -28,19 +120,19 @@ class TensorHistory:
         self._stored: list[list[NDArray[Any]]] = [[] for _ in elements]
 
     def add(self, tensors: Sequence[NDArray[Any]]) -> None:
-        """The tensors of one more step, flat."""
+        """Add the flat tensors of one step."""
         self._hashes.append([_hash(tensor) for tensor in tensors])
         self._norms.append([float(np.linalg.norm(tensor.astype(np.float64, copy=False))) for tensor in tensors])
         for stored, chosen, tensor in zip(self._stored, self._chosen, tensors, strict=True):
             stored.append(tensor[chosen])
 
     def arrays(self) -> Arrays:
-        """Under the names that dpscope.profiling.records.equality lists."""
-        found: Arrays = {
+        """With the names in dpscope.profiling.records.equality."""
+        return {
             f"{self._name}_hash": np.array(self._hashes, dtype=np.uint64),
             f"{self._name}_norm": np.array(self._norms),
+            **{f"{self._name}.{index}": np.stack(steps) for index, steps in enumerate(self._stored)},
         }
-        return found | {f"{self._name}.{place}": np.stack(steps) for place, steps in enumerate(self._stored)}
 
 
 def _hash(tensor: NDArray[Any]) -> int:
@@ -48,7 +140,7 @@ def _hash(tensor: NDArray[Any]) -> int:
 
 
 class SampleHistory:
-    """Every sample that was handed out: its step, epoch, index, fingerprint, and how often it entered the model."""
+    """Every sample of the training: its step, epoch, index, fingerprint, and how often it entered the model."""
 
     def __init__(self, forward: ForwardRecorder) -> None:
         self._forward = forward
@@ -56,7 +148,7 @@ class SampleHistory:
         self.first_outputs: Arrays = {}  # per module call of the first step
 
     def add(self, step: int, epoch: int, indices: Sequence[int], inputs: Any) -> None:
-        """The batch of one more step, once its forward is over."""
+        """Add the batch of one step, after its forward pass."""
         batch = fingerprints(inputs)
         entered, outputs = self._forward.take(batch)
         if step == 0:
@@ -73,13 +165,13 @@ class SampleHistory:
             self._columns.setdefault(name, []).append(values)
 
     def arrays(self) -> Arrays:
-        """Under the names that dpscope.profiling.records.equality lists."""
+        """With the names in dpscope.profiling.records.equality."""
         samples = {f"sample_{name}": np.concatenate(parts) for name, parts in self._columns.items()}
-        return samples | {f"output.{place}": values for place, values in enumerate(self.first_outputs.values())}
+        return samples | {f"output.{index}": values for index, values in enumerate(self.first_outputs.values())}
 
 
 class TrainingRecorder:
-    """All that one process keeps of its training."""
+    """Everything that one process records of its training."""
 
     def __init__(self, model: nn.Module, forward: ForwardRecorder) -> None:
         self._model = model  # FSDP replaces its parameters, which keep their names
@@ -99,16 +191,12 @@ class TrainingRecorder:
         return {name: one for name, one in self._model.named_parameters() if one.requires_grad}
 
     def add_gradients(self) -> None:
-        """The gradients as the optimizer is about to use them; zeros where there is none."""
-        self._gradients.add(
-            [
-                _flat(parameter.grad if parameter.grad is not None else torch.zeros_like(parameter))
-                for parameter in self._named.values()
-            ]
-        )
+        """Add the gradients before the optimizer uses them; zeros for parameters without gradient."""
+        gradients = (one.grad if one.grad is not None else torch.zeros_like(one) for one in self._named.values())
+        self._gradients.add([_flat(gradient) for gradient in gradients])
 
     def add_step(self, loss: float) -> None:
-        """The loss before the step that is over, and the weights after it."""
+        """Add the loss before an optimizer step and the weights after it."""
         self._losses.append(loss)
         self._weights.add([_flat(parameter) for parameter in self._named.values()])
 
@@ -121,9 +209,14 @@ class TrainingRecorder:
         shuffled: bool,
         whole_weights: bool,
     ) -> None:
-        """Write record and arrays of this process; the record last, so that it speaks of arrays that are there."""
+        """Write this process's arrays, and then the record that describes them."""
         record_path, arrays_path = rank_paths(folder, rank)
-        last_weights = self._last_weights()  # sharded ones are gathered by all processes
+        named = self._named
+        last_weights = {  # all processes take part in gathering sharded ones
+            f"last_weight.{index}": _flat(named[record.name])
+            for index, record in enumerate(self._parameters)
+            if record.stored < record.elements
+        }
         arrays = {
             "loss": np.array(self._losses),
             **self._gradients.arrays(),
@@ -144,17 +237,9 @@ class TrainingRecorder:
         )
         write_json(record_path, record)
 
-    def _last_weights(self) -> Arrays:
-        named = self._named
-        return {
-            f"last_weight.{place}": _flat(named[record.name])
-            for place, record in enumerate(self._parameters)
-            if record.stored < record.elements
-        }
-
 
 def _flat(tensor: Any) -> NDArray[Any]:
-    """All elements of a tensor; of a sharded one every process must ask."""
-    own: Tensor = tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
-    flat: NDArray[Any] = own.flatten().cpu().numpy()
+    """All elements of a tensor; for a sharded one, every process must call this."""
+    whole: Tensor = tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+    flat: NDArray[Any] = whole.flatten().cpu().numpy()
     return flat

@@ -1,4 +1,4 @@
-"""Runs the jobs of `dpscope equal`, one after the other; what they leave is compared by analysis. Imports no torch."""
+"""Runs the jobs of `dpscope equal` in turn; the analysis compares their records. Imports no torch."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from dpscope.profiling.store.layout import remove_empty_folders, remove_written
 
 
 def run_equality(settings: EqualitySettings, out: Path, console: Console, starter: JobStarter = THIS_HOST) -> None:
-    """Train under every strategy and leave what each process saved in `out`, in place of an earlier comparison.
+    """Train under every strategy and save each process's records in `out`, in place of an earlier comparison.
 
     The jobs' processes end with this call whatever happens; signals end it early. Raises DpscopeError with the cause in
     one line when a job fails, passes its time limit or is stopped, or when `out` holds something else.
@@ -43,7 +43,7 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console, starte
 
 
 def _clear(out: Path) -> None:
-    """Remove the earlier comparison that the settings record; they are replaced."""
+    """Remove the files of the comparison in the stored settings."""
     (out / EQUALITY_NAME).unlink(missing_ok=True)
     if (earlier := read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)) is not None:
         for job in earlier.jobs:
@@ -68,7 +68,7 @@ def _run_job(
 
 
 def planned_comparisons(out: Path) -> list[SeveralNodesJob]:
-    """The jobs of the comparison whose settings lie in `out`."""
+    """The jobs of the comparison whose settings are in `out`."""
     settings = read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
     return [] if settings is None else [_started(settings, job, out) for job in settings.jobs]
 

@@ -1,4 +1,4 @@
-"""What `dpscope equal` is asked for: from flags to settings with nothing left to choose. Imports torch only where GPUs may be."""
+"""The settings of `dpscope equal`, complete and checked. Imports torch only if there may be GPUs."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 EQUALITY_BATCH_SIZES: dict[DeviceType, int] = {"cuda": 32, "cpu": 8}
 DEFAULTS: dict[str, object] = {"devices": "2", "data": "fake", "steps": 20, "workers": 0, "lr": 0.01}
-"""Of `dpscope equal` where they are not those of `dpscope run`; rounding grows with the learning rate."""
+"""Defaults that differ from those of `dpscope run`; rounding grows with the learning rate."""
 
 
 def equality_settings(
@@ -35,9 +35,9 @@ def equality_settings(
     sync_batch_norm: bool = False,
     nodes: int = 1,
 ) -> EqualitySettings:
-    """Settings from the command's flags, those of `dpscope run` and its own; DDP may span as many as `nodes`.
+    """Settings from the command's flags, those of `dpscope run` and its own; DDP may span up to `nodes` nodes.
 
-    Raises DpscopeError naming the flag, its value and what to give instead.
+    Raises DpscopeError that names the flag, its value and an alternative.
     """
     given = load_config(None, {**DEFAULTS, **flags})
     devices = resolve_devices(given.workload.device)
@@ -82,7 +82,7 @@ def _with_batch(config: RunConfig, kind: DeviceType, flags: Mapping[str, object]
 
 
 def samples_of_two_epochs(batch_size: int, steps: int) -> int:
-    """Samples of an epoch that ends with a short batch half way through the steps: what is lost there then shows.
+    """Samples of an epoch that ends with a short batch half way through the steps, so that samples lost there are noticed.
 
     >>> samples_of_two_epochs(8, 20)
     77
@@ -96,7 +96,7 @@ def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sy
     counts, batch_size = config.matrix.counts, config.matrix.batch_sizes[0]
     if len(config.matrix.strategies) < 2 and config.matrix.compile == ("off",):
         raise DpscopeError(
-            f"--strategy {config.matrix.strategies[0]}: one has nothing to be compared with; give two or three"
+            f"--strategy {config.matrix.strategies[0]}: there is nothing to compare it with; give two or three"
         )
     layouts = config.matrix.layouts
     if layouts and any(traits_of(one).threaded for one in config.matrix.strategies):
@@ -105,8 +105,8 @@ def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sy
             "and cannot span nodes; compare single with ddp"
         )
     if len(counts) != 1 or counts[0] < 2 or len(layouts) + len(config.matrix.devices) != 1:
-        shown = ",".join((*map(str, config.matrix.devices), *layouts))
-        raise DpscopeError(f"--devices {shown}: give one count of 2 or more; a single device takes part by --strategy")
+        given = ",".join((*map(str, config.matrix.devices), *layouts))
+        raise DpscopeError(f"--devices {given}: give one count of 2 or more; --strategy single adds one device")
     if batch_size % counts[0]:
         raise DpscopeError(
             f"--batch-size {batch_size}: {counted(counts[0], 'device')} cannot share a global batch of {batch_size} equally; "
@@ -119,7 +119,7 @@ def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sy
     for strategy in config.matrix.strategies:
         if reason := too_few_devices(_cell(config, kind, strategy)):
             named = layouts[0] if layouts else counts[0]
-            raise DpscopeError(f"--devices {named}: {reason}; ask for an even number of 4 or more, or leave hsdp out")
+            raise DpscopeError(f"--devices {named}: {reason}; give an even number of 4 or more, or omit hsdp")
     if sync_batch_norm:
         _check_sync(config.matrix.strategies, kind, freeze_batch_norm)
 
@@ -139,9 +139,8 @@ def _check_sync(strategies: tuple[Strategy, ...], kind: DeviceType, freeze_batch
 
 
 def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> tuple[EqualityJob, ...]:
-    """A job for each strategy, the reference's first: with its rounding, and of a single device what it does in shares.
-
-    What --compile names is compared with the same strategy as it is, so that each has a job for that too.
+    """A job for each strategy, the reference first: it also measures rounding. A single device also trains with its batch
+    divided into shares. A compiled strategy is compared with the same strategy without compilation.
     """
     cells: dict[Cell, None] = {}
     for strategy in config.matrix.strategies:

@@ -1,4 +1,4 @@
-"""One process of a job of `dpscope equal` under torchrun: trains and saves what is compared.
+"""One process of a job of `dpscope equal` under torchrun: trains and saves the records.
 
 torchrun ... -m dpscope.launch.equality.worker RUN CELL
 """
@@ -23,8 +23,6 @@ from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder
 
 @dataclass(frozen=True)
 class _Job:
-    """What this process is part of."""
-
     settings: EqualitySettings
     job: EqualityJob
     out: Path
@@ -35,7 +33,7 @@ class _Job:
 
 
 def main() -> None:
-    """Train what the arguments name."""
+    """Run the trainings that the arguments name."""
     work(_read, _train)
 
 

@@ -131,13 +131,13 @@ def nccl_engine(device: torch.device) -> str | None:
     return type(group._get_backend(device)).__name__
 
 
-def told_by_rank_0(number: int, device: torch.device) -> int:
-    """The number that rank 0 has, in every process of the job."""
+def rank_0_value(number: int, device: torch.device) -> int:
+    """Rank 0's value of a number, in every process of the job."""
     if not distributed.is_initialized():
         return number
-    told = torch.tensor([number], dtype=torch.int64, device=device)
-    distributed.broadcast(told, src=0)
-    return int(told.item())
+    value = torch.tensor([number], dtype=torch.int64, device=device)
+    distributed.broadcast(value, src=0)
+    return int(value.item())
 
 
 def synchronise(devices: Sequence[torch.device]) -> None:

@@ -1,4 +1,4 @@
-"""The calibration that a run makes of its device counts before its cells: few sizes, seconds. Imports no torch."""
+"""The short calibration with which a run begins, on its device counts. Imports no torch."""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -32,26 +32,25 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
 from dpscope.profiling.store.folders import RunFolder
 
-LARGEST_BYTES = 64 << 20  # what is larger is predicted by the line through what is smaller
-_DEFAULT_CAP_MB = 25.0  # DistributedDataParallel's, of all buckets but the first
+LARGEST_BYTES = 64 << 20  # larger sizes are predicted from the line through smaller ones
+_DEFAULT_CAP_MB = 25.0  # DistributedDataParallel's, for all buckets except the first
 _SMALL = (4 << 10, 64 << 10)
 _ITERATIONS, _WARM_UP = 8, 2
-_CALLS = 13  # of each size: the iterations, the warm-up, and one more for each further round
+_CALLS = 13  # per size: the iterations, the warm-up, and one more for each further round
 _LONGEST_S = 120.0
 _START_S: dict[DeviceType, float] = {"cuda": 14.0, "cpu": 5.0}  # torchrun, imports, process group
-_GB_PER_S: dict[DeviceType, float] = {"cuda": 5.0, "cpu": 0.5}  # assumed, for the estimate of time alone
+_GB_PER_S: dict[DeviceType, float] = {"cuda": 5.0, "cpu": 0.5}  # assumed in the estimate of time
 
-Pair = tuple[Collective, Layout]  # on so many devices
+Pair = tuple[Collective, Layout]
 
 
 def plan_calibration(
     plan: Collection[PlannedCell], config: ResolvedConfig, kind: DeviceType, size: ModelSize, stored: Calibration | None
 ) -> CalibrationSettings | None:
-    """What a run times before its cells; None where it moves nothing, holds it already or was told not to.
+    """What a run times before its cells; None if it needs nothing, has everything already, or is not to calibrate.
 
-    All-reduces and the broadcasts of buffers where DDP is planned, broadcasts and reduces where DataParallel is, all-gathers and
-    reduce-scatters where FSDP is; dp-host uses no link. A calibration that was read from nccl-tests' logs is the user's word:
-    nothing is added to it.
+    DDP needs all-reduces and broadcasts of buffers, DataParallel broadcasts and reduces, FSDP all-gathers and reduce-scatters;
+    dp-host uses no link. A calibration from nccl-tests' logs, which the user provides, is not extended.
     """
     missing = needed_pairs(plan) - _held(stored)
     if not config.measurement.calibrate or not missing or (stored is not None and stored.source != "measured"):
@@ -75,7 +74,7 @@ _ORDER: tuple[Collective, ...] = MEASURED_COLLECTIVES  # type: ignore[assignment
 
 
 def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
-    """The collectives that the planned cells run, each with the number of devices."""
+    """The collectives that the planned cells run, each with its layout of devices."""
     pairs: set[Pair] = set()
     for cell in (planned.cell for planned in plan if planned.skip_reason is None and planned.cell.devices > 1):
         layout = Layout(cell.nodes, cell.devices // cell.nodes)
@@ -89,7 +88,7 @@ def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
 
 
 def _sharded_pairs(cell: Cell) -> set[Pair]:
-    """What FSDP runs within a group, and HSDP between groups, which are the nodes where there are several."""
+    """FSDP's collectives within a group, and HSDP's between groups, which are the nodes if there are several."""
     groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
     nodes = cell.nodes if groups == 1 else 1
     within = Layout(nodes, shards // nodes)
@@ -111,9 +110,9 @@ def _layout(calibration: Calibration, timed: CalibrationPoint | Contention) -> L
 
 
 def calibrated_sizes(matrix: Matrix, size: ModelSize) -> tuple[int, ...]:
-    """Two small sizes, and the largest bucket with three parts of it, in bytes: whole numbers of KiB.
+    """Two small sizes, and the largest bucket with three fractions of it, in bytes: whole numbers of KiB.
 
-    The largest bucket is that of the largest cap, or all gradients where there are fewer or where nothing overlaps.
+    The largest bucket follows from the largest cap, or holds all gradients if they are smaller or nothing overlaps.
     """
     gradients = size.parameters * ITEM_BYTES["float32"]
     cap_mb = max(_DEFAULT_CAP_MB if cap == "default" else cap for cap in matrix.bucket_mb)
@@ -123,7 +122,7 @@ def calibrated_sizes(matrix: Matrix, size: ModelSize) -> tuple[int, ...]:
 
 
 def calibration_seconds(settings: CalibrationSettings) -> float:
-    """About how long it takes; a reduce or broadcast counts as an all-reduce."""
+    """Estimated duration; a reduce or broadcast counts as an all-reduce."""
     calls = sum(settings.sizes) * _CALLS * len(settings.collectives)
     if "all_reduce" in settings.collectives:
         calls += contended_bytes(settings.sizes) * CONTENDED_CALLS * (settings.iterations + settings.warmup_iterations)
@@ -133,7 +132,7 @@ def calibration_seconds(settings: CalibrationSettings) -> float:
 
 
 def described(settings: CalibrationSettings) -> str:
-    """The line of the plan that tells a calibration."""
+    """The plan's line about a calibration."""
     counts = ", ".join((*map(str, settings.devices), *settings.layouts))
     return (
         f"Calibration first: {', '.join(settings.collectives)} on {counts} devices at {counted(len(settings.sizes), 'size')} "
@@ -142,7 +141,7 @@ def described(settings: CalibrationSettings) -> str:
 
 
 def stored_calibration(run: RunFolder) -> Calibration | None:
-    """The calibration that lies in a run folder; raises DpscopeError for a file that is none."""
+    """The calibration in a run folder; raises DpscopeError for an invalid file."""
     return read_json_if_there(run.calibration_path, Calibration)
 
 
@@ -153,9 +152,9 @@ def calibrate_first(
     console: Console,
     starter: JobStarter = THIS_HOST,
 ) -> tuple[Finding, ...]:
-    """Time what `settings` names and add it to the run folder's calibration; a failure is a finding, told to the user.
+    """Run a calibration and merge it into the run folder's, unless that is another machine's or NCCL engine's.
 
-    What another machine's or another NCCL engine's calibration holds is not added to. Raises StoppedError where a signal ends it.
+    A failure is a finding. Raises StoppedError if a signal ends it.
     """
     if settings is None:
         return ()
@@ -178,14 +177,14 @@ def _same_machine(stored: Calibration, environment: Environment) -> bool:
 
 
 def of_this_machine(stored: Calibration | None, environment: Environment) -> Calibration | None:
-    """A calibration unless it was measured on another machine; logs do not tell theirs."""
+    """The calibration unless it was measured on another machine; logs do not name theirs."""
     if stored is None or stored.environment is None:
         return stored
     return stored if _same_machine(stored, environment) else None
 
 
 def _together(stored: Calibration, measured: Calibration) -> Calibration:
-    """Both calibrations' points as one of the later time, without fits: whoever reads it fits them anew."""
+    """Both calibrations' points as one with the later time, without fits, which readers compute."""
     timed = {_layout(measured, one) for one in measured.contention}
     kept = tuple(point for point in stored.points if (point.collective, _layout(stored, point)) not in _held(measured))
     chosen = {(one.devices, one.nodes) for one in measured.nccl}

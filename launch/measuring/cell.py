@@ -1,4 +1,4 @@
-"""One process's whole job: process group, model, passes, and what is saved of them."""
+"""One process's job from start to end: process group, model, passes, results."""
 
 import dataclasses
 import os
@@ -48,14 +48,14 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
-_LATE_FILES_S = 90.0  # a network's file system shows another host's files up to a minute late
+_LATE_FILES_S = 90.0  # a network file system shows another host's files up to a minute late
 _POLL_S = 0.2
 
 
 def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callable[[str], None]) -> None:
-    """Measure a cell in this process and save it; global rank 0 writes the result, after everyone has saved.
+    """Measure a cell in this process and save it; global rank 0 writes the result after all ranks have saved theirs.
 
-    `began` is the Unix time the job started, `report` is told which pass begins.
+    `began` is the Unix time at which the job started; `report` gets the name of each pass at its start.
     """
     torch.set_num_threads(job.threads)
     before = _device_states(job, place, own_process_ids=())  # before any process of this job is on them
@@ -65,10 +65,8 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
         join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     with starting_up():  # the optimizer and DDP import torch's compiler
         process, sizes = _prepare(job, place, devices, report)
-    own = (
-        _own_process_ids(place.node) if job.kind == "cuda" else ()
-    )  # by now every process of the job is on its devices
-    if job.kind == "cuda":
+    if job.kind == "cuda":  # by now every process of the job uses its devices
+        own = _own_process_ids(place.node)
         process = dataclasses.replace(process, device_states=lambda: _device_states(job, place, own))
     measured = run_passes(process)
     process.step.batches.close()
@@ -83,30 +81,30 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
         result = CellResult(cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - began)
         write_json(job.folder.result_path, result)
         if job.by_hand:
-            sys.stdout.write(told_by_hand(job, measured) + "\n")
+            sys.stdout.write(summary(job, measured) + "\n")
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
-def told_by_hand(job: WorkerJob, measured: PassResults) -> str:
-    """What a cell that was started by hand says at its end: its step, and the command that reports on it."""
+def summary(job: WorkerJob, measured: PassResults) -> str:
+    """What a cell that was started by hand prints at its end: its step time, and the command for the report."""
     steps_us = [sample.step_us for sample in measured.samples if sample.measuring_pass == "timed"]
-    middle_ms = statistics.median(steps_us) / 1e3
+    median_ms = statistics.median(steps_us) / 1e3
     return (
-        f"{job.cell.name}, repeat {job.repeat}: median step {middle_ms:.4g} ms ({counted(len(steps_us), 'step')}).\n"
+        f"{job.cell.name}, repeat {job.repeat}: median step {median_ms:.4g} ms ({counted(len(steps_us), 'step')}).\n"
         f"Next: dpscope analyze {job.folder.run.path}"
     )
 
 
 def _wait_for_all_files(folder: RepeatFolder, world_size: int, timeout_s: float = _LATE_FILES_S) -> None:
-    """Return once every process's files are seen from here; raises DpscopeError naming the ranks whose are not."""
+    """Wait until this process sees the files of all ranks; raises DpscopeError that names those missing."""
     deadline = time.monotonic() + timeout_s
     while len(ranks := {result.rank for result in folder.ranks()}) < world_size:
         if time.monotonic() > deadline:
             missing = ", ".join(str(rank) for rank in sorted(set(range(world_size)) - ranks))
             raise DpscopeError(
-                f"{folder.path} lacks files that were saved, those of rank {missing}: --out is not one folder that all "
-                "nodes share; name one that is"
+                f"{folder.path} lacks the files of rank {missing}, which were saved: --out is not a folder that all nodes "
+                "share; name one that is"
             )
         time.sleep(_POLL_S)
 
@@ -147,7 +145,6 @@ def _prepare(
 def _device_states(
     job: WorkerJob, place: TorchrunPlace, own_process_ids: tuple[int, ...] | None
 ) -> tuple[DeviceState, ...]:
-    """State of this process's devices; empty on the CPU."""
     if job.kind == "cpu":
         return ()
     indices = (place.local_rank,) if job.cell.per_device else range(job.cell.devices)
@@ -157,7 +154,7 @@ def _device_states(
 
 
 def _own_process_ids(node: int) -> tuple[int, ...] | None:
-    """Process ids of this job on this host; None where NVML counts in another namespace."""
+    """Process ids of this job on this host; None if NVML uses another namespace."""
     own = (node, os.getpid(), own_processes_seen(open_nvml(), os.getpid()))
     everyone: list[tuple[int, int, bool]] = [own]
     if distributed.is_initialized():
@@ -210,11 +207,11 @@ def _rank_result(
     )
 
 
-_BF16_UNITS = (8, 0)  # compute capability of Ampere, the first with them
+_BF16_UNITS = (8, 0)  # compute capability of Ampere, the first with bf16 units
 
 
 def precision_findings(amp: Amp, devices: Sequence[torch.device]) -> list[Finding]:
-    """What about the precision of a cell's forward its GPUs have no units for."""
+    """Findings about a precision for which the GPUs have no units."""
     if amp != "bf16" or devices[0].type != "cuda" or torch.version.hip is not None:
         return []
     emulating = [one for one in devices if torch.cuda.get_device_capability(one) < _BF16_UNITS]
@@ -223,7 +220,7 @@ def precision_findings(amp: Amp, devices: Sequence[torch.device]) -> list[Findin
 
 
 def _environment_of_host(job: WorkerJob, place: TorchrunPlace) -> Environment | None:
-    """That of another host than rank 0's, whose own is in the manifest."""
+    """The environment of a host other than rank 0's, which is in the manifest."""
     if place.node == 0 or place.local_rank > 0:
         return None
     return collect_environment(open_nvml() if job.kind == "cuda" else None, on_gpus=job.kind == "cuda")

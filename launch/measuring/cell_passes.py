@@ -1,4 +1,4 @@
-"""The passes over one cell in one process: warm-up, timed, traced, DDP's counters. Never mixed."""
+"""The separate passes over one cell in one process: warm-up, timed, traced, DDP's counters."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.jobs.process_group import limit_collectives, synchronise, told_by_rank_0
+from dpscope.launch.jobs.process_group import limit_collectives, rank_0_value, synchronise
 from dpscope.launch.workload.strategies import compiled_so_far
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.instruments import ddp_counters
@@ -25,11 +25,11 @@ from dpscope.profiling.records.wrapped import Compilation, ShardedUnit
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
-LEAST_DEVICE_STEPS = ddp_counters.ALWAYS_COUNTED_ITERATIONS + 1  # until DDP stops counting, and for the others as long
-LEAST_DEVICE_S = 1.5  # clocks rise and kernels are chosen while a device warms up
-LOAD_S = 1.0  # of steps during which the devices' states are sampled
+LEAST_DEVICE_STEPS = ddp_counters.ALWAYS_COUNTED_ITERATIONS + 1  # until DDP stops counting; the same for all strategies
+LEAST_DEVICE_S = 1.5  # a device's clocks rise and kernels are chosen during warm-up
+LOAD_S = 1.0  # duration of the steps in which the devices' states are sampled
 _LEAST_LOAD_STEPS = 2
-_LOOK_EVERY_S = 0.1
+_SAMPLE_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class CellProcess:
     cell: Cell
     node: int
     rank: int
-    devices: tuple[torch.device, ...]  # all the devices this process drives, its first one first
+    devices: tuple[torch.device, ...]  # all devices of this process
     model: nn.Module  # wrapped by the strategy
     step: TrainStep
     folder: RepeatFolder
-    report: Callable[[str], None]  # tells which pass begins
+    report: Callable[[str], None]  # gets the name of each pass at its start
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
-    tokens: int | None = None  # of a sample, where it is made of tokens
-    flops: StepFlops | None = None  # of rank 0
-    device_states: Callable[[], tuple[DeviceState, ...]] | None = None  # of this process's devices, at this moment
+    tokens: int | None = None  # of a sample, if it consists of tokens
+    flops: StepFlops | None = None  # on rank 0
+    device_states: Callable[[], tuple[DeviceState, ...]] | None = None  # current states of this process's devices
 
     def synchronise(self) -> None:
         """Wait for this process's devices and for the other processes."""
@@ -57,17 +57,17 @@ class CellProcess:
 
 @dataclass(frozen=True)
 class PassResults:
-    """What the passes found."""
+    """Measurements of the passes."""
 
     samples: tuple[StepSample, ...]
     blocks: tuple[TimedBlock, ...]
     memory: tuple[DeviceMemory, ...]
-    compilation: Compilation | None = None  # of a cell that is compiled
+    compilation: Compilation | None = None  # of a compiled cell
     under_load: tuple[DeviceState, ...] = ()
 
 
 def run_passes(process: CellProcess) -> PassResults:
-    """Run every pass of a cell; traces and counters are saved on the way, the rest is returned."""
+    """Run every pass of a cell; saves traces and counters, returns the other measurements."""
     if process.config.measurement.epochs is None:
         process.step.batches.leave_out_short_batches()
     process.report("warm-up")
@@ -77,7 +77,7 @@ def run_passes(process: CellProcess) -> PassResults:
     process.report("timed")
     _reset_peak_memory(process.devices)
     blocks, samples = _timed(process)
-    process.step.batches.leave_out_short_batches()  # whole epochs had them; steps that are traced compare
+    process.step.batches.leave_out_short_batches()  # timed epochs had them; traced steps must be alike
     memory = _peak_memory(process.devices)
     under_load = _states_under_load(process, statistics.median(sample.step_us for sample in samples) / 1e6)
     process.report("traced")
@@ -86,7 +86,7 @@ def run_passes(process: CellProcess) -> PassResults:
         process.config.measurement.traced_steps,
         process.folder.trace_path(process.node, process.rank),
         process.devices[0],
-        # DataParallel's replicas, and PowerSGD's second and third all-reduce, run on threads that the profiler does not see.
+        # DataParallel's replicas, and PowerSGD's second and third all-reduce, run on threads that are not traced by default.
         all_threads=process.cell.traits.threaded or process.cell.options.comm_hook == "powersgd",
         synchronise=process.synchronise,
     )
@@ -97,7 +97,7 @@ def run_passes(process: CellProcess) -> PassResults:
 
 
 def _compilation(warm: Compilation | None) -> Compilation | None:
-    """All that was compiled; `warm` is what had been when warm-up was over."""
+    """Everything compiled so far; `warm` is its state after warm-up."""
     if warm is None:
         return None
     now = compiled_so_far()
@@ -105,14 +105,14 @@ def _compilation(warm: Compilation | None) -> Compilation | None:
 
 
 def _warm_up(process: CellProcess) -> None:
-    """The steps asked for; on devices LEAST_DEVICE_STEPS and LEAST_DEVICE_S at least, alike for all strategies."""
+    """Take the configured steps, on GPUs at least LEAST_DEVICE_STEPS and for LEAST_DEVICE_S."""
     steps, done = process.config.measurement.warmup_steps, 0
     on_device = process.devices[0].type == "cuda"
     if isinstance(process.model, DistributedDataParallel):
         ddp_counters.stop_counting(process.model)
     if on_device:
         steps = max(steps, LEAST_DEVICE_STEPS)
-    # Whole epochs where epochs are timed, so that these start at their start.
+    # If epochs are timed, whole epochs, so that the first timed one begins at its first batch.
     per_epoch = 1 if process.config.measurement.epochs is None else process.step.batches.steps_per_epoch
     began_s = time.monotonic()
     while steps > 0:
@@ -124,11 +124,11 @@ def _warm_up(process: CellProcess) -> None:
 
 
 def _steps_left(process: CellProcess, done: int, began_s: float) -> int:
-    """How many more steps it takes until LEAST_DEVICE_S have passed, at the pace so far; the same in every process."""
+    """Steps until LEAST_DEVICE_S have passed, at the pace so far; the same in every process."""
     process.synchronise()
     passed_s = time.monotonic() - began_s
     left = math.ceil((LEAST_DEVICE_S - passed_s) * done / passed_s) if passed_s < LEAST_DEVICE_S else 0
-    return told_by_rank_0(left, process.devices[0])
+    return rank_0_value(left, process.devices[0])
 
 
 def _timed(process: CellProcess) -> tuple[list[TimedBlock], list[StepSample]]:
@@ -149,21 +149,21 @@ def _timed(process: CellProcess) -> tuple[list[TimedBlock], list[StepSample]]:
 
 
 def _states_under_load(process: CellProcess, step_s: float) -> tuple[DeviceState, ...]:
-    """The devices' states while untimed steps run for about LOAD_S, as many steps in every process; empty on the CPU."""
-    look = process.device_states
-    if look is None:
+    """The devices' states during about LOAD_S of untimed steps, the same number in every process; empty on the CPU."""
+    read_states = process.device_states
+    if read_states is None:
         return ()
     process.report("device states")
-    steps = told_by_rank_0(max(_LEAST_LOAD_STEPS, math.ceil(LOAD_S / max(step_s, 1e-4))), process.devices[0])
+    steps = rank_0_value(max(_LEAST_LOAD_STEPS, math.ceil(LOAD_S / max(step_s, 1e-4))), process.devices[0])
     samples: list[tuple[DeviceState, ...]] = []
     ended = Event()
 
     def observe() -> None:
         while not ended.is_set():
-            seen = look()
-            if not samples or not ended.is_set():  # else the load may have ended before the answer came
-                samples.append(seen)
-            ended.wait(_LOOK_EVERY_S)
+            states = read_states()
+            if not samples or not ended.is_set():  # else the load may have ended during the call
+                samples.append(states)
+            ended.wait(_SAMPLE_EVERY_S)
 
     observer = Thread(target=observe)
     try:

@@ -1,31 +1,44 @@
-"""Which repeat a job measures: rank 0 chooses it and writes it down, the other ranks wait for what it wrote. Imports no torch.
+"""The repeat that a job measures, and the manifest that jobs started by hand share. Imports no torch.
 
-Ranks that each looked for the first free repeat might find different ones: a network's file system shows another host's files
-up to a minute late, and another job may end in between.
+Rank 0 chooses the repeat and writes it down; the other ranks wait for that. If each rank searched for the first free repeat,
+they might find different ones: a network file system shows another host's files up to a minute late, and another job may end
+in between.
 """
 
 import os
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from dpscope.launch.jobs.job_files import JOB_NAME
+from dpscope.launch.jobs.out_folder import claimed
 from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.measuring.multi_host_manifest import free_repeat
-from dpscope.profiling.records.run import Cell
+from dpscope.launch.planning.worker_command import WORKER_SETTINGS
+from dpscope.profiling.machine.conditions import (
+    ConditionDifference,
+    machine_differences,
+    setting_differences,
+    variable_differences,
+)
+from dpscope.profiling.records.config import ResolvedConfig, RunConfig
+from dpscope.profiling.records.matrix import VARIANTS
+from dpscope.profiling.records.run import Cell, Manifest, PlannedCell
+from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_text
-from dpscope.profiling.store.folders import RunFolder
+from dpscope.profiling.store.folders import RESULT_NAME, RunFolder, is_run_folder
 
 WAIT_FOR_RANK_0_S = 120.0
 POLL_S = 0.2
 
-_TOLD_BY_TORCHRUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+_JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 
 
 def chosen_repeat(run: RunFolder, cell: Cell, repeat: int | None, place: TorchrunPlace) -> int:
     """The repeat to measure, by default the next free one; raises DpscopeError for one that is measured already."""
     if repeat is None and place.rank > 0:
-        return _told_by_rank_0(run, cell)
+        return _rank_0_repeat(run, cell)
     chosen = free_repeat(run, cell) if repeat is None else repeat
     _check(run, cell, chosen)
     if place.rank == 0:
@@ -48,11 +61,11 @@ def _check(run: RunFolder, cell: Cell, repeat: int) -> None:
 
 
 def _this_job(environment: Mapping[str, str]) -> str:
-    """What all processes of one attempt of one job know alike, and those of no other."""
-    return " ".join(environment.get(name, "-") for name in _TOLD_BY_TORCHRUN)
+    """An identifier that is the same in all processes of one attempt of a job, and in no other."""
+    return " ".join(environment.get(name, "-") for name in _JOB_VARIABLES)
 
 
-def _told_by_rank_0(run: RunFolder, cell: Cell) -> int:
+def _rank_0_repeat(run: RunFolder, cell: Cell) -> int:
     deadline = time.monotonic() + WAIT_FOR_RANK_0_S
     while True:
         for repeat, folder in run.repeats(cell):
@@ -64,6 +77,78 @@ def _told_by_rank_0(run: RunFolder, cell: Cell) -> int:
         if time.monotonic() > deadline:
             raise DpscopeError(
                 f"--out {run.path}: rank 0 has chosen no repeat of {cell.name} there in {WAIT_FOR_RANK_0_S:g} s; name one "
-                "folder that all nodes share, and see what rank 0 says"
+                "folder that all nodes share, and check rank 0's messages"
             )
         time.sleep(POLL_S)
+
+
+def free_repeat(run: RunFolder, cell: Cell) -> int:
+    """The first repeat without a result; an unfinished one is repeated."""
+    repeat = 0
+    while run.repeat(cell, repeat).result_path.exists():
+        repeat += 1
+    return repeat
+
+
+def manifest_with(run: RunFolder, wanted: Manifest, threads: int | None) -> Manifest:
+    """The run's manifest, extended by the cell in the plan of `wanted`; `wanted` itself if the run has no results.
+
+    `threads` is the requested number per process; default: the run's. Raises DpscopeError if cells were measured, or are being
+    measured, with other settings or on another machine.
+    """
+    if not is_run_folder(run.path):
+        return wanted
+    stored = run.manifest()
+    differences = [
+        *_setting_differences(stored, wanted.config, threads),
+        *machine_differences(stored.environment, wanted.environment, partly=["GPUs", "cores"]),
+        *variable_differences(stored.environment, wanted.environment),
+    ]
+    if differences:
+        if not any((run.path / "cells").glob(f"*/*/{RESULT_NAME}")):
+            _check_no_other_job(run, differences[0])
+            return wanted
+        raise DpscopeError(
+            f"{run.path} was measured with {differences[0]}: its cells could not be compared; "
+            "give the same settings or another --out"
+        )
+    if set(wanted.plan) <= set(stored.plan):
+        return stored
+    return msgspec.structs.replace(
+        stored,
+        config=_widened(stored.config, wanted.config),
+        plan=(*stored.plan, *wanted.plan),
+        findings=tuple(dict.fromkeys((*stored.findings, *wanted.findings))),
+    )
+
+
+def manifest_containing(run: RunFolder, config: RunConfig, cell: Cell, threads: int | None) -> Manifest | None:
+    """The run's manifest if it has this cell with these settings and threads, else None."""
+    manifest = run.manifest() if is_run_folder(run.path) else None
+    if manifest is None or PlannedCell(cell=cell) not in manifest.plan:
+        return None
+    return None if _setting_differences(manifest, config, threads) else manifest
+
+
+def _setting_differences(stored: Manifest, config: RunConfig, threads: int | None) -> list[ConditionDifference]:
+    """Settings that differ and must be equal for cells to be comparable."""
+    differences = setting_differences(stored.config, config, WORKER_SETTINGS)
+    if threads not in (None, stored.threads_per_process):
+        differences.append(ConditionDifference("threads", stored.threads_per_process, threads))
+    return differences
+
+
+def _check_no_other_job(run: RunFolder, difference: ConditionDifference) -> None:
+    """Raise DpscopeError if another job, which has no result yet, would lose its manifest."""
+    if any(claimed(folder) for folder in (run.path / "cells").glob("*/*") if folder.is_dir()):
+        raise DpscopeError(
+            f"{run.path}: another job is measuring there with {difference}: wait for it and give the same settings, "
+            "or another --out"
+        )
+
+
+def _widened(config: ResolvedConfig, added: ResolvedConfig) -> ResolvedConfig:
+    """A run's configuration, extended by that of an added cell."""
+    lists = ("strategies", "devices", "batch_sizes", *VARIANTS)
+    both = {name: (*getattr(config.matrix, name), *getattr(added.matrix, name)) for name in lists}
+    return with_settings(config, **both)

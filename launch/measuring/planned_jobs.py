@@ -1,4 +1,4 @@
-"""What a run would do on this machine, before it does anything: cells, jobs, commands, estimates. Imports no torch."""
+"""The plan of a run on this machine: cells, jobs, commands, estimates. Imports no torch."""
 
 import shlex
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class PlannedJob:
     folder: RepeatFolder
     estimate: CellEstimate
     command: tuple[str, ...]
-    done: bool  # already measured: will not be run again
+    done: bool  # already measured
 
     @property
     def name(self) -> str:
@@ -63,27 +63,27 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class PlanDescription:
-    """What `dpscope run` would do, before it does anything."""
+    """Plan of `dpscope run`."""
 
     config: ResolvedConfig
     device_type: DeviceType
     threads_per_process: int
     plan: tuple[PlannedCell, ...]
-    jobs: tuple[PlannedJob, ...]  # in the order in which they run
+    jobs: tuple[PlannedJob, ...]  # in order
     findings: tuple[Finding, ...]
     estimate_basis: str
     model_size: ModelSize
-    calibration: CalibrationSettings | None  # what is timed before the cells
+    calibration: CalibrationSettings | None  # before the cells
 
     @property
     def duration_s(self) -> float:
-        """Estimated time of the calibration and of the jobs still to do."""
+        """Estimated time of the calibration and the remaining jobs."""
         first = calibration_seconds(self.calibration) if self.calibration is not None else 0.0
         return first + sum(job.estimate.duration_s for job in self.jobs if not job.done)
 
     @property
     def disk_bytes(self) -> int:
-        """Estimated disk the jobs still to do will take."""
+        """Estimated disk usage of the remaining jobs."""
         return sum(job.estimate.bytes for job in self.jobs if not job.done)
 
 
@@ -94,9 +94,9 @@ def plan_run(
     repeats_by_cell: Mapping[str, int] | None = None,
     nodes: int = 1,
 ) -> PlanDescription:
-    """What `run_sweep` would do; starts and writes nothing. Raises DpscopeError for what cannot be run.
+    """Plan of `run_sweep`; starts and writes nothing. Raises DpscopeError for a run that is not possible.
 
-    `repeats_by_cell` has cells, by name, that get fewer repeats than `config` says; cells may span as many as `nodes`.
+    `repeats_by_cell` reduces the number of repeats of cells, by name; cells may span up to `nodes` nodes.
     """
     fewer = repeats_by_cell or {}
     devices = resolve_devices(config.workload.device)
@@ -133,7 +133,7 @@ def plan_run(
 
 
 def planned_cells(out: Path) -> list[SeveralNodesJob]:
-    """The jobs of a run that has begun, as its manifest has them; no result is looked at."""
+    """The jobs in the manifest of a run that has begun, with or without results."""
     if not is_run_folder(out):
         return []
     run = RunFolder(out)
@@ -153,7 +153,7 @@ def planned_cells(out: Path) -> list[SeveralNodesJob]:
 
 
 def _as_begun(plan: tuple[PlannedCell, ...], begun: Manifest) -> tuple[PlannedCell, ...]:
-    """The plan without DDP on one device where the run has been begun without it, by an older version."""
+    """The plan without DDP on one device if an older version began the run without it."""
     known = {planned.cell for planned in begun.plan}
     return tuple(one for one in plan if one.cell in known or not (one.cell.traits.reducer and one.cell.devices == 1))
 
@@ -175,27 +175,23 @@ def _planned_job(
 
 def _check_out(run: RunFolder, config: ResolvedConfig, fresh: bool) -> None:
     check_run_place(run.path)
-    if not is_run_folder(run.path):
+    if fresh or not is_run_folder(run.path):
         return
-    if fresh:
-        return
-    had, asked = settings_of(run.manifest().config), settings_of(config)
-    for field in (name for name in asked if name not in MAY_CHANGE):
-        then, now = had[field], asked[field]
-        if then != now:
+    before = settings_of(run.manifest().config)
+    for field, now in settings_of(config).items():
+        if field not in MAY_CHANGE and before[field] != now:
             raise DpscopeError(
-                f"--out {run.path}: holds a run with {setting_text(field, then)}, not {setting_text(field, now)}; use the "
-                "same settings to resume it, --fresh to redo it, or another --out"
+                f"--out {run.path}: holds a run with {setting_text(field, before[field])}, not {setting_text(field, now)}; use "
+                "the same settings to resume it, --fresh to redo it, or another --out"
             )
 
 
 def describe_plan(
     config: RunConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1
 ) -> PlanDescription:
-    """Print the plan of a run, its estimates and its exact commands; returns it, and starts nothing.
+    """Print and return the plan of a run, with its estimates and exact commands; starts nothing.
 
-    The commands work by hand: those of a run that has begun name a cell of its manifest, those of one that has not
-    name all its settings.
+    The commands work by hand: those of a run that has begun name a cell of its manifest, others name all settings.
     """
     description = plan_run(config, out, fresh, nodes=nodes)
     print_plan(description, console)
@@ -207,7 +203,7 @@ def describe_plan(
 
 
 def print_plan(description: PlanDescription, console: Console) -> None:
-    """Print the cells of a run and the estimates of time and disk."""
+    """Print the cells of a run and the estimated time and disk usage."""
     _print_cells(description, console)
     if (first := description.calibration) is not None:
         console.print(
@@ -224,16 +220,15 @@ def print_plan(description: PlanDescription, console: Console) -> None:
 
 
 def print_beginning(description: PlanDescription, console: Console) -> None:
-    """Print in a few lines what a run is about to do."""
+    """Print the plan of a run in a few lines."""
     for planned in description.plan:
         if planned.skip_reason is not None:
             console.print(Text(_left_out(planned)), soft_wrap=True)
-    to_do = sum(not job.done for job in description.jobs)
-    done = len(description.jobs) - to_do
+    done = sum(job.done for job in description.jobs)
     cells = len({job.cell for job in description.jobs})
-    told = f", {done} done already" if done else ""
+    already = f", {done} done already" if done else ""
     console.print(
-        f"{counted(len(description.jobs), 'job')} of {counted(cells, 'cell')} on {description.device_type}{told}; about "
+        f"{counted(len(description.jobs), 'job')} of {counted(cells, 'cell')} on {description.device_type}{already}; about "
         f"{_cost(description)} (--dry-run lists them).",
         highlight=False,
     )

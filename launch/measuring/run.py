@@ -1,4 +1,4 @@
-"""A run: its plan, its calibration, its cells with repeats interleaved, resumed where it stopped. Imports no torch."""
+"""A run: calibration, then the cells with interleaved repeats; resumes where it stopped. Imports no torch."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -47,15 +47,14 @@ def run_sweep(
     repeats_by_cell: Mapping[str, int] | None = None,
     starter: JobStarter = THIS_HOST,
 ) -> Outcome[Manifest, CellResult]:
-    """Measure every cell of a run that is not measured yet, repeats interleaved (A B C A B C).
+    """Measure every cell of a run that is not measured yet, with interleaved repeats (A B C A B C).
 
-    A cell that fails is recorded as such and the others go on; one that ran out of memory or of time is not
-    tried again in this sweep, nor are its larger batches. SIGINT and SIGTERM end the running cell with all its
-    processes and record it. `repeats_by_cell` is as in `plan_run`; `starter` starts the jobs, over its nodes. Raises
-    DpscopeError for a mistake of the user's, before anything is started.
+    The run continues after a cell that fails, which is recorded; one that ran out of memory or time is not tried again in this
+    sweep, nor are larger batches of it. SIGINT and SIGTERM end and record the running cell. `repeats_by_cell` is as in
+    `plan_run`; `starter` starts the jobs on its nodes. Raises DpscopeError for a mistake of the user before anything starts.
     """
     description = plan_run(config, out, fresh, repeats_by_cell, starter.count)
-    if repeats_by_cell is None or _to_do(description):  # --detect tells its choice itself
+    if repeats_by_cell is None or _to_do(description):  # --detect prints its choice itself
         print_beginning(description, console)
     run = RunFolder(out)
 
@@ -71,7 +70,7 @@ def run_sweep(
 
 
 def _remove_measurements(run: RunFolder) -> None:
-    """Remove what dpscope wrote of the cells that the manifest records, the manifest last: nothing is removed without it."""
+    """Remove dpscope's files of the cells in the manifest, and then the manifest."""
     remove_report(run.path)
     for planned in run.manifest().plan:
         remove_written(run.path, run.path / CELLS_NAME / planned.cell.name)
@@ -86,9 +85,9 @@ def _open_manifest(
     repeats_by_cell: dict[str, int],
     starter: JobStarter,
 ) -> Manifest:
-    """The run's manifest, written if this is its beginning or resumes it with more repeats or another time limit.
+    """The run's manifest, written if the run is new or is resumed with more repeats or another time limit.
 
-    The collectives are timed before it is written: predictions of its cells then are forecasts.
+    The collectives are timed before it is written, so that predictions of the cells are forecasts.
     """
     manifest = new_manifest(
         description.config, description.device_type, description.threads_per_process, description.plan, code=Path.cwd()
@@ -108,20 +107,20 @@ def _open_manifest(
         manifest = msgspec.structs.replace(manifest, created_at=now, findings=(*manifest.findings, *failures))
         write_json(run.manifest_path, manifest)
         return manifest
-    asked = settings_of(description.config)
-    told_anew = (PlanCode.CALIBRATION_FAILED, PlanCode.MIXED_HOSTS)
-    findings = (*(one for one in had.findings if one.code not in told_anew), *unlike, *mixed, *failures)
-    config = with_settings(had.config, **{name: asked[name] for name in MAY_CHANGE})
-    told = {
-        "findings": tuple(dict.fromkeys(findings)),
-        "repeats_by_cell": repeats_by_cell,
-        "published": manifest.published,
-        "hosts": hosts,
-    }
-    kept = msgspec.structs.replace(had, config=config, **told)
-    if kept != had:
-        write_json(run.manifest_path, kept)
-    return kept
+    requested = settings_of(description.config)
+    renewed = (PlanCode.CALIBRATION_FAILED, PlanCode.MIXED_HOSTS)
+    findings = (*(one for one in had.findings if one.code not in renewed), *unlike, *mixed, *failures)
+    updated = msgspec.structs.replace(
+        had,
+        config=with_settings(had.config, **{name: requested[name] for name in MAY_CHANGE}),
+        findings=tuple(dict.fromkeys(findings)),
+        repeats_by_cell=repeats_by_cell,
+        published=manifest.published,
+        hosts=hosts,
+    )
+    if updated != had:
+        write_json(run.manifest_path, updated)
+    return updated
 
 
 def _to_do(description: PlanDescription) -> bool:
@@ -129,7 +128,7 @@ def _to_do(description: PlanDescription) -> bool:
 
 
 def _calibration(run: RunFolder, description: PlanDescription, here: Environment) -> CalibrationSettings | None:
-    """What the plan wants timed, anew where the folder's calibration is another machine's."""
+    """What the plan needs timed, ignoring a stored calibration of another machine."""
     if not _to_do(description):
         return None
     stored = of_this_machine(stored_calibration(run), here)
@@ -147,7 +146,7 @@ class _Sweep(JobQueue[PlannedJob, CellResult]):
         super().__init__(run, description.jobs, threads, config.measurement.timeout_s, console, starter=starter)
         self._growing = config.matrix.batch_growth is not None
         self._took_s: dict[str, float] = {}
-        self._failed_cells: dict[str, tuple[Cell, CellStatus]] = {}  # which would fail again, by name
+        self._failed_cells: dict[str, tuple[Cell, CellStatus]] = {}  # that would fail again, by name
 
     def finished(self, job: PlannedJob) -> CellResult | None:
         result = job.folder.result()
@@ -179,7 +178,7 @@ class _Sweep(JobQueue[PlannedJob, CellResult]):
         return result
 
     def reason_to_skip(self, job: PlannedJob) -> str | None:
-        """The same cell failed in a way that it will again, or the same with a smaller batch did."""
+        """If this cell, or the same with a smaller batch, failed in a way that will recur."""
         cell = job.cell
         for failed, status in self._failed_cells.values():
             shapes = {(one.strategy, one.devices, one.nodes, one.options) for one in (failed, cell)}
@@ -192,7 +191,7 @@ class _Sweep(JobQueue[PlannedJob, CellResult]):
         return None
 
     def time_left_s(self, index: int) -> float:
-        """Of this job and those after it: what the same cell took before, else the estimate, scaled by what was."""
+        """Sum over the remaining jobs: the time of the same cell, else its estimate, scaled by the ratio so far."""
         estimated = {job.cell.name: job.estimate.duration_s for job in self.jobs}
         known = sum(estimated[name] for name in self._took_s)
         ratio = sum(self._took_s.values()) / known if known else 1.0

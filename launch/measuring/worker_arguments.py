@@ -1,4 +1,4 @@
-"""Which job a worker has: from torchrun's environment, its arguments, and the run's manifest. Imports no torch."""
+"""A worker's job, from torchrun's environment, its arguments and the run's manifest. Imports no torch."""
 
 import argparse
 import sys
@@ -10,8 +10,13 @@ from pathlib import Path
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_run_place, locked
 from dpscope.launch.jobs.place import TorchrunPlace, check_nodes, check_process_count
-from dpscope.launch.measuring.job_repeat import POLL_S, WAIT_FOR_RANK_0_S, chosen_repeat
-from dpscope.launch.measuring.multi_host_manifest import manifest_containing, manifest_with
+from dpscope.launch.measuring.job_repeat import (
+    POLL_S,
+    WAIT_FOR_RANK_0_S,
+    chosen_repeat,
+    manifest_containing,
+    manifest_with,
+)
 from dpscope.launch.planning.cells import resolve
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import flag_name, given_settings, load_config
@@ -34,7 +39,7 @@ from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """What this process is to measure, and where it goes."""
+    """What this process measures, and its folder."""
 
     config: RunConfig
     cell: Cell
@@ -42,18 +47,17 @@ class WorkerJob:
     kind: DeviceType
     threads: int
     folder: RepeatFolder
-    by_hand: bool = False  # nobody reports on it when it has ended
+    by_hand: bool = False  # then the process itself reports the result
 
 
 def job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> WorkerJob:
-    """The job the arguments name; one started by hand is entered into the run's manifest by rank 0."""
+    """The job in the arguments; rank 0 adds one that was started by hand to the run's manifest."""
     options = vars(_parser().parse_args(arguments))
     out: Path = options.pop("out")
     cell_name, repeat = options.pop("cell"), options.pop("repeat")
     if cell_name is None:
         return _job_by_hand(RunFolder(out), options, repeat, place)
-    given = [_flag(name) for name, value in options.items() if value is not None]
-    if given:
+    if given := [flag_name(name) for name, value in options.items() if value is not None]:
         raise DpscopeError(f"--cell {cell_name} takes its settings from the run's manifest: omit {', '.join(given)}")
     return _planned_job(RunFolder(out), cell_name, repeat, place)
 
@@ -81,10 +85,6 @@ def _parser() -> argparse.ArgumentParser:
         else:
             add(flag_name(name))
     return parser
-
-
-def _flag(field: str) -> str:
-    return "--" + field.replace("_", "-")
 
 
 def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: TorchrunPlace) -> WorkerJob:
@@ -161,13 +161,13 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
 
 
 def _entered_by_rank_0(run: RunFolder, config: RunConfig, cell: Cell, threads: int | None) -> Manifest:
-    """The run's manifest once rank 0 has entered this job; raises DpscopeError when that does not come to be seen."""
+    """The run's manifest once rank 0 has added this job; raises DpscopeError if that does not become visible."""
     deadline = time.monotonic() + WAIT_FOR_RANK_0_S
     while (manifest := manifest_containing(run, config, cell, threads)) is None:
         if time.monotonic() > deadline:
             raise DpscopeError(
-                f"--out {run.path}: rank 0 has entered no {cell.name} there in {WAIT_FOR_RANK_0_S:g} s; name one folder "
-                "that all nodes share, and see what rank 0 says"
+                f"--out {run.path}: rank 0 has added no {cell.name} there in {WAIT_FOR_RANK_0_S:g} s; name one folder "
+                "that all nodes share, and check rank 0's messages"
             )
         time.sleep(POLL_S)
     return manifest
@@ -178,7 +178,7 @@ def _note(text: str) -> None:
 
 
 def _check_one_cell(matrix: Matrix, stated: Container[str]) -> None:
-    """Raise DpscopeError unless the settings that were `stated` name one cell."""
+    """Raise DpscopeError unless the settings, of which `stated` were given, describe one cell."""
     if "strategies" not in stated:
         raise DpscopeError(f"--strategy is missing: a worker measures one strategy; give one of {STRATEGY_LIST}")
     if len(matrix.strategies) != 1:
@@ -189,12 +189,8 @@ def _check_one_cell(matrix: Matrix, stated: Container[str]) -> None:
         raise DpscopeError("--batch-size is missing: samples per device, such as --batch-size 128")
     (strategy,) = matrix.strategies
     if "devices" in stated and not traits_of(strategy).threaded:
-        why = (
-            f"{strategy} has one"
-            if traits_of(strategy).baseline
-            else f"{strategy} has one for each of torchrun's processes"
-        )
-        raise DpscopeError(f"--devices does nothing here: {why}; omit it")
+        why = "has one" if traits_of(strategy).baseline else "has one for each of torchrun's processes"
+        raise DpscopeError(f"--devices does nothing here: {strategy} {why}; omit it")
     if len(matrix.batch_sizes) != 1 or matrix.batch_growth is not None:
         growth = f"x{matrix.batch_growth}" if matrix.batch_growth else ""
         sizes = ",".join(str(size) for size in matrix.batch_sizes)
@@ -202,9 +198,9 @@ def _check_one_cell(matrix: Matrix, stated: Container[str]) -> None:
 
 
 def _check_measurable(cell: Cell, workload: Workload) -> None:
-    """Raise DpscopeError for what would fail in the middle of the job."""
+    """Raise DpscopeError for a cell that would fail during the job."""
     if cell.traits.threaded and cell.devices < 2:
-        raise DpscopeError(f"--devices {cell.devices} with --strategy dp: {PASS_THROUGH_REASON}; ask for 2 or more")
+        raise DpscopeError(f"--devices {cell.devices} with --strategy dp: {PASS_THROUGH_REASON}; give 2 or more")
     if reason := too_few_devices(cell):
         raise DpscopeError(f"--strategy {cell.strategy}: {reason}; start more processes, or choose another strategy")
     if reason := uncompilable(cell):
@@ -226,7 +222,7 @@ def _only_options(matrix: Matrix, amp: Amp) -> CellOptions:
             several = {"amp": (amp, *matrix.amp_variants)}
         field, values = next(iter(several.items()))
         raise DpscopeError(
-            f"{_flag(field)} {','.join(str(value) for value in values)}: a worker measures one variant; give one value"
+            f"{flag_name(field)} {','.join(str(value) for value in values)}: a worker measures one variant; give one value"
         )
     return options[0]
 

@@ -180,7 +180,7 @@ class Broken(importlib.abc.Loader):
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name == "dpscope.launch.calibration.contention":
+        if name == "dpscope.launch.calibration.collective_timing":
             return importlib.machinery.ModuleSpec(name, Broken())
 
 sys.meta_path.insert(0, Finder())

@@ -178,10 +178,10 @@ def test_a_training_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> N
     ("arguments", "said"),
     [
         (["--epochs", "0"], "--epochs 0: must be 1 or more"),
-        (["--model", "tiny_models:tiny"], "--model tiny_models:tiny: it tells 4 classes apart and digits has 10"),
+        (["--model", "tiny_models:tiny"], "--model tiny_models:tiny: it distinguishes 4 classes and digits has 10"),
         (["--data", "synthetic"], "--data synthetic: one random batch teaches nothing"),
         (["--model", "resnet8_cifr"], "--model resnet8_cifr: no such model; did you mean resnet8_cifar"),
-        (["--data", "cifar10", "--data-dir", "nowhere"], "cifar-10-batches-py is not there"),
+        (["--data", "cifar10", "--data-dir", "nowhere"], "cifar-10-batches-py does not exist"),
         (["--device", "cpu", "--amp", "fp16"], "--amp fp16 on the CPU"),
         (["--device", "cpu", "--devices", "2", "--batch-size", "5"], "a global batch of 5 cannot be split over 2"),
     ],

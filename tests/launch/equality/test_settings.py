@@ -38,7 +38,7 @@ def test_epochs_end_within_the_steps(batch_size: int, steps: int, expected: int)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"strategy": "ddp"}, "--strategy ddp: one has nothing to be compared with"),
+        ({"strategy": "ddp"}, "--strategy ddp: there is nothing to compare it with"),
         ({"strategy": "zero,ddp"}, "--strategy zero,ddp"),
         ({"strategy": "single,hsdp"}, "--devices 2: hsdp shards within groups"),
         ({"devices": "1"}, "--devices 1: give one count of 2 or more"),
@@ -49,7 +49,7 @@ def test_epochs_end_within_the_steps(batch_size: int, steps: int, expected: int)
         ({"batch_size": "8", "samples": 5}, "--batch-size 8: the data set has 5 samples"),
         ({"steps": 0}, "--steps 0"),
         ({"model": "resnet19"}, "--model resnet19: no such model"),
-        ({"data": "cifar10", "data_dir": "/nowhere"}, "--data cifar10: /nowhere/cifar-10-batches-py is not there"),
+        ({"data": "cifar10", "data_dir": "/nowhere"}, "--data cifar10: /nowhere/cifar-10-batches-py does not exist"),
     ],
 )
 def test_mistakes_are_named(flags: dict[str, object], said: str) -> None:

@@ -58,7 +58,7 @@ def steps_taken(
     )
     monkeypatch.setattr(cell_passes, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(cell_passes, "synchronise", nothing_of)
-    monkeypatch.setattr(cell_passes, "told_by_rank_0", lambda number, _: number)
+    monkeypatch.setattr(cell_passes, "rank_0_value", lambda number, _: number)
     cell_passes._warm_up(process)
     return taken[0]
 
@@ -104,6 +104,6 @@ def test_whole_epochs_are_warmed_up_where_epochs_are_timed(monkeypatch: pytest.M
 
 
 def test_all_processes_take_rank_0s_number(group: None) -> None:
-    from dpscope.launch.jobs.process_group import told_by_rank_0
+    from dpscope.launch.jobs.process_group import rank_0_value
 
-    assert told_by_rank_0(17, torch.device("cpu")) == 17
+    assert rank_0_value(17, torch.device("cpu")) == 17

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.launch.attach.planned_jobs import AttachedJob, plan_jobs, record_jobs
+from dpscope.launch.attach.jobs import AttachedJob, plan_jobs, record_jobs
 from dpscope.launch.commands.attach import parse_jobs
 from dpscope.launch.jobs.devices import Devices
 from dpscope.profiling.store.errors import DpscopeError
@@ -82,7 +82,9 @@ def test_a_job_that_was_not_measured_is_a_finding_until_it_is(tmp_path: Path) ->
         return [one.message for one in RunFolder(tmp_path).manifest().findings if one.code == "job_not_measured"]
 
     record_jobs(tmp_path, [one], {two: 3})
-    assert recorded() == ["2 devices: the script ended with status 3 before it was measured; it printed the reason"]
+    assert recorded() == [
+        "2 devices: the script ended with status 3 before it was measured; see its output for the reason"
+    ]
     record_jobs(tmp_path, [one], {})
     assert len(recorded()) == 1
     record_jobs(tmp_path, [two], {})
