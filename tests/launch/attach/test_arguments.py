@@ -1,4 +1,4 @@
-"""What an attachment is told, and what it refuses before the script starts."""
+"""The arguments of an attachment, and what is refused before the script starts."""
 
 import shlex
 from pathlib import Path
@@ -30,7 +30,7 @@ def train(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_options_after_the_script_are_its_own(tmp_path: Path, train: str) -> None:
+def test_options_after_the_script_belong_to_it(tmp_path: Path, train: str) -> None:
     out = str(tmp_path / "run")
     for separator in ([], ["--"]):
         given = attachment(
@@ -43,7 +43,7 @@ def test_options_after_the_script_are_its_own(tmp_path: Path, train: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--out", "OUT"], "no script to attach to"),
         (["--out", "OUT", "nowhere.py"], "nowhere.py: no such file"),
@@ -57,15 +57,15 @@ def test_options_after_the_script_are_its_own(tmp_path: Path, train: str) -> Non
         (["--out", "RUN", "TRAIN"], "holds a run of `dpscope run`"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, train: str, arguments: list[str], told: str) -> None:
+def test_a_mistake_is_one_line(tmp_path: Path, train: str, arguments: list[str], expected: str) -> None:
     places = {"OUT": str(tmp_path / "run"), "TRAIN": train, "RUN": str(EXAMPLE_RUN)}
     with pytest.raises(DpscopeError) as error:
         attachment([places.get(one, one) for one in arguments])
-    assert told in str(error.value)
+    assert expected in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_device_counts_that_are_not_there_are_refused() -> None:
+def test_device_counts_beyond_the_machine_are_refused() -> None:
     cores = usable_cores()
     check_counts((1, cores), Devices("cpu", None))
     with pytest.raises(DpscopeError, match=f"--devices {cores + 1}: this machine has no GPU and {cores} cores"):
@@ -77,7 +77,7 @@ def test_device_counts_that_are_not_there_are_refused() -> None:
     assert default_counts(Devices("cuda", 6)) == (1, 2, 4, 6)
 
 
-def test_every_count_has_the_threads_that_torchrun_gives_several_unless_they_are_said(
+def test_every_count_has_one_thread_per_process_unless_the_user_sets_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -94,14 +94,14 @@ def test_repeats_are_counted_over_all_cells(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_jobs_run_until_one_fails_and_its_status_is_the_commands(capfd: pytest.CaptureFixture[str]) -> None:
+def test_jobs_run_until_one_fails_with_its_exit_status(capfd: pytest.CaptureFixture[str]) -> None:
     commands = [["sh", "-c", f"echo {status}; exit {status}"] for status in (0, 7, 0)]
     assert run_jobs(commands) == 7
     assert capfd.readouterr().out == "0\n7\n"
     assert run_jobs([["sh", "-c", "kill -TERM $$"]]) == 128 + 15
 
 
-def test_the_command_of_a_job_can_be_given_by_hand(tmp_path: Path, train: str) -> None:
+def test_the_command_of_a_job_works_by_hand(tmp_path: Path, train: str) -> None:
     command = attach_command(2, tmp_path / "run", ["--steps", "5"], (train, "--lr", "1"))
     assert command[2:5] == ["dpscope.launch.attach.torchrun", "--standalone", "--nproc-per-node=2"]
     assert attachment(command[command.index("dpscope.launch.attach") + 1 :]).command == (train, "--lr", "1")
@@ -125,12 +125,12 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "command", ["train.py", "./train.py --lr 1", "tool", "-m package.train --lr 1", "-m dpscope.launch.cli"]
 )
-def test_scripts_and_modules_that_are_there_pass_and_are_not_run(command: str) -> None:
+def test_existing_scripts_and_modules_are_accepted_without_running_them(command: str) -> None:
     check_script(shlex.split(command))
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "expected"),
     [
         ("", "no script to attach to: name one, such as dpscope attach --out runs/mine -- train.py"),
         ("nowhere.py", "nowhere.py: no such file; name the Python script that trains"),
@@ -164,10 +164,10 @@ def test_scripts_and_modules_that_are_there_pass_and_are_not_run(command: str) -
         ("-m ./package/train.py", "takes a module's name, such as -m package.train"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_attached_to_is_one_line_with_what_can(command: str, told: str) -> None:
+def test_an_invalid_command_is_one_line_with_an_alternative(command: str, expected: str) -> None:
     with pytest.raises(DpscopeError) as error:
         check_script(shlex.split(command))
-    assert told in str(error.value)
+    assert expected in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -186,12 +186,12 @@ def parsed(text: str) -> Any:
         ("--steps 20 -- -m package.train -m x", "-m package.train -m x"),
     ],
 )
-def test_the_command_s_options_end_where_the_script_begins(text: str, script: str) -> None:
+def test_dpscopes_options_end_where_the_script_begins(text: str, script: str) -> None:
     found = parsed(text)
     assert (found["steps"], found["script"]) == (20, shlex.split(script))
 
 
 @pytest.mark.parametrize("late", ["--steps", "--out", "--devices=2"])
-def test_an_option_of_the_command_s_after_the_script_is_ambiguous_without_dashes(late: str) -> None:
+def test_a_dpscope_option_after_the_script_is_ambiguous_without_dashes(late: str) -> None:
     with pytest.raises(DpscopeError, match=f"{late} stands after train.py: put dpscope's options before the script"):
         parsed(f"--warmup 7 train.py {late} 3")

@@ -1,4 +1,4 @@
-"""Scripts of two processes that train together, attached to as torchrun would start them."""
+"""Scripts with two processes that train together, started as by torchrun."""
 
 import sys
 from pathlib import Path
@@ -57,14 +57,14 @@ def test_a_job_that_ends_within_its_windows_keeps_what_both_ranks_timed(tmp_path
     ]
     ended = two_processes([*attach, script, "0", "exit"])
     assert [status for status, _, _ in ended] == [3, 3]
-    told = (
+    message = (
         "dpscope: the script called os._exit(3): 17 of 500 steps were timed, 3 traced, and DDP's counters are missing; "
     )
     kept = (
         "what was measured is saved\n",
         "saved, once all 2 processes have saved theirs\n",
-    )  # whoever is first cannot know
-    assert ended[0][2] in {told + one for one in kept}
+    )  # the first rank cannot know
+    assert ended[0][2] in {message + one for one in kept}
     assert ended[1][2] == ""
     (planned,) = RunFolder(tmp_path / "run").manifest().plan
     ((_, repeat),) = RunFolder(tmp_path / "run").done_repeats(planned.cell)

@@ -1,4 +1,4 @@
-"""Trainings by Accelerate, Lightning and Hugging Face's Trainer, attached to as they are: `make frameworks` installs these."""
+"""Unchanged trainings by Accelerate, Lightning and Hugging Face's Trainer, which `make frameworks` installs."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ GPT_BYTES = 4 * (80 * 32 + 2 * (12 * 32**2 + 13 * 32) + 2 * 32)
         ("transformers", "ddp-d2-b4-find_unused_parameters-true", GPT_BYTES),
     ],
 )
-def test_a_training_by_a_framework_is_measured_as_it_is(
+def test_a_framework_s_training_is_measured_unchanged(
     tmp_path: Path, package: str, cell: str, gradient_bytes: int
 ) -> None:
     if find_spec(package) is None or find_spec("accelerate") is None:

@@ -1,4 +1,4 @@
-"""The jobs of `dpscope attach`: their commands, environments and working folders, and what is recorded of those that failed."""
+"""The jobs of `dpscope attach`: commands, environments, working folders, and records of failed ones."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def test_single_stands_for_one_device_without_torchrun(text: str, counts: tuple[
 
 
 @pytest.mark.parametrize("text", ["", "one", "single,two", "single,"])
-def test_what_is_no_count_is_refused(text: str) -> None:
+def test_an_invalid_count_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="whole number"):
         parse_jobs(text)
 
@@ -98,7 +98,7 @@ def attach(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.process
-def test_a_script_that_resumes_from_its_own_checkpoint_is_measured_in_folders_of_its_own(tmp_path: Path) -> None:
+def test_a_script_that_resumes_is_measured_in_separate_folders(tmp_path: Path) -> None:
     script = str(SCRIPTS / "resuming.py")
     assert attach(tmp_path, *WINDOWS, script).stderr == ""
     again = attach(tmp_path, *WINDOWS, script)  # 15 steps, two after the trace
@@ -116,7 +116,7 @@ def test_a_script_that_resumes_from_its_own_checkpoint_is_measured_in_folders_of
 
 
 @pytest.mark.process
-def test_a_script_that_starts_its_other_process_itself_is_not_measured_and_says_so(tmp_path: Path) -> None:
+def test_a_script_that_starts_its_other_process_itself_is_refused(tmp_path: Path) -> None:
     script = str(SCRIPTS / "own_launcher.py")
     ended = attach(tmp_path, *WINDOWS, script, str(free_port()))
     assert (ended.returncode, ended.stdout) == (1, "trained\n")

@@ -1,4 +1,4 @@
-"""Training scripts as people write them, of one process and of two: what is measured of each, and that it is left as it was."""
+"""Typical training scripts with one and two processes: their measurements, and that dpscope does not change them."""
 
 import json
 import re
@@ -47,12 +47,12 @@ DISCRIMINATOR_BYTES = 4 * (64 * 64 + 64 + 64 + 1)
 
 
 def run_every(out: Path, cases: dict[str, list[str]], processes: int) -> dict[str, CellData]:
-    """The one cell that each script leaves; bare and attached it must have printed the same."""
-    told = {
+    """The cell of each script; its output must be the same with and without dpscope."""
+    commands = {
         name: ([str(SCRIPTS / script), *arguments], [str(free_port()), str(free_port())])
         for name, (script, *arguments) in cases.items()
     }
-    command = [sys.executable, str(USER_MODELS / "every_script.py"), str(out), json.dumps(told)]
+    command = [sys.executable, str(USER_MODELS / "every_script.py"), str(out), json.dumps(commands)]
     for status, _, errors in (two_processes if processes == 2 else one_process)(command):
         assert status == 0, errors
     for name in cases:
@@ -79,7 +79,7 @@ def two(folder: Path) -> dict[str, CellData]:
 
 @pytest.mark.process
 @pytest.mark.timeout(400)
-def test_each_script_is_the_cell_that_it_is(two: dict[str, CellData]) -> None:
+def test_each_script_is_recognised_as_its_cell(two: dict[str, CellData]) -> None:
     assert {name: data.cell.name for name, data in two.items()} == {
         "plain_loop": "ddp-d2-b8-bucket-25mb",
         "accumulation": "ddp-d2-b16-accumulate-4-amp-bf16",
@@ -101,7 +101,7 @@ def test_each_script_is_the_cell_that_it_is(two: dict[str, CellData]) -> None:
 
 @pytest.mark.process
 @pytest.mark.timeout(400)
-def test_the_bytes_of_each_script_are_those_of_a_calculation_by_hand(two: dict[str, CellData]) -> None:
+def test_the_bytes_of_each_script_equal_a_calculation_by_hand(two: dict[str, CellData]) -> None:
     found = {}
     for name, data in two.items():
         reduced = data.collectives[data.collectives["kind"] == "all_reduce"]
@@ -131,7 +131,7 @@ def test_the_bytes_of_each_script_are_those_of_a_calculation_by_hand(two: dict[s
 @pytest.mark.process
 @pytest.mark.timeout(400)
 def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, CellData], folder: Path) -> None:
-    """Rank 1 waits 8 x 5 ms for its data; 2.1 MB of gradients, in the one bucket that the script asks for."""
+    """Rank 1 waits 8 x 5 ms for its data; 2.1 MB of gradients, in the one bucket that the script requests."""
     late = report_of(folder / "late_rank" / "run", Targets())
     (straggler,) = [finding for finding in late.findings if finding.code == "straggler"]
     assert "rank 1 is the straggler" in straggler.message
@@ -140,7 +140,7 @@ def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, CellData], fol
     single = two["single_bucket"]
     (one_bucket,) = [reason for reason in overlap_reasons(single) if reason.name == "one_bucket"]
     assert "all gradients travel in one bucket of 2.09 MB, ready when " in one_bucket.text
-    # On few cores whose programs take turns, more than 30% of it may run beside compute by chance: then nothing is blamed.
+    # On few cores whose programs take turns, more than 30% of it may overlap with compute by chance: then there is no finding.
     assert all("one bucket of 2.09 MB" in finding.message for finding in no_overlap_finding(single))
     unused = {reason.name: reason.text for reason in overlap_reasons(two["unused"])}
     assert unused["find_unused_parameters"].endswith("all-reduce a map of 40 B (1 per step)")
@@ -167,7 +167,7 @@ def test_each_script_of_one_process_is_a_single_cell(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.timeout(200)
-def test_processes_that_do_not_share_the_work_are_no_speedup(tmp_path: Path) -> None:
+def test_processes_that_do_not_share_work_show_no_speedup(tmp_path: Path) -> None:
     """One script joins a group and wraps nothing, the other cuts its model over the processes."""
     cases = {"joined_only": ["joined_only.py"], "tensor_parallel": ["tensor_parallel.py"]}
     cells = run_every(tmp_path, cases, processes=2)

@@ -1,4 +1,4 @@
-"""The jobs in which NCCL writes its log: their settings and variables, what is kept of them, and when there are none."""
+"""The jobs in which NCCL writes its log: settings, variables, stored choices, and when there are no such jobs."""
 
 import io
 import os
@@ -115,7 +115,7 @@ def test_a_job_of_each_device_count_follows_the_timed_one(monkeypatch: pytest.Mo
     assert stored == found
 
 
-def test_its_choices_stand_next_to_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_are_reported_next_to_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
     found = fit_calibration(calibrated(Stub(), monkeypatch))
     tables = {table.title: table for table in calibration_tables(found)}
     of_two = tables["all_reduce on 2 devices"]
@@ -133,7 +133,7 @@ def test_its_choices_stand_next_to_the_times(monkeypatch: pytest.MonkeyPatch) ->
     assert "864" in slow.message
 
 
-def test_a_calibration_without_choices_is_shown_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_without_choices_is_reported_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     found = msgspec.structs.replace(calibrated(Stub(), monkeypatch), nccl=())
     older = msgspec.to_builtins(found)
     del older["nccl"], older["settings"]["nccl_log"]
@@ -162,9 +162,7 @@ def test_a_users_own_settings_are_respected(name: str, monkeypatch: pytest.Monke
         (Stub(log_ranks=lambda _: 16), "no communicator of 2 ranks"),
     ],
 )
-def test_a_log_that_cannot_be_read_costs_the_choices_alone(
-    stub: Stub, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_log_only_loses_the_choices(stub: Stub, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = calibrated(stub, monkeypatch)
     assert (len(found.points), found.nccl) == (4, ())
     lost = [one for one in found.findings if one.code == "nccl_choices_not_read"]

@@ -1,8 +1,13 @@
-"""Options of `dpscope calibrate` become settings, or a sentence that says what is wrong with them."""
+"""Options of `dpscope calibrate`, sizes that fit into memory, and iterations in rounds."""
+
+from pathlib import Path
 
 import pytest
 
+from dpscope.launch.calibration.collective_timing import shares_of_iterations, sizes_that_fit
 from dpscope.launch.calibration.settings import calibration_settings
+from dpscope.launch.calibration.worker import free_host_bytes
+from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -32,3 +37,31 @@ def test_sizes() -> None:
     assert (len(chosen.sizes), chosen.sizes[0], chosen.sizes[-1]) == (17, 4096, 268435456)
     assert calibration_settings(device="cpu", min_bytes="1 MB", max_bytes="4MB").sizes == (1000000, 2000000, 4000000)
     assert calibration_settings(device="cpu", min_bytes="3000", max_bytes="12001").sizes == (3000, 6000, 12000)
+
+
+def test_sizes_that_do_not_fit_are_left_out() -> None:
+    settings = CalibrationSettings(device="cpu", devices=(4,), min_bytes=1 << 20, max_bytes=8 << 20)
+    # gloo: buffer and a copy of it, all_gather a quarter more: 2.25 x 4 MiB = 9.4 MB fit into 10 MB, 18.9 MB do not.
+    fitting, left_out = sizes_that_fit("all_gather", settings, devices=4, free_bytes=10_000_000)
+    assert fitting == [1 << 20, 2 << 20, 4 << 20]
+    assert [(item.size_bytes, item.devices) for item in left_out] == [(8 << 20, 4)]
+    assert left_out[0].reason == "needs 0.0189 GB on every rank, 0.01 GB are free there"
+
+
+def test_iterations_are_spread_over_rounds() -> None:
+    assert shares_of_iterations(20) == [5, 5, 5, 5]
+    assert shares_of_iterations(6) == [2, 2, 1, 1]
+    assert shares_of_iterations(2) == [1, 1]
+
+
+def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
+    assert free_host_bytes(tmp_path) == 8000 * 1024
+    cgroup = tmp_path / "sys/fs/cgroup"
+    cgroup.mkdir(parents=True)
+    (cgroup / "memory.current").write_text("1000000\n")
+    (cgroup / "memory.max").write_text("max\n")
+    assert free_host_bytes(tmp_path) == 8000 * 1024
+    (cgroup / "memory.max").write_text("3000000\n")
+    assert free_host_bytes(tmp_path) == 2000000

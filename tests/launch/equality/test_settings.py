@@ -1,4 +1,4 @@
-"""What `dpscope equal` accepts, and how it refuses the rest."""
+"""Settings of `dpscope equal`: defaults and refusals."""
 
 import io
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_epochs_end_within_the_steps(batch_size: int, steps: int, expected: int)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         ({"strategy": "ddp"}, "--strategy ddp: there is nothing to compare it with"),
         ({"strategy": "zero,ddp"}, "--strategy zero,ddp"),
@@ -52,10 +52,10 @@ def test_epochs_end_within_the_steps(batch_size: int, steps: int, expected: int)
         ({"data": "cifar10", "data_dir": "/nowhere"}, "--data cifar10: /nowhere/cifar-10-batches-py does not exist"),
     ],
 )
-def test_mistakes_are_named(flags: dict[str, object], said: str) -> None:
+def test_mistakes_are_named(flags: dict[str, object], expected: str) -> None:
     with pytest.raises(DpscopeError) as raised:
         equality_settings({"device": "cpu", **flags})
-    assert said in str(raised.value)
+    assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -64,7 +64,7 @@ def test_synchronised_batch_norm_is_refused_on_the_cpu() -> None:
         equality_settings({"device": "cpu"}, sync_batch_norm=True)
 
 
-def test_a_folder_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+def test_another_folder_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / EQUALITY_FOLDER).mkdir()
     (tmp_path / EQUALITY_FOLDER / "thesis.txt").write_text("mine")
     settings = equality_settings({"device": "cpu"})

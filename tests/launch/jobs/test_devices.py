@@ -55,7 +55,7 @@ def test_cuda_without_any_gpu_is_an_error() -> None:
     ("version", "status"),
     [("2.8.0", "ok"), ("2.10.0a0+nv25", "ok"), ("3.0", "ok"), ("2.7.1+cu128", "failed"), ("1.13.1", "failed")],
 )
-def test_the_doctor_tells_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+def test_the_doctor_reports_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     check = doctor._torch()
     assert check.status == status
@@ -88,7 +88,7 @@ def test_an_amd_gpu_needs_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._backends().status == ("ok" if torch.distributed.is_nccl_available() else "failed")
 
 
-def test_an_all_reduce_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_all_reduce_is_reported_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> str:
         raise DpscopeError("rank 1: DistBackendError: NCCL error: unhandled cuda error")
 
@@ -101,7 +101,7 @@ def test_an_all_reduce_that_fails_is_told_in_its_own_words(monkeypatch: pytest.M
 
 
 @pytest.mark.process
-def test_an_all_reduce_in_a_job_of_its_own() -> None:
+def test_an_all_reduce_in_a_separate_job() -> None:
     """The same job on the CPU: two processes, 1 + 2 = 3 everywhere, by gloo; a device that is not there fails in one line."""
     console = Console(quiet=True)
     assert all_reduce_once("cpu", 2, console) == "gloo"
@@ -186,7 +186,7 @@ def test_auto_takes_amds_gpus(amd_node: Path, monkeypatch: pytest.MonkeyPatch, l
         ("1,0", None), ("GPU-bb", None), ("MIG-6f1c", None), (None, None),
     ],
 )  # fmt: skip
-def test_what_cuda_does_not_accept_as_visible_is_named(
+def test_invalid_entries_of_cuda_visible_devices_are_named(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, unknown: str | None
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -1,5 +1,8 @@
-"""What a job leaves for whoever started it, read while the job goes on."""
+"""A job's files, its claim of a folder, and its end with the process that started it."""
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -7,6 +10,9 @@ import pytest
 import torch
 
 from dpscope.launch.jobs.job_files import PROGRESS_NAME, read_failures, read_progress, remove_job_files, write_failure
+from dpscope.launch.jobs.out_folder import claim
+from dpscope.launch.jobs.parent_death import dying_with_process
+from dpscope.profiling.store.errors import DpscopeError
 
 
 def test_progress_is_read_while_the_job_removes_it(tmp_path: Path) -> None:
@@ -62,7 +68,7 @@ OTHER = "CUDA error: device-side assert triggered"
         ({0: None}, (0,), "crashed"),  # a device that is gone tells nothing
     ],
 )
-def test_a_library_that_fails_on_a_full_gpu_lacked_memory(
+def test_a_library_failure_on_a_full_gpu_is_out_of_memory(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     message: str,
@@ -77,12 +83,56 @@ def test_a_library_that_fails_on_a_full_gpu_lacked_memory(
     assert ("GPU memory over 90% full" in note.message) == (kind == "out_of_memory")
 
 
-def test_another_failure_on_a_full_gpu_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_failure_on_a_full_gpu_is_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, {0: 1}, (0,))
     write_failure(tmp_path, node=0, rank=0, error=RuntimeError(OTHER))
     assert [(note.kind, note.message) for note in read_failures(tmp_path)] == [("crashed", f"RuntimeError: {OTHER}")]
 
 
-def test_a_library_that_fails_without_a_gpu_in_use_is_a_failure(tmp_path: Path) -> None:
+def test_a_library_failure_without_a_gpu_in_use_is_a_crash(tmp_path: Path) -> None:
     write_failure(tmp_path, node=0, rank=0, error=RuntimeError(CUBLAS))
     assert [note.kind for note in read_failures(tmp_path)] == ["crashed"]
+
+
+CLAIM = (
+    "import sys, pathlib; from dpscope.launch.jobs.out_folder import claim; claim(pathlib.Path(sys.argv[1])); "
+    "print('claimed', flush=True); sys.stdin.read()"
+)
+
+
+@pytest.mark.process
+def test_one_job_at_a_time_measures_a_repeat(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CLAIM, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"claimed\n"
+        with pytest.raises(DpscopeError, match="another job is measuring it; wait for that one"):
+            claim(tmp_path)
+        other.kill()
+        other.wait()
+        claim(tmp_path)
+
+
+ASKS = (
+    "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n)); print(n.value)"  # PR_GET_PDEATHSIG
+)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
+def test_the_launcher_requests_the_signal_and_becomes_the_command() -> None:
+    asked = subprocess.run(
+        dying_with_process(os.getpid(), [sys.executable, "-c", ASKS]), capture_output=True, text=True, check=True
+    )
+    assert asked.stdout == "9\n"
+    plain = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=True)
+    assert plain.stdout == "0\n", "else the test could not fail"
+
+
+@pytest.mark.process
+def test_the_command_does_not_run_when_its_parent_is_gone() -> None:
+    other = os.getpid() + 1  # somebody else than the parent
+    ended = subprocess.run(
+        dying_with_process(other, [sys.executable, "-c", "print(1)"]), capture_output=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (1, b"")

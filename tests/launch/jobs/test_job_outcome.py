@@ -1,16 +1,22 @@
-"""How a job ended, told from what it left."""
+"""How a job ended, by its result, notes and log; Python stands in for torchrun."""
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from dpscope.launch.jobs import job_outcome as module
-from dpscope.launch.jobs.job_files import FailureNote, read_failures, write_failure
+from dpscope.launch.jobs.attended_job import attend_job, check_done
+from dpscope.launch.jobs.job_files import PROGRESS_NAME, FailureNote, read_failures, write_failure
 from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome, judged_by_kernel
 from dpscope.launch.jobs.process_group import collective_limit_s, join_limit_s
+from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
+from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import RepeatFolder
+from dpscope.profiling.store.folders import JobFolder, RepeatFolder
 
 # torchrun's own report, torch 2.15, of two ranks of which rank 1 was killed.
 REPORT = """[rank1]:loss 2.30
@@ -92,7 +98,7 @@ def test_past_its_time_limit(folder: RepeatFolder) -> None:
         (None, None, 9, "crashed"),
     ],
 )
-def test_a_kill_is_for_memory_only_if_the_kernel_says_so(
+def test_a_kill_is_out_of_memory_only_if_the_kernel_reports_it(
     before: int | None, after: int | None, sent: int | None, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "memory_kills", lambda: after)
@@ -115,7 +121,9 @@ SECOND = "[rank1]:[E1122 08:00:00.123456789 ProcessGroupNCCL.cpp:91] timeout - c
         (SECOND, "rank 1: NCCL: timeout - collective operation timed out"),
     ],
 )
-def test_a_collective_that_nccl_gave_up_is_told_in_its_words(folder: RepeatFolder, line: str, said: str) -> None:
+def test_a_collective_that_nccl_aborted_is_reported_with_its_message(
+    folder: RepeatFolder, line: str, said: str
+) -> None:
     """The watchdog aborts its process (signal 6), which leaves no note; the other rank's is a consequence."""
     folder.log_path.write_text(line + "\n" + REPORT.format(exit=-6))
     note(folder, 0, 1, "DistBackendError: NCCL communicator was aborted on rank 0.", peer_lost=True)
@@ -134,7 +142,7 @@ def test_a_collective_that_nccl_gave_up_is_told_in_its_words(folder: RepeatFolde
         ("cpu", 900.0, 900.0, 900.0),
     ],
 )
-def test_a_collective_on_gpus_is_given_up_before_its_job(
+def test_a_collective_on_gpus_times_out_before_its_job(
     device: str, job_s: float, joining_s: float, limit_s: float
 ) -> None:
     assert join_limit_s(torch.device(device), job_s) == joining_s
@@ -149,3 +157,55 @@ def test_a_training_s_collectives_may_wait_for_a_checkpoint_and_end_before_it() 
 def test_a_rank_that_lost_its_communicator_lost_its_peer(folder: RepeatFolder) -> None:
     write_failure(folder.path, 0, 0, RuntimeError("NCCL communicator was aborted on rank 0."))
     assert [one.peer_lost for one in read_failures(folder.path)] == [True]
+
+
+pytestmark = pytest.mark.process
+
+
+def told(path: Path, code: str, timeout_s: float = 60.0, stop: bool = False) -> tuple[str, str]:
+    """What is raised of a job that runs `code` (empty: nothing), and what is printed."""
+    folder, shown, request = JobFolder(path), Console(file=io.StringIO(), width=200), StopRequest()
+    request.requested = stop
+    outcome = attend_job([sys.executable, "-c", code], folder, 1, timeout_s, "A job", request, shown)
+    assert not (path / PROGRESS_NAME).exists()
+    assert isinstance(shown.file, io.StringIO)
+    try:
+        check_done(outcome, "it failed", request, shown)
+    except StoppedError as error:
+        return f"{error} [{error.exit_status}]", shown.file.getvalue()
+    except DpscopeError as error:
+        return str(error), shown.file.getvalue()
+    return "", shown.file.getvalue()
+
+
+RESULT = "open('{}/result.json', 'w').write('{{\"status\": \"{}\"}}')"
+PASS = "open('{}/" + PROGRESS_NAME + "', 'w').write('timed')"
+
+
+def test_a_job_with_a_result_is_done(tmp_path: Path) -> None:
+    assert told(tmp_path, f"{PASS.format(tmp_path)}; {RESULT.format(tmp_path, 'ok')}")[0] == ""
+
+
+def test_a_job_without_a_result_failed_however_it_exits(tmp_path: Path) -> None:
+    line, printed = told(tmp_path / "a", "print('[rank0]: no such device'); raise SystemExit(3)")
+    assert line == "it failed: torchrun ended with exit status 3 and no result (before its first pass)"
+    assert printed == "[rank0]:  no such device\n"
+    silent, _ = told(tmp_path / "b", "")
+    assert silent == "it failed: torchrun ended with exit status 0 and no result (before its first pass)"
+    (tmp_path / "c").mkdir()
+    begun, _ = told(tmp_path / "c", f"{PASS.format(tmp_path / 'c')}; {RESULT.format(tmp_path / 'c', 'crashed')}")
+    assert begun == "it failed: torchrun ended with exit status 0 and no result (in its timed pass)"
+
+
+def test_a_slow_or_stopped_job_is_ended(tmp_path: Path) -> None:
+    assert "passed its time limit of 0.3 s" in told(tmp_path / "a", "import time; time.sleep(60)", timeout_s=0.3)[0]
+    line, printed = told(tmp_path / "b", "import time; time.sleep(60)", stop=True)
+    assert line == "it failed: interrupted [143]"  # 128 + SIGTERM
+    assert "rank" not in printed
+
+
+def test_unfinished_files_of_a_killed_process_are_removed_and_other_hidden_files_stay(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-failure_0_1.json-xr17fgzj").write_text('{"rank": 1, "at_')
+    (tmp_path / ".tmp-mine").write_text("not dpscope's")
+    told(tmp_path, RESULT.format(tmp_path, "ok"))
+    assert sorted(path.name for path in tmp_path.glob(".tmp-*")) == [".tmp-mine"]

@@ -1,4 +1,4 @@
-"""A queue of jobs that are plain programs: what is kept, recorded, left out and stopped."""
+"""A queue of jobs that are plain programs: results kept, failures recorded, jobs skipped and stopped, lines printed."""
 
 import io
 import signal
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import JobQueue, Outcome
+from dpscope.launch.jobs.progress import SweepProgress
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.store.folders import JobFolder, RunFolder
 
@@ -63,7 +64,7 @@ def queue_of(out: Path, **codes: str) -> tuple[Programs, io.StringIO]:
     return Programs(RunFolder(out), jobs, threads=1, timeout_s=20, console=Console(file=printed, width=200)), printed
 
 
-def test_what_is_done_is_kept_and_what_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_results_are_kept_and_failures_do_not_stop_the_others(tmp_path: Path) -> None:
     result = tmp_path / "cells" / "works" / "result.json"
     works = f"open({str(result)!r}, 'w').write('{{\"status\": \"ok\"}}')"
     queue, printed = queue_of(tmp_path, earlier="raise", fails="raise SystemExit(3)", hopeless="raise", works=works)
@@ -87,3 +88,21 @@ def test_a_signal_ends_the_running_job_and_those_after_it_are_not_begun(tmp_path
     assert [result.status for result in results] == ["interrupted"]
     outcome = Outcome(manifest=None, results=results, stop=queue.stop)
     assert (outcome.ok, outcome.exit_status) == (False, 128 + number)
+
+
+def left_by(terminal: bool) -> str:
+    console = Console(file=io.StringIO(), width=80, force_terminal=terminal, no_color=True)
+    with SweepProgress(console, 3) as progress:
+        for number, (status, message) in enumerate((("ok", ""), ("crashed", "rank 1 exited with 1"), ("ok", "")), 1):
+            progress.start(number, f"cell{number} repeat 0", None)
+            progress.finish(status, 61.0, message)  # type: ignore[arg-type]
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_a_terminal_keeps_failures_and_a_log_every_job() -> None:
+    on_terminal = left_by(terminal=True)
+    assert "[2/3] cell2 repeat 0: crashed in 1 min 01 s: rank 1 exited with 1" in on_terminal
+    assert "ok in" not in on_terminal
+    assert [line.partition(":")[2].strip() for line in left_by(terminal=False).splitlines()] == [
+        "started", "ok in 1 min 01 s", "started", "crashed in 1 min 01 s: rank 1 exited with 1", "started", "ok in 1 min 01 s",
+    ]  # fmt: skip

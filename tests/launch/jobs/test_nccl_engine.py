@@ -32,7 +32,7 @@ def maker() -> str:
 
 
 @with_both
-def test_nccl_means_the_engine_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_uses_the_chosen_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENGINE_VARIABLE, "0")
     choose_nccl_engine("nccl2")
     assert maker() == "_create_nccl2_process_group"
@@ -43,13 +43,13 @@ def test_nccl_means_the_engine_that_was_chosen(monkeypatch: pytest.MonkeyPatch) 
 
 
 @with_both
-def test_a_variable_that_nobody_set_stays_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unset_variable_stays_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
     choose_nccl_engine("legacy")
     assert ENGINE_VARIABLE not in os.environ
 
 
-def test_an_older_torch_has_the_legacy_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_torch_only_has_the_legacy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "distributed", SimpleNamespace(distributed_c10d=SimpleNamespace()))
     choose_nccl_engine("legacy")
     with pytest.raises(DpscopeError, match=r"--nccl-engine nccl2: torch .* does not have it; omit it, or use legacy"):
@@ -62,7 +62,7 @@ def torch_with(**functions: object) -> SimpleNamespace:
     return SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: True, distributed_c10d=engines)
 
 
-def test_the_engine_is_registered_anew_under_its_value_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_is_registered_with_its_value_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
     seen: list[str | None] = []
     both = torch_with(_register_builtin_nccl_backend=lambda: seen.append(os.environ.get(ENGINE_VARIABLE)))
@@ -101,14 +101,14 @@ def test_the_environment_names_the_engine(both: bool, variable: str | None, nccl
     assert default_engine(found, {} if variable is None else {ENGINE_VARIABLE: variable}) == engine
 
 
-def test_engines_are_variants_of_ddp_and_of_nothing_else() -> None:
+def test_engines_are_variants_of_ddp_only() -> None:
     flags = {"nccl_engine": "legacy,default", "batch_size": "32", "devices": "1,2", "steps": 9}
     config = resolve(load_config(None, flags), Devices(kind="cuda", count=2))
     names = [planned.cell.name for planned in make_plan(config.matrix, 50_000, "cuda")]
     assert names == ["single-d1-b32", "ddp-d1-b32", "dp-d2-b32", "ddp-d2-b32", "ddp-d2-b32-engine-legacy"]
 
 
-def test_engines_are_refused_where_nccl_does_not_run_and_where_they_are_none() -> None:
+def test_unknown_engines_and_engines_without_nccl_are_refused() -> None:
     with pytest.raises(DpscopeError, match=r"--nccl-engine legacy on the CPU: gloo runs there, not NCCL; omit it"):
         resolve(load_config(None, {"nccl_engine": "legacy"}), Devices(kind="cpu", count=None))
     with pytest.raises(DpscopeError, match=r"--nccl-engine fast.*default, legacy, nccl2"):

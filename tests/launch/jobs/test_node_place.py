@@ -25,7 +25,7 @@ def place(told: dict[str, str], nodes: str = "auto", rank: int | None = None, me
     return found
 
 
-def test_slurm_tells_everything() -> None:
+def test_slurm_gives_count_rank_and_address() -> None:
     found = place(SLURM)
     assert (found.count, found.rank, found.told_by, found.job) == (2, 1, "Slurm", "slurm-71-3-0")
     assert found.address is not None
@@ -38,11 +38,11 @@ def test_slurm_tells_everything() -> None:
     assert again.address != found.address
 
 
-def test_open_mpi_tells_where_no_address_and_the_job_by_which_the_folder_is_searched() -> None:
+def test_open_mpi_gives_the_job_and_no_address() -> None:
     assert place(OPEN_MPI) == NodePlace(4, 2, "Open MPI", None, "mpi-prterun-head-1@1")
 
 
-def test_others_tell_less() -> None:
+def test_other_launchers_give_less() -> None:
     pmi = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}
     assert place(pmi, met="host0") == NodePlace(2, 1, "PMI", Address("host0", 29500))
     with pytest.raises(DpscopeError, match="no launcher says where the nodes meet; give --rendezvous"):
@@ -56,7 +56,7 @@ def test_others_tell_less() -> None:
         place(indexed)
 
 
-def test_options_tell_what_no_launcher_does_and_win_over_one_that_does() -> None:
+def test_options_take_precedence_over_the_launcher() -> None:
     assert place({}, "2", 1, "[fe80::1]:2950") == NodePlace(2, 1, "options", Address("fe80::1", 2950))
     assert str(Address("fe80::1", 2950)) == "[fe80::1]:2950"
     assert place(SLURM, "2", 0, "other:1") == NodePlace(2, 0, "Slurm", Address("other", 1), "slurm-71-3-0")
@@ -64,7 +64,7 @@ def test_options_tell_what_no_launcher_does_and_win_over_one_that_does() -> None
     assert (launched_rank(SLURM), launched_rank({})) == (1, None)
 
 
-def test_one_node_is_none_of_several() -> None:
+def test_a_single_node_has_no_place() -> None:
     assert node_place(None, None, None, SLURM) is None
     assert node_place("1", None, None, {}) is None
     assert node_place("auto", None, None, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) is None
@@ -97,7 +97,7 @@ def test_one_node_is_none_of_several() -> None:
         ("2", 0, {}, "no launcher says where the nodes meet; give --rendezvous HOST:PORT"),
     ],
 )
-def test_what_is_not_told_or_does_not_fit_is_refused(
+def test_missing_or_contradictory_values_are_refused(
     nodes: str, rank: int | None, told: dict[str, str], said: str
 ) -> None:
     with pytest.raises(DpscopeError, match=said):

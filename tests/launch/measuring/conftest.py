@@ -1,4 +1,4 @@
-"""What is planned and measured here is so outside a git checkout, as far as a test does not choose: no git is asked."""
+"""Tests run outside a git checkout by default, so that no git process is started."""
 
 from pathlib import Path
 

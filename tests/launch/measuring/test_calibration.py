@@ -1,4 +1,4 @@
-"""What a run times before its cells: which collectives, on how many devices, at which sizes; and what is there already."""
+"""The calibration before a run's cells: collectives, device counts, sizes, and stored results."""
 
 import io
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def test_nothing_is_timed_that_is_not_needed_or_not_wanted() -> None:
     assert planned("cpu", calibrate=False) is None
 
 
-def test_only_what_the_folder_lacks_is_timed() -> None:
+def test_only_missing_collectives_are_timed() -> None:
     pairs = [(kind, count) for kind in ("all_reduce", "broadcast") for count in (2, 4)]
     assert planned("cpu", holding(*pairs)) is None
     rest = planned("cpu", holding(*pairs[:3]))
@@ -115,7 +115,7 @@ def test_only_what_the_folder_lacks_is_timed() -> None:
     assert planned("cpu", logs) is None  # the user's word
 
 
-def test_sizes_lie_around_the_buckets() -> None:
+def test_sizes_are_around_the_buckets() -> None:
     matrix = resolve(load_config(None, {"device": "cpu"}), Devices(kind="cpu", count=None)).matrix
     # 25 MiB buckets: 4 KiB, 64 KiB, and 1/8, 1/4, 1/2 of 25 MiB and all of it
     assert [size >> 10 for size in calibrated_sizes(matrix, RESNET)] == [4, 64, 3200, 6400, 12800, 25600]
@@ -141,13 +141,13 @@ SETTINGS = CalibrationSettings(device="cpu", devices=(2,), chosen_sizes=(4096, 6
 
 
 def timed(*pairs: tuple[str, int], environment: Environment = RUN_HERE) -> Calibration:
-    """What a job measured, here unless said otherwise."""
+    """A job's measurements, on this machine by default."""
     return msgspec.structs.replace(holding(*pairs), environment=environment, source="measured")
 
 
 @pytest.fixture
 def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Finding, ...]]:
-    """`calibrate_first` into a run folder, with a job that ends as told."""
+    """Call `calibrate_first` on a run folder, with a job that ends as requested."""
 
     def calibrate(result: Calibration | Exception) -> tuple[Finding, ...]:
         def ended(*_: object, **__: object) -> Calibration:
@@ -176,13 +176,15 @@ def test_a_failed_calibration_is_a_finding_and_ends_nothing(
     assert first(timed(("all_reduce", 2))) == ()
     lost = PlanCode.CONTENTION_NOT_TIMED.finding("contention could not be timed: rank 0 raised")
     without = msgspec.structs.replace(timed(("all_reduce", 2)), findings=(lost,))
-    assert first(without) == (lost,)  # told by the run, too
+    assert first(without) == (lost,)  # the run reports it too
     (finding,) = first(DpscopeError("again"))  # what is there already stays
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
 
 
-def test_ctrl_c_ends_the_run_and_saves_no_half(first: Callable[..., tuple[Finding, ...]], tmp_path: Path) -> None:
-    """The first one is kept; the one that was stopped adds nothing, and the run ends as its signal says."""
+def test_ctrl_c_ends_the_run_and_saves_no_partial_calibration(
+    first: Callable[..., tuple[Finding, ...]], tmp_path: Path
+) -> None:
+    """The first one is kept; the stopped one adds nothing, and the run ends with the signal's status."""
     first(timed(("all_reduce", 2)))
     with pytest.raises(StoppedError, match="stopped"):
         first(StoppedError("stopped by SIGINT", 130))
@@ -198,7 +200,7 @@ def test_a_resumed_run_adds_what_it_lacks(first: Callable[..., tuple[Finding, ..
     assert (rest.devices, rest.collectives) == ((4,), ("broadcast",))
 
 
-def test_another_machine_s_calibration_is_neither_used_nor_added_to(
+def test_another_machines_calibration_is_neither_used_nor_extended(
     first: Callable[..., tuple[Finding, ...]], tmp_path: Path
 ) -> None:
     other = msgspec.structs.replace(RUN_HERE, cpu_name="another processor")
@@ -211,9 +213,7 @@ def test_another_machine_s_calibration_is_neither_used_nor_added_to(
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
 
 
-def test_another_engine_s_times_are_not_put_beside_these(
-    first: Callable[..., tuple[Finding, ...]], tmp_path: Path
-) -> None:
+def test_another_engines_times_are_not_merged(first: Callable[..., tuple[Finding, ...]], tmp_path: Path) -> None:
     def by(engine: str, *pairs: tuple[str, int]) -> Calibration:
         return msgspec.structs.replace(timed(*pairs), nccl_engine=engine)
 

@@ -20,8 +20,8 @@ RANK_0, RANK_1 = (TorchrunPlace(rank, rank, world_size=2, local_world_size=2, no
 
 @pytest.fixture(autouse=True)
 def started_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"RUN_ID": "none", "RESTART_COUNT": "0"}
-    for name, value in told.items():
+    variables = {"RUN_ID": "none", "RESTART_COUNT": "0"}
+    for name, value in variables.items():
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
     monkeypatch.setenv("MASTER_ADDR", "node0")
     monkeypatch.setenv("MASTER_PORT", "29500")
@@ -35,7 +35,7 @@ def measured(run: RunFolder, repeat: int) -> None:
 
 
 def test_a_rank_that_is_first_waits_for_rank_0s_choice(tmp_path: Path) -> None:
-    """Repeat 0 becomes done while rank 1 waits, as when its file system shows it late: by itself it had taken repeat 0."""
+    """Repeat 0 gets its result while rank 1 waits, as on a slow file system: rank 1 alone would have taken repeat 0."""
     run = RunFolder(tmp_path)
     found: list[int] = []
     waiting = threading.Thread(target=lambda: found.append(chosen_repeat(run, CELL, None, RANK_1)))
@@ -51,7 +51,7 @@ def test_a_rank_that_is_first_waits_for_rank_0s_choice(tmp_path: Path) -> None:
 def test_another_jobs_choice_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    """A job that was killed left its choice behind; an attempt that torchrun starts again is another one, too."""
+    """A killed job left its choice behind; a restarted attempt counts as another job too."""
     run = RunFolder(tmp_path)
     assert chosen_repeat(run, CELL, None, RANK_0) == 0
     monkeypatch.setattr(job_repeat, "WAIT_FOR_RANK_0_S", 0.05)
@@ -62,7 +62,7 @@ def test_another_jobs_choice_is_not_taken(
     assert chosen_repeat(run, CELL, None, RANK_1) == 0
 
 
-def test_a_repeat_that_is_named_is_waited_for_by_nobody(tmp_path: Path) -> None:
+def test_a_named_repeat_needs_no_waiting(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert [chosen_repeat(run, CELL, 3, place) for place in (RANK_1, RANK_0)] == [3, 3]
     measured(run, 5)
@@ -71,7 +71,7 @@ def test_a_repeat_that_is_named_is_waited_for_by_nobody(tmp_path: Path) -> None:
             chosen_repeat(run, CELL, 5, place)
 
 
-def test_a_job_that_is_over_leaves_no_choice(tmp_path: Path) -> None:
+def test_a_finished_job_leaves_no_choice(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     folder = run.repeat(CELL, chosen_repeat(run, CELL, None, RANK_0)).path
     assert (folder / JOB_NAME).exists()

@@ -21,7 +21,7 @@ WARM_UP = 12  # steps of 125 ms: 11, and one more until 1.5 s have passed
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("devices")
     command = [sys.executable, "-m", "tests.helpers.device_scenarios", str(folder)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
@@ -30,47 +30,47 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return content
 
 
-def calls(told: dict[str, Any], scenario: str, *names: str) -> list[Call]:
+def calls(results: dict[str, Any], scenario: str, *names: str) -> list[Call]:
     """A scenario's calls, of these names where any are given."""
-    return [tuple(call) for call in told[scenario]["calls"] if not names or call[0] in names]
+    return [tuple(call) for call in results[scenario]["calls"] if not names or call[0] in names]
 
 
-def in_pass(told: dict[str, Any], scenario: str, name: str) -> list[Call]:
+def in_pass(results: dict[str, Any], scenario: str, name: str) -> list[Call]:
     """The calls from one pass's beginning to the next one's."""
-    found = calls(told, scenario)
+    found = calls(results, scenario)
     began = found.index((f"pass: {name}", None)) + 1
     rest = [call[0] for call in found[began:]]
     ends = next(index for index, what in enumerate(rest) if what.startswith("pass: "))
     return found[began : began + ends]
 
 
-def test_a_process_takes_its_devices_before_it_joins_and_no_other(told: dict[str, Any]) -> None:
-    order = [call[0] for call in calls(told, "ddp") if call[0] in ("set_device", "init_process_group", "ddp")]
+def test_a_process_takes_its_devices_before_it_joins_and_no_other(results: dict[str, Any]) -> None:
+    order = [call[0] for call in calls(results, "ddp") if call[0] in ("set_device", "init_process_group", "ddp")]
     assert order == ["set_device", "init_process_group", "ddp"]
-    assert calls(told, "ddp", "set_device", "init_process_group", "ddp") == [
+    assert calls(results, "ddp", "set_device", "init_process_group", "ddp") == [
         ("set_device", 1), ("init_process_group", 1, "nccl", 720.0), ("ddp", 1),
     ]  # fmt: skip
-    assert {call[1] for call in calls(told, "ddp")} <= {1, None}
-    assert {call[1] for call in calls(told, "single")} <= {0, None}
-    assert calls(told, "dp", "set_device", "dp") == [("set_device", 0), ("dp", None, [0, 1])]
-    assert calls(told, "single", "init_process_group", "barrier") == []
+    assert {call[1] for call in calls(results, "ddp")} <= {1, None}
+    assert {call[1] for call in calls(results, "single")} <= {0, None}
+    assert calls(results, "dp", "set_device", "dp") == [("set_device", 0), ("dp", None, [0, 1])]
+    assert calls(results, "single", "init_process_group", "barrier") == []
 
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
-def test_every_strategy_is_warmed_up_alike(told: dict[str, Any], strategy: str) -> None:
-    moved = [call for call in in_pass(told, strategy, "warm-up") if call[0] == "to"]
+def test_every_strategy_is_warmed_up_alike(results: dict[str, Any], strategy: str) -> None:
+    moved = [call for call in in_pass(results, strategy, "warm-up") if call[0] == "to"]
     assert len(moved) == 2 * WARM_UP  # images and labels
 
 
-def test_collectives_have_the_jobs_limit_until_all_processes_are_warm(told: dict[str, Any]) -> None:
+def test_collectives_have_the_jobs_limit_until_all_processes_are_warm(results: dict[str, Any]) -> None:
     order = list(
-        calls(told, "ddp", "init_process_group", "set_timeout", "pass: timed", "pass: warm-up", "pass: traced")
+        calls(results, "ddp", "init_process_group", "set_timeout", "pass: timed", "pass: warm-up", "pass: traced")
     )
     assert order == [
         ("init_process_group", 1, "nccl", 720.0), ("pass: warm-up", None), ("set_timeout", None, 120.0),
         ("pass: timed", None), ("pass: traced", None),
     ]  # fmt: skip
-    assert calls(told, "single", "set_timeout") == []
+    assert calls(results, "single", "set_timeout") == []
 
 
 WAITED: dict[str, list[Call]] = {
@@ -81,10 +81,12 @@ WAITED: dict[str, list[Call]] = {
 
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
-def test_timed_steps_lie_between_two_waits_for_all_devices_and_processes(told: dict[str, Any], strategy: str) -> None:
+def test_timed_steps_lie_between_two_waits_for_all_devices_and_processes(
+    results: dict[str, Any], strategy: str
+) -> None:
     first = 1 if strategy == "ddp" else 0
     mark: Call = ("record", first, "default")
-    found = in_pass(told, strategy, "timed")
+    found = in_pass(results, strategy, "timed")
     peaks = [("reset_peak", device) for _, device in dict.fromkeys(WAITED[strategy]) if device is not None]
     steps: list[Call] = [mark]
     for _ in range(3):
@@ -94,11 +96,11 @@ def test_timed_steps_lie_between_two_waits_for_all_devices_and_processes(told: d
 
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
-def test_devices_are_waited_for_before_recording_and_nothing_is_left_to_it(told: dict[str, Any], strategy: str) -> None:
+def test_devices_finish_before_recording(results: dict[str, Any], strategy: str) -> None:
     """Two warm-up steps under the tracer, a wait, two recorded steps, a wait."""
     first = 1 if strategy == "ddp" else 0
     order = [
-        call for call in in_pass(told, strategy, "traced") if call[0] in ("profile", "synchronize", "barrier", "to")
+        call for call in in_pass(results, strategy, "traced") if call[0] in ("profile", "synchronize", "barrier", "to")
     ]
     step = [("to", first), ("to", first)]
     waited = WAITED[strategy]
@@ -108,93 +110,102 @@ def test_devices_are_waited_for_before_recording_and_nothing_is_left_to_it(told:
 
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
-def test_times_are_the_devices(told: dict[str, Any], strategy: str) -> None:
-    assert told[strategy]["samples"] == [["timed", STEP_US]] * 3 + [["traced", STEP_US]] * 2
+def test_times_are_the_devices(results: dict[str, Any], strategy: str) -> None:
+    assert results[strategy]["samples"] == [["timed", STEP_US]] * 3 + [["traced", STEP_US]] * 2
 
 
-def test_memory_and_state_are_those_of_the_devices_that_ran(told: dict[str, Any]) -> None:
-    """Half of 1, 2 kB; NVML lists the first two devices in the other order, and by UUID they are told apart."""
+def test_memory_and_state_are_those_of_the_devices_that_ran(results: dict[str, Any]) -> None:
+    """Half of 1, 2 kB; NVML lists the first two devices in the other order, and the UUID distinguishes them."""
     memory = {
         strategy: [
-            (one["device"], one["allocated_bytes"], one["reserved_bytes"]) for one in told[strategy]["rank"]["memory"]
+            (one["device"], one["allocated_bytes"], one["reserved_bytes"])
+            for one in results[strategy]["rank"]["memory"]
         ]
         for strategy in ("single", "dp", "ddp")
     }
     assert memory == {"single": [(0, 500, 1000)], "dp": [(0, 500, 1000), (1, 1000, 2000)], "ddp": [(1, 1000, 2000)]}
     for moment in ("device_states_before", "device_states_after"):
-        states = {name: told[name]["rank"][moment] for name in memory}
+        states = {name: results[name]["rank"][moment] for name in memory}
         assert all(len(one) == len({state["index"] for state in one}) for one in states.values())  # one per device
         hot = {name: [(one["index"], one["temperature_c"]) for one in found] for name, found in states.items()}
         assert hot == {"single": [(0, 83)], "dp": [(0, 83), (1, 41)], "ddp": [(1, 41)]}
 
 
-def test_what_is_saved_of_each_strategy(told: dict[str, Any]) -> None:
-    assert {name: told[name]["counted"] for name in ("single", "dp", "ddp")} == {"single": 0, "dp": 0, "ddp": 2}
-    assert [told[name]["traces"] for name in ("single", "ddp")] == [["0_0.pt.trace.json.gz"], ["0_1.pt.trace.json.gz"]]
-    assert told["ddp"]["passes"] == ["warm-up", "timed", "device states", "traced", "counters", "saving"]
-    assert (told["ddp"]["rank"]["nccl_engine"], told["single"]["rank"]["nccl_engine"]) == ("FakeProcessGroup", None)
-    assert calls(told, "ddp")[-2:] == [("barrier", None), ("destroy_process_group", None)]
+def test_the_saved_files_of_each_strategy(results: dict[str, Any]) -> None:
+    assert {name: results[name]["counted"] for name in ("single", "dp", "ddp")} == {"single": 0, "dp": 0, "ddp": 2}
+    assert [results[name]["traces"] for name in ("single", "ddp")] == [
+        ["0_0.pt.trace.json.gz"],
+        ["0_1.pt.trace.json.gz"],
+    ]
+    assert results["ddp"]["passes"] == ["warm-up", "timed", "device states", "traced", "counters", "saving"]
+    assert (results["ddp"]["rank"]["nccl_engine"], results["single"]["rank"]["nccl_engine"]) == (
+        "FakeProcessGroup",
+        None,
+    )
+    assert calls(results, "ddp")[-2:] == [("barrier", None), ("destroy_process_group", None)]
 
 
-def test_collectives_are_timed_on_the_device_behind_a_small_one(told: dict[str, Any]) -> None:
+def test_collectives_are_timed_on_the_device_after_a_small_one(results: dict[str, Any]) -> None:
     """10 us and 1 GB/s: 14.096 and 18.192 us, nothing of the host's in them; three iterations in three shares."""
-    found = told["calibration"]
+    found = results["calibration"]
     assert {size: pytest.approx(times) for size, times in found["times_us"].items()} == {
         "4096": [14.096] * 3, "8192": [18.192] * 3,
     }  # fmt: skip
     assert (found["backend"], found["engine"]) == ("fake", "FakeProcessGroup")
     assert found["uuids"] == ["bbbb", "aaaa"]
     timed = calls(
-        told, "calibration", "init_process_group", "set_device", "barrier", "synchronize", "all_reduce", "record"
+        results, "calibration", "init_process_group", "set_device", "barrier", "synchronize", "all_reduce", "record"
     )
     assert timed[:2] == [("set_device", 1), ("init_process_group", 1, "nccl", 720.0)]
-    assert calls(told, "calibration", "new_group") == [("new_group", None, [0, 1], 120.0)]
+    assert calls(results, "calibration", "new_group") == [("new_group", None, [0, 1], 120.0)]
     began = timed.index(("barrier", None))
     one = [("all_reduce", 1, 4), ("record", 1, "default"), ("all_reduce", 1, 4096), ("record", 1, "default")]
     assert timed[began : began + 11] == [("barrier", None), ("synchronize", 1), *one, *one, ("synchronize", 1)]
 
 
-def test_contention_by_hand(told: dict[str, Any]) -> None:
-    """Two at once take the link in turn: 36.384 us. Beside computing it takes 18.192, less than one piece of 100: untold."""
-    found = {name: pytest.approx(values) for name, values in told["calibration"]["contention"].items()}
+def test_contention_by_hand(results: dict[str, Any]) -> None:
+    """Two at once take the link in turn: 36.384 us. Beside computing it takes 18.192, less than one piece of 100: unknown."""
+    found = {name: pytest.approx(values) for name, values in results["calibration"]["contention"].items()}
     assert found == {
         "alone_us": [18.192] * 3, "two_in_flight_us": [36.384] * 3, "beside_compute_us": [18.192] * 3,
         "compute_alone_us": [100.0] * 3, "compute_beside_us": [100.0] * 3,
     }  # fmt: skip
     # Pieces of 2 us: of 20, which take 40 us, (40 - 18.192) / 2 run after the collective, the others within its 18.192 us.
-    assert told["contention"]["contention"]["compute_beside_us"] == pytest.approx([2.0] * 3)
-    aside = [call for call in calls(told, "calibration", "stream", "record") if "aside" in call or call[0] == "stream"]
+    assert results["contention"]["contention"]["compute_beside_us"] == pytest.approx([2.0] * 3)
+    aside = [
+        call for call in calls(results, "calibration", "stream", "record") if "aside" in call or call[0] == "stream"
+    ]
     assert aside == [("stream", 1), ("record", 1, "aside")] * 4  # a warm-up, three iterations
 
 
-def test_steps_and_waits_are_read_after_a_wait_for_the_device(told: dict[str, Any]) -> None:
-    assert told["steps"]["step_us"] == [2000.0, 3000.0, 4000.0]
-    assert told["steps"]["wait_us"] == [500.0, 500.0, 500.0]
-    assert {call[1] for call in calls(told, "steps")} == {3}
-    assert told["attached"]["step_us"] == [700.0, 700.0]
-    assert told["attached"]["memory"] == [[2, 500]]
-    assert calls(told, "attached", "reset_peak") == []  # the statistics are the script's
-    assert {call[1] for call in calls(told, "attached")} == {2}
+def test_steps_and_waits_are_read_after_a_wait_for_the_device(results: dict[str, Any]) -> None:
+    assert results["steps"]["step_us"] == [2000.0, 3000.0, 4000.0]
+    assert results["steps"]["wait_us"] == [500.0, 500.0, 500.0]
+    assert {call[1] for call in calls(results, "steps")} == {3}
+    assert results["attached"]["step_us"] == [700.0, 700.0]
+    assert results["attached"]["memory"] == [[2, 500]]
+    assert calls(results, "attached", "reset_peak") == []  # the statistics are the script's
+    assert {call[1] for call in calls(results, "attached")} == {2}
 
 
-def test_want_of_memory_is_told_apart_from_other_failures(told: dict[str, Any]) -> None:
+def test_out_of_memory_is_distinguished_from_other_failures(results: dict[str, Any]) -> None:
     """A device that answers nothing any more does not hide the one that is full."""
-    kinds = {name: note[0] for name, note in told["failures"]["notes"].items()}
+    kinds = {name: note[0] for name, note in results["failures"]["notes"].items()}
     assert kinds == {
         "torch": "out_of_memory", "cublas_full": "out_of_memory", "cublas_free": "crashed", "nccl": "out_of_memory",
         "given_up": "crashed",
     }  # fmt: skip
-    assert told["failures"]["notes"]["nccl"][1].startswith("GPU memory over 90% full: RuntimeError: NCCL error")
+    assert results["failures"]["notes"]["nccl"][1].startswith("GPU memory over 90% full: RuntimeError: NCCL error")
 
 
-def test_a_collective_that_is_given_up_ends_the_cell_in_its_own_words(told: dict[str, Any]) -> None:
-    assert told["given_up"]["error"] == "Watchdog caught collective operation timeout"
-    last = calls(told, "given_up")[-4:]  # in warm-up, after the wait for all
+def test_an_aborted_collective_ends_the_cell_with_its_message(results: dict[str, Any]) -> None:
+    assert results["given_up"]["error"] == "Watchdog caught collective operation timeout"
+    last = calls(results, "given_up")[-4:]  # in warm-up, after the wait for all
     assert last == [("barrier", None), ("synchronize", 1), ("tensor", 1), ("destroy_process_group", None)]
 
 
-def test_the_machine_is_told_by_torch_where_nvml_knows_no_gpu(told: dict[str, Any]) -> None:
-    found = told["machine"]
+def test_torch_describes_the_machine_where_nvml_finds_no_gpu(results: dict[str, Any]) -> None:
+    found = results["machine"]
     assert [(name, status) for name, status, _ in found["checks"]] == [
         ("devices", "ok"), ("backends", "ok"), ("peer access", "warning"), ("driver", "ok"),
     ]  # fmt: skip
@@ -203,31 +214,31 @@ def test_the_machine_is_told_by_torch_where_nvml_knows_no_gpu(told: dict[str, An
     assert (found["devices"], found["names"]) == (4, ["NVIDIA A100-SXM4-40GB"] * 4)
     assert found["findings"] == ["device_state_unknown"]
     assert found["emulated"] == ["NVIDIA A100-SXM4-40GB has no units for bf16: it is emulated there."]  # (7, 0) here
-    assert calls(told, "machine", "set_rng_state") == [("set_rng_state", 0, [0]), ("set_rng_state", 1, [1])]
+    assert calls(results, "machine", "set_rng_state") == [("set_rng_state", 0, [0]), ("set_rng_state", 1, [1])]
 
 
-def test_doctor_s_all_reduce_sees_that_nothing_was_summed(told: dict[str, Any]) -> None:
-    assert told["machine"]["reduced"] == "an all-reduce over 2 processes gave 2, not 3"
+def test_doctors_all_reduce_notices_a_wrong_sum(results: dict[str, Any]) -> None:
+    assert results["machine"]["reduced"] == "an all-reduce over 2 processes gave 2, not 3"
     order = [
-        call[0] for call in calls(told, "machine", "set_device", "init_process_group", "all_reduce", "synchronize")
+        call[0] for call in calls(results, "machine", "set_device", "init_process_group", "all_reduce", "synchronize")
     ]
     assert order == ["set_device", "init_process_group", "all_reduce", "synchronize", "synchronize"]
 
 
-def test_what_gpus_allow_is_planned_and_the_rest_refused(told: dict[str, Any]) -> None:
-    assert told["planning"]["counts"] == [2, 4]
-    assert told["planning"]["reduce_dtype"] == "torch.bfloat16"
-    one, frozen, without_ddp = told["planning"]["refused"]
+def test_supported_settings_are_planned_and_others_refused(results: dict[str, Any]) -> None:
+    assert results["planning"]["counts"] == [2, 4]
+    assert results["planning"]["reduce_dtype"] == "torch.bfloat16"
+    one, frozen, without_ddp = results["planning"]["refused"]
     assert one.startswith("--device cuda: one GPU is visible and a collective needs two")
     assert frozen.startswith("--sync-batch-norm with --freeze-batch-norm")
     assert without_ddp.startswith("--sync-batch-norm with --strategy single,dp")
 
 
 def test_the_share_of_the_lines_that_only_run_with_cuda(
-    told: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    results: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = cuda_lines()
-    reached = {path: lines & set(told["executed"].get(path, ())) for path, lines in wanted.items()}
+    reached = {path: lines & set(results["executed"].get(path, ())) for path, lines in wanted.items()}
     count, total = (sum(map(len, lines.values())) for lines in (reached, wanted))
     missing = {path: sorted(wanted[path] - reached[path]) for path in wanted if wanted[path] - reached[path]}
     with capsys.disabled():

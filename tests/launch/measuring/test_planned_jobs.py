@@ -1,4 +1,4 @@
-"""What a run says before it starts: its commands, its warnings, and that it can write where it is told to."""
+"""The plan of a run: its commands, its warnings, and whether its folder can be written."""
 
 import errno
 import fcntl
@@ -43,14 +43,14 @@ def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> No
         assert (by_hand.cell, by_hand.repeat) == (job.cell, job.repeat)
         assert by_hand.threads == description.threads_per_process
         same = ("model", "data", "samples", "steps", "learning_rate", "momentum", "traced_steps", "seed", "workers")
-        told, planned = settings_of(by_hand.config), settings_of(description.config)
-        assert {name: told[name] for name in same} == {name: planned[name] for name in same}
+        given, planned = settings_of(by_hand.config), settings_of(description.config)
+        assert {name: given[name] for name in same} == {name: planned[name] for name in same}
 
 
 def test_the_commands_of_a_dry_run_compute_with_the_runs_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """8 cores and up to 4 devices: 2 threads each, in the first cell too, which alone would have 4; all in one folder."""
+    """8 cores and up to 4 devices: 2 threads each, also in the first cell, which alone would have 4."""
     for module in (plan, job_threads):
         monkeypatch.setattr(module, "usable_cores", lambda: 8)
     printed = io.StringIO()
@@ -69,7 +69,7 @@ def test_repeats_are_interleaved(tmp_path: Path) -> None:
     assert [(job.cell.name, job.repeat) for job in jobs] == [(name, repeat) for repeat in (0, 1) for name in cells]
 
 
-def test_an_estimate_beyond_the_time_limit_is_warned_of(tmp_path: Path) -> None:
+def test_an_estimate_beyond_the_time_limit_is_a_warning(tmp_path: Path) -> None:
     slow = plan_run(
         load_config(None, {**TINY, "model": "resnet18_cifar", "steps": 2000, "timeout": 60}), tmp_path / "run"
     )
@@ -106,7 +106,7 @@ def test_a_plan_names_its_cells_whole_on_a_narrow_terminal(tmp_path: Path) -> No
     ("seconds", "text"),
     [(59.4, "59 s"), (61, "1 min 01 s"), (3599.4, "59 min 59 s"), (3600, "1 h 00 min"), (12_357, "3 h 26 min")],
 )
-def test_durations_are_told_in_two_units_at_most(seconds: float, text: str) -> None:
+def test_durations_have_at_most_two_units(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 
@@ -120,20 +120,20 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    told: list[str] = []
-    with locked(tmp_path / "run", wait=False, note=told.append):
+    notes: list[str] = []
+    with locked(tmp_path / "run", wait=False, note=notes.append):
         assert (tmp_path / "run" / LOCK_NAME).exists()
-    assert len(told) == 1
-    assert "cannot be locked (No locks available)" in told[0]
+    assert len(notes) == 1
+    assert "cannot be locked (No locks available)" in notes[0]
 
 
 def test_gpus_are_compared_over_all_that_the_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each DDP rank sees its own alone; a GPU that no cell uses makes no difference."""
+    """A GPU that no cell uses has no effect."""
     nvml = TwoGpuNvml(Name=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), CurrPcieLinkWidth=(16, 8))
     monkeypatch.setattr(manifest, "open_nvml", lambda: nvml)
     codes = {}

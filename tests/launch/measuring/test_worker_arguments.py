@@ -1,4 +1,4 @@
-"""What a worker started by hand is asked to measure, and under which conditions it may join a run."""
+"""The job of a worker started by hand, and the conditions under which it may join a run."""
 
 import fcntl
 import os
@@ -34,7 +34,7 @@ TINY = [
 
 @pytest.fixture(autouse=True)
 def _outside_of_any_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # git is asked in which commit the code is, and it is a process
+    monkeypatch.chdir(tmp_path)  # the commit of a checkout would be read by a git process
 
 
 def test_two_nodes_by_torchruns_environment() -> None:
@@ -51,7 +51,7 @@ def test_two_nodes_by_torchruns_environment() -> None:
 
 
 def two_gpu_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This host as one of those with 4 GPUs; torch and NVML see none here, which the environment then tells."""
+    """Pretend that this host has 4 GPUs, of which torch and NVML see none."""
     monkeypatch.setattr(worker_job, "resolve_devices", lambda requested: Devices(kind="cuda", count=4))
 
 
@@ -99,17 +99,15 @@ def test_a_folder_that_rank_0_does_not_share_is_named(tmp_path: Path, monkeypatc
     monkeypatch.setattr(worker_job, "WAIT_FOR_RANK_0_S", 0.1)
     second = TorchrunPlace(rank=1, local_rank=0, world_size=2, local_world_size=1, node=1)
     arguments = ["--strategy", "ddp", "--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
-    with pytest.raises(
-        DpscopeError, match=r"rank 0 has entered no ddp-d2-b2 there in 0\.1 s; name one folder that all"
-    ):
+    with pytest.raises(DpscopeError, match=r"rank 0 has added no ddp-d2-b2 there in 0\.1 s; name one folder that all"):
         job_from_arguments(arguments, second)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_that_another_node_saved_elsewhere_are_missed(tmp_path: Path) -> None:
+def test_files_that_another_node_saved_elsewhere_are_named(tmp_path: Path) -> None:
     folder = RepeatFolder(tmp_path)
     write_json(folder.rank_path(0, 0), rank_result(rank=0, node=0))
-    with pytest.raises(DpscopeError, match=r"lacks files that were saved, those of rank 1, 2: .* not one folder that"):
+    with pytest.raises(DpscopeError, match=r"lacks the files of rank 1, 2, which were saved: .* not a folder that"):
         _wait_for_all_files(folder, world_size=3, timeout_s=0.1)
     write_json(folder.rank_path(0, 1), rank_result(rank=1, node=0))
     write_json(folder.rank_path(1, 2), rank_result(rank=2, node=1))
@@ -140,10 +138,10 @@ def test_threads_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest
     single, ddp = ["--strategy", "single", *settings], ["--strategy", "ddp", *settings]
     assert job_from_arguments(single, ALONE).threads == 4
     assert job_from_arguments(ddp, on_one_host(2)).threads == 4
-    said = (
-        r"run, begun with 4 threads a process: ddp-d4-b2 would compute with 4 x 4 threads on the 8 cores of this host; "
+    expected = (
+        r"begun with 4 threads a process: ddp-d4-b2 would compute with 4 x 4 threads on the 8 cores of this host; "
     )
-    with pytest.raises(DpscopeError, match=said + "give every cell --threads 2, in a new --out"):
+    with pytest.raises(DpscopeError, match=expected + "give every cell --threads 2, in a new --out"):
         job_from_arguments(ddp, on_one_host(4))
     replicas = ["--strategy", "dp", "--devices", "4", *settings]
     with pytest.raises(DpscopeError, match="dp-host-d4-b2 would compute with 4 x 4 threads"):
@@ -159,16 +157,16 @@ def test_threads_are_equal_in_all_cells(tmp_path: Path, monkeypatch: pytest.Monk
     with_cores(monkeypatch, 8)
     settings = ["--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
     single = ["--strategy", "single", *settings]
-    for asked, said in (
+    for threads, expected in (
         (0, "--threads 0: must be 1 or more"),
         (9, "--threads 9: single-d1-b2 would compute with 1 x 9"),
     ):
-        with pytest.raises(DpscopeError, match=said):
-            job_from_arguments([*single, "--threads", str(asked)], ALONE)
+        with pytest.raises(DpscopeError, match=expected):
+            job_from_arguments([*single, "--threads", str(threads)], ALONE)
     first = job_from_arguments([*single, "--threads", "8"], ALONE)
     assert first.threads == 8
     write_json(first.folder.result_path, result_of(first, "ok"))
-    with pytest.raises(DpscopeError, match="was measured with threads = 8, not 2: its cells would not compare"):
+    with pytest.raises(DpscopeError, match="was measured with threads = 8, not 2: its cells could not be compared"):
         job_from_arguments(["--strategy", "ddp", *settings, "--threads", "2"], on_one_host(4))
     by_name = ["--cell", "single-d1-b2", "--out", str(tmp_path / "run")]
     assert job_from_arguments(by_name, ALONE).threads == 8
@@ -189,8 +187,8 @@ def test_another_machine_or_environment_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     assert job_from_arguments(arguments, ALONE).repeat == 1
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    said = "was measured with GLOO_SOCKET_IFNAME = unset, not lo: its cells would not compare"
-    with pytest.raises(DpscopeError, match=said):
+    expected = "was measured with GLOO_SOCKET_IFNAME = unset, not lo: its cells could not be compared"
+    with pytest.raises(DpscopeError, match=expected):
         job_from_arguments(arguments, ALONE)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     had = run.manifest()
@@ -240,8 +238,8 @@ def test_a_repeat_that_is_measured_is_not_measured_again(tmp_path: Path) -> None
     write_json(first.folder.result_path, result_of(first, "ok"))
     kept = first.folder.result_path.read_bytes()
     for arguments in (by_flags, by_name):
-        said = rf"--repeat 0: single-d1-b2 is measured already, in {first.folder.path}; omit --repeat to add"
-        with pytest.raises(DpscopeError, match=said):
+        expected = rf"--repeat 0: single-d1-b2 is measured already, in {first.folder.path}; omit --repeat to add"
+        with pytest.raises(DpscopeError, match=expected):
             job_from_arguments([*arguments, "--repeat", "0"], ALONE)
         assert job_from_arguments([*arguments, "--repeat", "3"], ALONE).repeat == 3
         assert job_from_arguments(arguments, ALONE).repeat == 1
@@ -262,13 +260,13 @@ def test_a_repeat_that_failed_may_be_measured_again(tmp_path: Path) -> None:
     assert [path.name for path in failed.folder.path.iterdir()] == ["log.txt"]  # it may be the running job's
 
 
-def test_without_torchrun_it_says_so() -> None:
+def test_a_worker_without_torchrun_is_refused() -> None:
     with pytest.raises(DpscopeError, match="under torchrun; start it with torchrun --standalone"):
         torchrun_place({})
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["--strategy", "all", "--batch-size", "2"], "--strategy all"),
         (["--batch-size", "2"], "--strategy is missing: a worker measures one"),
@@ -292,13 +290,13 @@ def test_without_torchrun_it_says_so() -> None:
         (["--cell", "ddp-d2-b4"], "run does not exist; name a folder"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, arguments: list[str], said: str) -> None:
-    with pytest.raises(DpscopeError, match=said):
+def test_mistakes_are_named(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    with pytest.raises(DpscopeError, match=expected):
         job_from_arguments([*arguments, "--out", str(tmp_path / "run")], ALONE)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_that_nothing_was_measured_with_are_replaced(tmp_path: Path) -> None:
+def test_settings_without_measurements_are_replaced(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('strategy = "single"\nbatch-size = 2\ndevice = "cpu"\n')
     arguments = ["--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]
     for momentum in ("0.5", "0.6"):
@@ -337,14 +335,14 @@ def test_a_cell_added_to_a_run_of_two_precisions_has_the_runs_own(tmp_path: Path
     assert (manifest.config.workload.amp, manifest.config.matrix.amp_variants) == ("off", ("bf16",))
     by_name = job_from_arguments(["--cell", other.name, "--out", str(run.path)], ALONE)
     assert cell_workload(by_name.config.workload, by_name.cell).amp == "bf16"
-    with pytest.raises(DpscopeError, match="was measured with amp = off, not bf16: its cells would not compare"):
+    with pytest.raises(DpscopeError, match="was measured with amp = off, not bf16: its cells could not be compared"):
         job_from_arguments([*arguments, "--batch-size", "4", "--amp", "bf16"], ALONE)
     assert run.manifest() == manifest
 
 
 @contextmanager
 def claimed_by_another(folder: Path) -> Iterator[None]:
-    """While somebody else has the folder open and locked."""
+    """Hold the folder open and locked, as another job does."""
     descriptor = os.open(folder, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
@@ -354,13 +352,13 @@ def claimed_by_another(folder: Path) -> Iterator[None]:
 
 
 def test_a_job_that_is_running_keeps_its_manifest(tmp_path: Path) -> None:
-    """Another job has claimed the first one's folder; once it has ended its settings are replaced."""
+    """While another job claims the first one's folder, its settings stay; afterwards they are replaced."""
     arguments = [*TINY, "--strategy", "single", "--out", str(tmp_path / "run")]
     sys.path.append(str(USER_MODELS))
     try:
         first = job_from_arguments([*arguments, "--momentum", "0.5"], ALONE)
-        said = r"another job is measuring there with momentum = 0\.5, not 0\.6"
-        with claimed_by_another(first.folder.path), pytest.raises(DpscopeError, match=said):
+        expected = r"another job is measuring there with momentum = 0\.5, not 0\.6"
+        with claimed_by_another(first.folder.path), pytest.raises(DpscopeError, match=expected):
             job_from_arguments([*arguments, "--momentum", "0.6"], ALONE)
         assert job_from_arguments([*arguments, "--momentum", "0.6"], ALONE).config.optimizer.momentum == 0.6
     finally:

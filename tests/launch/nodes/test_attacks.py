@@ -53,7 +53,7 @@ def relay(port: int) -> Iterator[Address]:
         yield Address("127.0.0.2", port)
 
 
-def test_a_relay_that_sends_a_command_has_nothing_executed(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_command_from_a_relay_is_not_executed(nodes: Nodes, tmp_path: Path) -> None:
     """The relay knows every key, for a store lists them, and writes the state that would begin its own command."""
     ran = tmp_path / "ran"
     attack = ["touch", str(ran), "--nnodes=2"]
@@ -77,7 +77,7 @@ def test_a_relay_that_sends_a_command_has_nothing_executed(nodes: Nodes, tmp_pat
     assert not ran.exists()
 
 
-def test_a_relay_that_passes_everything_on_changes_nothing(nodes: Nodes) -> None:
+def test_a_transparent_relay_changes_nothing(nodes: Nodes) -> None:
     with relay(nodes.port) as between:
         nodes.start(1, address=between)
         with nodes.meeting() as team:
@@ -86,7 +86,7 @@ def test_a_relay_that_passes_everything_on_changes_nothing(nodes: Nodes) -> None
     assert nodes.ended == {1: 7}
 
 
-def test_who_says_without_the_secret_that_the_folder_is_not_shared_ends_nothing(nodes: Nodes) -> None:
+def test_a_forged_message_without_the_secret_has_no_effect(nodes: Nodes) -> None:
     lines = (
         b'{"is":"hello","protocol":1,"version":"1","node":1,"count":2,"hostname":"h","options":{},"nonce":"n","job":null}\n',
         b'{"is":"not_shared","looked_in":"/elsewhere"}\n',
@@ -115,7 +115,7 @@ def test_who_says_without_the_secret_that_the_folder_is_not_shared_ends_nothing(
     assert nodes.ended == {1: 7}
 
 
-def test_forty_silent_connections_hold_nobody(nodes: Nodes) -> None:
+def test_forty_silent_connections_block_no_node(nodes: Nodes) -> None:
     silent: list[socket.socket] = []
 
     def connect() -> None:

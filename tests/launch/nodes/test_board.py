@@ -40,7 +40,7 @@ def pair() -> Iterator[Pair]:
         board.close()
 
 
-def test_what_is_told_arrives_and_so_does_what_is_told_last(pair: Pair) -> None:
+def test_states_arrive_including_the_last_one(pair: Pair) -> None:
     first, second = pair.boards
     first.tell(attempt=3, job=1, digest="d", port=29501)
     wait_until(lambda: second.states[0].attempt == 3, timeout_s=5)
@@ -80,7 +80,7 @@ def test_a_sealed_state_of_another_form_is_a_loss(pair: Pair, state: object) -> 
     wait_until(lambda: "is nothing that a node of this run says" in (first.lost(1) or ""), timeout_s=5)
 
 
-def test_an_earlier_state_is_no_sign_of_life(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replayed_state_is_not_a_sign_of_life(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = pair.boards
     wait_until(lambda: first.states[1].beat > 0, timeout_s=5)
     earlier = pair.store.get("1/state")
@@ -101,7 +101,7 @@ def test_nodes_need_as_many_gpus_as_a_job_has_on_each(pair: Pair) -> None:
         team.check_gpus(4)
 
 
-def test_a_node_on_the_cpu_has_as_many_as_are_asked_for(pair: Pair) -> None:
+def test_a_node_on_the_cpu_has_any_number_of_devices(pair: Pair) -> None:
     pair.team().check_gpus(64)
 
 
@@ -114,7 +114,7 @@ def test_nodes_need_the_same_kind_of_device(nodes: Nodes) -> None:
     check_devices(nodes.place(1), meeting, on_gpus=True)
 
 
-def test_every_node_ends_what_is_left_in_the_folder_once_this_command_holds_it(pair: Pair) -> None:
+def test_every_node_ends_leftover_processes_of_the_folder(pair: Pair) -> None:
     team = pair.team()
     second = pair.boards[1]
     wait_until(lambda: second.states[0].beat > 0, timeout_s=5)

@@ -30,7 +30,7 @@ def failure(nodes: Nodes, wait_s: float = 20) -> str:
     return str(caught.value)
 
 
-def test_nodes_meet_and_end_with_node_0_s_status(tmp_path: Path) -> None:
+def test_nodes_meet_and_end_with_node_0s_status(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path / "run", count=3)
     nodes.start(2, gpus=4)
     nodes.start(1, gpus=4)
@@ -46,7 +46,7 @@ def test_nodes_meet_and_end_with_node_0_s_status(tmp_path: Path) -> None:
     assert list(nodes.out.iterdir()) == []
 
 
-def test_they_find_each_other_by_the_folder_alone_and_not_by_what_an_earlier_start_left(nodes: Nodes) -> None:
+def test_nodes_meet_by_the_folder_and_ignore_an_earlier_start(nodes: Nodes) -> None:
     nodes.out.mkdir()
     job = "slurm-1-0-0"
     left = msgspec.structs.replace(STATED, job=job, port=free_port())
@@ -59,9 +59,7 @@ def test_they_find_each_other_by_the_folder_alone_and_not_by_what_an_earlier_sta
     assert nodes.ended == {1: 7}
 
 
-def test_a_node_that_does_not_come_is_named_and_so_are_those_that_are_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_and_joined_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpscope.launch.nodes.team.NOTE_EVERY_S", 1.0)
     nodes = Nodes(tmp_path / "run", count=3)
     nodes.start(2)
@@ -75,7 +73,7 @@ def test_a_node_that_does_not_come_is_named_and_so_are_those_that_are_here(
     assert "Waiting for node 1, 1 s of 3 s." in nodes.notes
 
 
-def test_a_folder_that_is_not_shared_is_an_error_in_seconds_and_node_0_goes_on_waiting(
+def test_a_folder_that_is_not_shared_is_reported_in_seconds(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meeting, "SEEN_WITHIN_S", 1.0)
@@ -119,7 +117,7 @@ def test_another_version_of_dpscope_is_refused(nodes: Nodes) -> None:
         check_alike(nodes.place(1), STATED, {})
 
 
-def test_a_number_that_two_nodes_have_is_an_error_of_the_second(nodes: Nodes) -> None:
+def test_a_duplicate_node_rank_is_an_error_on_the_second_node(nodes: Nodes) -> None:
     nodes.start(1)
     with nodes.meeting(), pytest.raises(DpscopeError, match="--node-rank 1: another node was started with it"):
         found_meeting(nodes.place(1), nodes.out, lambda text: None, 5)
@@ -138,7 +136,7 @@ def test_a_node_of_another_job_does_not_take_part(nodes: Nodes) -> None:
     assert nodes.ended == {1: 7}
 
 
-def test_a_port_that_dpscope_chose_and_another_has_is_replaced_and_one_that_was_stated_is_refused(nodes: Nodes) -> None:
+def test_a_taken_port_is_replaced_unless_the_user_stated_it(nodes: Nodes) -> None:
     own: dict[str, Any] = {"job": "slurm-7-0-0", "port_stated": False}
     with socket.create_server(("", nodes.port)):
         threading.Timer(0.5, lambda: nodes.start(1, **own)).start()
@@ -150,7 +148,7 @@ def test_a_port_that_dpscope_chose_and_another_has_is_replaced_and_one_that_was_
 
 
 @pytest.mark.parametrize("stated", ["127.0.0.1", "::1"])
-def test_the_store_listens_at_the_rendezvous_address_alone(nodes: Nodes, stated: str) -> None:
+def test_the_store_only_listens_at_the_rendezvous_address(nodes: Nodes, stated: str) -> None:
     address = Address(stated, nodes.port)
     nodes.start(1, address=address)
     with nodes.meeting(address=address):
@@ -164,7 +162,7 @@ def test_the_store_listens_at_the_rendezvous_address_alone(nodes: Nodes, stated:
         assert {end.partition(":")[0] for end in ends} == {local}
 
 
-def test_a_name_of_which_only_a_loopback_address_is_known_listens_everywhere(
+def test_a_host_name_that_resolves_to_loopback_listens_everywhere(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Debian's /etc/hosts has it: 127.0.1.1 and the host's own name."""
@@ -176,7 +174,7 @@ def test_a_name_of_which_only_a_loopback_address_is_known_listens_everywhere(
 @pytest.mark.parametrize(
     ("host", "why"), [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "resolution|not known")]
 )
-def test_why_node_0_is_not_found_is_printed_soon_and_at_the_end(
+def test_the_reason_why_node_0_is_not_found_is_printed(
     nodes: Nodes, host: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meeting, "NOTE_EVERY_S", 0.5)
@@ -187,7 +185,7 @@ def test_why_node_0_is_not_found_is_printed_soon_and_at_the_end(
     assert any(one.startswith("Still looking for node 0, ") and f"{host}:{nodes.port}: " in one for one in told)
 
 
-def test_what_accepts_and_never_answers_holds_nobody(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_that_never_answers_blocks_no_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_ATTEMPT_S", 1.0)
     with (
         socket.create_server(("127.0.0.1", nodes.port)),

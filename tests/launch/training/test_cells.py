@@ -57,7 +57,7 @@ def test_learning_rates_follow_the_global_batch(scaling: str, two: float, four: 
     assert codes(findings) == []
 
 
-def test_under_strong_scaling_nothing_grows_and_that_is_said(tmp_path: Path) -> None:
+def test_learning_rate_scaling_has_no_effect_under_strong_scaling(tmp_path: Path) -> None:
     """As an option it is refused; a file, which may serve other trainings as well, is told."""
     with pytest.raises(DpscopeError, match="--learning-rate-scaling does nothing here: under --scaling strong"):
         planned(devices="2", learning_rate_scaling="linear")
@@ -67,7 +67,7 @@ def test_under_strong_scaling_nothing_grows_and_that_is_said(tmp_path: Path) -> 
     assert codes(findings) == ["learning_rate_not_scaled"]
 
 
-def test_milestones_and_warm_up_beyond_the_end_are_warned_of() -> None:
+def test_milestones_and_warm_up_beyond_the_end_are_warnings() -> None:
     _, findings = planned(devices="2", epochs=8, milestones="6,8,9", warmup_epochs=8)
     assert codes(findings) == ["milestone_after_the_end", "warmup_to_the_end"]
     assert findings[-2].severity == "warning"

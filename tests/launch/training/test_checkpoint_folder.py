@@ -103,7 +103,7 @@ def test_a_write_that_fails_leaves_the_last_one(folder: CheckpointFolder) -> Non
     assert {path.name: verify(path).epochs for path in folder.path.iterdir()} == {"last.pt": 1, "previous.pt": 1}
 
 
-def test_no_torn_checkpoint_is_taken_for_whole(folder: CheckpointFolder) -> None:
+def test_every_torn_checkpoint_is_refused(folder: CheckpointFolder) -> None:
     save(folder, 1)
     whole = folder.last.read_bytes()
     lengths = [0, 3, 22, *range(100, len(whole), 211), *range(len(whole) - 30, len(whole))]
@@ -117,7 +117,7 @@ def test_no_torn_checkpoint_is_taken_for_whole(folder: CheckpointFolder) -> None
         verify(folder.last)
 
 
-def test_every_changed_byte_is_seen(folder: CheckpointFolder) -> None:
+def test_every_changed_byte_is_noticed(folder: CheckpointFolder) -> None:
     save(folder, 1)
     whole = folder.last.read_bytes()
     places = random.Random(0).sample(range(len(whole)), 300) + list(range(len(whole) - 1500, len(whole), 7))
@@ -131,7 +131,7 @@ def test_every_changed_byte_is_seen(folder: CheckpointFolder) -> None:
     assert verify(folder.last).epochs == 1
 
 
-def test_foreign_files_are_told_apart(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "theirs.pt"
     torch.save({"state_dict": torch.nn.Linear(2, 2).state_dict()}, path)
     with pytest.raises(DpscopeError, match="a file of PyTorch's or a zip archive, but no checkpoint of dpscope's"):
@@ -155,7 +155,7 @@ def test_another_versions_checkpoint_names_the_version(folder: CheckpointFolder)
         verify(folder.last)
 
 
-def test_random_number_generators_go_on_where_they_were(tmp_path: Path) -> None:
+def test_random_number_generators_continue(tmp_path: Path) -> None:
     random.seed(1)
     np.random.seed(2)
     torch.manual_seed(3)

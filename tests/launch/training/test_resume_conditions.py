@@ -95,19 +95,19 @@ def test_variants_and_threads() -> None:
         ({"label_smoothing": 0.1}, "--label-smoothing"),
     ],
 )
-def test_another_learning_is_refused_by_its_field(change: dict[str, Any], said: str) -> None:
+def test_different_training_settings_are_named(change: dict[str, Any], said: str) -> None:
     config = with_settings(CONFIG, **change)
     with pytest.raises(DpscopeError, match=f"last.pt was trained with {said}"):
         check_same_learning(HERE, checkpoint(DDP), config, DDP, seed=0)
 
 
-def test_how_batches_are_loaded_may_change_and_epochs_may_be_added() -> None:
+def test_loading_may_change_and_epochs_may_be_added() -> None:
     config = with_settings(CONFIG, workers=7, epochs=9, eval_batch_size=3)
     check_same_learning(HERE, checkpoint(DDP), config, SINGLE, seed=0)
     check_same_learning(HERE, checkpoint(DDP, epochs=4), CONFIG, DDP, seed=0)
 
 
-def test_what_does_not_fit_the_place_is_refused() -> None:
+def test_a_checkpoint_at_another_position_is_refused() -> None:
     with pytest.raises(DpscopeError, match="--seeds 0, not 1"):
         check_same_learning(HERE, checkpoint(DDP), CONFIG, DDP, seed=1)
     with pytest.raises(DpscopeError, match=r"--epochs 4: last\.pt is at epoch 5, after 3 steps already"):

@@ -1,0 +1,193 @@
+"""The passes of a cell: warm-up, the devices' states under load, and precisions that GPUs have no units for."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dpscope.launch.measuring import cell_passes
+from dpscope.launch.measuring.cell import precision_findings
+from dpscope.launch.measuring.cell_passes import CellProcess
+from dpscope.profiling.records.config import Measurement, RunConfig
+from dpscope.profiling.records.run import Cell, DeviceState
+from dpscope.profiling.records.strategies import CellStrategy
+from dpscope.profiling.store.folders import RepeatFolder
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def steps_taken(
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: CellStrategy,
+    device: str,
+    step_s: float,
+    config: RunConfig,
+    epoch: int = 7,
+) -> int:
+    """Warm-up steps of a cell, with a clock that each step advances by `step_s`."""
+    now_s, taken = [0.0], [0]
+
+    class Step:
+        batches = SimpleNamespace(steps_per_epoch=epoch)
+
+        def __call__(self) -> None:
+            taken[0] += 1
+            now_s[0] += step_s
+
+    model = nn.Linear(2, 2)
+    process = CellProcess(
+        config=config,
+        cell=Cell(strategy=strategy, devices=1 if strategy == "single" else 2, batch_size=4),
+        node=0,
+        rank=0,
+        devices=(torch.device(device, 0) if device == "cuda" else torch.device("cpu"),),
+        model=DistributedDataParallel(model) if strategy == "ddp" else model,
+        step=cast(Any, Step()),
+        folder=RepeatFolder(Path(os.devnull)),
+        report=lambda _: None,
+    )
+    monkeypatch.setattr(cell_passes, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(cell_passes, "synchronise", lambda devices: None)
+    monkeypatch.setattr(cell_passes, "rank_0_value", lambda number, _: number)
+    cell_passes._warm_up(process)
+    return taken[0]
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
+@pytest.mark.parametrize(
+    ("step_s", "warmup_steps", "expected"),
+    [
+        (0.25, 5, 11),  # 11 steps take 2.75 s
+        (0.125, 5, 12),  # 11 take 1.375 s, one more 1.5 s
+        (1 / 128, 5, 192),  # 1.5 s x 128
+        (1 / 128, 400, 400),  # as configured
+    ],
+)
+def test_every_strategy_warms_a_device_up_alike(
+    monkeypatch: pytest.MonkeyPatch,
+    group: None,
+    strategy: CellStrategy,
+    step_s: float,
+    warmup_steps: int,
+    expected: int,
+) -> None:
+    config = RunConfig(measurement=Measurement(warmup_steps=warmup_steps))
+    assert steps_taken(monkeypatch, strategy, "cuda", step_s, config) == expected
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_a_cpu_warms_up_for_the_configured_steps(
+    monkeypatch: pytest.MonkeyPatch, group: None, strategy: CellStrategy
+) -> None:
+    assert steps_taken(monkeypatch, strategy, "cpu", 0.005, RunConfig(measurement=Measurement(warmup_steps=5))) == 5
+
+
+def test_whole_epochs_are_warmed_up_where_epochs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs of 7 steps of 1/16 s: 11 steps are two epochs of 0.875 s; 10 steps more are another two."""
+    config = RunConfig(measurement=Measurement(warmup_steps=5, steps=None, epochs=1))
+    assert steps_taken(monkeypatch, "single", "cuda", 1 / 16, config) == 28
+    assert steps_taken(monkeypatch, "single", "cpu", 1 / 16, config) == 7
+
+
+def test_all_processes_take_rank_0s_number(group: None) -> None:
+    from dpscope.launch.jobs.process_group import rank_0_value
+
+    assert rank_0_value(17, torch.device("cpu")) == 17
+
+
+QUEUED_S = 0.06  # for which the device works on a step that the host has queued at once
+
+
+class Device:
+    """A GPU whose queue drains QUEUED_S after each step; at its power limit only while it works."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.looks: list[bool] = []
+        self._done_s = 0.0
+
+    def step(self) -> None:
+        self.steps += 1
+        self._done_s = max(self._done_s, time.monotonic()) + QUEUED_S
+
+    def synchronise(self, devices: object = None) -> None:
+        time.sleep(max(0.0, self._done_s - time.monotonic()))
+
+    def state(self) -> tuple[DeviceState, ...]:
+        busy = time.monotonic() < self._done_s
+        self.looks.append(busy)
+        reasons = ("sw_power_cap",) if busy else ()
+        return (DeviceState(index=0, sm_clock_mhz=1500 if busy else 210, throttle_reasons=reasons),)
+
+
+def process_on(device: Device, kind: str) -> CellProcess:
+    return CellProcess(
+        config=RunConfig(),
+        cell=Cell(strategy="single", devices=1, batch_size=4),
+        node=0,
+        rank=0,
+        devices=(torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu"),),
+        model=nn.Identity(),
+        step=cast(Any, device.step),
+        folder=RepeatFolder(Path(os.devnull)),
+        report=lambda _: None,
+        device_states=device.state if kind == "cuda" else None,
+    )
+
+
+def test_states_are_sampled_several_times_while_steps_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host queues its steps at once, the device works on them for a second: every state is from that second."""
+    device = Device()
+    monkeypatch.setattr(cell_passes, "synchronise", device.synchronise)
+    (state,) = cell_passes._states_under_load(process_on(device, "cuda"), QUEUED_S)
+    assert device.steps == 17  # 1 s over 60 ms, rounded up
+    assert len(device.looks) >= 4
+    assert (state.sm_clock_mhz, state.throttle_reasons) == (1500, ("sw_power_cap",))
+
+
+def test_a_long_step_is_sampled_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr(cell_passes, "synchronise", device.synchronise)
+    assert len(cell_passes._states_under_load(process_on(device, "cuda"), 30.0)) == 1
+    assert device.steps == 2
+    assert cell_passes._states_under_load(process_on(device, "cpu"), QUEUED_S) == ()
+    assert device.steps == 2
+
+
+GPUS = (torch.device("cuda", 0), torch.device("cuda", 1))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: [(7, 0), (8, 0)][device.index])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_name", lambda device: ["Tesla V100-SXM2-16GB", "NVIDIA A100"][device.index]
+    )
+    monkeypatch.setattr(torch.version, "hip", None)
+
+
+def test_bf16_on_a_v100_is_emulated(two_gpus: None) -> None:
+    (finding,) = precision_findings("bf16", GPUS)
+    assert (finding.code, finding.severity) == ("bf16_emulated", "warning")
+    assert finding.message == "Tesla V100-SXM2-16GB has no units for bf16: it is emulated there."
+
+
+def test_other_precisions_and_devices_have_no_finding(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert precision_findings("fp16", GPUS) == []
+    assert precision_findings("off", GPUS) == []
+    assert precision_findings("bf16", GPUS[1:]) == []
+    assert precision_findings("bf16", (torch.device("cpu"),)) == []
+    monkeypatch.setattr(torch.version, "hip", "6.4")  # AMD's numbers of capability mean something else
+    assert precision_findings("bf16", GPUS) == []
