@@ -24,8 +24,7 @@ from dpscope.launch.planning.skip_reasons import PASS_THROUGH_REASON, too_few_de
 from dpscope.launch.planning.threads import check_threads, threads_by_default
 from dpscope.launch.planning.variants import strategy_options
 from dpscope.launch.planning.worker_command import WORKER_SETTINGS
-from dpscope.launch.workload.data_files import check_data
-from dpscope.launch.workload.model_size import OWN_MODELS
+from dpscope.launch.workload.data_files import OWN_MODELS, check_data
 from dpscope.profiling.records.config import RunConfig, Workload
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import SWITCHES, VARIANTS, Amp, Matrix

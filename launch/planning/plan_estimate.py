@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.progress import duration_text
 from dpscope.launch.planning.cells import threads_per_process
-from dpscope.launch.workload.model_size import CIFAR_RESNET, SIZES, ModelSize
+from dpscope.launch.workload.data_files import CIFAR_RESNET
+from dpscope.launch.workload.model_size import SIZES, ModelSize
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding

@@ -15,7 +15,7 @@ from dpscope.launch.planning.run_config import (
     read_text,
     whole_numbers,
 )
-from dpscope.launch.workload.model_size import SMALL_RESNET
+from dpscope.launch.workload.data_files import SMALL_RESNET
 from dpscope.profiling.records.config import Optimizer, Workload, timeout_check
 from dpscope.profiling.records.matrix import Matrix
 from dpscope.profiling.records.settings import ConfigPart, own_settings, setting_names, shown

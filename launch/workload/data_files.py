@@ -1,4 +1,4 @@
-"""Where data sets are and how many samples they have, without reading them. Imports no torch."""
+"""Data sets and names of dpscope's models: everything that is known without reading a data set. Imports no torch."""
 
 import importlib.metadata
 import os
@@ -7,6 +7,11 @@ from pathlib import Path
 
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
+
+CIFAR_RESNET = "resnet18_cifar"
+SMALL_RESNET = "resnet8_cifar"
+GPTS = ("gpt_5m", "gpt_30m", "gpt_124m")
+OWN_MODELS = (CIFAR_RESNET, SMALL_RESNET, *GPTS)  # the names that need no torch to be known
 
 TRAINING_SAMPLES = {"cifar10": 50_000, "digits": 1_440}
 """Samples of an epoch, for data sets with a fixed number."""

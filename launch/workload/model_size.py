@@ -1,4 +1,4 @@
-"""Names and sizes of models, known before a run. Imports torch only for models that dpscope does not provide."""
+"""Sizes of models, known before a run. Imports torch only for models that dpscope does not provide."""
 
 import os
 import sys
@@ -7,15 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpscope.launch.workload.data_files import IMAGE_SHAPES
+from dpscope.launch.workload.data_files import CIFAR_RESNET, GPTS, IMAGE_SHAPES, SMALL_RESNET
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.store.errors import DpscopeError
-
-CIFAR_RESNET = "resnet18_cifar"
-SMALL_RESNET = "resnet8_cifar"
-GPTS = ("gpt_5m", "gpt_30m", "gpt_124m")
-OWN_MODELS = (CIFAR_RESNET, SMALL_RESNET, *GPTS)  # the names that need no torch to be known
-
 
 if TYPE_CHECKING:
     from dpscope.launch.workload.tasks import BuiltModel

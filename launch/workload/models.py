@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpscope.launch.workload.model_size import CIFAR_RESNET, GPTS, OWN_MODELS, SMALL_RESNET
+from dpscope.launch.workload.data_files import CIFAR_RESNET, GPTS, OWN_MODELS, SMALL_RESNET
 from dpscope.launch.workload.tasks import BuiltModel, checked_count, checked_shape, model_from_dictionary
 from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError
