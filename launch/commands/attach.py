@@ -67,16 +67,8 @@ def attach(
     detail = options.detail(verbose, quiet)
     from rich.console import Console
 
+    from dpscope.launch.attach import jobs as attach_jobs
     from dpscope.launch.attach.arguments import attachment
-    from dpscope.launch.attach.jobs import (
-        AttachedJob,
-        check_counts,
-        default_counts,
-        plan_jobs,
-        record_jobs,
-        repeats_there,
-        run_jobs,
-    )
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.jobs.out_folder import locked
     from dpscope.launch.planning.run_config import read_text
@@ -98,26 +90,26 @@ def attach(
     if repeats < 1:
         raise DpscopeError(f"--repeats {repeats}: must be 1 or more")
     found = resolve_devices("auto")
-    counts: tuple[int | None, ...] = default_counts(found)
+    counts: tuple[int | None, ...] = attach_jobs.default_counts(found)
     if devices is not None:
         parsed = read_text(devices, parse_jobs, "--devices", "single,2,4")
         assert isinstance(parsed, tuple)
         counts = parsed
-    check_counts([count or 1 for count in counts], found)
+    attach_jobs.check_counts([count or 1 for count in counts], found)
     console = Console(markup=False)
     with locked(out, wait=False, note=lambda text: console.print(text, markup=False, soft_wrap=True)):
-        measured: list[AttachedJob] = []
-        failed: dict[AttachedJob, int] = {}
-        for job in plan_jobs(counts, repeats, out, given, script, found, work_folders):
-            before = repeats_there(out)
-            status = run_jobs([job.command], job.environment)
-            if repeats_there(out) > before:
+        measured: list[attach_jobs.AttachedJob] = []
+        failed: dict[attach_jobs.AttachedJob, int] = {}
+        for job in attach_jobs.plan_jobs(counts, repeats, out, given, script, found, work_folders):
+            before = attach_jobs.repeats_there(out)
+            status = attach_jobs.run_jobs([job.command], job.environment)
+            if attach_jobs.repeats_there(out) > before:
                 measured.append(job)
-            if status or repeats_there(out) == before:
+            if status or attach_jobs.repeats_there(out) == before:
                 failed[job] = status
             if status:
                 break
-        record_jobs(out, measured, {job: status for job, status in failed.items() if job not in measured})
+        attach_jobs.record_jobs(out, measured, {job: status for job, status in failed.items() if job not in measured})
         if not is_run_folder(out):
             raise typer.Exit(next(filter(None, failed.values()), 1))  # each job printed why nothing was measured
         from dpscope.analysis.output.analyze import Targets, show_run
