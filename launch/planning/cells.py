@@ -17,8 +17,7 @@ from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.launch.planning.run_config import settings_told
 from dpscope.launch.planning.skip_reasons import too_few_devices, too_large, uncompilable
 from dpscope.launch.planning.variants import alone_options, other_options, strategy_options
-from dpscope.launch.workload.data_files import TRAINING_SAMPLES
-from dpscope.launch.workload.model_names import CIFAR_RESNET, SMALL_RESNET
+from dpscope.launch.workload.data_files import CIFAR_RESNET, SMALL_RESNET, TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.config import Measurement, ResolvedConfig, ResolvedMeasurement, RunConfig, Workload
 from dpscope.profiling.records.finding import Finding, counted
