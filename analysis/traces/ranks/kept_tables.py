@@ -10,7 +10,8 @@ import contextlib
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -22,11 +23,12 @@ from dpscope.analysis.traces.ranks.rank_rows import SCHEMA, renamed, write_rows
 from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.profiling.records import finding
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import atomic_path
+from dpscope.profiling.store.files import atomic_path, write_bytes
 from dpscope.profiling.store.folders import TABLES_SUFFIX
 
 FORMAT_VERSION = 2  # of the file itself; raise it when what stands in it is arranged otherwise
 MOST_BYTES = 1 << 30  # of all tables; a trace of 8 ranks and 10 steps takes about 200 kB
+CONTENT_SUFFIX = ".content"  # of what `made_once` keeps
 _KEY = "dpscope.key"
 _TAIL_BYTES = 4096
 _TRACE = "\0trace\0"  # stands for the trace's path, which may be another when the run is moved
@@ -55,6 +57,28 @@ def read_files_once(files: Sequence[Path], limits: ReadLimits) -> list[RowsOutco
     return [found[file] for file in files]
 
 
+def made_once(files: Sequence[Path], what: str, make: Callable[[], bytes]) -> bytes:
+    """What `make` returns, kept with the tables of these traces; made again if one of them or the code has changed.
+
+    `what` names it, with everything else that it depends on.
+    """
+    keys = [_key(file) for file in files]
+    head = "\n".join([what, *keys, ""]).encode()
+    place = _place(head.decode(), CONTENT_SUFFIX)
+    with contextlib.suppress(OSError, zlib.error):
+        os.utime(place)
+        content = zlib.decompress(place.read_bytes())
+        if all(keys) and content.startswith(head):
+            return content[len(head) :]
+    made = make()
+    if all(keys) and keys == [_key(file) for file in files]:
+        with contextlib.suppress(OSError):
+            tables_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_bytes(place, zlib.compress(head + made, 1))
+            _remove_least_recently_used(MOST_BYTES)
+    return made
+
+
 def _key(trace: Path) -> str:
     """What kept tables depend on; empty where the trace cannot be read."""
     try:
@@ -67,20 +91,20 @@ def _key(trace: Path) -> str:
     return f"{reader_version()} {trace.name} {status.st_size} {status.st_mtime_ns} {tail}"
 
 
-def _place(key: str) -> Path:
-    return tables_folder() / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}{TABLES_SUFFIX}"
+def _place(key: str, suffix: str = TABLES_SUFFIX) -> Path:
+    return tables_folder() / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}{suffix}"
 
 
 def reader_version() -> str:
-    """Of what reads traces: rows of another one may be otherwise."""
-    return f"{FORMAT_VERSION} {_code_digest()} {pd.__version__}"
+    """Of the code that reads traces: another version may make other rows."""
+    return f"{FORMAT_VERSION} {code_digest(_CODE)} {pd.__version__}"
 
 
 @functools.cache
-def _code_digest() -> str:
-    """Of the sources that read traces and word what they show: a changed line may make other tables."""
+def code_digest(folders: Iterable[Path]) -> str:
+    """Of the sources in these folders: a changed line may change what they compute."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(path for folder in _CODE for path in folder.rglob("*.py")):
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -96,7 +120,8 @@ def _keep(rows: pa.Table, trace: Path, key: str) -> None:
 def _remove_least_recently_used(most_bytes: int) -> None:
     """Remove the oldest files until the rest is within `most_bytes`; a file's time is that of its last use."""
     with contextlib.suppress(OSError):
-        files = [(path.stat(), path) for path in tables_folder().glob(f"*{TABLES_SUFFIX}")]
+        kept = (path for suffix in (TABLES_SUFFIX, CONTENT_SUFFIX) for path in tables_folder().glob(f"*{suffix}"))
+        files = [(path.stat(), path) for path in kept]
         total = sum(status.st_size for status, _ in files)
         for status, path in sorted(files, key=lambda one: one[0].st_mtime_ns):
             if total <= most_bytes:

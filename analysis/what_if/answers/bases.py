@@ -21,7 +21,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces, find_tr
 from dpscope.analysis.what_if.answers.interference import interference_of_run, interference_of_traces
 from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
-from dpscope.analysis.what_if.profiles.job import JobProfile, job_profile
+from dpscope.analysis.what_if.profiles.job import JobProfile, job_profile, run_profile
 from dpscope.analysis.what_if.replay.buckets import Bucketing
 from dpscope.analysis.what_if.replay.replay import Compute
 from dpscope.analysis.what_if.scenarios.lateness import lateness
@@ -68,7 +68,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
     repeats = sorted({repeat for repeat, _ in data.ranks})
     sizes = data.ranks[0][1].model
     tensors = [one.bytes for one in sizes.parameter_tensors]
-    job = _joined([job_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
+    job = _joined([run_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
     fitted = load_calibration(run.path) if run.folder.calibration_path.exists() else None
     alike = None if fitted is None else fitted.on_nodes(data.nodes)
     ledger = _with_contention(run, data)

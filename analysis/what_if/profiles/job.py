@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
 from dpscope.analysis.traces.ranks.identity import trace_identity
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
+from dpscope.analysis.traces.ranks.kept_tables import code_digest, made_once
 from dpscope.analysis.traces.ranks.matching import match_windows
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
@@ -26,6 +29,8 @@ from dpscope.analysis.what_if.replay.buckets import bucket_bytes
 from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, UNKNOWN, Gradients, StepProfile
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
+
+_CODE = (Path(__file__).parents[1], Path(__file__).parents[2] / "costs")  # besides what reads traces
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,23 @@ def job_profile(
         (*others, *_lacks(attributions, profiles, devices)),
         _device_name(attributions),
     )
+
+
+def run_profile(paths: Sequence[Path], parameter_bytes: Sequence[int]) -> JobProfile:
+    """`job_profile` of a run's traces, which are read for it once: the profile is kept in the user's cache folder."""
+    what = f"job_profile {code_digest(_CODE)} {list(parameter_bytes)}"
+    content = made_once(
+        paths, what, lambda: msgspec.msgpack.encode(job_profile(paths, parameter_bytes), enc_hook=_plain)
+    )
+    return msgspec.msgpack.decode(content, type=JobProfile, dec_hook=_array)
+
+
+def _plain(value: Any) -> object:
+    return (value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else value.item()
+
+
+def _array(_: type, content: Any) -> object:
+    return np.frombuffer(content[1], content[0])
 
 
 def _one_job(paths: Sequence[Path], limits: ReadLimits) -> tuple[list[Attribution], list[str]]:

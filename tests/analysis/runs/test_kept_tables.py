@@ -19,11 +19,13 @@ from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_cell, load_run
 from dpscope.analysis.traces.ranks import kept_tables, trace_analysis
+from dpscope.analysis.traces.ranks.kept_tables import CONTENT_SUFFIX
 from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, read_trace_rows
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_kept
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.what_if.answers.bases import base_of_run
-from dpscope.profiling.store.folders import RunFolder
+from dpscope.analysis.what_if.profiles import job
+from dpscope.profiling.store.folders import TABLES_SUFFIX, RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
 
 DDP = Path("cells/ddp-d2-b8/repeat0/traces/0_0.pt.trace.json.gz")
@@ -91,19 +93,35 @@ def kept(warm: Path, cache: Path) -> str:
     return (warm / "rows.txt").read_text()
 
 
-def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(run: Path, read: list[Path], cache: Path) -> None:
+def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(
+    run: Path, read: list[Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     traces = sorted(run.rglob("*.pt.trace.json.gz"))
     assert len(traces) == 12  # two repeats: single 1, dp-host 1, DDP 2, and 2 of its counters pass
     first = told(run)
     assert sorted(read) == traces
     read.clear()
+    monkeypatch.delattr(job, "read_traces")  # of the predictions
     assert told(run) == first
     assert read == []
-    kept = sorted(cache.iterdir())
+    kept = sorted(cache.glob(f"*{TABLES_SUFFIX}"))
     assert len(kept) == len(traces)
+    assert len(list(cache.glob(f"*{CONTENT_SUFFIX}"))) == 2  # the replayed cell's repeats
     assert not list(run.rglob("*.tables.parquet"))
     one_row = pd.read_parquet(kept[0])  # as other programs read them
     assert len(one_row) == 1
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-20], lambda content: b"other", lambda content: b""])
+def test_a_damaged_profile_is_made_again(run: Path, cache: Path, damage: Callable[[bytes], bytes]) -> None:
+    traces = [run / DDP, (run / DDP).with_name("0_1.pt.trace.json.gz")]
+    first = repr(job.job_profile(traces).profiles[0].works)
+    assert repr(job.run_profile(traces, []).profiles[0].works) == first
+    (kept,) = cache.glob(f"*{CONTENT_SUFFIX}")
+    whole = kept.read_bytes()
+    kept.write_bytes(damage(whole))
+    assert repr(job.run_profile(traces, []).profiles[0].works) == first
+    assert kept.read_bytes() == whole
 
 
 def test_what_is_kept_moves_with_the_run_and_names_its_new_place(run: Path, read: list[Path]) -> None:
@@ -162,11 +180,11 @@ def test_what_may_be_stale_is_made_again_alone(
     assert read == []
 
 
-@pytest.mark.parametrize("name", ["FORMAT_VERSION", "_code_digest"])
+@pytest.mark.parametrize("name", ["FORMAT_VERSION", "code_digest"])
 def test_another_version_reads_again(
     kept: str, run: Path, read: list[Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_tables, name, -1 if name == "FORMAT_VERSION" else lambda: "of other code")
+    monkeypatch.setattr(kept_tables, name, -1 if name == "FORMAT_VERSION" else lambda folders: "of other code")
     read.clear()
     assert rows(run) == kept
     assert len(read) == 8  # two repeats of two ranks, and their counters' passes
