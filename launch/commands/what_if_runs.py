@@ -21,6 +21,7 @@ from dpscope.profiling.store.errors import DpscopeError
 if TYPE_CHECKING:
     from dpscope.analysis.what_if.answers.bases import AskedBase
     from dpscope.analysis.what_if.answers.output import RunAnswer
+    from dpscope.analysis.what_if.answers.questions import Solution
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,19 @@ def of_run_or_traces(
         tell("the run's other cells")
         found, own = with_own_error(found)
         tell(counted(len(scenarios), "scenario"))
-        sentence, solved = _solved(found, question, scenarios)
-        said = output.run_answer(found, own, [*scenarios, *solved])
+        said = output.run_answer(found, own, scenarios, _solved(found, question, scenarios))
     if question.output_format == "json":
         sys.stdout.write(said.as_json() + "\n")
     elif question.output_format == "csv":
-        sys.stdout.write(render(output.run_table(said), "csv"))
+        sys.stdout.write(render(output.csv_table(said), "csv"))
+        sys.stderr.write(f"{said.solution.sentence}\n" if said.solution is not None else "")
     else:
         console = Console(markup=False)
         with progress("Removing one part at a time"):
-            saved = said.savings_sentences if sentence is None else []
-        print_sentences(console, output.run_answer_sentences(said) if sentence is None else [sentence])
+            saved = said.savings_sentences if said.solution is None else []
+        print_sentences(
+            console, output.run_answer_sentences(said) if said.solution is None else [said.solution.sentence]
+        )
         tables = (output.run_table(said), output.ledger_table(said))
         for table in tables if any(one.low_us is not None for _, _, one in said.predictions) else ():
             if table.rows:
@@ -105,8 +108,6 @@ def _check(question: RunQuestion, scenarios: int) -> None:
         need_of(question.need)
     if question.solve is not None and scenarios > 1:
         raise DpscopeError("--solve answers for one scenario: give one value for each other option")
-    if question.solve is not None and question.output_format != "table":
-        raise DpscopeError("--solve answers in a sentence: leave --format out")
     if question.trace is not None:
         from dpscope.analysis.what_if.answers.replayed_trace import check_trace_name
 
@@ -117,16 +118,14 @@ def _check(question: RunQuestion, scenarios: int) -> None:
         check_figure_name(question.figure)
 
 
-def _solved(found: "AskedBase", question: RunQuestion, scenarios: list[Asked]) -> tuple[str | None, list[Asked]]:
-    """The inverse question's answer and the scenario with the value that it found; None and nothing where none is asked."""
+def _solved(found: "AskedBase", question: RunQuestion, scenarios: list[Asked]) -> "Solution | None":
+    """The inverse question's answer; None if there is no such question."""
     if question.solve is None:
-        return None, []
+        return None
     from dpscope.analysis.what_if.answers.questions import solve
 
     need = need_of(question.need) if question.need is not None else None
-    ((words, scenario),) = scenarios
-    solution = solve(found.base, scenario, found.costs, question.solve, need)
-    return solution.sentence, [] if solution.solved is None else [({**words, **solution.words}, solution.solved)]
+    return solve(found.base, scenarios[0][1], found.costs, question.solve, need)
 
 
 def _write(said: "RunAnswer", question: RunQuestion) -> None:

@@ -12,6 +12,7 @@ from dpscope.analysis.text.units import choose_unit, show
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.what_if.answers.bases import AskedBase, lacks_sentence
 from dpscope.analysis.what_if.answers.own_error import OwnErrors
+from dpscope.analysis.what_if.answers.questions import Solution
 from dpscope.analysis.what_if.answers.savings import Saving, savings, savings_sentences
 from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences, show_ms
 from dpscope.analysis.what_if.replay.base import base_error
@@ -33,6 +34,7 @@ class RunAnswer:
     question: AskedBase
     own: OwnErrors
     predictions: tuple[tuple[dict[str, str], Scenario, Prediction], ...]
+    solution: Solution | None = None  # of an inverse question, whose scenario is the last prediction
 
     @cached_property
     def largest(self) -> tuple[Scenario, Prediction]:
@@ -77,16 +79,27 @@ class RunAnswer:
                 },
                 "savings": {"devices": self.largest[1].devices, "changes": [asdict(one) for one in self.savings]},
                 "own_error": [asdict(one) | {"error": one.error} for one in self.own.cells],
+                "solution": None if self.solution is None else self.solution.as_plain(),
             },
             indent=1,
             allow_nan=False,
         )
 
 
-def run_answer(question: AskedBase, own: OwnErrors, asked: Sequence[tuple[dict[str, str], Scenario]]) -> RunAnswer:
-    """Every scenario predicted."""
+def run_answer(
+    question: AskedBase,
+    own: OwnErrors,
+    asked: Sequence[tuple[dict[str, str], Scenario]],
+    solution: Solution | None = None,
+) -> RunAnswer:
+    """Every scenario predicted, and the one that solves an inverse question."""
     base, costs = question.base, question.costs
-    return RunAnswer(question, own, tuple((words, one, predict(base, one, costs)) for words, one in asked))
+    scenarios = list(asked)
+    if solution is not None and solution.solved is not None:
+        scenarios.append(({**asked[0][0], **solution.words}, solution.solved))
+    return RunAnswer(
+        question, own, tuple((words, one, predict(base, one, costs)) for words, one in scenarios), solution
+    )
 
 
 def replay_error(question: AskedBase) -> float:
@@ -107,6 +120,24 @@ def run_table(said: RunAnswer) -> TextTable:
     return TextTable(
         "Steps that were not measured, replayed from one that was", headings, rows, notes=tuple(_grounds(said))
     )
+
+
+def csv_table(said: RunAnswer) -> TextTable:
+    """The base and every prediction with their ledgers, named as in JSON; unknown values are empty."""
+    base = said.question.base
+    measured = Prediction(
+        base.devices, -(-base.devices // base.per_node), base.batch_size, step_us=base.step_us, ledger=base.ledger
+    )
+    known: list[tuple[str, dict[str, str], Prediction]] = [(f"base: {base.name}", {}, measured)]
+    known += [(_label(words, one), words, one) for words, _, one in said.predictions]
+    rows = [{"configuration": name} | words | one.as_plain() | ledger_values(one.ledger) for name, words, one in known]
+    headings = tuple(rows[-1])
+    cells = tuple(tuple(_csv_cell(row.get(name)) for name in headings) for row in rows)
+    return TextTable("What if", headings, cells)
+
+
+def _csv_cell(value: object) -> str:
+    return "" if value is None else f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
 def ledger_table(said: RunAnswer) -> TextTable:

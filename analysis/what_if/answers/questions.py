@@ -35,6 +35,21 @@ class Solution:
     solved: Scenario | None = None
     words: Mapping[str, str] = field(default_factory=dict)
 
+    def as_plain(self) -> dict[str, object]:
+        """For JSON; `scenario` holds the options that reach the target, empty where nothing was found."""
+        values = {name: getattr(self, name) for name in ("variable", "value", "low", "high", "sentence")}
+        return {**values, "unit": _UNITS[self.variable], "scenario": dict(self.words)}
+
+
+_UNITS = {
+    "inter": "GB/s",
+    "intra": "GB/s",
+    "faster": "times as fast",
+    "devices": "devices",
+    "bucket-mb": "MiB",
+    "strategy": "times the step of DDP",
+}
+
 
 def solve(
     base: Base, scenario: Scenario, costs: Costs, variable: str, need: tuple[str, float] | None = None
