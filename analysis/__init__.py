@@ -12,19 +12,21 @@ if TYPE_CHECKING:
     from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.report.build import make_report, write_report
     from dpscope.analysis.runs.run_data import load_run
-    from dpscope.analysis.traces.data_parallel.phases import dp_phases
     from dpscope.analysis.traces.merge.merge_ranks import merge_traces
     from dpscope.analysis.traces.ranks.clock_alignment import align_clocks
-    from dpscope.analysis.traces.ranks.matching import match_ranks
-    from dpscope.analysis.traces.ranks.step_waits import step_waits
-    from dpscope.analysis.traces.ranks.stragglers import waits_caused
+    from dpscope.analysis.traces.ranks.frames import (
+        collectives,
+        dp_phases,
+        match_ranks,
+        step_breakdown,
+        step_waits,
+        waits_caused,
+    )
     from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
     from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
     from dpscope.analysis.traces.reading.limits import ReadLimits
     from dpscope.analysis.traces.reading.reader import read_trace, read_traces
     from dpscope.analysis.traces.steps.attribution import attribute
-    from dpscope.analysis.traces.steps.breakdown import step_breakdown
-    from dpscope.analysis.traces.steps.collectives import collectives
     from dpscope.analysis.what_if.answers.bases import base_of_run, base_of_traces
     from dpscope.analysis.what_if.answers.questions import solve
     from dpscope.analysis.what_if.scenarios.predict import predict
@@ -67,19 +69,14 @@ _HOMES = {
     "partials.reduce": "reduce_traces",
     "report.build": "make_report write_report",
     "runs.run_data": "load_run",
-    "traces.data_parallel.phases": "dp_phases",
     "traces.merge.merge_ranks": "merge_traces",
     "traces.ranks.clock_alignment": "align_clocks",
-    "traces.ranks.matching": "match_ranks",
-    "traces.ranks.step_waits": "step_waits",
+    "traces.ranks.frames": "collectives dp_phases match_ranks step_breakdown step_waits waits_caused",
     "traces.ranks.unknown_groups": "RankOrigin",
-    "traces.ranks.stragglers": "waits_caused",
     "traces.ranks.trace_analysis": "analyze_jobs analyze_traces",
     "traces.reading.limits": "ReadLimits",
     "traces.reading.reader": "read_trace read_traces",
     "traces.steps.attribution": "attribute",
-    "traces.steps.breakdown": "step_breakdown",
-    "traces.steps.collectives": "collectives",
     "what_if.answers.bases": "base_of_run base_of_traces",
     "what_if.answers.questions": "solve",
     "what_if.scenarios.predict": "predict",

@@ -60,12 +60,12 @@ def _shifted(body: str, copy: int) -> str:
 def _dpscope() -> Callable[[str], Any]:
     from dpscope.analysis.traces.reading.reader import read_trace
     from dpscope.analysis.traces.steps.attribution import attribute
-    from dpscope.analysis.traces.steps.breakdown import step_breakdown
-    from dpscope.analysis.traces.steps.collectives import collectives
+    from dpscope.analysis.traces.steps.breakdown import step_table
+    from dpscope.analysis.traces.steps.collectives import collective_table
 
     def run(path: str) -> Any:
         attribution = attribute(read_trace(path))
-        return step_breakdown(attribution), collectives(attribution)
+        return step_table(attribution), collective_table(attribution)
 
     return run
 

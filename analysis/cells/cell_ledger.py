@@ -9,6 +9,7 @@ from dpscope.analysis.runs.spreads import RunSpreads
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval
 from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
+from dpscope.analysis.traces.reading.table import as_table
 
 LEDGER = ("traced_step", *STEP_PARTS, "tracer", "slowdown")
 CHANGES = ("idle", "tracer")
@@ -68,9 +69,10 @@ def _put_contention(row: Row, ledger: Ledger | None, data: CellData, single: Cel
 
 def cell_contentions(data: CellData, single: CellData | None) -> Contentions:
     """Against the kernels of one device at the same batch where these were traced, else against the cell's own free kernels."""
-    alone = single.kernels if single is not None and data.cell.devices > 1 else None
-    against_single = contentions(data.kernels, alone)
-    return against_single if against_single.every is not None else contentions(data.kernels)
+    own = as_table(data.kernels)
+    alone = as_table(single.kernels) if single is not None and data.cell.devices > 1 else None
+    against_single = contentions(own, alone)
+    return against_single if against_single.every is not None else contentions(own)
 
 
 def _put_bounds(row: Row, column: str, value: float | None, reason: str, bounds: Interval | None) -> None:

@@ -3,9 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-import pandas as pd
-
 from dpscope.analysis.cells.columns import INTERVAL, NAMES, RANK_RANGE
 from dpscope.analysis.stats.samples import Estimate, Interval, Range
 from dpscope.analysis.text.units import plain
@@ -32,7 +29,7 @@ class Row:
         """Set values; None is missing for this reason."""
         for column, value in values.items():
             assert column in self.values, column
-            missing = value is None or value is pd.NA or (isinstance(value, float) and not np.isfinite(value))
+            missing = plain(value) is None
             self.values[column] = None if missing else value
             if missing:
                 self.reasons[column] = reason

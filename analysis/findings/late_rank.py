@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.straggler import CellStraggler
 from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.analysis.traces.reading.table import Table
 
 _MOST = 0.5  # of the exposed waiting, and twice an even share, from which on a rank is named without a test
 _FEW_STEPS = 5  # traced: below it chance cannot be excluded
@@ -33,14 +34,15 @@ class LateRank:
         )
 
 
-def late_rank(data: CellData, ledger: Ledger | None) -> LateRank | None:
-    """The rank that most exposed waiting is for; None if waiting is spread over ranks, or not known."""
-    windows = data.whole_windows
-    if ledger is None or not ledger.is_split or windows.empty:
+def late_rank(windows: Table, shown: CellStraggler | None, ledger: Ledger | None) -> LateRank | None:
+    """The rank that most exposed waiting is for; None if waiting is spread over ranks, or not known.
+
+    `windows` are the whole traced steps, `shown` the straggler that they show.
+    """
+    if ledger is None or not ledger.is_split or not len(windows):
         return None
     numbered = [name for name in ("repeat", "step") if name in windows]
-    steps, ranks = len(windows[numbered].drop_duplicates()), int(windows["rank"].nunique())
-    shown = data.straggler
+    steps, ranks = len(windows.group(*numbered)), len(windows.group("rank"))
     waits, total = ledger.wait_by_rank_us, ledger.exposed_wait_us or 0.0
     if shown is not None:
         rank = shown.rank
@@ -51,8 +53,8 @@ def late_rank(data: CellData, ledger: Ledger | None) -> LateRank | None:
     else:
         return None
     broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if shown is not None else 0.0
-    own = windows[windows["rank"] == rank]
-    idle, unlaunched = (own[name].dropna() for name in ("idle_us", "unlaunched_us"))
+    own = windows.take(windows["rank"] == rank)
+    idle, unlaunched = (own[name][own.known(name)] for name in ("idle_us", "unlaunched_us"))
     return LateRank(
         rank=rank,
         wait_us=waits.get(rank, 0.0) + broadcasts,

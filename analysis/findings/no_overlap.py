@@ -9,6 +9,7 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.engine_check import SUSPECT
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import ledger_of
+from dpscope.analysis.traces.reading.table import as_table
 from dpscope.profiling.records.ddp_arguments import ddp_arguments
 from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.run_codes import RunCode
@@ -127,7 +128,7 @@ def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
     if late is None:
         return
     # Exposed broadcasts count if one rank is behind them: they are no waits by definition.
-    ledger = ledger_of(evidence.data.critical_windows, evidence.data.exposed_parts)
+    ledger = ledger_of(as_table(evidence.data.critical_windows), as_table(evidence.data.exposed_parts))
     broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if ledger is not None else 0.0
     waiting = evidence.means["exposed_wait_us"] + broadcasts
     if waiting >= MOST * exposed > 0:

@@ -5,7 +5,6 @@ most devices that were measured and, there, the batch per device at which the st
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
@@ -14,17 +13,28 @@ from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellValues, number
 from dpscope.analysis.cells.scaling import devices_text
 from dpscope.analysis.findings.actions import Action, Confidence, Situation, best_action
+from dpscope.analysis.findings.answers import (
+    NO_SHORTCUT,
+    NO_SINGLE_DEVICE,
+    Answer,
+    TracedFacts,
+    Verdict,
+    cost_answer,
+    strategy_name,
+    traces_verdict,
+)
 from dpscope.analysis.findings.late_rank import LateRank, late_rank
-from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.findings.shortcuts import shortcuts_text
-from dpscope.analysis.findings.slow_tracing import slowed_by_tracing, slowed_text
+from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
 from dpscope.analysis.findings.strategy_gaps import gap_sentence, range_said
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
-from dpscope.analysis.text.units import choose_unit, sentence, show, show_time
+from dpscope.analysis.runs.traced_job import TracedJob
+from dpscope.analysis.stats.samples import Estimate, verdict
+from dpscope.analysis.text.units import choose_unit, show
 from dpscope.analysis.traces.ranks.contention import contentions, with_contention
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of
+from dpscope.analysis.traces.reading.table import as_table
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -32,105 +42,20 @@ REPEATS_APART = 1.3  # largest median of a repeat over the smallest: from here o
 _MOST_LISTED = 3  # repeats whose medians are listed; of more the smallest and the largest
 _DECIDING_REPEATS = 5
 _GAIN = "The gain over one device"
-QUESTIONS = ("Which strategy?", "What does communication cost?", "What would shortcuts say?", "What to do?")
-LABELS = ("Which", "Cost", "Shortcuts", "To do")
-
 STAND_IN = "CPU stand-in (dp-host for nn.DataParallel): it says nothing about GPUs."
 CPU_RUN = "CPU run: it says nothing about GPUs."
-ON_CPU = "These traces are of a CPU: compute and communication shared its cores, and they say nothing about GPUs."
 SCRIPT_ON_CPU = (
     "The script ran on a CPU: compute and communication shared its cores, and its times say nothing about GPUs."
 )
 NOT_COMPARED = "No strategy on several devices was compared with one device, so none can be recommended."
-ONE_JOB = (
-    "Traces of one job cannot show whether another strategy is faster: compare them with another strategy's traces (dpscope "
-    "compare), or measure both (dpscope run)."
-)
-_NO_SHORTCUT = "Nothing to compare: they are estimates of communication between several devices."
-_CONFIDENCE_WORDS: Mapping[Confidence, str] = {
-    "shown": f"significant ({CONFIDENCE:.0%} interval)",
-    "not_shown": f"not significant ({CONFIDENCE:.0%} interval)",
-    "no_interval": "one repeat or fewer than five steps: no interval",
-    "traced_means": "means of the traced steps, no interval",
-    "timed_steps": "medians of the timed steps",
-    "not_measured": "not measured",
-}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """`text` is the answer with its number, `confidence` what that rests on: of `about`."""
-
-    text: str
-    confidence: Confidence
-    about: str = ""
-
-    @property
-    def basis(self) -> str:
-        """How sure the answer is, in words."""
-        words = _CONFIDENCE_WORDS[self.confidence]
-        return f"{self.about}: {words}" if self.about else words
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Four answers, and the facts behind them: what programs read and what surfaces must agree on.
-
-    `strategy` is the recommended one, None if none is; `cell` is the cell that cost, shortcuts and action speak of, with its
-    `ledger` and the rank `late` that it waits for; `part` is what the action removes and `saves_us` at most how much. `cells` are
-    those of the case. `caveat` and `unsteady` come before any conclusion: what the run cannot speak of, and cells whose repeats'
-    medians differ by more than 30%.
-    """
-
-    which: Answer
-    cost: Answer
-    shortcuts: Answer
-    action: Answer
-    caveat: str | None = None
-    unsteady: str | None = None
-    strategy: str | None = None
-    cell: str | None = None
-    ledger: Ledger | None = None
-    late: LateRank | None = None
-    part: str | None = None
-    saves_us: float | None = None
-    cells: tuple[str, ...] = ()
-
-    @property
-    def answers(self) -> tuple[Answer, Answer, Answer, Answer]:
-        """In the order of QUESTIONS and LABELS."""
-        return self.which, self.cost, self.shortcuts, self.action
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What comes before the answers."""
-        return tuple(one for one in (self.caveat, self.unsteady) if one is not None)
-
-    def record(self) -> dict[str, object]:
-        """As it is written to JSON: texts by question, and the facts."""
-        return {
-            **{name: getattr(self, name).text for name in ("which", "cost", "shortcuts", "action")},
-            **{name: getattr(self, name) for name in ("caveat", "unsteady", "strategy", "cell", "part", "saves_us")},
-            "late_rank": self.late.rank if self.late is not None else None,
-            "late_share": self.late.share if self.late is not None else None,
-            "ledger": ledger_record(self.ledger) if self.ledger is not None else None,
-        }
-
-
-def ledger_record(ledger: Ledger) -> dict[str, object]:
-    """A ledger as plain data; intervals as pairs, late ranks by name."""
-    content = asdict(ledger)
-    content["intervals"] = {name: list(bounds) for name, bounds in ledger.intervals.items()}
-    content["wait_by_rank_us"] = {str(rank): time for rank, time in ledger.wait_by_rank_us.items()}
-    return content
 
 
 def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     """The verdict on a run, or on traces with their comparison."""
     if comparison.of_traces:
         (data,) = run.cells.values()
-        row = next(iter(_rows(comparison)), None)
-        return _of_traces(data, row, comparison.ledgers.get(data.cell.name), comparison)
+        ledger = comparison.ledgers.get(data.cell.name)
+        return traces_verdict(cell_facts(data, ledger), _shortcuts_of_traces(data, ledger, comparison))
     case = _largest_case(comparison)
     which, chosen, strategy = _which(comparison, case)
     caveat = _caveat(run, comparison)
@@ -138,11 +63,13 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         return _nothing_parallel(which, caveat, comparison)
     data = run.cells[str(chosen["cell"])]
     ledger = comparison.ledgers.get(data.cell.name)
-    late = late_rank(data, ledger) if slowed_by_tracing(chosen) is None else None
+    late = (
+        late_rank(as_table(data.whole_windows), data.straggler, ledger) if slowed_by_tracing(chosen) is None else None
+    )
     decided, action = _action(comparison, chosen, ledger, late, run)
     return Verdict(
         which=which,
-        cost=_cost(chosen, ledger, late, is_launch_bound(data)),
+        cost=cost_answer(chosen, ledger, late, is_launch_bound(data)),
         shortcuts=Answer(
             shortcuts_text(
                 chosen, ledger, data, _reasons(comparison, data), comparison.ring_rates.get(data.cell.devices)
@@ -162,62 +89,38 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     )
 
 
-def traces_verdict(data: CellData) -> Verdict:
-    """The verdict on a job of foreign traces alone, without models: what `run_verdict` gives of them but for the ring formula."""
-    windows = data.whole_windows
-    ledger = ledger_of(windows, data.exposed_parts) if len(windows) else None
-    if ledger is not None:
-        ledger = with_contention(ledger, contentions(data.kernels)) if data.communication_known else None
-    return _of_traces(data, None, ledger, None)
-
-
-def _of_traces(data: CellData, row: CellValues | None, ledger: Ledger | None, comparison: Comparison | None) -> Verdict:
-    which = Answer(ONE_JOB, "not_measured")
-    caveat = None if data.on_device else ON_CPU
-    nothing_moved = data.communication_known and data.collectives.empty and not (ledger and ledger.exposed_us)
-    if data.cell.devices < 2 or ledger is None or nothing_moved:
-        cost = (
-            _no_collective(data, ledger)
-            if data.cell.devices < 2 or nothing_moved
-            else f"It was not measured: the traces of {data.cell.name} do not show it."
-        )
-        action = Answer("Trace a job on several devices, every rank of it.", "not_measured")
-        return Verdict(which, Answer(cost, "not_measured"), Answer(_NO_SHORTCUT, "not_measured"), action, caveat)
-    chosen: CellValues = {"cell": data.cell.name, "strategy": data.cell.strategy, "devices": data.cell.devices}
-    late = late_rank(data, ledger)
-    situation = Situation(chosen, ledger, late, data.on_device, of_script=True, not_split=data.not_split)
-    done = best_action([], situation)
-    reasons = _reasons(comparison, data) if comparison is not None else {}
-    shortcuts = "T_N - T_1 needs a step on one device, which traces of one job do not hold."
-    if row is not None and number(row, "ring_us") is not None:
-        alone = {"same_local_batch_us": "traces of one job hold no step on one device"}
-        rate = comparison.ring_rates.get(data.cell.devices) if comparison is not None else None
-        shortcuts = shortcuts_text(row, ledger, data, {**reasons, **alone}, rate)
-    return Verdict(
-        which=which,
-        cost=_cost(chosen, ledger, late),
-        shortcuts=Answer(shortcuts, "traced_means" if row is not None else "not_measured"),
-        action=Answer(done.text, done.confidence),
-        caveat=caveat,
-        strategy=data.cell.strategy,
-        cell=data.cell.name,
+def cell_facts(data: CellData, ledger: Ledger | None) -> TracedFacts:
+    """The facts of a cell that stands for the traces of a job."""
+    assert isinstance(data.cell, TracedJob)
+    return TracedFacts(
+        job=data.cell,
         ledger=ledger,
-        late=late,
-        part=done.part,
-        saves_us=done.saves_us,
-        cells=(data.cell.name,),
+        late=late_rank(as_table(data.whole_windows), data.straggler, ledger),
+        on_device=data.on_device,
+        has_collectives=not data.collectives.empty,
+        communication_known=data.communication_known,
+        not_split=data.not_split,
     )
 
 
-def _no_collective(data: CellData, ledger: Ledger | None) -> str:
-    """That nothing was communicated, and how much of a step its devices are idle."""
-    which = "this trace" if data.cell.processes == 1 else "these traces"
-    if ledger is None or ledger.idle_us is None or not data.on_device or not ledger.traced_step_us:
-        return f"There is no collective in {which}."
-    share = ledger.idle_us / ledger.traced_step_us
-    devices = "the device is" if data.cell.devices == 1 else "the devices are"
-    times = f"{show_time(ledger.idle_us)} of a {show_time(ledger.traced_step_us)} step"
-    return f"There is no collective in {which}; {devices} idle {share:.0%} of the time ({times})."
+def verdict_without_models(data: CellData) -> Verdict:
+    """The verdict on a job of foreign traces: what `run_verdict` gives of them but for the ring formula."""
+    ledger = ledger_of(as_table(data.whole_windows), as_table(data.exposed_parts))
+    if ledger is not None:
+        kernels = as_table(data.kernels)
+        ledger = with_contention(ledger, contentions(kernels)) if data.communication_known else None
+    return traces_verdict(cell_facts(data, ledger))
+
+
+def _shortcuts_of_traces(data: CellData, ledger: Ledger | None, comparison: Comparison) -> str | None:
+    row = next(iter(_rows(comparison)), None)
+    if row is None or ledger is None:
+        return None
+    if number(row, "ring_us") is None:
+        return NO_SINGLE_DEVICE
+    alone = {"same_local_batch_us": "traces of one job hold no step on one device"}
+    reasons = {**_reasons(comparison, data), **alone}
+    return shortcuts_text(row, ledger, data, reasons, comparison.ring_rates.get(data.cell.devices))
 
 
 def _nothing_parallel(which: Answer, caveat: str | None, comparison: Comparison) -> Verdict:
@@ -227,7 +130,7 @@ def _nothing_parallel(which: Answer, caveat: str | None, comparison: Comparison)
     if jobs := comparison.unmeasured_jobs:
         more = f"Fix what ended the job on {' and '.join(jobs)}, as it printed, and attach again."
     nothing = Answer("Nothing was measured on several devices.", "not_measured")
-    return Verdict(which, nothing, Answer(_NO_SHORTCUT, "not_measured"), Answer(more, "not_measured"), caveat)
+    return Verdict(which, nothing, Answer(NO_SHORTCUT, "not_measured"), Answer(more, "not_measured"), caveat)
 
 
 def _caveat(run: RunData, comparison: Comparison) -> str | None:
@@ -383,18 +286,6 @@ def is_launch_bound(data: CellData) -> bool:
     return any(one.code == TraceCode.LAUNCH_BOUND for one in data.findings)
 
 
-def _cost(chosen: CellValues, ledger: Ledger | None, late: LateRank | None, launch_bound: bool = False) -> Answer:
-    if ledger is None or ledger.exposed_us is None:
-        return Answer(f"It was not measured: the trace of {chosen['cell']} does not show it.", "not_measured")
-    if (slowed := slowed_by_tracing(chosen)) is not None:
-        return Answer(sentence(slowed_text(chosen, slowed)), "not_measured")
-    bounds = ledger.intervals.get("exposed")
-    confidence: Confidence = "traced_means" if bounds is None else "shown" if bounds.low > 0 else "not_shown"
-    strategy = str(chosen["strategy"])
-    text = cost_text(strategy_name(chosen), strategy, ledger, late)
-    return Answer(f"{text} The step is launch-bound." if launch_bound else text, confidence)
-
-
 def _action(
     comparison: Comparison, chosen: CellValues, ledger: Ledger | None, late: LateRank | None, run: RunData
 ) -> tuple[Action, Answer]:
@@ -417,11 +308,6 @@ def _action(
 def _confidence(estimate: Estimate) -> Confidence:
     shown = verdict(estimate)
     return "no_interval" if shown == "too_few_samples" else "not_shown" if shown == "no_difference_shown" else "shown"
-
-
-def strategy_name(row: CellValues) -> str:
-    """What people call a cell's strategy."""
-    return traits_of(str(row["strategy"])).label
 
 
 def _measured(row: CellValues, column: str) -> float:

@@ -3,19 +3,21 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import pandas as pd
+import numpy as np
 
+from dpscope.analysis.hosts.folds import caused_shares
 from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.matching import ENOUGH_RANKS
 from dpscope.analysis.traces.ranks.not_split import missing_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _MUCH = 0.3  # of all waiting, from which on a node is named for it
 
 
-def with_host_findings(analysis: TraceAnalysis, places: pd.DataFrame) -> TraceAnalysis:
+def with_host_findings(analysis: TraceAnalysis, places: Table) -> TraceAnalysis:
     """The analysis with what is said of its hosts and its missing ranks, first of all findings of the job."""
     found = (*_missing(analysis), *_node(analysis, places))
     return replace(analysis, job_findings=(*found, *analysis.job_findings))
@@ -39,19 +41,20 @@ def _missing(analysis: TraceAnalysis) -> Iterator[Finding]:
     )
 
 
-def _node(analysis: TraceAnalysis, places: pd.DataFrame) -> Iterator[Finding]:
+def _node(analysis: TraceAnalysis, places: Table) -> Iterator[Finding]:
     """Of jobs on several hosts alone."""
-    caused = analysis.waits_caused
-    if caused.empty or places["host"].nunique() < 2:
+    caused, placed = analysis.tables.waits_caused, places.take(places.known("host"))
+    hosts = placed.group("host", in_order=True)
+    if not len(caused) or len(hosts) < 2:
         return
-    by_rank = caused.groupby("late_rank")["share"].sum().astype("float64")
-    shares = places.assign(share=places["rank"].map(by_rank).astype("float64").fillna(0.0))
-    by_host = shares.groupby("host")["share"].sum()
-    host, share = str(by_host.idxmax()), float(by_host.max())
+    shares = caused_shares(caused, placed)
+    by_host = hosts.sums(shares)
+    host, share = int(by_host.argmax()), float(by_host.max())
     if share < _MUCH:
         return
-    own = shares[shares["host"] == host].sort_values("share", ascending=False, kind="stable").iloc[0]
+    of_host = np.where(hosts.code == host, shares, -1.0)
+    (worst,) = placed.take(np.array([of_host.argmax()])).records()
     yield TraceCode.WAITING_FOR_NODE.finding(
-        f"node {host} causes {share:.0%} of all waiting; {own['share'] / share:.0%} of that is for its local rank "
-        f"{own['local_rank']} (rank {own['rank']})"
+        f"node {worst['host']} causes {share:.0%} of all waiting; {of_host.max() / share:.0%} of that is for its local rank "
+        f"{worst['local_rank']} (rank {worst['rank']})"
     )

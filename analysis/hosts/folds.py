@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
+from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.reading.event_table import FloatColumn
+from dpscope.analysis.traces.reading.table import Table
 
 QUANTITIES = (
     "step_us", "compute_us", "communication_us", "exposed_us", "wait_us", "exposed_wait_us", "idle_us", "lateness_us",
@@ -30,30 +32,38 @@ class RankSpread:
     far: int
 
 
-def rank_means(analysis: TraceAnalysis) -> pd.DataFrame:
-    """QUANTITIES by rank (index), float64, NaN where unknown: means over whole windows, or all where no other was traced."""
-    steps = analysis.steps_with_waits
-    steps = steps[steps["rank"].notna()]
-    whole = steps[~steps["partial_window"].fillna(True).astype(bool)]
-    chosen = whole if len(whole) else steps
+def rank_means(analysis: TraceAnalysis) -> Table:
+    """`rank` and QUANTITIES of each known rank: means over whole windows, or all where no other was traced."""
+    steps = analysis.tables.steps_with_waits
+    chosen = whole_steps(steps.take(steps.known("rank")))
+    ranks = chosen.group("rank", in_order=True)
     names = [name for name in QUANTITIES if name in chosen]
-    means = chosen.groupby("rank")[names].mean().astype("float64")
-    means["lateness_us"] = np.nan
-    caused, others = analysis.waits_caused, max(len(means) - 1, 1)
-    if analysis.collectives["wait_us"].notna().any():
-        late = caused.groupby("late_rank")["wait_per_step_us"].sum().astype(float) / others
-        means["lateness_us"] = late.reindex(means.index).fillna(0.0).astype("float64")
-    return means
+    means = chosen.take(ranks.first).select(("rank",)).assign(**{name: ranks.means(chosen[name]) for name in names})
+    if not analysis.tables.collectives.known("wait_us").any():
+        return means.assign(lateness_us=None)
+    lateness_us = _of_late_ranks(analysis.tables.waits_caused, "wait_per_step_us", means)
+    return means.assign(lateness_us=lateness_us / max(len(means) - 1, 1))
 
 
-def spreads(means: pd.DataFrame) -> list[RankSpread]:
+def caused_shares(caused: Table, ranks: Table) -> FloatColumn:
+    """For each row of `ranks` the share of all waiting that is for its rank."""
+    return _of_late_ranks(caused, "share", ranks)
+
+
+def _of_late_ranks(caused: Table, column: str, ranks: Table) -> FloatColumn:
+    late = caused.group("late_rank")
+    found = Table.of(rank=caused["late_rank"][late.first])
+    return np.append(late.sums(caused[column]), 0.0)[ranks.places_in(found, ("rank",))]
+
+
+def spreads(means: Table) -> list[RankSpread]:
     """Of `rank_means`: each quantity that is known of a rank."""
     found = []
     for name in QUANTITIES:
-        known = means[name].dropna()
-        if known.empty:
+        known = means.take(means.known(name))
+        if not len(known):
             continue
-        values = known.to_numpy(dtype=float)
+        values = known[name]
         median = float(np.median(values))
         far = values > median + _FAR * float(np.median(np.abs(values - median)))
         low, high = np.quantile(values, (0.05, 0.95))
@@ -65,29 +75,26 @@ def spreads(means: pd.DataFrame) -> list[RankSpread]:
                 low_us=float(low),
                 high_us=float(high),
                 worst_us=float(values.max()),
-                worst_rank=int(known.index[int(values.argmax())]),
+                worst_rank=int(known["rank"][values.argmax()]),
                 far=int(far.sum()),
             )
         )
     return found
 
 
-def fold(analysis: TraceAnalysis, means: pd.DataFrame, places: pd.DataFrame, by: str) -> pd.DataFrame:
+def fold(analysis: TraceAnalysis, means: Table, places: Table, by: str) -> Table:
     """Waiting by one of FOLDS, a row each, who causes most first: `ranks`, `wait_us`, `caused_share`.
 
     `wait_us` is the mean of its ranks' wait in a step, `caused_share` the part of all waiting that is for its ranks, 0..1.
     Empty where the place of no rank is known, or nobody waited.
     """
-    known = places[places[by].notna()]
-    caused = analysis.waits_caused
-    if known.empty or caused.empty:
-        return pd.DataFrame(columns=[by, "ranks", "wait_us", "caused_share"])
-    shares = caused.groupby("late_rank")["share"].sum().astype("float64")
-    table = known.assign(
-        caused_share=known["rank"].map(shares).astype("float64").fillna(0.0),
-        wait_us=known["rank"].map(means["wait_us"]).astype("float64"),
+    known, caused = places.take(places.known(by)), analysis.tables.waits_caused
+    if not len(caused):
+        known = known.take(np.zeros(len(known), dtype=bool))
+    groups = known.group(by, in_order=True)
+    wait_us = np.append(means["wait_us"], np.nan)[known.places_in(means, ("rank",))]
+    found = known.take(groups.first).select((by,))
+    found = found.assign(
+        ranks=groups.sizes, wait_us=groups.means(wait_us), caused_share=groups.sums(caused_shares(caused, known))
     )
-    found = table.groupby(by).agg(
-        ranks=("rank", "size"), wait_us=("wait_us", "mean"), caused_share=("caused_share", "sum")
-    )
-    return found.sort_values("caused_share", ascending=False, kind="stable").reset_index()
+    return found.take(np.argsort(-found["caused_share"], kind="stable"))

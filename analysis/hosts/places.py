@@ -4,17 +4,18 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.hosts.topology import switch_of
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
+from dpscope.analysis.traces.reading.event_table import IntColumn
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.store.errors import DpscopeError
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str] = _NONE) -> pd.DataFrame:
-    """A row for each known rank: `rank` (Int64), `host`, `local_rank` (Int64), `switch`; NA where it is not known.
+def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str] = _NONE) -> Table:
+    """A row for each known rank: `rank`, `host`, `local_rank`, `switch`; NA where it is not known.
 
     The host is the one the trace names, else the one that reduced it where it lay. torchrun numbers ranks node by node, so the
     local rank is the rest by the ranks of a node, if every host holds one such block; else the place among its host's ranks.
@@ -28,25 +29,20 @@ def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str] =
         raise DpscopeError(
             f"--topology lists none of the hosts in these traces, such as {named[0]}; add them with their switches"
         )
-    table = pd.DataFrame(
-        {
-            "rank": pd.array([one.rank for one in known], dtype="Int64"),
-            "host": pd.array(hosts, dtype="string"),
-            "local_rank": pd.array([pd.NA] * len(known), dtype="Int64"),
-            "switch": pd.array(found, dtype="string"),
-        }
-    ).drop_duplicates("rank", ignore_index=True)
-    placed = table[table["host"].notna()].sort_values("rank")
-    if len(placed):
-        table.loc[placed.index, "local_rank"] = _local_ranks(placed)
-    return table
+    table = Table.of(rank=[one.rank for one in known], host=hosts, local_rank=[None] * len(known), switch=found)
+    table = table.take(table.group("rank").first)
+    placed = np.flatnonzero(table.known("host"))
+    placed = placed[np.argsort(table["rank"][placed], kind="stable")]
+    local_rank = table["local_rank"].copy()
+    local_rank[placed] = _local_ranks(table.take(placed))
+    return table.assign(local_rank=local_rank)
 
 
-def _local_ranks(placed: pd.DataFrame) -> "pd.Series[int]":
-    by_host = placed.groupby("host")["rank"]
-    most = int(by_host.size().max())
-    ranks = placed["rank"].to_numpy(dtype=np.int64)
-    blocks = pd.DataFrame({"host": placed["host"], "block": ranks // most}).drop_duplicates()
-    aligned = blocks["host"].is_unique and blocks["block"].is_unique
-    local = pd.Series(ranks % most, index=placed.index) if aligned else by_host.cumcount()
-    return local.astype("Int64")
+def _local_ranks(placed: Table) -> IntColumn:
+    """Of ranks in order, all with a host."""
+    hosts = placed.group("host")
+    most = int(hosts.sizes.max()) if len(placed) else 1
+    blocks = placed.assign(block=placed["rank"] // most)
+    pairs = blocks.take(blocks.group("host", "block").first)
+    aligned = len(pairs) == len(hosts) == len(pairs.group("block"))
+    return np.asarray(placed["rank"] % most if aligned else hosts.places)

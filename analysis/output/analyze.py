@@ -32,7 +32,7 @@ from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
 
 if TYPE_CHECKING:
-    from dpscope.analysis.findings.verdict import Verdict
+    from dpscope.analysis.findings.answers import Verdict
     from dpscope.analysis.report.build import Report
     from dpscope.analysis.runs.run_data import RunData
 
@@ -75,7 +75,7 @@ def load_any(path: Path) -> "RunData":
 
 
 def _holds_traces(path: Path) -> bool:
-    from dpscope.analysis.partials.merge import find_partials
+    from dpscope.analysis.partials.found import find_partials
 
     return path.is_file() or (not (path / "cells").is_dir() and any((*path.rglob("*.json*"), *find_partials([path]))))
 
@@ -98,11 +98,11 @@ def verdict_of(run: "RunData") -> "Verdict":
     """The verdict of a run's report, with the calibration that lies in its folder; of traces that no run made, theirs."""
     from dpscope.analysis.cells.comparison import compare
     from dpscope.analysis.costs.calibration_files import calibration_path, load_calibration
-    from dpscope.analysis.findings.verdict import run_verdict, traces_verdict
+    from dpscope.analysis.findings.verdict import run_verdict, verdict_without_models
 
     if run.recorded is None:
         (data,) = run.cells.values()
-        return traces_verdict(data)
+        return verdict_without_models(data)
     calibration = load_calibration(run.path) if calibration_path(run.path).exists() else None
     return run_verdict(run, compare(run, None, calibration))
 

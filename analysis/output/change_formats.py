@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from dpscope.analysis.findings.verdict import LABELS, Verdict
+from dpscope.analysis.findings.answers import LABELS, Verdict
 from dpscope.analysis.runs.compare import JUDGED, Change, change_table
 from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
-import pandas as pd
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.hosts.findings import with_host_findings
@@ -13,9 +12,10 @@ from dpscope.analysis.hosts.folds import FOLDS, RankSpread, fold, rank_means, sp
 from dpscope.analysis.hosts.places import rank_places
 from dpscope.analysis.hosts.topology import read_topology
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import Unit, choose_unit, plain, show, text
+from dpscope.analysis.text.units import Unit, choose_unit, show, text
 from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import counted
 
 _SHOWN = 10  # rows of a fold; the JSON has them all
@@ -45,12 +45,12 @@ class HostOptions:
 class Folded:
     """A job's ranks in few numbers."""
 
-    places: pd.DataFrame
+    places: Table
     spreads: list[RankSpread]
-    folds: Mapping[str, pd.DataFrame]  # of FOLDS, those with rows
+    folds: Mapping[str, Table]  # of FOLDS, those with rows
 
 
-def placed(analysis: TraceAnalysis, options: HostOptions) -> tuple[TraceAnalysis, pd.DataFrame]:
+def placed(analysis: TraceAnalysis, options: HostOptions) -> tuple[TraceAnalysis, Table]:
     """The analysis with what is said of its hosts, and where its ranks run; hosts numbered where that is asked for."""
     places = rank_places(analysis.summaries, read_topology(options.topology) if options.topology is not None else {})
     if options.hide_hosts:
@@ -63,7 +63,7 @@ def is_many(analysis: TraceAnalysis) -> bool:
     return len(analysis.summaries) > MOST_TO_DRAW
 
 
-def fold_ranks(analysis: TraceAnalysis, places: pd.DataFrame) -> Folded:
+def fold_ranks(analysis: TraceAnalysis, places: Table) -> Folded:
     """The numbers of `spread_tables`."""
     means = rank_means(analysis)
     folds = {by: fold(analysis, means, places, by) for by in FOLDS}
@@ -77,20 +77,24 @@ def spread_tables(found: Folded) -> list[TextTable]:
 
 def folded_content(found: Folded) -> dict[str, object]:
     """The same as plain data: `spreads`, and `by_host`, `by_local_rank`, `by_switch`."""
-    folds = {
-        f"by_{by}": [{str(name): plain(value) for name, value in row.items()} for row in table.to_dict("records")]
-        for by, table in found.folds.items()
-    }
+    folds = {f"by_{by}": table.records() for by, table in found.folds.items()}
     return {"spreads": [asdict(one) for one in found.spreads], **folds}
 
 
 def _spread_table(found: Folded) -> TextTable:
     unit = choose_unit("time", [one.median_us for one in found.spreads])
-    told = found.places.set_index("rank")
+    places = {row["rank"]: row for row in found.places.records()}
     rows = []
     for one in found.spreads:
         values = (one.median_us, one.low_us, one.high_us, one.worst_us)
-        rows.append((_NAMES[one.quantity], *(show(value, unit) for value in values), _place(told, one), str(one.far)))
+        rows.append(
+            (
+                _NAMES[one.quantity],
+                *(show(value, unit) for value in values),
+                _place(places[one.worst_rank]),
+                str(one.far),
+            )
+        )
     headings = (f"{name} [{unit.label}]" for name in ("median", "5%", "95%", "worst"))
     ranks = max((one.ranks for one in found.spreads), default=0)
     return TextTable(
@@ -101,17 +105,16 @@ def _spread_table(found: Folded) -> TextTable:
     )
 
 
-def _place(told: pd.DataFrame, one: RankSpread) -> str:
-    place = told.loc[one.worst_rank]
-    where: str = "" if pd.isna(place["host"]) else f" ({place['host']}, local {place['local_rank']})"
-    return f"rank {one.worst_rank}{where}"
+def _place(place: Mapping[str, object]) -> str:
+    where = "" if place["host"] is None else f" ({place['host']}, local {place['local_rank']})"
+    return f"rank {place['rank']}{where}"
 
 
-def _fold_table(by: str, table: pd.DataFrame) -> TextTable:
-    unit = choose_unit("time", [float(value) for value in table["wait_us"].dropna()])
+def _fold_table(by: str, table: Table) -> TextTable:
+    unit = choose_unit("time", table["wait_us"].tolist())
     rows: tuple[tuple[str, ...], ...] = tuple(
-        (text(row[by]), f"{row['ranks']}", show(plain(row["wait_us"]), unit), show(plain(row["caused_share"]), _SHARE))
-        for row in table.head(_SHOWN).to_dict("records")
+        (text(row[by]), f"{row['ranks']}", show(row["wait_us"], unit), show(row["caused_share"], _SHARE))
+        for row in table.records()[:_SHOWN]
     )
     left = len(table) - len(rows)
     name = _FOLD_NAMES[by]
@@ -126,7 +129,7 @@ def _fold_table(by: str, table: pd.DataFrame) -> TextTable:
     )
 
 
-def _hidden(analysis: TraceAnalysis, places: pd.DataFrame) -> tuple[TraceAnalysis, pd.DataFrame]:
+def _hidden(analysis: TraceAnalysis, places: Table) -> tuple[TraceAnalysis, Table]:
     """Hosts by number, also in the names of files and in what was found."""
     told = [host for one in analysis.summaries for host in (one.host, one.read_on)]
     hosts = list(dict.fromkeys(host for host in told if host is not None))
@@ -148,4 +151,4 @@ def _hidden(analysis: TraceAnalysis, places: pd.DataFrame) -> tuple[TraceAnalysi
     drawn = tuple(replace(one, host=None if one.host is None else said(one.host)) for one in analysis.timelines)
     hidden = replace(analysis, summaries=summaries, timelines=drawn)
     hidden = replace(hidden, file_findings=file_findings, job_findings=job_findings)
-    return hidden, places.assign(host=places["host"].map(numbers).astype("string"))
+    return hidden, places.assign(host=[numbers.get(host) for host in places["host"].tolist()])

@@ -8,10 +8,11 @@ import msgspec
 import pandas as pd
 
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, WAIT_FIELDS, contention_records, records
+from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, WAIT_FIELDS, contention_records, decimals
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.scaling_laws import ScalingFit
+from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.training.summary import training_content
@@ -37,7 +38,7 @@ def run_json(report: Report) -> str:
     for (cell, column), why in report.comparison.reasons.items():
         reasons.setdefault(cell, {})[column] = why
     table = report.comparison.table
-    cells = records(table, tuple(table.columns))
+    cells = frame_records(table, tuple(table.columns))
     for row in cells:
         row["missing"] = reasons.get(str(row["cell"]), {})
     return json.dumps(
@@ -69,7 +70,7 @@ def _all(report: Report, name: str, fields: tuple[str, ...]) -> list[dict[str, o
             table = table.copy()
             table[list(UNKNOWN_WITH_COMMUNICATION)] = pd.NA
         if len(table):
-            rows += records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
+            rows += frame_records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
     return rows
 
 
@@ -81,8 +82,13 @@ def _of_known(
     for data in report.run.measured:
         table = table_of(data)
         if data.communication_known and len(table):
-            rows += records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
+            rows += frame_records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
     return rows
+
+
+def frame_records(table: pd.DataFrame, fields: tuple[str, ...]) -> list[dict[str, object]]:
+    """Rows as plain Python, these fields of each, with six decimals; missing values and missing columns are None."""
+    return [{name: decimals(plain(row.get(name))) for name in fields} for row in table.to_dict("records")]
 
 
 def memory_records(report: Report) -> list[dict[str, object]]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
-import pandas as pd
 
 from dpscope.analysis.output.many_ranks import Folded
 from dpscope.analysis.output.traces import to_csv, to_tables, trace_content
@@ -78,6 +77,8 @@ def job_csv(jobs: JobAnalyses) -> str:
         (analysis,) = jobs.values()
         return to_csv(analysis.steps_with_waits)
     steps = [analysis.steps_with_waits.assign(job=name) for name, analysis in jobs.items()]
+    import pandas as pd
+
     return to_csv(pd.concat(steps, ignore_index=True), ("job",))
 
 

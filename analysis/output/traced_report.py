@@ -12,16 +12,18 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from dpscope.analysis.findings.answers import LABELS, TracedFacts, Verdict, traces_verdict
+from dpscope.analysis.findings.late_rank import late_rank
 from dpscope.analysis.findings.ledger_text import ledger_table
-from dpscope.analysis.findings.verdict import LABELS, Verdict, traces_verdict
 from dpscope.analysis.output.many_ranks import Folded, HostOptions, fold_ranks, is_many, placed
 from dpscope.analysis.output.summary import answer_grid
 from dpscope.analysis.output.traced_jobs import job_content, job_csv, job_findings, job_tables, the_one_job
-from dpscope.analysis.output.traces import few_of_each_kind, records, trace_status
-from dpscope.analysis.partials.merge import analyze_partial_jobs, partials_among
-from dpscope.analysis.runs.traced_run import traced_cell
+from dpscope.analysis.output.traces import few_of_each_kind, trace_status
+from dpscope.analysis.partials.found import partials_among
+from dpscope.analysis.runs.traced_job import traced_job, traced_straggler
 from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding
@@ -65,6 +67,8 @@ class TraceRequest:
 def read_jobs(paths: Sequence[Path], limits: ReadLimits = DEFAULT_LIMITS) -> JobAnalyses:
     """`analyze_jobs`, telling on standard error how far it is; or `analyze_partial_jobs`, where paths hold these."""
     if partials_among(paths):
+        from dpscope.analysis.partials.merge import analyze_partial_jobs
+
         return analyze_partial_jobs(paths)
     with progress() as tell:
         return analyze_jobs(paths, limits, progress=lambda done, of: tell(f"{done} of {of} read"))
@@ -186,7 +190,21 @@ def verdicts_of(jobs: JobAnalyses, report: "Report | None" = None) -> dict[str, 
     """The verdict on each job by its name; that of a report where one was made of the only job."""
     if report is not None:
         return dict.fromkeys(jobs, report.verdict)
-    return {name: traces_verdict(traced_cell(analysis)) for name, analysis in jobs.items()}
+    return {name: traces_verdict(_facts(analysis)) for name, analysis in jobs.items()}
+
+
+def _facts(analysis: TraceAnalysis) -> TracedFacts:
+    ledger = analysis.ledger if analysis.communication_known else None
+    windows = whole_steps(analysis.tables.steps_with_waits)
+    return TracedFacts(
+        job=traced_job(analysis),
+        ledger=ledger,
+        late=late_rank(windows, traced_straggler(analysis), ledger),
+        on_device=bool(analysis.tables.steps.known("device").any()),
+        has_collectives=len(analysis.tables.collectives) > 0,
+        communication_known=analysis.communication_known,
+        not_split=analysis.not_split,
+    )
 
 
 def traces_json(
@@ -203,10 +221,10 @@ def traces_json(
         content["verdict"] = verdict_records[0] if len(verdict_records) == 1 else verdict_records
     content |= job_content(jobs, few)
     if modelled is not None:
-        from dpscope.analysis.output.run_json import prediction_records
+        from dpscope.analysis.output.run_json import frame_records, prediction_records
 
         comparison = modelled.comparison
-        (cell,) = records(comparison.table, tuple(comparison.table.columns))
+        (cell,) = frame_records(comparison.table, tuple(comparison.table.columns))
         missing = {column: why for (_, column), why in comparison.reasons.items()}
         content |= {"cells": [{**cell, "missing": missing}], "predictions": prediction_records(comparison)}
         content["nccl"] = modelled.nccl.content()

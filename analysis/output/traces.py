@@ -1,27 +1,35 @@
 """What `dpscope analyze` prints of trace files: JSON, CSV, or tables to read."""
 
+import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.output.many_ranks import Folded, folded_content, spread_tables
 from dpscope.analysis.report.phase_table import trace_phases
 from dpscope.analysis.report.wait_table import trace_waits
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time, text
+from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.traces.ranks.contention import Contention, Contentions
 from dpscope.analysis.traces.ranks.step_waits import EXPOSED
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.reading.event_table import FloatColumn
+from dpscope.analysis.traces.reading.table import Table, kind_of
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _MOST_ALIKE = 2  # findings that are shown of one kind; --format json has them all
 _RATE = Unit("GB/s", 1.0, 3)
+_MEANS = ("duration_us", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
 STEP_FIELDS = (
     "rank", "device", "step", "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us",
@@ -69,30 +77,37 @@ def trace_content(analysis: TraceAnalysis, few: Folded | None = None) -> dict[st
     if few is not None:
         found = {"contention": contention_of_traces(analysis), "findings": msgspec.to_builtins(analysis.findings)}
         return {**folded_content(few), **found}
+    tables = analysis.tables
     return {
-        "steps": records(analysis.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
-        "collectives": records(analysis.collectives, COLLECTIVE_FIELDS),
-        "dp_phases": records(analysis.dp_phases, dp_phases.COLUMNS),
-        "waits": records(analysis.waits_caused, stragglers.COLUMNS),
+        "steps": records(tables.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
+        "collectives": records(tables.collectives, COLLECTIVE_FIELDS),
+        "dp_phases": records(tables.dp_phases, dp_phases.COLUMNS),
+        "waits": records(tables.waits_caused, stragglers.COLUMNS),
         "contention": contention_of_traces(analysis),
         "findings": msgspec.to_builtins(analysis.findings),
     }
 
 
-def records(table: pd.DataFrame, fields: tuple[str, ...]) -> list[dict[str, object]]:
-    """Rows as plain Python, these fields of each; missing values and missing columns are None."""
-    return [{name: _rounded(row.get(name)) for name in fields} for row in table.to_dict("records")]
+def records(table: Table, fields: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Rows as plain Python, these fields of each, with six decimals; missing values and missing columns are None."""
+    rounded = {name: _rounded(table[name]) for name in fields if name in table and kind_of(name) == "real"}
+    return table.assign(**rounded).records(fields)
 
 
-def _rounded(value: object) -> object:
-    known = plain(value)
-    return round(known, 6) + 0.0 if isinstance(known, float) else known  # no -0.0
+def _rounded(column: FloatColumn) -> list[float | None]:
+    """With six decimals, without -0.0; None where missing."""
+    return [round(value, 6) + 0.0 if math.isfinite(value) else None for value in column.tolist()]
+
+
+def decimals(value: object) -> object:
+    """A float with six decimals, without -0.0; any other value as it is."""
+    return round(value, 6) + 0.0 if isinstance(value, float) and math.isfinite(value) else value
 
 
 def contention_of_traces(analysis: TraceAnalysis) -> list[dict[str, object]]:
     """`contention_records` of a job."""
-    ledger, on_device = analysis.ledger, any(one.on_device for one in analysis.summaries)
-    return contention_records(analysis.contentions, ledger.hidden_us if ledger is not None else None, on_device)
+    hidden_us = analysis.ledger.hidden_us if analysis.ledger is not None else None
+    return contention_records(analysis.contentions, hidden_us, analysis.on_device)
 
 
 def contention_records(found: Contentions, hidden_us: float | None, on_device: bool) -> list[dict[str, object]]:
@@ -130,25 +145,25 @@ def contention_record(one: Contention | None, hidden_us: float | None, on: str) 
     return {
         "operator": one.operator if one is not None else None,
         "on": on,
-        **{name: _rounded(value) for name, value in values.items()},
+        **{name: decimals(value) for name, value in values.items()},
         "kernels": one.kernels if one is not None else 0,
     }
 
 
-def to_csv(steps: pd.DataFrame, keys: tuple[str, ...] = ()) -> str:
+def to_csv(steps: "pd.DataFrame", keys: tuple[str, ...] = ()) -> str:
     """The steps as CSV, `keys` first; the collectives are in the JSON."""
     return str(steps[[*keys, *STEP_FIELDS, *WAIT_FIELDS]].to_csv(index=False, na_rep=NA, float_format="%.6f"))
 
 
 def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTable]:
     """Steps, or of many ranks `few`; collectives by kind and size, who made whom wait, DataParallel's phases, for reading."""
-    tables = [_step_table(analysis)] if few is None else spread_tables(few)
-    if len(analysis.collectives):
-        tables.append(_collective_table(analysis.collectives, by_group=few is None))
-        if few is None and len(analysis.waits_caused):
-            tables.append(trace_waits(analysis.waits_caused))
-    if len(analysis.dp_phases) and few is None:
-        tables.append(trace_phases(analysis.dp_phases))
+    found, tables = analysis.tables, [_step_table(analysis)] if few is None else spread_tables(few)
+    if len(found.collectives):
+        tables.append(_collective_table(found.collectives, by_group=few is None))
+        if few is None and len(found.waits_caused):
+            tables.append(trace_waits(found.waits_caused))
+    if len(found.dp_phases) and few is None:
+        tables.append(trace_phases(found.dp_phases))
     return [table for table in tables if table.rows]
 
 
@@ -157,15 +172,15 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
         "step_us": "step", "compute_us": "compute", "exposed_wait_us": "wait", "exposed_transfer_us": "transfer",
         "exposed_other_us": "other", "idle_us": "idle", "hidden_us": "hidden comm.",
     }  # fmt: skip
-    steps = analysis.steps_with_waits
-    columns = {name: heading for name, heading in columns.items() if not steps[name].isna().all()}
-    unit = choose_unit("time", [float(value) for value in steps["step_us"].dropna()])
+    steps = analysis.tables.steps_with_waits
+    columns = {name: heading for name, heading in columns.items() if steps.known(name).any()}
+    unit = choose_unit("time", steps["step_us"].tolist())
     rows = []
-    for record in steps.to_dict("records"):
+    for record in steps.records():
         key = [text(record[name]) for name in ("rank", "device", "step")]
         if record["partial_window"] is True:
             key[2] += "*"
-        rows.append((*key, *(show(plain(record[name]), unit) for name in columns)))
+        rows.append((*key, *(show(record[name], unit) for name in columns)))
     parts = " + ".join(heading for name, heading in columns.items() if name not in ("step_us", "hidden_us"))
     notes = (
         [f"step = {parts}; wait, transfer and other are exposed communication"] if "exposed_other_us" in columns else []
@@ -178,7 +193,7 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
     elif any(starred):
         notes.append(
             "* first traced step: its start was not recorded, so it is left out of averages"
-            if steps["device"].notna().any()
+            if steps.known("device").any()
             else "* last traced step: the tracer stopped during it, so late events may look longer; it is left out of averages"
         )
     return TextTable(
@@ -189,26 +204,24 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
     )
 
 
-def _collective_table(collectives: pd.DataFrame, by_group: bool) -> TextTable:
+def _collective_table(every: Table, by_group: bool) -> TextTable:
     """Collectives of the steps, those of one kind, group (unless those are many) and size together: count, means."""
-    every, in_steps = collectives, collectives["step"].notna()
-    if in_steps.any():  # without marked steps all count
-        collectives = collectives[in_steps]
-    unit = choose_unit("time", [float(value) for value in collectives["duration_us"].dropna()])
-    named_groups = by_group and collectives["group"].nunique() > 1
-    keys = ["kind", "group", "bytes"] if by_group else ["kind", "bytes"]
+    in_steps = every.known("step")
+    collectives = every.take(in_steps) if in_steps.any() else every  # without marked steps all count
+    unit = choose_unit("time", collectives["duration_us"].tolist())
+    named_groups = by_group and len(set(collectives["group"].tolist()) - {None}) > 1
+    groups = collectives.group(*(("kind", "group", "bytes") if by_group else ("kind", "bytes")), in_order=True)
+    means = {name: groups.means(collectives[name]) for name in _MEANS}
     rows = []
-    for key, own in collectives.groupby(keys, dropna=False):
-        kind, *groups, size = key if isinstance(key, tuple) else (key, None, None)
-        group = groups[0] if groups else None
-        means = own[["duration_us", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s"]].astype(float).mean()
+    for first, count in zip(collectives.take(groups.first).assign(**means).records(), groups.sizes, strict=True):
+        kind = text(first["kind"])
         rows.append(
             (
-                f"{text(kind)} ({text(group)})" if named_groups else text(kind),
-                f"{size:,}" if isinstance(size, int | np.integer) else NA,
-                str(len(own)),
-                *(show(plain(means[name]), unit) for name in ("duration_us", "transfer_us", "wait_us")),
-                *(show(plain(means[name]), _RATE) for name in ("algbw_gb_per_s", "busbw_gb_per_s")),
+                f"{kind} ({text(first['group'])})" if named_groups else kind,
+                NA if first["bytes"] is None else f"{first['bytes']:,}",
+                str(count),
+                *(show(first[name], unit) for name in _MEANS[:3]),
+                *(show(first[name], _RATE) for name in _MEANS[3:]),
             )
         )
     times = (f"{name} [{unit.label}]" for name in ("duration", "transfer", "wait"))
@@ -216,36 +229,37 @@ def _collective_table(collectives: pd.DataFrame, by_group: bool) -> TextTable:
         "Collectives (means)",
         ("kind (group)" if named_groups else "kind", "bytes", "count", *times, "algbw [GB/s]", "busbw [GB/s]"),
         tuple(rows),
-        (*_collective_notes(collectives), *_outside_steps(every[~in_steps] if in_steps.any() else every.iloc[:0])),
+        (*_collective_notes(collectives), *_outside_steps(every.take(~in_steps & in_steps.any()))),
     )
 
 
-def _outside_steps(collectives: pd.DataFrame) -> Iterator[str]:
+def _outside_steps(collectives: Table) -> Iterator[str]:
     """What no traced step launched, in a line."""
     if len(collectives):
-        kinds = collectives["kind"].fillna("unknown").value_counts()
-        named = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        kinds = Counter(kind or "unknown" for kind in collectives["kind"].tolist())
+        named = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
         total = show_time(float(collectives["duration_us"].sum()))
         yield f"{counted(len(collectives), 'collective')} outside any step ({named}; {total} together): not in this table"
 
 
-def _collective_notes(collectives: pd.DataFrame) -> Iterator[str]:
+def _collective_notes(collectives: Table) -> Iterator[str]:
     """Why times are missing, and what bandwidths are of where the ranks' own bytes do not give them."""
-    lacking = collectives[collectives["transfer_us"].isna() & collectives["group_size"].ne(1).fillna(True)]
-    rooted = lacking["kind"].isin(list(ROOTED)).fillna(False)
+    lacking = collectives.take(~collectives.known("transfer_us") & (collectives["group_size"] != 1))
+    rooted = np.isin(lacking["kind"], list(ROOTED))
     if rooted.any():
-        named = ", ".join(sorted(lacking.loc[rooted, "kind"].unique()))
+        named = ", ".join(sorted(set(lacking["kind"][rooted].tolist())))
         yield f"no transfer, wait or bandwidth for {named}: they do not make all ranks wait for each other"
-    others = lacking[~rooted]
-    read = collectives["rank"].nunique(dropna=False)
-    if (others["group_size"] > read).fillna(False).any() or (len(others) and read == 1):
+    others = lacking.take(~rooted)
+    read = len(collectives.group("rank"))
+    if (others["group_size"] > read).any() or (len(others) and read == 1):
         yield "transfer, wait and bandwidths need the traces of all ranks of a group"
     elif len(others):
         yield "transfer, wait and bandwidths are NA where collectives could not be matched across ranks: see the findings"
-    if collectives["bytes"].isna().any():
+    if not collectives.known("bytes").all():
         yield (
             "bytes are NA where the trace records no sizes: replayed graphs, work launched before the trace, an operator that "
             "launched several, or shapes that were not recorded (record_shapes=True)"
         )
-    if collectives["match"].notna().any() and (collectives.groupby("match")["bytes"].nunique() > 1).any():
+    matched = collectives.take(collectives.known("match"))
+    if (matched.group("match").different(matched["bytes"]) > 1).any():
         yield ("ranks sent different amounts: bytes are each rank's own, bandwidth uses the largest")

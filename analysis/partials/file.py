@@ -16,7 +16,6 @@ from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY
 
 PARTIAL_VERSION = 7  # raise it when a column is added, removed, or means something else
-SUFFIX = ".dpscope"
 MADE_FROM = pa.schema(
     [
         ("file", pa.string()),  # the trace's path where it was read

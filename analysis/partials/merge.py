@@ -7,56 +7,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpscope.analysis.partials.file import SUFFIX, Partial, Unread, read_partial, read_timelines
+from dpscope.analysis.partials.file import Partial, Unread, read_partial, read_timelines
+from dpscope.analysis.partials.found import SUFFIX, partials_among
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs
-from dpscope.analysis.traces.ranks.rank_rows import TABLES, summaries_of, timelines_of
+from dpscope.analysis.traces.ranks.rank_rows import join_rows, summaries_of, timelines_of
+from dpscope.analysis.traces.ranks.rank_tables import TABLES
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import (
     JobAnalyses,
     Paths,
     TraceAnalysis,
-    analyze_rows,
+    analyze_job,
     as_paths,
     not_read,
     require_one_job,
 )
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.store.errors import DpscopeError, unreadable
-from dpscope.profiling.store.files import natural_order
+from dpscope.profiling.store.errors import DpscopeError
 
 _KEY = ("rank", "source", "file", "size_bytes", "modified_ns", "reader")  # what rows are sorted by
-
-
-def find_partials(paths: Paths) -> list[Path]:
-    """Partials among the paths: files as named, folders searched for *.dpscope; none where there are only traces.
-
-    Raises DpscopeError for a folder that cannot be read.
-    """
-    found: list[Path] = []
-    for path in as_paths(paths):
-        if path.is_dir():
-            try:
-                next(path.iterdir(), None)
-            except OSError as error:
-                raise DpscopeError(unreadable(path, error)) from error
-            found += sorted((file for file in path.rglob(f"*{SUFFIX}") if _may_be_partial(file)), key=natural_order)
-        elif path.suffix == SUFFIX and _may_be_partial(path):
-            found.append(path)
-    return found
-
-
-def _may_be_partial(file: Path) -> bool:
-    """TensorBoard's event files of dpscope end likewise."""
-    return file.is_file() and "tfevents" not in file.name and not file.name.startswith(".tmp-")
-
-
-def partials_among(paths: Paths) -> list[Path]:
-    """`find_partials`; raises DpscopeError where something else was named beside them."""
-    found = find_partials(paths)
-    others = [path for path in as_paths(paths) if not any(file == path or path in file.parents for file in found)]
-    if found and others:
-        raise DpscopeError(f"{found[0]} is a partial and {others[0]} is not: give only partials or only traces")
-    return found
 
 
 def analyze_partials(paths: Paths) -> TraceAnalysis:
@@ -122,7 +91,7 @@ class _Found:
             drawn = [read[one].slice(row - int(first[one]), 1) for one, row in wanted]
             return timelines_of(pa.concat_tables(drawn)) if drawn else []
 
-        return analyze_rows(ordered, [*unread, *jobs.of(name)], timelines)
+        return analyze_job(join_rows(ordered), [*unread, *jobs.of(name)], timelines)
 
 
 def join_partials(partials: Sequence[Partial]) -> Partial:

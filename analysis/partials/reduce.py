@@ -16,18 +16,17 @@ import pyarrow as pa
 from dpscope.analysis.partials.file import (
     MADE_FROM,
     PARTIAL_SCHEMA,
-    SUFFIX,
     Partial,
     Unread,
     read_partial,
     write_partial,
 )
-from dpscope.analysis.partials.merge import join_partials, partials_among
+from dpscope.analysis.partials.found import SUFFIX, partials_among
+from dpscope.analysis.partials.merge import join_partials
 from dpscope.analysis.partials.share import Share
-from dpscope.analysis.traces.ranks.job_tables import rows_in_order
 from dpscope.analysis.traces.ranks.kept_tables import reader_version
-from dpscope.analysis.traces.ranks.process_pool import FileProgress, rows_as_read
-from dpscope.analysis.traces.ranks.rank_rows import summaries_of
+from dpscope.analysis.traces.ranks.process_pool import FileOutcome, FileProgress, files_as_read
+from dpscope.analysis.traces.ranks.rank_rows import rows_in_order, summaries_of, to_rows
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import counted
@@ -145,7 +144,7 @@ class _Work:
         self, limits: ReadLimits, executor: Executor | None, jobs: int | None, progress: FileProgress | None
     ) -> Reduced:
         """Read what is missing and write the partial."""
-        with closing(rows_as_read(self._missing, limits, executor, jobs)) as answers:
+        with closing(files_as_read(self._missing, limits, executor, jobs)) as answers:
             for count, (index, outcome) in enumerate(answers, 1):
                 self._take(self._missing[index], outcome)
                 if progress is not None:
@@ -158,11 +157,11 @@ class _Work:
         read = len(self._missing) - len(self._unread)
         return Reduced(self._place, whole.rows.num_rows, read, self._kept, whole.unread)
 
-    def _take(self, file: Path, outcome: pa.Table | DpscopeError) -> None:
+    def _take(self, file: Path, outcome: FileOutcome) -> None:
         if isinstance(outcome, DpscopeError):
             self._unread.append(Unread(str(file), str(outcome)))
         else:
-            self._tables.append(_with_origin(outcome, self._stamps[file], self._host))
+            self._tables.append(_with_origin(to_rows(outcome), self._stamps[file], self._host))
 
     def _save(self) -> None:
         """Put what is done where a next call finds it, unless that would take more than a tenth of the time."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from dpscope.analysis.cells.columns import COLUMNS
 from dpscope.analysis.cells.comparison import Comparison, compare
 from dpscope.analysis.costs.sources import CostSources, cost_sources
+from dpscope.analysis.findings.answers import LABELS, QUESTIONS, Verdict
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.findings.verdict import LABELS, QUESTIONS, Verdict, run_verdict
+from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report.all_tables import report_tables, terminal_tables
 from dpscope.analysis.report.comparison_tables import comparison_csv, first_tables, missing_reasons, summarised
 from dpscope.analysis.report.formulas import formula_table

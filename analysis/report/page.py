@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.colours import COLOURS
-from dpscope.analysis.findings.verdict import QUESTIONS, Verdict
+from dpscope.analysis.findings.answers import QUESTIONS, Verdict
 from dpscope.analysis.report.glossary import GLOSSARY
 from dpscope.analysis.report.meanings import meanings
 from dpscope.analysis.report.sections import SECTIONS, Section

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from dpscope.analysis.cells.row import as_number
-from dpscope.analysis.runs.cell_data import CellData, JobStrategy
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.traced_job import JobStrategy
 from dpscope.analysis.text.units import plain, show_bytes, show_time
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser

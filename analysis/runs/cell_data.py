@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,50 +9,21 @@ import pandas as pd
 
 from dpscope.analysis.runs.counter_check import CounterCheck
 from dpscope.analysis.runs.straggler import CellStraggler, broadcast_waits_us, straggler_of, with_broadcast_waits
-from dpscope.analysis.traces.ranks.critical_device import critical_windows
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
+from dpscope.analysis.runs.traced_job import TracedJob
+from dpscope.analysis.traces.ranks.frames import waits_caused
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, critical_rows
 from dpscope.analysis.traces.ranks.not_split import NotSplit
-from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
+from dpscope.analysis.traces.reading.table import Table, as_table
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, CellOptions, CellResult, RankResult
-from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
+from dpscope.profiling.records.run import Cell, CellResult, RankResult
 
 TRACES_ALONE = "traces alone: their job tells nothing else"
-JobStrategy = CellStrategy | Literal["other"]
 PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
 """Parts of a cell's step: those that add up to the traced step, all exposed communication, the traced step, the tracer."""
 _WINDOW = ["repeat", "rank", "device", "step"]
 _STEP = ["repeat", "rank", "step"]
-
-
-@dataclass(frozen=True)
-class TracedJob:
-    """A job known only by its traces; `strategy` is "other" if they show none of dpscope's strategies.
-
-    `devices` and `processes` count the whole job, also where traces of some ranks are missing. The batch size is unknown: check
-    `knows_batch` before reading it.
-    """
-
-    name: str
-    strategy: JobStrategy
-    devices: int
-    processes: int
-    options: CellOptions = field(default_factory=CellOptions)
-    variant: str = ""
-
-    @property
-    def traits(self) -> StrategyTraits:
-        return traits_of(self.strategy)
-
-    @property
-    def batch_size(self) -> int:
-        raise AssertionError("traces do not record the batch")
-
-    @property
-    def global_batch_size(self) -> int:
-        raise AssertionError("traces do not record the batch")
 
 
 AnyCell = Cell | TracedJob
@@ -157,7 +127,7 @@ class CellData:
     @cached_property
     def critical_windows(self) -> pd.DataFrame:
         """The `whole_windows` that a cell's values come from: of a process with several devices, its critical device's."""
-        return critical_windows(self.whole_windows) if len(self.whole_windows) else self.whole_windows
+        return self.whole_windows[critical_rows(as_table(self.whole_windows))]
 
     @cached_property
     def whole_collectives(self) -> pd.DataFrame:
@@ -208,8 +178,8 @@ class CellData:
         return self.collectives.merge(self.whole_windows[_STEP].drop_duplicates())
 
     @cached_property
-    def _with_broadcast_waits(self) -> pd.DataFrame:
-        return with_broadcast_waits(self._step_collectives)
+    def _with_broadcast_waits(self) -> Table:
+        return with_broadcast_waits(as_table(self._step_collectives))
 
     @cached_property
     def parts_by_repeat(self) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, red
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
+from dpscope.analysis.traces.reading.table import as_table
 from dpscope.analysis.training.data import NoEpochError, TrainingData, load_training
 from dpscope.profiling.machine.environment import power_cap_findings
 from dpscope.profiling.records.finding import Finding
@@ -176,7 +177,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         findings += engine_findings(cell, [rank for _, rank in ranks], data.whole_windows, data.collectives)
     findings += compilation_findings(cell, [rank for _, rank in ranks])
     findings += spread_findings(cell.name, data.step_samples())
-    findings += idle_findings(data.steps, cell.name, _data_wait_us(data))
+    findings += idle_findings(as_table(data.steps), cell.name, _data_wait_us(data))
     return replace(data, findings=tuple(_unique(findings)))
 
 

@@ -17,6 +17,7 @@ from dpscope.analysis.stats.samples import (
     spread_of,
 )
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of
+from dpscope.analysis.traces.reading.table import as_table
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
 
 def _ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
     windows = data.whole_windows
-    ledger = ledger_of(windows, data.exposed_parts) if len(windows) else None
+    ledger = ledger_of(as_table(windows), as_table(data.exposed_parts)) if len(windows) else None
     if ledger is None:
         return None
     if data.cell.devices == 1 or not data.communication_known:

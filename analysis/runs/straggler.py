@@ -3,9 +3,8 @@
 import math
 from dataclasses import dataclass
 
-import pandas as pd
-
-from dpscope.analysis.traces.ranks.stragglers import Straggler, find_straggler, waits_caused
+from dpscope.analysis.traces.ranks.stragglers import Straggler, find_straggler, waits_by_pair
+from dpscope.analysis.traces.reading.table import Groups, Table
 
 LEAST_SHARE = 0.8  # of all waiting, caused by one rank (of two, one causes half of it by chance)...
 LEAST_STEPS = 0.9  # ...last in nearly every step...
@@ -29,31 +28,38 @@ class CellStraggler:
     chance: float
 
 
-def with_broadcast_waits(collectives: pd.DataFrame) -> pd.DataFrame:
+def with_broadcast_waits(collectives: Table) -> Table:
     """The collectives of whole steps, with waits for small broadcasts.
 
     Broadcasts have no wait by definition, since a root need not wait for others. But where one rank is late to a broadcast of
     a few bytes, the durations of the others beyond the shortest are waiting: there is nothing to transfer in that time. Under DDP
     the lateness of a rank whose loader is slow shows in the broadcasts of buffers, and not in the all-reduces.
     """
-    if collectives.empty:
+    small = (collectives["kind"] == "broadcast") & collectives.known("match") if len(collectives) else None
+    if small is not None:
+        small &= (collectives["bytes"] <= SMALL_BROADCAST) & collectives.known("bytes")
+    if small is None or not small.any():
         return collectives
-    table = collectives.copy()
-    small = (table["kind"] == "broadcast") & table["match"].notna() & (table["bytes"] <= SMALL_BROADCAST).fillna(False)
-    if small.any():
-        shortest = table[small].groupby(["repeat", "match"])["duration_us"].transform("min")
-        table.loc[small, "wait_us"] = table.loc[small, "duration_us"].astype(float) - shortest.astype(float)
-    return table
+    broadcasts = collectives.take(small)
+    groups = _by_repeat(broadcasts, "match")
+    wait_us = collectives["wait_us"].copy()
+    wait_us[small] = broadcasts["duration_us"] - groups.least(broadcasts["duration_us"])[groups.code]
+    return collectives.assign(wait_us=wait_us)
 
 
-def straggler_of(collectives: pd.DataFrame, step_us: float) -> CellStraggler | None:
+def _by_repeat(table: Table, *keys: str) -> Groups:
+    """Rows grouped by the keys, in each repeat where there are several."""
+    return table.group(*(("repeat",) if "repeat" in table else ()), *keys)
+
+
+def straggler_of(collectives: Table, step_us: float) -> CellStraggler | None:
     """The straggler, from the rows of `with_broadcast_waits` and the mean traced step; None if no rank stands out everywhere."""
-    found = [find_straggler(table) for _, table in collectives.groupby("repeat")]
+    found = [find_straggler(collectives.take(rows)) for rows in _by_repeat(collectives).rows()]
     named = [one for one in found if one is not None and _stands_out(one, LEAST_LATENESS * step_us)]
     if not named or len(named) < len(found) or len({one.rank for one in named}) > 1:
         return None
     steps, of_steps = sum(one.steps for one in named), sum(one.of_steps for one in named)
-    chance = chance_of_some_rank(int(collectives["rank"].nunique()), steps, of_steps)
+    chance = chance_of_some_rank(len(collectives.group("rank")), steps, of_steps)
     if chance > MOST_CHANCE:
         return None
     return CellStraggler(
@@ -66,16 +72,13 @@ def straggler_of(collectives: pd.DataFrame, step_us: float) -> CellStraggler | N
     )
 
 
-def broadcast_waits_us(collectives: pd.DataFrame) -> float:
+def broadcast_waits_us(collectives: Table) -> float:
     """What a rank waits in small broadcasts, microseconds per step, from the rows of `with_broadcast_waits`."""
-    if collectives.empty:
+    broadcasts = collectives.take(collectives["kind"] == "broadcast") if len(collectives) else collectives
+    if not len(broadcasts):
         return 0.0
-    steps = collectives.groupby(["repeat", "rank", "step"]).ngroups
-    broadcasts = collectives[collectives["kind"] == "broadcast"]
-    if broadcasts.empty or not steps:
-        return 0.0
-    lost = [float(waits_caused(one)["wait_us"].fillna(0.0).sum()) for _, one in broadcasts.groupby("repeat")]
-    return sum(lost) / steps
+    lost_us = sum(waits_by_pair(broadcasts.take(rows))["wait_us"].sum() for rows in _by_repeat(broadcasts).rows())
+    return float(lost_us) / len(_by_repeat(collectives, "rank", "step"))
 
 
 def _stands_out(one: Straggler, least_us: float) -> bool:

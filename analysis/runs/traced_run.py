@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.runs.cell_data import CellData, TracedJob
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, TraceFile, copies_between_devices
-from dpscope.analysis.traces.ranks.parallelism import told_strategy
+from dpscope.analysis.runs.traced_job import TracedJob, traced_job
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
@@ -34,11 +34,6 @@ def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
     return RunData(_common(paths), None, {job.name: _cell(job, analyses)}, traces=files)
 
 
-def traced_cell(analysis: TraceAnalysis) -> CellData:
-    """A job's traces as the one cell of a run."""
-    return _cell(traced_job(analysis), [analysis])
-
-
 def _cell(job: TracedJob, analyses: Sequence[TraceAnalysis]) -> CellData:
     """Each analysis is a repeat."""
     told = list(enumerate(analyses))
@@ -60,23 +55,6 @@ def _cell(job: TracedJob, analyses: Sequence[TraceAnalysis]) -> CellData:
 
 def _together(tables: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
-
-
-def traced_job(analysis: TraceAnalysis) -> TracedJob:
-    """Ranks and devices as the traces tell them; a trace that tells neither is of one process."""
-    evidence = [one.parallelism for one in analysis.summaries]
-    ranks = [one.rank for one in analysis.summaries if one.rank is not None]
-    told = [one.world_size for one in evidence if one.world_size is not None]
-    groups = analysis.collectives["group_size"].dropna() if len(analysis.collectives) else ()
-    processes = max([len(evidence), *told, *(rank + 1 for rank in ranks), *(int(size) for size in groups)])
-    read = len(evidence)
-    ranks_read = counted(read, "rank") if processes == read else f"{read} of {counted(processes, 'rank')}"
-    return TracedJob(
-        name=f"traces of {ranks_read}" if processes > 1 else "trace of one process",
-        strategy=told_strategy(evidence, analysis.collectives),
-        devices=max(processes, *(one.devices for one in evidence)),
-        processes=processes,
-    )
 
 
 def _files(analysis: TraceAnalysis) -> tuple[TraceFile, ...]:

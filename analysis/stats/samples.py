@@ -14,6 +14,7 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -117,6 +118,38 @@ class Noise:
         from scipy.special import stdtrit  # here, as not every reader of these types fits anything
 
         return float(stdtrit(self.freedom, share)) * self.standard_error
+
+
+@functools.cache
+def student_t(freedom: int) -> float:
+    """Student's t below which 97.5% of cases lie, for a two-sided 95% interval, without scipy, whose import takes 0.1 s.
+
+    The expansion in 1/freedom (Abramowitz and Stegun 26.7.5), refined by Newton's method where it is inexact.
+    """
+    z = NormalDist().inv_cdf(_UPPER)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    t: float = z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    for _ in range(8 if freedom < 100 else 0):
+        density: float = scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2)
+        t -= (0.5 + _central(t, freedom) / 2 - _UPPER) / density
+    return t
+
+
+def _central(t: float, freedom: int) -> float:
+    """Probability of -t to t under Student's t, whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, odd = math.cos(angle), freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for power in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= cosine * cosine * (power - 1) / power
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
 
 
 def noise_of(values: Samples | Sequence[float], pool: Spread = ALONE) -> Noise | None:

@@ -5,9 +5,8 @@ import signal
 import time
 from pathlib import Path
 
-from dpscope.analysis.traces.ranks.process_pool import reduce_file
+from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_file
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
-from dpscope.profiling.store.errors import DpscopeError
 
 
 def die_at_rank_c(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> list[str]:
@@ -17,10 +16,10 @@ def die_at_rank_c(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> list[str]:
     return [path.name[0]]
 
 
-def reduce_or_die_at_rank_c(path: Path, limits: ReadLimits) -> bytes | DpscopeError:
-    """A file's rows; of c, a killed process."""
+def read_or_die_at_rank_c(path: Path, limits: ReadLimits) -> FileOutcome:
+    """A file's tables; of c, a killed process."""
     die_at_rank_c(path)
-    return reduce_file(path, limits)
+    return read_file(path, limits)
 
 
 def mark_and_wait(mark: Path) -> None:

@@ -44,14 +44,14 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/steps profiling/records profiling/store",
     "analysis/traces/merge": "analysis/text analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
     "profiling/records profiling/store",
-    "analysis/hosts": "analysis/text analysis/traces/ranks profiling/records profiling/store",
+    "analysis/hosts": "analysis/text analysis/traces/ranks profiling/records profiling/store analysis/traces/reading",
     "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
     "analysis/partials": "analysis/traces/ranks analysis/traces/reading profiling/records profiling/store",
     "analysis/training": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
-    "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks "
+    "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/training profiling/machine profiling/records profiling/store",
     "analysis/cells": "analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/data_parallel "
-    "analysis/traces/ranks analysis/traces/steps analysis/training profiling/machine profiling/records",
+    "analysis/traces/ranks analysis/traces/reading analysis/traces/steps analysis/training profiling/machine profiling/records",
     "analysis/figures": "analysis/cells analysis/costs analysis/runs analysis/stats analysis/text analysis/training "
     "profiling/records",
     "analysis/what_if/replay": "analysis/costs analysis/stats profiling/records",
@@ -65,8 +65,8 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/ranks analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay "
     "analysis/what_if/scenarios profiling/machine profiling/records profiling/store",
     "analysis/findings": "analysis/cells analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/ranks "
-    "analysis/traces/steps analysis/training profiling/records",
-    "analysis/report": "analysis/cells analysis/costs analysis/figures analysis/findings analysis/runs "
+    "analysis/traces/reading analysis/traces/steps analysis/training profiling/records",
+    "analysis/report": "analysis/cells analysis/costs analysis/figures analysis/findings analysis/runs analysis/traces/reading "
     "analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/steps analysis/training "
     "analysis/what_if/answers profiling/machine profiling/records profiling/store",
     "analysis/equality": "analysis/text profiling/records profiling/store",
@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
     "analysis/epoch_times": "analysis/costs analysis/stats analysis/text profiling/machine profiling/records profiling/store",
     "analysis": "analysis/cells analysis/partials analysis/report analysis/runs "
-    "analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks analysis/traces/reading "
+    "analysis/traces/merge analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/answers analysis/what_if/scenarios "
     "profiling/store",
     "launch/commands": "analysis/bundle analysis/costs analysis/output analysis/epoch_times analysis/partials analysis/report "

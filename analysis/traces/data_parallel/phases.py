@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.traces.data_parallel.exposed import device_exposed_us
 from dpscope.analysis.traces.data_parallel.host_phases import host_phase_rows
 from dpscope.analysis.traces.data_parallel.launches import OTHER, PHASES, LaunchPhases, kinds_by_phase, launch_phases
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category
+from dpscope.analysis.traces.reading.event_table import Category
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
@@ -27,7 +27,7 @@ COLUMNS = (
 _DP_NAME = re.compile(r"^(?:DataParallel\.forward|dpscope::dp_.*|Broadcast|ReduceAddCoalesced|GatherBackward)$")
 
 
-def dp_phases(attribution: Attribution) -> pd.DataFrame:
+def dp_phase_table(attribution: Attribution) -> Table:
     """One row per (rank, device, step, phase), COLUMNS; no rows for a trace that is none of `nn.DataParallel`.
 
     Phases: host_to_device, scatter, replicate, parallel_apply, gather, loss_backward, gradient_reduce, optimizer, and
@@ -44,13 +44,7 @@ def dp_phases(attribution: Attribution) -> pd.DataFrame:
         rows = list(host_phase_rows(attribution))
     else:
         rows = list(_device_rows(attribution)) if is_data_parallel(attribution) else []
-    frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name != "rank"])
-    frame.insert(0, "rank", attribution.trace.rank)
-    whole = ["rank", "device", "replica", "step", "copied_bytes", "collective_count", "collective_bytes"]
-    frame[whole] = frame[whole].astype("Int64")
-    frame["phase"] = frame["phase"].astype("string")
-    frame[["time_us", "exposed_us"]] = frame[["time_us", "exposed_us"]].astype("Float64")
-    return frame
+    return Table.from_records(rows, COLUMNS).assign(rank=attribution.trace.rank)
 
 
 def is_data_parallel(attribution: Attribution) -> bool:
@@ -112,16 +106,20 @@ def _collective_bytes(
     return total // devices if phase == "gradient_reduce" else total  # the reduction's inputs are every replica's
 
 
-def phase_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Means over whole steps: a row per (rank, device, replica), a column per phase, microseconds; NA where none."""
-    wanted = [name for name in PHASES if name != OTHER or (frame["phase"] == OTHER).any()]
-    of_rank = frame.groupby("rank", dropna=False)["step"]
-    partial = of_rank.transform("min").where(
-        frame["device"].notna(), of_rank.transform("max")
-    )  # as in `step_breakdown`
-    whole: BoolColumn = (frame["step"] != partial).fillna(False).to_numpy(dtype=bool)
-    used = frame[whole] if whole.any() else frame
-    keys = ["rank", "device", "replica"]
-    steps = used["step"].nunique(dropna=False)
-    summed = used.groupby([*keys, "phase"], dropna=False)["time_us"].sum().unstack("phase") / steps
-    return summed.reindex(columns=wanted).reset_index()
+def phase_means(phases: Table) -> Table:
+    """Means over whole steps: a row per (rank, device, replica), a column `{phase}_us` per phase, NaN where none."""
+    wanted = [name for name in PHASES if name != OTHER or (phases["phase"] == OTHER).any()]
+    of_rank, step = phases.group("rank"), phases.real("step")
+    first, last = (found[of_rank.code] for found in (of_rank.least(step), of_rank.most(step)))
+    partial = np.where(phases.known("device"), first, last)  # as in `step_table`
+    whole = (step != partial) & np.isfinite(step)
+    used = phases.take(whole) if whole.any() else phases
+    steps = len(used.group("step"))
+    places = used.group("rank", "device", "replica", in_order=True)
+    table = used.take(places.first).select(("rank", "device", "replica"))
+    for name in wanted:
+        own = used["phase"] == name
+        seen = np.bincount(places.code, weights=own, minlength=len(places)) > 0
+        sums = places.sums(np.where(own, used["time_us"], 0.0))
+        table = table.assign(**{f"{name}_us": np.where(seen, sums / max(steps, 1), np.nan)})
+    return table

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.traces.merge.rank import RankFile, RankJob, read_rank, write_rank
 from dpscope.analysis.traces.merge.rewrite import RankPlacement
@@ -28,6 +27,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, req
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
+from dpscope.analysis.traces.reading.table import joined
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
@@ -74,7 +74,7 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
     trace = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     windows = windows_of([rank.identity for rank in ranks])
-    matched = match_windows(pd.concat(tables, ignore_index=True), trace, windows, origins)
+    matched = match_windows(joined(tables), trace, windows, origins)
     clocks = align_clocks(matched.table, origins)
     first_us = round(min(rank.first_us + clock.place_us for rank, clock in zip(ranks, clocks, strict=True)), 3)
     with writing(output), TemporaryDirectory(prefix=".tmp-merge-", dir=output.parent) as folder:
@@ -84,7 +84,7 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
                 limits=limits,
                 placement=RankPlacement(position, rank.trace.zero_us, round(clock.place_us - first_us, 3), rank.moved),
                 title=title,
-                spans=[*collective_spans(matched.table[matched.table["rank"] == position]), *rank.others],
+                spans=[*collective_spans(matched.table.take(matched.table["rank"] == position)), *rank.others],
                 part=Path(folder) / str(position),
                 compressed=is_compressed(output),
             )

@@ -6,8 +6,6 @@ Both are work for a process of its own: what goes in and comes out is small, wha
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pandas as pd
-
 from dpscope.analysis.traces.merge.lanes import EventPlace, TrackScan
 from dpscope.analysis.traces.merge.names import RankTracks, RawEvent
 from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS, RankPlacement, RankRewriter
@@ -20,6 +18,7 @@ from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.analysis.traces.reading.reader import read_events, read_traces
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
@@ -31,7 +30,7 @@ class RankFile:
 
     path: Path
     trace: Trace  # without its events
-    collectives: pd.DataFrame
+    collectives: Table
     others: list[Span]
     moved: dict[EventPlace, int]
     first_us: float  # of all its events, in the table's time

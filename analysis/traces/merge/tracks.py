@@ -6,15 +6,14 @@ is on the wait track, until the latest rank came, and its end on the transfer tr
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from dpscope.analysis.text.units import plain, show_bytes
+from dpscope.analysis.text.units import show_bytes
 from dpscope.analysis.traces.merge.lanes import lanes
 from dpscope.analysis.traces.merge.names import RankTracks, RawEvent, metadata_event
 from dpscope.analysis.traces.reading.event_table import EventTable
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.profiling.records.range_names import PREFIX
@@ -67,10 +66,9 @@ def _host_range(events: EventTable, row: int) -> Span:
     return Span("host copies", None, name, float(events.start_us[row]), float(events.duration_us[row]), {})
 
 
-def collective_spans(matched: pd.DataFrame) -> Iterator[Span]:
-    """The spans of one rank's rows of `match_ranks`' table. What is unknown has no argument."""
-    for row in matched.to_dict("records"):
-        known: dict[str, Any] = {str(key): plain(value) for key, value in row.items()}
+def collective_spans(matched: Table) -> Iterator[Span]:
+    """The spans of one rank's rows of `match_tables`' table. What is unknown has no argument."""
+    for known in matched.records():
         args = {name: _shown(known[name]) for name in _ARGS if known.get(name) is not None}
         size = known["bytes"]
         name = " ".join([known["kind"] or "collective", *([] if size is None else [show_bytes(size)])])

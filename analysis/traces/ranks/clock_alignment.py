@@ -8,12 +8,16 @@ scatter, since ranks may also end in a steady order.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
+from dpscope.analysis.traces.reading.table import Table, as_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FloatColumn = npt.NDArray[np.float64]
 
@@ -35,13 +39,13 @@ class RankClock:
     worst_us: float | None = None
 
 
-def align_clocks(collectives: pd.DataFrame, origins: Sequence[RankOrigin]) -> tuple[RankClock, ...]:
+def align_clocks(collectives: "Table | pd.DataFrame", origins: Sequence[RankOrigin]) -> tuple[RankClock, ...]:
     """A clock for each rank, in the order of `origins`, the first of which is the reference.
 
-    `collectives` is `match_ranks`' table; only rows with a transfer synchronise. Ranks that share none with the others
+    `collectives` is `match_tables`' table; only rows with a transfer synchronise. Ranks that share none with the others
     keep their clocks as recorded.
     """
-    ends = _ends(collectives, origins)
+    ends = _ends(as_table(collectives), origins)
     anchor = np.full(ends.shape[1], np.nan)  # when each collective ended, by the first rank placed that shares it
     clocks: dict[int, RankClock] = {}
     while len(clocks) < len(origins):
@@ -53,17 +57,17 @@ def align_clocks(collectives: pd.DataFrame, origins: Sequence[RankOrigin]) -> tu
     return tuple(clocks[index] for index in range(len(origins)))
 
 
-def _ends(collectives: pd.DataFrame, origins: Sequence[RankOrigin]) -> _FloatColumn:
+def _ends(collectives: Table, origins: Sequence[RankOrigin]) -> _FloatColumn:
     """Ends of synchronising collectives, (ranks, collectives), microseconds as recorded; NaN where a rank has no part."""
-    known = collectives[collectives["transfer_us"].notna()] if len(collectives) else collectives
-    if known.empty:
+    known = collectives.take(collectives.known("transfer_us")) if len(collectives) else collectives
+    if not len(known):
         return np.empty((len(origins), 0))
-    columns, _ = pd.factorize(known["match"])
+    columns = known.group("match").code
     ends = np.full((len(origins), columns.max() + 1), np.nan)
     row_of = {origin.rank: index for index, origin in enumerate(origins)}
-    rows = known["rank"].map(row_of).to_numpy(dtype=int)
+    rows = np.array([row_of[rank] for rank in known["rank"].tolist()], dtype=np.int64)
     recorded = np.array([_recorded_us(origin, origins[0]) for origin in origins])
-    ends[rows, columns] = (known["start_us"] + known["duration_us"]).to_numpy(dtype=float) + recorded[rows]
+    ends[rows, columns] = known["start_us"] + known["duration_us"] + recorded[rows]
     return ends
 
 

@@ -1,14 +1,17 @@
 """Contention: how much longer kernels run while communication runs next to them, from kernels of the same class that ran free."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 
-from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.stats.samples import Interval, student_t
 from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.table import Table
 
 NO_OVERLAP = "no kernel ran while communication ran"
 NOTHING_FREE = (
@@ -18,7 +21,7 @@ NOTHING_FREE = (
 _FEWEST_KERNELS = 3
 _OWN_VARIANCE = 6
 _LEAST_COMPARED = 0.1  # of the overlapped compute time: below it the ratio does not represent the step
-_CLASS = ["repeat", "rank", "device", "kernel_class"]
+_CLASS = ("repeat", "rank", "device", "kernel_class")
 
 
 @dataclass(frozen=True)
@@ -57,31 +60,25 @@ class Contentions:
     reason: str = ""
 
 
-def contentions(kernels: pd.DataFrame, alone: pd.DataFrame | None = None) -> Contentions:
+def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
     """From `kernel_times` of one or several ranks, with a column `repeat` where there are several.
 
     Each rank's kernels are compared with its own free ones, or with those of `alone`, the same step without communication.
     """
-    if kernels.empty:
+    if not len(kernels) or not (own := kernels.truths("overlapped")).any():
         return Contentions(None, reason=NO_OVERLAP)
-    kernels = _with_keys(kernels)
-    overlapped = kernels[kernels["overlapped"]]
-    if overlapped.empty:
-        return Contentions(None, reason=NO_OVERLAP)
-    keys = _CLASS
-    if alone is None or alone.empty:
-        free = _free_means(kernels[~kernels["overlapped"]], keys)
-    else:
-        keys = ["kernel_class"]
-        free = _free_means(_with_keys(alone[~alone["overlapped"]]), keys)
-    matched = overlapped.merge(free, on=keys)
-    total_us = float(overlapped["overlap_us"].sum())
-    compared = float(matched["overlap_us"].sum()) / total_us
-    if int(matched["count"].sum()) < _FEWEST_KERNELS or compared < _LEAST_COMPARED:
+    keys = tuple(key for key in _CLASS if key in kernels)
+    overlapped, free = kernels.take(own), kernels.take(~own)
+    if alone is not None and len(alone):
+        keys, free = ("kernel_class",), alone.take(~alone.truths("overlapped"))
+    classes = _free_classes(free, keys)
+    place = overlapped.places_in(classes.first, keys)
+    matched = _Matched.of(overlapped, classes, place)
+    compared = float(matched.overlap_us.sum()) / float(overlapped["overlap_us"].sum())
+    if int(matched.kernels.sum()) < _FEWEST_KERNELS or compared < _LEAST_COMPARED:
         share = f"; comparable ones did for {compared:.0%} of the overlapped compute time" if compared else ""
         return Contentions(None, reason=NOTHING_FREE + share)
-    freedom = int((free["units"] - 1).sum())
-    matched = matched.assign(free_class=matched.groupby(keys).ngroup())
+    freedom = int((classes.units - 1).sum())
     every = _estimate(None, matched, freedom, compared)
     if every is None:
         return Contentions(None, reason="the kernels took longer next to communication than that communication lasted")
@@ -106,60 +103,86 @@ def with_contention(ledger: Ledger, found: Contentions) -> Ledger:
     )
 
 
-def _with_keys(kernels: pd.DataFrame) -> pd.DataFrame:
-    return kernels.assign(
-        repeat=kernels.get("repeat", 0), rank=kernels["rank"].fillna(-1), device=kernels["device"].fillna(-1)
-    )
+@dataclass(frozen=True)
+class _FreeClasses:
+    """Of each class of free kernels: the mean duration of its units, how many there are, and the variance of one.
 
-
-def _free_means(free: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Of each class the mean duration of its units, how many there are, and the variance of one, relative to the mean.
-
-    The variance is the class's own from _OWN_VARIANCE units on, that of all classes together below.
+    The variance is relative to the mean, the class's own from _OWN_VARIANCE units on, that of all classes together below.
     """
-    free = free.assign(mean_us=(free["time_us"] / free["count"]).astype(float))
-    grouped = free.groupby(keys)["mean_us"]
-    free = free.assign(square=(free["mean_us"] / grouped.transform("mean") - 1.0) ** 2)
-    means = free.groupby(keys).agg(free_us=("mean_us", "mean"), units=("mean_us", "size"), squares=("square", "sum"))
-    pooled = means["squares"].sum() / max(1, (means["units"] - 1).sum())
-    own = means["squares"] / (means["units"] - 1).clip(lower=1)
-    return means.assign(variance=own.where(means["units"] >= _OWN_VARIANCE, pooled)).reset_index()
+
+    first: Table
+    mean_us: FloatColumn
+    units: IntColumn
+    variance: FloatColumn
 
 
-def _of_operators(matched: pd.DataFrame, overlapped: pd.DataFrame, freedom: int) -> Iterator[Contention]:
-    totals = overlapped.groupby("operator")["overlap_us"].sum()
+def _free_classes(free: Table, keys: Sequence[str]) -> _FreeClasses:
+    groups, unit_us = free.group(*keys), free["time_us"] / free["count"]
+    mean_us, units = groups.means(unit_us), groups.sizes
+    squares = groups.sums((unit_us / mean_us[groups.code] - 1.0) ** 2)
+    pooled = squares.sum() / max(1, int((units - 1).sum()))
+    variance = np.where(units >= _OWN_VARIANCE, squares / np.maximum(units - 1, 1), pooled)
+    return _FreeClasses(free.take(groups.first), mean_us, units, variance)
+
+
+@dataclass(frozen=True)
+class _Matched:
+    """Overlapped kernels of classes that also ran free, a unit per row."""
+
+    operators: npt.NDArray[Any]
+    cluster: IntColumn  # places that ranks share
+    kernels: IntColumn
+    overlap_us: FloatColumn
+    time_us: FloatColumn
+    expected_us: FloatColumn  # of as many free kernels
+    free: IntColumn  # its class among `classes`
+    classes: _FreeClasses
+
+    @classmethod
+    def of(cls, overlapped: Table, classes: _FreeClasses, place: IntColumn) -> "_Matched":
+        """`place` is the class of each row among the free ones, -1 for none."""
+        own, free = overlapped.take(place >= 0), place[place >= 0]
+        cluster = own.group("kernel_class", "unit").code
+        expected_us = own["count"] * classes.mean_us[free]
+        return cls(
+            own["operator"], cluster, own["count"], own["overlap_us"], own["time_us"], expected_us, free, classes
+        )
+
+    def take(self, rows: BoolColumn) -> "_Matched":
+        """The rows that are marked."""
+        columns = {one.name: getattr(self, one.name)[rows] for one in fields(self) if one.name != "classes"}
+        return _Matched(**columns, classes=self.classes)
+
+
+def _of_operators(matched: _Matched, overlapped: Table, freedom: int) -> Iterator[Contention]:
+    operators = overlapped.group("operator", in_order=True)
+    totals = zip(overlapped["operator"][operators.first], operators.sums(overlapped["overlap_us"]), strict=True)
     found = []
-    for operator, own in matched.groupby("operator"):
-        compared = float(own["overlap_us"].sum()) / float(totals[operator])
-        one = _estimate(str(operator), own, freedom, compared)
+    for operator, total_us in totals:
+        own = matched.take(matched.operators == operator)
+        one = _estimate(operator, own, freedom, float(own.overlap_us.sum() / total_us)) if len(own.kernels) else None
         if one is not None:
             found.append(one)
     yield from sorted(found, key=lambda one: -one.cost_us(one.overlapped_us))
 
 
-def _estimate(operator: str | None, matched: pd.DataFrame, freedom: int, compared: float) -> Contention | None:
+def _estimate(operator: str | None, matched: _Matched, freedom: int, compared: float) -> Contention | None:
     """A kernel of duration `free_us` alone that overlaps communication for `overlap_us` takes free_us + share * overlap_us.
 
     The variance: residuals of overlapped units by the places that ranks share, and the error of the free means.
     """
-    overlap = matched["overlap_us"].to_numpy(dtype=float)
-    added = (matched["time_us"] - matched["count"] * matched["free_us"]).to_numpy(dtype=float)
-    overlapped_us, cost_us = float(overlap.sum()), float(added.sum())
-    share = cost_us / overlapped_us
+    added_us = matched.time_us - matched.expected_us
+    overlapped_us = float(matched.overlap_us.sum())
+    share = float(added_us.sum()) / overlapped_us
     if share >= 1.0:
         return None
-    residual = pd.Series(added - share * overlap)
-    clusters = residual.groupby([matched["kernel_class"].to_numpy(), matched["unit"].to_numpy()]).sum().to_numpy()
+    clusters = np.bincount(matched.cluster, weights=added_us - share * matched.overlap_us)[np.unique(matched.cluster)]
     half = None
     if len(clusters) >= _FEWEST_KERNELS and freedom >= 2:
-        matched = matched.assign(expected_us=matched["count"] * matched["free_us"])
-        classes = matched.groupby("free_class").agg(
-            expected_us=("expected_us", "sum"), units=("units", "first"), variance=("variance", "first")
-        )
-        squares = classes["expected_us"].astype(float) ** 2 * classes["variance"]
-        of_means = float((squares / classes["units"]).sum())
+        expected_us = np.bincount(matched.free, weights=matched.expected_us, minlength=len(matched.classes.units))
+        of_means = float((expected_us**2 * matched.classes.variance / matched.classes.units).sum())
         of_overlapped = len(clusters) / (len(clusters) - 1) * float(np.square(clusters).sum())
-        half = _t(min(len(clusters) - 1, freedom)) * math.sqrt(of_means + of_overlapped) / overlapped_us
+        half = student_t(min(len(clusters) - 1, freedom)) * math.sqrt(of_means + of_overlapped) / overlapped_us
     bounds = Interval(share - half, share + half) if half is not None else None
     return Contention(
         operator=operator,
@@ -168,16 +191,10 @@ def _estimate(operator: str | None, matched: pd.DataFrame, freedom: int, compare
         share=share,
         share_interval=bounds,
         overlapped_us=overlapped_us,
-        kernels=int(matched["count"].sum()),
+        kernels=int(matched.kernels.sum()),
         compared=compared,
     )
 
 
 def _ratio(share: float) -> float:
     return 1.0 / (1.0 - share)
-
-
-def _t(freedom: int) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.975))

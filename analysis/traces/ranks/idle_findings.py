@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-import pandas as pd
+import numpy as np
 
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import whole_steps
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -13,41 +14,40 @@ IDLE_SHARE = 0.3  # of a device's mean step
 COPY_SHARE = 0.1  # of idle time, from which host copies are named
 
 
-def idle_findings(steps: pd.DataFrame, name: str = "", data_wait_us: float | None = None) -> Iterator[Finding]:
+def idle_findings(steps: Table, name: str = "", data_wait_us: float | None = None) -> Iterator[Finding]:
     """One finding about the devices that are idle for IDLE_SHARE or more, by means over whole windows, else over all there are.
 
-    `steps` are rows of `step_breakdown`; CPU rows have no device and say nothing. `name` begins the message. `data_wait_us`
+    `steps` are rows of `step_table`; CPU rows have no device and say nothing. `name` begins the message. `data_wait_us`
     is the mean wait for the loader: what remains of the time in which nothing was launched is the host's.
     """
-    devices = steps[steps["device"].notna() & steps["step_us"].notna()] if len(steps) else steps
-    whole = whole_steps(devices) if len(devices) else devices
-    if whole.empty:
+    devices = steps.take(steps.known("device") & steps.known("step_us")) if len(steps) else steps
+    whole = whole_steps(devices)
+    if not len(whole):
         return
-    columns = ["step_us", "idle_us", "host_copy_us", "unlaunched_us"]
-    means = whole.groupby(["rank", "device"], dropna=False)[columns].mean().astype(float).reset_index()
-    means["share"] = means["idle_us"] / means["step_us"]
-    idle = means[means["share"] >= IDLE_SHARE].sort_values("share", ascending=False, kind="stable")
-    if idle.empty:
+    places = whole.group("rank", "device", in_order=True)
+    columns = ("step_us", "idle_us", "host_copy_us", "unlaunched_us")
+    means = whole.take(places.first).select(("rank", "device"))
+    means = means.assign(**{name: places.means(whole[name]) for name in columns})
+    shares = means["idle_us"] / means["step_us"]
+    idle = shares[shares >= IDLE_SHARE]
+    if not len(idle):
         return
-    most = idle.iloc[0]
-    which = (
-        f"device {most['device']:.0f} of rank {most['rank']:.0f}"
-        if pd.notna(most["rank"])
-        else f"device {most['device']:.0f}"
-    )
+    (most,) = means.take(np.array([np.nanargmax(shares)])).records()
+    share = float(idle.max())
+    which = f"device {most['device']}" + (f" of rank {most['rank']}" if most["rank"] is not None else "")
     if len(means) == 1:
-        said = f"{which} is idle {most['share']:.0%} of a step"
+        said = f"{which} is idle {share:.0%} of a step"
     else:
-        least = f"{idle['share'].min():.0%} to " if len(idle) > 1 else ""
-        said = f"{len(idle)} of {counted(len(means), 'device')} idle {least}{most['share']:.0%} of a step, most of all {which}"
-    copies = most["host_copy_us"]
+        least = f"{idle.min():.0%} to " if len(idle) > 1 else ""
+        said = f"{len(idle)} of {counted(len(means), 'device')} idle {least}{share:.0%} of a step, most of all {which}"
+    copies = most["host_copy_us"] or 0.0
     copying = (
         f", {show_time(copies)} of it copying from or to the host" if copies > COPY_SHARE * most["idle_us"] else ""
     )
     times = f"{show_time(most['idle_us'])} of {show_time(most['step_us'])}{copying}"
     message = f"{name}: {said} ({times})".removeprefix(": ")
     unlaunched = most["unlaunched_us"]
-    if data_wait_us is not None and unlaunched - data_wait_us >= IDLE_SHARE * most["step_us"]:
+    if None not in (data_wait_us, unlaunched) and unlaunched - data_wait_us >= IDLE_SHARE * most["step_us"]:
         yield TraceCode.LAUNCH_BOUND.finding(
             f"{message}: launch-bound, for {show_time(unlaunched - data_wait_us)} of a step the host has launched nothing "
             "for it to run; faster devices or links would not shorten that part"

@@ -1,7 +1,7 @@
 """The tables of a run's traces, kept as Parquet in the user's cache folder, so that a trace is read once.
 
 A file holds the row of one trace, as `rank_rows` makes it. Its key: the trace's name, size, time of change and last bytes, and
-the version of the code and of pandas; a run that is moved or copied with its times keeps its tables. Files that do not match or
+the version of the code and of NumPy; a run that is moved or copied with its times keeps its tables. Files that do not match or
 cannot be read are ignored: the trace is what was measured. The files used least recently are removed when all together exceed
 MOST_BYTES. Nothing is written into the folder that is read.
 """
@@ -14,13 +14,13 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import pandas as pd
+import numpy as np
 import platformdirs
 import pyarrow as pa
 
-from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, read_trace_rows
-from dpscope.analysis.traces.ranks.rank_rows import SCHEMA, renamed, write_rows
-from dpscope.analysis.traces.reading.limits import ReadLimits
+from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
+from dpscope.analysis.traces.ranks.rank_rows import SCHEMA, ranks_of, renamed, to_rows, write_rows
+from dpscope.analysis.traces.reading.limits import RUN_LIMITS
 from dpscope.profiling.records import finding
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path, write_bytes
@@ -40,18 +40,18 @@ def tables_folder() -> Path:
     return Path(os.environ.get("DPSCOPE_CACHE") or platformdirs.user_cache_dir("dpscope", appauthor=False)) / "tables"
 
 
-def read_files_once(files: Sequence[Path], limits: ReadLimits) -> list[RowsOutcome]:
-    """As `read_trace_rows`; a file whose tables are kept is not read, and those of the others are kept."""
+def read_files_once(files: Sequence[Path]) -> list[FileOutcome]:
+    """As `read_files`; a file whose tables are kept is not read, and those of the others are kept."""
     keys = {file: _key(file) for file in files}
-    found: dict[Path, RowsOutcome] = {}
+    found: dict[Path, FileOutcome] = {}
     for file in files:
         if (tables := _read_kept(file, keys[file])) is not None:
-            found[file] = tables
+            found[file] = ranks_of(tables)
     missing = [file for file in files if file not in found]
-    for file, outcome in zip(missing, read_trace_rows(missing, limits), strict=True):
+    for file, outcome in zip(missing, read_files(missing, RUN_LIMITS), strict=True):
         found[file] = outcome
-        if not isinstance(outcome, DpscopeError) and outcome.num_rows == 1 and keys[file] == _key(file):
-            _keep(outcome, file, keys[file])
+        if not isinstance(outcome, DpscopeError) and len(outcome) == 1 and keys[file] == _key(file):
+            _keep(to_rows(outcome), file, keys[file])
     if missing:
         _remove_least_recently_used(MOST_BYTES)
     return [found[file] for file in files]
@@ -97,7 +97,7 @@ def _place(key: str, suffix: str = TABLES_SUFFIX) -> Path:
 
 def reader_version() -> str:
     """Of the code that reads traces: another version may make other rows."""
-    return f"{FORMAT_VERSION} {code_digest(_CODE)} {pd.__version__}"
+    return f"{FORMAT_VERSION} {code_digest(_CODE)} {np.__version__}"
 
 
 @functools.cache

@@ -1,12 +1,14 @@
 """Where a traced step goes, in parts that add up: compute, exposed wait, exposed transfer, other exposed communication, idle."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-import pandas as pd
+import numpy as np
 
 from dpscope.analysis.stats.samples import Interval
-from dpscope.analysis.traces.ranks.critical_device import critical_windows
+from dpscope.analysis.traces.reading.event_table import BoolColumn
+from dpscope.analysis.traces.reading.table import Table
 
 STEP_PARTS = ("compute", "exposed_wait", "exposed_transfer", "exposed_other", "idle")
 """Of a traced step, in the order in which tables show them; their sum is the step."""
@@ -90,21 +92,42 @@ class Ledger:
         return {name: value for name, value in values.items() if value is not None}
 
 
-def whole_steps(steps: pd.DataFrame) -> pd.DataFrame:
+def whole_steps(steps: Table) -> Table:
     """Steps with a window of their own; all of them if there is none."""
-    whole = steps[~steps["partial_window"].fillna(True).astype(bool)]
-    return whole if len(whole) else steps
+    whole = ~steps.truths("partial_window", missing=True) if len(steps) else np.zeros(0, dtype=bool)
+    return steps.take(whole) if whole.any() else steps
 
 
-def ledger_of(windows: pd.DataFrame, parts: pd.DataFrame) -> Ledger | None:
+def critical_rows(windows: Table) -> BoolColumn:
+    """Which of `step_table`'s rows are of their process's critical device: the one that is least idle, by its mean.
+
+    The devices of a process share their steps, so the busiest one bounds them: DataParallel's first device, for example, sends
+    the parameters to all others, and such a copy is recorded on the device that sends. A process with one device keeps all rows.
+    """
+    every = np.ones(len(windows), dtype=bool)
+    if not len(windows):
+        return every
+    processes = windows.group(*(name for name in ("repeat", "rank") if name in windows))
+    if (processes.different(windows["device"]) <= 1).all():
+        return every
+    code = processes.code
+    places = windows.assign(process=code).group("process", "device", in_order=True)
+    idle_us = places.means(windows["idle_us"])
+    order = np.lexsort((idle_us, code[places.first]))  # unknown idle time last
+    _, least = np.unique(code[places.first[order]], return_index=True)
+    return np.isin(places.code, order[least])
+
+
+def ledger_of(windows: Table, parts: Table) -> Ledger | None:
     """From `with_waits`' rows and `exposed_parts` of the same tables; None without a known step."""
-    every = windows[windows["step_us"].notna()]
-    if every.empty:
+    every = windows.take(windows.known("step_us")) if len(windows) else windows
+    if not len(every):
         return None
-    known = critical_windows(every)
-    several = len(known) < len(every)
+    known = every.take(critical_rows(every))
+    several, count = len(known) < len(every), len(known)
     keys = [name for name in ("repeat", "rank", "device", "step") if name in known and name in parts]
-    own = parts.merge(known[keys], on=keys) if len(parts) else parts
+    own = parts.take(parts.places_in(known, keys) >= 0) if len(parts) else parts
+    devices = known.group("device")
     return Ledger(
         traced_step_us=float(known["step_us"].mean()),
         compute_us=_mean(known, "compute_us"),
@@ -115,26 +138,26 @@ def ledger_of(windows: pd.DataFrame, parts: pd.DataFrame) -> Ledger | None:
         communication_us=_mean(known, "communication_us"),
         unlaunched_us=_mean(known, "unlaunched_us"),
         host_copy_us=_mean(known, "host_copy_us"),
-        transfer_by_kind_us={str(name): time for name, time in _by(own, "transfer", "kind", len(known)).items()},
-        other_by_kind_us={str(name): time for name, time in _by(own, "other", "kind", len(known)).items()},
-        wait_by_rank_us={int(str(rank)): time for rank, time in _by(own, "wait", "late_rank", len(known)).items()},
-        windows=len(known),
-        critical_device=int(known["device"].mode().iloc[0]) if several else None,
+        transfer_by_kind_us={name or "unknown": us for name, us in _by(own, "transfer", "kind", count).items()},
+        other_by_kind_us={name or "unknown": us for name, us in _by(own, "other", "kind", count).items()},
+        wait_by_rank_us=_by(own, "wait", "late_rank", count),
+        windows=count,
+        critical_device=int(known["device"][devices.first[devices.sizes.argmax()]]) if several else None,
         devices_exposed_us=_mean(every, "exposed_us") if several else None,
     )
 
 
-def _mean(windows: pd.DataFrame, column: str) -> float | None:
-    values = windows[column].dropna()
+def _mean(windows: Table, column: str) -> float | None:
+    values = windows[column][windows.known(column)]
     return float(values.mean()) if len(values) else None
 
 
-def _by(parts: pd.DataFrame, part: str, label: str, windows: int) -> dict[Hashable, float]:
-    """Per step, largest first."""
-    if parts.empty:
+def _by(parts: Table, part: str, label: str, windows: int) -> dict[Any, float]:
+    """Per step by the values of a column, largest first."""
+    own = parts.take(parts["part"] == part) if len(parts) else parts
+    if not len(own):
         return {}
-    own = parts[parts["part"] == part]
-    if label == "kind":
-        own = own.assign(kind=own["kind"].fillna("unknown"))
-    summed = own.groupby(label)["time_us"].sum().astype(float) / windows
-    return {name: float(time) for name, time in summed.sort_values(ascending=False, kind="stable").items()}
+    labels = own.group(label, in_order=True)
+    time_us = labels.sums(own["time_us"]) / windows
+    order = np.argsort(-time_us, kind="stable")
+    return dict(zip(own[label][labels.first[order]].tolist(), time_us[order].tolist(), strict=True))

@@ -7,14 +7,16 @@ others wait, so the shortest duration is the closest to the transfer itself (an 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.traces.ranks.step_numbers import number_steps_alike
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin, of_several_groups
+from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table, joined
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -28,51 +30,49 @@ MATCHED_COLUMNS = ("match", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_g
 class MatchedCollectives:
     """`table`: the ranks' rows with MATCHED_COLUMNS; `unmatched`: rows whose partners were not found."""
 
-    table: pd.DataFrame
+    table: Table
     unmatched: int
     findings: tuple[Finding, ...]
 
 
-def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] = ()) -> MatchedCollectives:
-    """Match the `collectives` tables of the ranks of one job; adds MATCHED_COLUMNS. `origins` are the ranks' clocks.
+def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = ()) -> MatchedCollectives:
+    """Match the `collective_table`s of the ranks of one job; adds MATCHED_COLUMNS. `origins` are the ranks' clocks.
 
     transfer_us = min over ranks of duration_us; wait_us = duration_us - transfer_us. Both NA for rooted collectives,
     which do not synchronise, and unless all ranks of the group are there, of 100 and more ENOUGH_RANKS of them. `match` numbers
     the collectives found so. Collectives of unknown groups that do not end together are not matched; their group's size is NA.
     Bandwidths in GB/s (1e9 B/s).
     """
-    table = _one_table(rank_tables)
-    if table.empty:
-        empty = table.reindex(columns=[*table.columns, *MATCHED_COLUMNS])
-        return MatchedCollectives(empty.astype(dict.fromkeys(MATCHED_COLUMNS, "Float64") | {"match": "Int64"}), 0, ())
-    rank = table["rank"].fillna(-1)
+    table = joined(rank_tables) if rank_tables else Table({})
+    if not len(table):
+        return MatchedCollectives(table.assign(**dict.fromkeys(MATCHED_COLUMNS)), 0, ())
     job_steps, numbering = number_steps_alike(table)
-    keys = _same_collective(table.assign(group=_group(table), step=job_steps))
-    compared = table[["rank", "kind", "bytes", "duration_us"]]  # not all columns again: they are millions of rows
-    groups = compared.join(keys).groupby(list(keys.columns), dropna=False, sort=False)
-    present = groups["rank"].transform("nunique")
-    same_kind = groups["kind"].transform("nunique") <= 1
-    same_size = groups["bytes"].transform("nunique") <= 1
-    one_each = groups["rank"].transform("size") == present
-    variable_size = table["kind"].eq("all_to_all").fillna(False)  # each rank may send another amount
-    sound = same_kind & (same_size | variable_size) & one_each
-    enough = (present <= table["group_size"]) & (present >= ENOUGH_RANKS * table["group_size"])
-    whole = enough.fillna(False) & sound & (table["group_size"] > 1).fillna(False)
-    apart = of_several_groups(table, groups.ngroup().astype("Int64").where(whole), origins)
+    groups = _same_collective(table.assign(group=_group(table), step=job_steps))
+    code, size = groups.code, table["group_size"]
+    present = groups.different(table["rank"])
+    same_kind = (groups.different(table["kind"]) <= 1)[code]
+    same_size = (groups.different(table["bytes"]) <= 1)[code]
+    one_each = (groups.sizes == present)[code]
+    sound = same_kind & (same_size | (table["kind"] == _VARIABLE_SIZE)) & one_each
+    enough = (present[code] <= size) & (present[code] >= ENOUGH_RANKS * size)
+    whole = enough & sound & (size > 1)
+    apart = of_several_groups(table, np.where(whole, code, UNKNOWN), origins)
     whole &= ~apart
-    table["group_size"] = table["group_size"].mask(apart)
-    matched = whole & ~table["kind"].isin(list(ROOTED)) & table["kind"].notna()
-    shortest = groups["duration_us"].transform("min")
-    table["match"] = groups.ngroup().astype("Int64").where(whole)
-    table["transfer_us"] = shortest.where(matched)
-    table["wait_us"] = (table["duration_us"] - shortest).where(matched)
-    table["algbw_gb_per_s"] = _gb_per_s(groups["bytes"].transform("max"), table["transfer_us"])
-    table["busbw_gb_per_s"] = table["algbw_gb_per_s"] * _bus_factors(table)
-    table["lower_bound_gb_per_s"] = _gb_per_s(table["bytes"], table["duration_us"])
-    several = rank.nunique() > 1
-    to_match = (
-        several & table["group_size"].ne(1).fillna(True) & ~table["kind"].isin(list(_POINT_TO_POINT)).fillna(False)
+    matched = whole & ~np.isin(table["kind"], list(ROOTED)) & table.known("kind")
+    shortest = groups.least(table["duration_us"])[code]
+    transfer_us = np.where(matched, shortest, np.nan)
+    largest = groups.most(table.real("bytes"))[code]
+    table = table.assign(
+        group_size=np.where(apart, UNKNOWN, size),
+        match=np.where(whole, code, UNKNOWN),
+        transfer_us=transfer_us,
+        wait_us=table["duration_us"] - transfer_us,
+        algbw_gb_per_s=_gb_per_s(largest, transfer_us),
+        lower_bound_gb_per_s=_gb_per_s(table.real("bytes"), table["duration_us"]),
     )
+    table = table.assign(busbw_gb_per_s=table["algbw_gb_per_s"] * _bus_factors(table))
+    several = len(np.unique(table["rank"])) > 1
+    to_match = several & (table["group_size"] != 1) & ~np.isin(table["kind"], list(_POINT_TO_POINT))
     unmatched = int((to_match & ~whole & ~apart).sum())
     disagree = int((to_match & ~sound).sum())
     findings = numbering + _findings(unmatched, disagree, table) + _unknown_groups(int(apart.sum()), len(table))
@@ -82,95 +82,93 @@ def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] =
 def without_waits(matched: MatchedCollectives) -> MatchedCollectives:
     """The same with no transfer, wait or bandwidth, for ranks whose times cannot be compared."""
     unknown = [name for name in MATCHED_COLUMNS if name not in ("match", "lower_bound_gb_per_s")]
-    table = matched.table.assign(**{name: pd.array([pd.NA] * len(matched.table), "Float64") for name in unknown})
-    return replace(matched, table=table)
+    return replace(matched, table=matched.table.assign(**dict.fromkeys(unknown)))
 
 
 def match_windows(
-    collectives: pd.DataFrame,
-    trace: npt.NDArray[np.int64],
-    windows: Sequence[Sequence[int]],
-    origins: Sequence[RankOrigin],
+    collectives: Table, trace: IntColumn, windows: Sequence[Sequence[int]], origins: Sequence[RankOrigin]
 ) -> MatchedCollectives:
-    """As `match_ranks`, window by window where processes were traced several times; rows stay in order.
+    """As `match_tables`, window by window where processes were traced several times; rows stay in order.
 
     `trace` is the trace that each row is of, an index into `origins`; `windows` are traces of the same time, as `windows_of`
     gives them.
     """
     if len(windows) == 1:
-        return match_ranks([collectives], origins)
-    collectives = collectives.reset_index(drop=True)
-    parts, first_match = [], 0
+        return match_tables([collectives], origins)
+    parts, places, first_match = [], [], 0
     for window in windows:
-        own = collectives[np.isin(trace, window)]
-        part = match_ranks([own], [origins[index] for index in window])
-        matched = part.table.assign(match=part.table["match"] + first_match).set_index(own.index)
-        parts.append(replace(part, table=matched))
-        first_match += len(own)
-    table = pd.concat([part.table for part in parts if len(part.table)] or [parts[0].table]).sort_index()
+        rows = np.flatnonzero(np.isin(trace, window))
+        part = match_tables([collectives.take(rows)], [origins[index] for index in window])
+        match = part.table["match"]
+        moved = part.table.assign(match=np.where(match == UNKNOWN, UNKNOWN, match + first_match))
+        parts.append(replace(part, table=moved))
+        places.append(rows)
+        first_match += len(rows)
+    table = joined([part.table for part in parts]).take(np.argsort(np.concatenate(places)))
     findings = dict.fromkeys(finding for part in parts for finding in part.findings)
     return MatchedCollectives(table, sum(part.unmatched for part in parts), tuple(findings))
 
 
-def _one_table(rank_tables: list[pd.DataFrame]) -> pd.DataFrame:
-    if len(rank_tables) == 1:
-        return rank_tables[0].reset_index(drop=True)
-    return pd.concat(rank_tables, ignore_index=True) if rank_tables else pd.DataFrame()
-
-
-def _group(table: pd.DataFrame) -> "pd.Series[str]":
+def _group(table: Table) -> npt.NDArray[Any]:
     """A group by its name and its ranks, where they are recorded: groups made by splitting share one name."""
     if "group_ranks" not in table:
         return table["group"]
-    both = table["group"].fillna("") + table["group_ranks"].fillna("")
-    return both.where(table["group"].notna() | table["group_ranks"].notna())
+    pairs = table.group("group", "group_ranks")
+    both = list(zip(table["group"][pairs.first], table["group_ranks"][pairs.first], strict=True))
+    names = [None if pair == (None, None) else f"{pair[0] or ''}{pair[1] or ''}" for pair in both]
+    return np.array([*names, None], dtype=object)[pairs.code]
 
 
-def _same_collective(table: pd.DataFrame) -> pd.DataFrame:
-    """Keys that are equal for the rows of one collective on every rank.
+def _same_collective(table: Table) -> Groups:
+    """The rows of one collective on every rank.
 
     Its number in its group, whatever the step; a number that a rank gives several times (coalesced calls share one, and
     point-to-point calls count by themselves) goes by its repetition. Without numbers: the order within group and step, and
     with gloo, whose works may begin out of order, that among works of the same kind and size.
     """
-    numbered = table["sequence"].notna()
-    direct = table["kind"].isin(list(_POINT_TO_POINT)).fillna(False)
-    counted = table[["rank", "group", "sequence"]].assign(direct=direct)
-    repetition = counted.groupby(list(counted.columns), dropna=False, sort=False).cumcount()
-    queued = table["device"].isna() & ~numbered
-    return pd.DataFrame(
-        {
-            "_group": table["group"],
-            "_numbered": numbered,
-            "_step": table["step"].where(~numbered),
-            "_position": table["sequence"].fillna(-1).where(numbered, aligned_order(table)),
-            "_repetition": repetition.where(numbered, 0),
-            "_direct": direct & numbered,
-            "_kind": table["kind"].where(queued),
-            "_bytes": table["bytes"].where(queued),
-        }
+    numbered = table.known("sequence")
+    direct = np.isin(table["kind"], list(_POINT_TO_POINT))
+    repetition = table.assign(direct=direct).group("rank", "group", "sequence", "direct").places
+    queued = ~table.known("device") & ~numbered
+    return Groups.by(
+        [
+            table["group"],
+            np.where(numbered, UNKNOWN, table["step"]),
+            np.where(numbered, table["sequence"], aligned_order(table)),
+            np.where(numbered, 1 + repetition + len(table) * direct, 0),
+            _where(queued, table["kind"]),
+            np.where(queued, table["bytes"], UNKNOWN),
+        ],
+        len(table),
     )
 
 
-def _bus_factors(table: pd.DataFrame) -> "pd.Series[float]":
-    moved_as = table["moved_as"].fillna(table["kind"]) if "moved_as" in table else table["kind"]
-    keys = table[["group_size"]].assign(kind=moved_as)
-    groups = keys.groupby(["kind", "group_size"], dropna=False, sort=False)
-    code = groups.ngroup().to_numpy()
-    first = keys[~keys.duplicated()]  # in the order of their codes
+def _where(rows: BoolColumn, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The words of the marked rows, None for the others."""
+    kept = np.full(len(words), None, dtype=object)
+    kept[rows] = words[rows]
+    return kept
+
+
+def _bus_factors(table: Table) -> FloatColumn:
+    moved_as = table["kind"]
+    if "moved_as" in table:
+        moved_as = np.where(table.known("moved_as"), table["moved_as"], table["kind"])
+    keys = table.assign(kind=moved_as)
+    groups = keys.group("kind", "group_size")
     factors = [
-        bus_factor(kind, int(size)) if pd.notna(size) and pd.notna(kind) else None
-        for kind, size in zip(first["kind"], first["group_size"], strict=True)
+        bus_factor(one["kind"], one["group_size"]) if one["kind"] and one["group_size"] is not None else None
+        for one in keys.take(groups.first).records(("kind", "group_size"))
     ]
-    return pd.Series(pd.array(factors, dtype="Float64").take(code), index=table.index)
+    return np.array([np.nan if one is None else one for one in factors], dtype=np.float64)[groups.code]
 
 
-def _gb_per_s(size_bytes: pd.Series, time_us: pd.Series) -> pd.Series:
-    """1e9 bytes per second; NA where the time is 0 or unknown."""
-    return (size_bytes / time_us.where(time_us > 0) / 1e3).astype("Float64")
+def _gb_per_s(size_bytes: FloatColumn, time_us: FloatColumn) -> FloatColumn:
+    """1e9 bytes per second; NaN where the time is 0 or unknown."""
+    return np.asarray(np.divide(size_bytes, time_us * 1e3, out=np.full(len(time_us), np.nan), where=time_us > 0))
 
 
-def _findings(unmatched: int, disagree: int, table: pd.DataFrame) -> list[Finding]:
+def _findings(unmatched: int, disagree: int, table: Table) -> list[Finding]:
     findings = []
     if unmatched:
         findings.append(
@@ -184,9 +182,9 @@ def _findings(unmatched: int, disagree: int, table: pd.DataFrame) -> list[Findin
     return findings
 
 
-def _lacks_ranks(table: pd.DataFrame) -> bool:
+def _lacks_ranks(table: Table) -> bool:
     """Whether a group has more ranks than were read."""
-    return bool((table["group_size"] > table["rank"].nunique(dropna=False)).fillna(False).any())
+    return bool((table["group_size"] > len(np.unique(table["rank"]))).any())
 
 
 def _unknown_groups(apart: int, count: int) -> list[Finding]:
@@ -200,67 +198,65 @@ def _unknown_groups(apart: int, count: int) -> list[Finding]:
     ]
 
 
-_UNKNOWN = -1  # agrees with anything
+_ANY = -1  # agrees with anything
 _VARIABLE_SIZE = "all_to_all"  # each rank may send another amount
 _APART = 1 << 40  # positions from here on agree with no other rank's
 
-_Codes = npt.NDArray[np.int64]
 
-
-def order_in_step(table: pd.DataFrame) -> "pd.Series[int]":
+def order_in_step(table: Table) -> IntColumn:
     """Position of a collective among its rank's of the same group and step.
 
     A device runs a group's collectives in order. gloo's run on several threads and may begin out of order, so there the
     position is counted among those of the same kind and size.
     """
-    on_device = table["device"].notna()
-    kind = table["kind"].where(~on_device)
-    size = table["bytes"].where(~on_device)
-    keys = table[["rank", "group", "step"]].assign(on_device=on_device, kind=kind, size=size)
-    return keys.groupby(list(keys.columns), dropna=False, sort=False).cumcount()
+    on_device = table.known("device")
+    own = table.assign(
+        on_device=on_device,
+        kind=_where(~on_device, table["kind"]),
+        bytes=np.where(on_device, UNKNOWN, table["bytes"]),
+    )
+    return own.group("rank", "group", "step", "on_device", "kind", "bytes").places
 
 
-def aligned_order(table: pd.DataFrame) -> "pd.Series[int]":
+def aligned_order(table: Table) -> IntColumn:
     """`order_in_step`, shifted where a rank's series of a group and step begins at another collective.
 
     The shift is the one at which all that two ranks share agrees in kind and size, with as much shared as possible. Where
     none fits, positions stay, and the disagreement shows; where several fit as well, nothing is matched.
     """
     order = order_in_step(table)
-    unnumbered = table["device"].notna() & table["sequence"].isna()
-    if _are_alike(table[unnumbered].assign(order=order[unnumbered])):
+    unnumbered = np.flatnonzero(table.known("device") & ~table.known("sequence"))
+    ordered = table.take(unnumbered)
+    if _are_alike(ordered.assign(order=order[unnumbered])):
         return order
-    for _, own in table[unnumbered].groupby(["group", "step"], dropna=False, sort=False):
-        by_rank = [rows for _, rows in own.groupby("rank", dropna=False, sort=True)]
+    for rows in ordered.group("group", "step").rows():
+        own = ordered.take(rows)
+        by_rank = list(own.group("rank", in_order=True).rows())
         if len(by_rank) < 2:
             continue
         series = list(_series(own, by_rank))
         reference = max(range(len(series)), key=lambda index: len(series[index][0]))
-        for index, rows in enumerate(by_rank):
+        for index, of_rank in enumerate(by_rank):
             shift = 0 if index == reference else _shift(series[reference], series[index])
-            if shift is None:
-                order.loc[rows.index] += _APART * (index + 1)
-            elif shift:
-                order.loc[rows.index] += shift
+            order[unnumbered[rows[of_rank]]] += _APART * (index + 1) if shift is None else shift
     return order
 
 
-def _are_alike(ordered: pd.DataFrame) -> bool:
+def _are_alike(ordered: Table) -> bool:
     """Whether every rank shows the same kinds and sizes in the same places, so that nothing is shifted."""
-    places = ordered[["group", "step", "order", "kind", "bytes"]]  # a rank has one collective at most in each
-    return len(places.drop_duplicates()) * ordered["rank"].nunique(dropna=False) == len(places)
+    places = ordered.group("group", "step", "order", "kind", "bytes")  # a rank has one collective at most in each
+    return len(places) * len(ordered.group("rank")) == len(ordered)
 
 
-def _series(own: pd.DataFrame, by_rank: list[pd.DataFrame]) -> Iterator[tuple[_Codes, _Codes]]:
-    """Kinds and sizes of each rank's collectives in order, as numbers; _UNKNOWN where they do not tell."""
-    kinds = {kind: code for code, kind in enumerate(own["kind"].dropna().unique())}
+def _series(own: Table, by_rank: list[IntColumn]) -> Iterator[tuple[IntColumn, IntColumn]]:
+    """Kinds and sizes of each rank's collectives in order, as numbers; _ANY where they are not known."""
+    kinds = np.where(own.known("kind"), own.group("kind").code, _ANY)
+    sizes = np.where(own.known("bytes") & (own["kind"] != _VARIABLE_SIZE), own["bytes"], _ANY)
     for rows in by_rank:
-        kind = np.array([kinds.get(name, _UNKNOWN) for name in rows["kind"].fillna("")], dtype=np.int64)
-        size = rows["bytes"].fillna(_UNKNOWN).to_numpy(dtype=np.int64)
-        yield kind, np.where(kind == kinds.get(_VARIABLE_SIZE, _APART), _UNKNOWN, size)
+        yield kinds[rows], sizes[rows]
 
 
-def _shift(reference: tuple[_Codes, _Codes], own: tuple[_Codes, _Codes]) -> int | None:
+def _shift(reference: tuple[IntColumn, IntColumn], own: tuple[IntColumn, IntColumn]) -> int | None:
     """By how much `own` is behind the reference's beginning; 0 where none fits, None where several fit as well."""
     length, count = len(reference[0]), len(own[0])
     if length == count and _agree(reference, own, 0):
@@ -276,11 +272,11 @@ def _shift(reference: tuple[_Codes, _Codes], own: tuple[_Codes, _Codes]) -> int 
     return 0 if not found else found[0] if len(found) == 1 else None
 
 
-def _agree(reference: tuple[_Codes, _Codes], own: tuple[_Codes, _Codes], shift: int) -> bool:
+def _agree(reference: tuple[IntColumn, IntColumn], own: tuple[IntColumn, IntColumn], shift: int) -> bool:
     """Whether all that both hold agrees when `own` begins `shift` behind the reference."""
     start, stop = max(0, shift), min(len(reference[0]), shift + len(own[0]))
     for theirs, ours in zip(reference, own, strict=True):
         one, other = theirs[start:stop], ours[start - shift : stop - shift]
-        if not ((one == other) | (one == _UNKNOWN) | (other == _UNKNOWN)).all():
+        if not ((one == other) | (one == _ANY) | (other == _ANY)).all():
             return False
     return True

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
 from dpscope.analysis.text.units import as_ranges
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -32,7 +31,7 @@ class NotSplit:
 
 
 def why_not_split(
-    ranks: Sequence[int | None], world_size: int | None, collectives: pd.DataFrame, findings: Sequence[Finding] = ()
+    ranks: Sequence[int | None], world_size: int | None, collectives: Table, findings: Sequence[Finding] = ()
 ) -> NotSplit:
     """The actual reason, for traces of which no step has a transfer; `findings` are those of matching the ranks."""
     missing = missing_ranks(ranks, world_size)
@@ -43,11 +42,11 @@ def why_not_split(
         return NotSplit(
             f"{which} of {world_size} have no trace here", f"read the traces of all ranks, {which} among them"
         )
-    if collectives.empty:
+    if not len(collectives):
         return NotSplit(
             "copies between devices are no collectives", "look at the copies on the timeline (dpscope merge)"
         )
-    if collectives["kind"].isin(list(ROOTED)).all():
+    if set(collectives["kind"].tolist()) <= ROOTED:
         return NotSplit("broadcasts and reduces do not make all ranks wait for each other", "no action needed")
     for finding in findings:
         if (reason := _REASONS.get(finding.code)) is not None:

@@ -1,14 +1,15 @@
 """Which kind of parallelism a trace shows, said only with what was seen of it; where that does not tell, so much is said."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
 from dpscope.analysis.traces.ranks.requests import Requests, asked_kinds, has_autograd, requests
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind, named_annotations
 from dpscope.profiling.records.finding import Finding, counted
@@ -53,7 +54,7 @@ def parallelism_evidence(attribution: Attribution) -> ParallelismEvidence:
     )
 
 
-def parallelism_finding(evidence: Sequence[ParallelismEvidence], collectives: pd.DataFrame) -> list[Finding]:
+def parallelism_finding(evidence: Sequence[ParallelismEvidence], collectives: Table) -> list[Finding]:
     """An info finding that names the parallelism and what it was told from; none where nothing communicates."""
     named = _name(evidence, collectives)
     if named is None or all(one.world_size == 1 and not one.data_parallel for one in evidence):
@@ -66,7 +67,7 @@ def parallelism_finding(evidence: Sequence[ParallelismEvidence], collectives: pd
 
 
 def told_strategy(
-    evidence: Sequence[ParallelismEvidence], collectives: pd.DataFrame
+    evidence: Sequence[ParallelismEvidence], collectives: Table
 ) -> Literal["single", "dp", "dp-host", "ddp", "other"]:
     """Which of dpscope's strategies the traces show; other where they communicate in another way, or do not tell."""
     named = _name(evidence, collectives)
@@ -79,12 +80,12 @@ def told_strategy(
     return "dp-host" if any(one.stand_in for one in evidence) else "other"
 
 
-def _name(evidence: Sequence[ParallelismEvidence], collectives: pd.DataFrame) -> str | None:
+def _name(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str | None:
     if any(one.data_parallel for one in evidence):
         return "DataParallel: one process drives several devices and replicates, gathers and reduces between them"
     if any(one.stand_in for one in evidence):
         return "dp-host: replicas on threads of one process, copies within the host"
-    kinds = set(collectives["kind"].dropna().unique()) if len(collectives) else set()
+    kinds = set(collectives["kind"].tolist()) - {None} if len(collectives) else set()
     return _by_collectives(evidence, kinds.union(*(one.asked_kinds for one in evidence))) if kinds else None
 
 
@@ -134,8 +135,8 @@ def _together(parts: Sequence[Requests]) -> Requests:
     return Requests(**{field.name: sum(getattr(one, field.name) for one in parts) for field in fields(Requests)})
 
 
-def _seen(evidence: Sequence[ParallelismEvidence], collectives: pd.DataFrame) -> str:
-    counts = collectives["kind"].value_counts() if len(collectives) else pd.Series(dtype=int)
+def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
+    counts = Counter(kind for kind in collectives["kind"].tolist() if kind) if len(collectives) else Counter()
     parts = [f"{count} {kind}" for kind, count in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))]
     for name, asked in (
         ("all-reduces", _together([one.all_reduces for one in evidence])),
@@ -151,7 +152,7 @@ def _seen(evidence: Sequence[ParallelismEvidence], collectives: pd.DataFrame) ->
             parts.append(f"{asked.after} {name} after the backward pass")
     if any(one.ddp_forward for one in evidence):
         parts.append("DistributedDataParallel's forward range")
-    groups = collectives["group"].nunique() if len(collectives) else 0
+    groups = len(set(collectives["group"].tolist()) - {None}) if len(collectives) else 0
     if groups > 1:
         parts.append(f"{groups} process groups")
     if devices := max((one.devices for one in evidence), default=0):

@@ -15,11 +15,8 @@ from pathlib import Path
 from pickle import PickleError
 from typing import Any, TypeAlias, TypeVar
 
-import pyarrow as pa
-
 from dpscope.analysis.traces.ranks import pool_worker
-from dpscope.analysis.traces.ranks.rank_rows import from_bytes, to_bytes, to_rows
-from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
+from dpscope.analysis.traces.ranks.rank_tables import RankTables, read_rank_tables
 from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -32,16 +29,16 @@ _GZIP_RATIO = 12  # of traces, roughly
 FileProgress = Callable[[int, int], None]
 """Called with the files done and the files in all, after each file, in the calling process."""
 
-RowsOutcome: TypeAlias = pa.Table | DpscopeError
-"""The rows of a file's ranks, `rank_rows.SCHEMA`, or why it could not be read."""
+FileOutcome: TypeAlias = list[RankTables] | DpscopeError
+"""The tables of a file's ranks, or why it could not be read."""
 
 
-def read_trace_rows(
+def read_files(
     files: Sequence[Path], limits: ReadLimits, executor: Executor | None = None, progress: FileProgress | None = None
-) -> list[RowsOutcome]:
-    """The rows of each file's ranks, in the files' order; for a file that could not be read its error."""
-    outcomes: dict[int, RowsOutcome] = {}
-    with closing(rows_as_read(files, limits, executor)) as answers:
+) -> list[FileOutcome]:
+    """The tables of each file's ranks, in the files' order; for a file that could not be read its error."""
+    outcomes: dict[int, FileOutcome] = {}
+    with closing(files_as_read(files, limits, executor)) as answers:
         for place, outcome in answers:
             outcomes[place] = outcome
             if progress is not None:
@@ -49,10 +46,10 @@ def read_trace_rows(
     return [outcomes[place] for place in range(len(files))]
 
 
-def rows_as_read(
+def files_as_read(
     files: Sequence[Path], limits: ReadLimits, executor: Executor | None = None, jobs: int | None = None
-) -> Generator[tuple[int, RowsOutcome]]:
-    """The place of each file and its rows, as they come.
+) -> Generator[tuple[int, FileOutcome]]:
+    """The place of each file and its tables, as they come.
 
     Without an executor files are read one after another, or by as many processes as this one may use cores (or `jobs`), if
     that saves more than their start costs. The processes end with the generator, however it ends.
@@ -63,11 +60,11 @@ def rows_as_read(
     workers = _worthwhile_processes(files, jobs)
     if workers < 2:
         for place, file in enumerate(files):
-            yield place, _read(file, limits)
+            yield place, read_file(file, limits)
         return
-    with closing(_answers(partial(reduce_file, limits=limits), files, workers)) as answers:
+    with closing(_answers(partial(read_file, limits=limits), files, workers)) as answers:
         for place, answer in answers:
-            yield place, _unanswered(files[place], answer.how) if isinstance(answer, _Died) else _received(answer)
+            yield place, _unanswered(files[place], answer.how) if isinstance(answer, _Died) else answer
 
 
 def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[Path]) -> list[_Result]:
@@ -101,28 +98,19 @@ def _worthwhile_processes(files: Sequence[Path], jobs: int | None = None) -> int
     return count if sum(sizes) - longest >= START_BYTES else 0
 
 
-def reduce_file(file: Path, limits: ReadLimits) -> bytes | DpscopeError:
-    """The rows of a trace file's ranks as the bytes of a Parquet file: the work of processes and executors.
+def read_file(file: Path, limits: ReadLimits) -> FileOutcome:
+    """The tables of a trace file's ranks: the work of processes and executors.
 
     An error is an answer like another: in a worker it is pickled as one.
     """
-    outcome = _read(file, limits)
-    return outcome if isinstance(outcome, DpscopeError) else to_bytes(outcome)
-
-
-def _read(file: Path, limits: ReadLimits) -> RowsOutcome:
     try:
-        return to_rows(read_rank_tables(file, limits))
+        return read_rank_tables(file, limits)
     except DpscopeError as error:
         return DpscopeError(str(error))
 
 
-def _received(answer: bytes | DpscopeError) -> RowsOutcome:
-    return answer if isinstance(answer, DpscopeError) else from_bytes(answer)
-
-
-def _submitted(files: Sequence[Path], limits: ReadLimits, executor: Executor) -> Generator[tuple[int, RowsOutcome]]:
-    futures: list[Any] = [executor.submit(reduce_file, file, limits) for file in files]
+def _submitted(files: Sequence[Path], limits: ReadLimits, executor: Executor) -> Generator[tuple[int, FileOutcome]]:
+    futures: list[Any] = [executor.submit(read_file, file, limits) for file in files]
     places = {future: place for place, future in enumerate(futures)}
     own = all(isinstance(future, Future) for future in futures)
     for future in (
@@ -131,9 +119,10 @@ def _submitted(files: Sequence[Path], limits: ReadLimits, executor: Executor) ->
         yield places[future], _result(files[places[future]], future, own)
 
 
-def _result(file: Path, future: Any, own: bool) -> RowsOutcome:
+def _result(file: Path, future: Any, own: bool) -> FileOutcome:
     try:
-        return _received(future.result())
+        outcome: FileOutcome = future.result()
+        return outcome
     except (BrokenExecutor, CancelledError, PickleError, OSError) as error:
         return _unanswered(file, f"{type(error).__name__}: {error}")
     except Exception as error:  # of another library's kind

@@ -1,6 +1,6 @@
-"""Ranks as rows of one Arrow table: what a worker sends back, what a partial holds, what a job's tables are joined from.
+"""Ranks as rows of one Arrow table: what a partial and a cache file hold.
 
-A row is one process's trace: what it said of itself, its small tables as lists of structs, its findings. No row refers to
+A row is one process's trace: what it shows of itself, its small tables as lists of structs, its findings. No row refers to
 another, so that rows of any number of files are joined by putting them together, in whatever order and tree.
 """
 
@@ -10,20 +10,22 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
-import pandas as pd
+import numpy as np
 import pyarrow as pa
 
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks.identity import TraceIdentity
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
-from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary
+from dpscope.analysis.traces.ranks.rank_tables import TABLES, JobTables, RankTables, TraceSummary, in_rank_order
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.timeline_bytes import timeline_bytes, timeline_of
+from dpscope.analysis.traces.reading.event_table import IntColumn
+from dpscope.analysis.traces.reading.table import UNKNOWN, Column, Kind, Table, is_known, kind_of
 from dpscope.analysis.traces.steps import breakdown, collectives, exposed, kernel_times
 from dpscope.profiling.records.finding import Finding
 
 COPY_COLUMNS = ("device", "step", "bytes", "model_bytes", "count")
-TABLES: dict[str, tuple[str, ...]] = {
+_COLUMNS: dict[str, tuple[str, ...]] = {
     "steps": breakdown.COLUMNS,
     "collectives": collectives.COLUMNS,
     "dp_phases": dp_phases.COLUMNS,
@@ -35,10 +37,12 @@ TABLES: dict[str, tuple[str, ...]] = {
 
 TIMELINE = "timeline"
 READ_ON = "reduced_on"  # a column of partials alone
-_WORDS = frozenset({"kind", "moved_as", "group", "group_ranks", "phase", "operator"})
-_TRUTHS = frozenset({"partial_window", "compute_stream", "overlapped"})
-_SHARES = frozenset({"compute_done", "compiled_share"})
-_KNOWN = {"exposed": ("start_us", "end_us"), "copies": ("device", "bytes", "model_bytes", "count")}  # never NA
+_ARROW: dict[Kind, pa.DataType] = {
+    "word": pa.string(),
+    "truth": pa.bool_(),
+    "real": pa.float64(),
+    "whole": pa.int64(),
+}
 _FINDING = pa.struct([(name, pa.string()) for name in ("severity", "code", "message", "next_step")])
 
 
@@ -47,17 +51,9 @@ def _list(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("element", kind))
 
 
-def _type(column: str) -> pa.DataType:
-    if column in _WORDS:
-        return pa.string()
-    if column in _TRUTHS:
-        return pa.bool_()
-    return pa.float64() if column.endswith("_us") or column in _SHARES else pa.int64()
-
-
 _TABLE_SCHEMAS = {
-    name: pa.schema([(column, _type(column)) for column in columns if column != "rank"])
-    for name, columns in TABLES.items()
+    name: pa.schema([(column, _ARROW[kind_of(column)]) for column in columns if column != "rank"])
+    for name, columns in _COLUMNS.items()
 }
 _OWN = {
     "source": pa.string(),
@@ -77,12 +73,6 @@ SCHEMA = pa.schema(
         (TIMELINE, pa.binary()),
     ]
 )
-_DTYPES = {
-    pa.int64(): pd.Int64Dtype(),
-    pa.float64(): pd.Float64Dtype(),
-    pa.string(): pd.StringDtype(),
-    pa.bool_(): pd.BooleanDtype(),
-}
 
 
 @dataclass(frozen=True)
@@ -112,8 +102,8 @@ def _row(one: RankTables) -> pa.RecordBatch:
     columns["evidence"] = pa.array([msgspec.msgpack.encode(evidence)], pa.binary())
     columns["findings"] = pa.array([msgspec.to_builtins(one.findings)], SCHEMA.field("findings").type)
     for name, schema in _TABLE_SCHEMAS.items():
-        frame = getattr(one, name)
-        cells = [_one_array(pa.array(frame[field.name], field.type, from_pandas=True)) for field in schema]
+        table: Table = getattr(one, name)
+        cells = [pa.array(table[field.name], field.type, mask=~is_known(table[field.name])) for field in schema]
         rows = pa.StructArray.from_arrays(cells, fields=list(schema))
         offsets = pa.array([0, len(rows)], pa.int32())
         columns[name] = pa.ListArray.from_arrays(offsets, rows, type=SCHEMA.field(name).type)
@@ -121,20 +111,53 @@ def _row(one: RankTables) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def table_of(rows: pa.Table, name: str) -> tuple[pd.DataFrame, Any]:
-    """One table of all rows, in their order, and the index of the row that each line is of (int64 array).
+def join_rows(rows: pa.Table) -> JobTables:
+    """One job of rows that are in order."""
+    tables = {name: _table_of(rows, name) for name in TABLES}
+    return JobTables(
+        **{name: table for name, (table, _) in tables.items()},
+        summaries=summaries_of(rows),
+        findings=tuple(finding for found in _findings_of(rows) for finding in found),
+        collective_owner=tables["collectives"][1],
+    )
 
-    Columns and types are those of the function that makes the table of one rank.
-    """
+
+def ranks_of(rows: pa.Table) -> list[RankTables]:
+    """What `to_rows` was given."""
+    found = []
+    for place, timeline in enumerate(timelines_of(rows)):
+        one = join_rows(rows.slice(place, 1))
+        tables = {name: getattr(one, name) for name in TABLES}
+        found.append(RankTables(**tables, summary=one.summaries[0], findings=one.findings, timeline=timeline))
+    return found
+
+
+def rows_in_order(rows: pa.Table) -> pa.Table:
+    """Rows by rank, as `in_rank_order`."""
+    return rows.take(
+        pa.array(in_rank_order(*(rows.column(name).to_pylist() for name in ("rank", "source"))), pa.int64())
+    )
+
+
+def _table_of(rows: pa.Table, name: str) -> tuple[Table, IntColumn]:
+    """One table of all rows, in their order, and the index of the row that each line is of."""
     lists = _one_array(rows.column(name))
-    owner = lists.value_parent_indices().to_numpy(zero_copy_only=False)
-    batch = pa.RecordBatch.from_struct_array(lists.flatten())
-    frame = batch.to_pandas(types_mapper=_DTYPES.get, use_threads=False)
+    owner = lists.value_parent_indices().to_numpy(zero_copy_only=False).astype(np.int64)
+    cells = dict(zip(_TABLE_SCHEMAS[name].names, lists.flatten().flatten(), strict=True))
     ranks = _one_array(rows.column("rank")).take(pa.array(owner))
-    frame.insert(0, "rank", pd.array(ranks.to_pandas(types_mapper=_DTYPES.get), dtype="Int64"))
-    for column in _KNOWN.get(name, ()):
-        frame[column] = frame[column].astype(frame[column].dtype.name.lower())
-    return frame, owner
+    columns = {column: ranks if column == "rank" else cells[column] for column in _COLUMNS[name]}
+    return Table({column: _column(values, kind_of(column)) for column, values in columns.items()}), owner
+
+
+def _column(values: pa.Array, kind: Kind) -> Column:
+    if kind == "word":  # each different word once, however many rows have it
+        coded = values.dictionary_encode()
+        words = np.array([*coded.dictionary.to_pylist(), None], dtype=object)
+        column: Column = words[coded.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)]
+        return column
+    if kind == "real":
+        return np.asarray(values.fill_null(np.nan).to_numpy(zero_copy_only=False))
+    return np.asarray(values.cast(pa.int64()).fill_null(UNKNOWN).to_numpy(zero_copy_only=False))
 
 
 def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
@@ -156,7 +179,7 @@ def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
     )
 
 
-def findings_of(rows: pa.Table) -> Iterator[tuple[Finding, ...]]:
+def _findings_of(rows: pa.Table) -> Iterator[tuple[Finding, ...]]:
     """The findings of each row."""
     for found in rows.column("findings").to_pylist():
         yield tuple(msgspec.convert(one, Finding) for one in found)
@@ -195,21 +218,6 @@ def write_rows(rows: pa.Table, where: Any, metadata: Mapping[str, str] = Mapping
     ) as writer:
         writer.write_table(rows)
         writer.add_key_value_metadata(dict(metadata))
-
-
-def to_bytes(rows: pa.Table) -> bytes:
-    """Rows as the content of a Parquet file."""
-    sink = pa.BufferOutputStream()
-    write_rows(rows, sink)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
-
-
-def from_bytes(content: bytes) -> pa.Table:
-    """The rows that `to_bytes` was given."""
-    import pyarrow.parquet as pq
-
-    return pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
 
 
 def _one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -1,21 +1,24 @@
-"""One trace file to the small tables of its ranks: what a worker process sends back."""
+"""One trace file to the small tables of its ranks, what a worker process sends back; the tables of all ranks of a job."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pandas as pd
+import numpy as np
 
 from dpscope.analysis.traces.data_parallel.peer_copies import peer_copies
-from dpscope.analysis.traces.data_parallel.phases import collective_kinds, dp_phases
+from dpscope.analysis.traces.data_parallel.phases import collective_kinds, dp_phase_table
 from dpscope.analysis.traces.ranks.identity import TraceIdentity, trace_identity
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, parallelism_evidence
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline
-from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.analysis.traces.ranks.timeline_bytes import timeline_bytes, timeline_of
+from dpscope.analysis.traces.reading.event_table import IntColumn, Trace
 from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.analysis.traces.reading.reader import read_traces
+from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
-from dpscope.analysis.traces.steps.breakdown import reduction_ends_us, step_breakdown
-from dpscope.analysis.traces.steps.collectives import collectives, range_counts
+from dpscope.analysis.traces.steps.breakdown import reduction_ends_us, step_table
+from dpscope.analysis.traces.steps.collectives import collective_table, range_counts
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.exposed import exposed_stretches
 from dpscope.analysis.traces.steps.findings import attribution_findings, communication_lost
@@ -49,15 +52,50 @@ class TraceSummary:
 class RankTables:
     """One rank's tables, each as the function of its name gives it."""
 
-    steps: pd.DataFrame
-    collectives: pd.DataFrame
-    dp_phases: pd.DataFrame
-    exposed: pd.DataFrame  # exposed_stretches
-    copies: pd.DataFrame  # peer_copies
-    kernels: pd.DataFrame  # kernel_times
+    steps: Table
+    collectives: Table
+    dp_phases: Table
+    exposed: Table  # exposed_stretches
+    copies: Table  # peer_copies
+    kernels: Table  # kernel_times
     summary: TraceSummary
     findings: tuple[Finding, ...]
     timeline: StepTimeline | None = None  # one whole step to draw
+
+
+TABLES = ("steps", "collectives", "dp_phases", "exposed", "copies", "kernels")
+"""The tables of RankTables and JobTables."""
+
+
+@dataclass(frozen=True)
+class JobTables:
+    """Every rank's tables one below the other, by rank; `summaries` are in the same order."""
+
+    steps: Table
+    collectives: Table
+    dp_phases: Table
+    exposed: Table
+    copies: Table
+    kernels: Table
+    summaries: tuple[TraceSummary, ...]
+    findings: tuple[Finding, ...]
+    collective_owner: IntColumn  # the summary that each collective is of
+
+
+def in_rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]:
+    """Places of traces by rank, unknown ranks last; those of the same rank by their source."""
+    return sorted(range(len(ranks)), key=lambda one: (ranks[one] is None, ranks[one] or 0, sources[one]))
+
+
+def join_ranks(ranks: Sequence[RankTables]) -> JobTables:
+    """One job of ranks that are in order."""
+    owners = [np.full(len(one.collectives), place) for place, one in enumerate(ranks)]
+    return JobTables(
+        **{name: joined([getattr(one, name) for one in ranks]) for name in TABLES},
+        summaries=tuple(one.summary for one in ranks),
+        findings=tuple(finding for one in ranks for finding in one.findings),
+        collective_owner=np.concatenate(owners),
+    )
 
 
 def read_rank_tables(path: Path, limits: ReadLimits) -> list[RankTables]:
@@ -65,24 +103,24 @@ def read_rank_tables(path: Path, limits: ReadLimits) -> list[RankTables]:
     return [rank_tables(trace) for trace in read_traces(path, limits)]
 
 
-def named_collectives(attribution: Attribution) -> pd.DataFrame:
-    """`collectives`, DataParallel's named by their phases where nothing else names them."""
-    return collectives(attribution, collective_kinds(attribution))
+def named_collectives(attribution: Attribution) -> Table:
+    """`collective_table`, DataParallel's named by their phases where nothing else names them."""
+    return collective_table(attribution, collective_kinds(attribution))
 
 
 def rank_tables(trace: Trace) -> RankTables:
     """The tables of one trace."""
     attribution = attribute(trace)
     return RankTables(
-        steps=step_breakdown(attribution),
+        steps=step_table(attribution),
         collectives=named_collectives(attribution),
-        dp_phases=dp_phases(attribution),
+        dp_phases=dp_phase_table(attribution),
         exposed=exposed_stretches(attribution),
         copies=peer_copies(attribution),
         kernels=kernel_times(attribution),
         summary=_summary(attribution),
         findings=(*trace.findings, *attribution_findings(attribution)),
-        timeline=step_timeline(attribution),
+        timeline=timeline_of(timeline_bytes(step_timeline(attribution))),  # to the nanosecond, as it is stored
     )
 
 

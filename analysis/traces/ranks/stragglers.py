@@ -1,20 +1,63 @@
 """Which rank made which other rank wait, and how long; the rank that most waiting was for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 
-from dpscope.analysis.stats.arrays import Floats
+from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 
 COLUMNS = ("late_rank", "waiting_rank", "collectives", "steps", "wait_us", "wait_per_step_us", "share")
-_Ints = npt.NDArray[np.int64]
+
+
+def waits_by_pair(table: Table) -> Table:
+    """From `match_tables`' table: a row per (late rank, waiting rank), COLUMNS, the longest wait first.
+
+    The last rank to arrive at a collective is the one whose duration is the transfer itself; the others wait for it. `wait_us`
+    adds up, over steps, the length of the union of such waits (collectives that wait at the same time lose the time once),
+    `wait_per_step_us` divides it by the steps in which all ranks were matched, `share` by the sum of the table. Empty if nothing
+    is matched or no rank waited. Microseconds of the waiting rank's clock.
+    """
+    waiting, steps = _waiting(table)
+    lost_us = lost_once(waiting, ("late_rank", "rank", "step"))
+    pairs = waiting.group("late_rank", "rank", in_order=True)
+    first, wait_us = waiting.take(pairs.first), pairs.sums(lost_us)
+    found = Table.of(
+        late_rank=first["late_rank"],
+        waiting_rank=first["rank"],
+        collectives=pairs.sizes,
+        steps=_different_steps(waiting, pairs.code, len(pairs)),
+        wait_us=wait_us,
+        wait_per_step_us=wait_us / max(steps, 1),
+        share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
+    )
+    return found.take(np.argsort(-wait_us, kind="stable"))
+
+
+def _different_steps(waiting: Table, code: IntColumn, count: int) -> IntColumn:
+    steps = waiting.group("job_step").code
+    pairs = np.unique(np.stack((code, steps)), axis=1)
+    return np.bincount(pairs[0], minlength=count)
+
+
+def late_ranks(table: Table) -> IntColumn:
+    """For each row the rank that arrived last at its collective: the one whose duration is the transfer itself."""
+    late = np.full(len(table), UNKNOWN)
+    known = np.flatnonzero(table.known("wait_us") & table.known("match"))
+    if len(known):
+        own = table.take(known)
+        matches = own.group("match")
+        order = np.lexsort((own["duration_us"], matches.code))
+        shortest = order[np.searchsorted(matches.code[order], np.arange(len(matches)))]
+        of_match = np.asarray(own["rank"])[shortest]
+        late[known] = of_match[matches.code]
+    return late
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that most waiting was for, from the rows of `waits_caused` that name it late."""
+    """The rank that most waiting was for, from the rows of `waits_by_pair` that name it late."""
 
     rank: int
     lateness_us: float  # what another rank waits for it in a step: mean over the other ranks and over steps
@@ -23,107 +66,52 @@ class Straggler:
     of_steps: int
 
 
-@dataclass(frozen=True)
-class _Waits:
-    """One entry per rank that waited in a matched collective; `lost_us` is the part that no earlier wait covers.
+def find_straggler(table: Table) -> Straggler | None:
+    """The rank that made the others wait longest; None if no rank waited or nothing is matched in a step."""
+    in_steps = table.take(table.known("step")) if len(table) else table
+    caused = waits_by_pair(in_steps)
+    if not len(caused):
+        return None
+    late = caused.group("late_rank", in_order=True)
+    rank = int(caused["late_rank"][late.first[late.sums(caused["share"]).argmax()]])
+    own = caused.take(caused["late_rank"] == rank)
+    waiting, of_steps = _waiting(in_steps)
+    return Straggler(
+        rank=rank,
+        lateness_us=float(own["wait_per_step_us"].sum()) / (len(in_steps.group("rank")) - 1),
+        share=float(own["share"].sum()),
+        steps=len(waiting.take(waiting["late_rank"] == rank).group("job_step")),
+        of_steps=of_steps,
+    )
+
+
+def _waiting(table: Table) -> tuple[Table, int]:
+    """The rows that waited, each with its `late_rank` and `job_step`, and in how many steps collectives were matched.
 
     Step numbers are labels of a rank, which ranks may count from different values: `job_step` is the lowest label that the ranks
-    of a collective give its step. `of_steps` counts the steps in which collectives were matched.
+    of a collective give its step.
     """
-
-    late: _Ints
-    waiting: _Ints
-    job_step: Floats
-    lost_us: Floats
-    of_steps: int
-
-
-def waits_caused(table: pd.DataFrame) -> pd.DataFrame:
-    """From `match_ranks`' table: a row per (late rank, waiting rank), COLUMNS, the longest wait first.
-
-    The last rank to arrive at a collective is the one whose duration is the transfer itself; the others wait for it. `wait_us`
-    adds up, over steps, the length of the union of such waits (collectives that wait at the same time lose the time once),
-    `wait_per_step_us` divides it by the steps in which all ranks were matched, `share` by the sum of the table. Empty if nothing
-    is matched or no rank waited. Microseconds of the waiting rank's clock.
-    """
-    waits = _waits_of(table)
-    pairs, pair = _groups(waits.late, waits.waiting)
-    pairs_and_steps, _ = _groups(pair, waits.job_step)
-    wait_us = np.bincount(pair, waits.lost_us, len(pairs))
-    frame = pd.DataFrame(
-        {
-            "late_rank": pairs[:, 0],
-            "waiting_rank": pairs[:, 1],
-            "collectives": np.bincount(pair, minlength=len(pairs)),
-            "steps": np.bincount(pairs_and_steps[:, 0].astype(np.int64), minlength=len(pairs)),
-            "wait_us": wait_us,
-            "wait_per_step_us": wait_us / max(waits.of_steps, 1),
-            "share": wait_us / (wait_us.sum() or 1.0),
-        }
-    )
-    types = {name: "Int64" if name in COLUMNS[:4] else "Float64" for name in COLUMNS}
-    return frame.iloc[np.argsort(-wait_us, kind="stable")].reset_index(drop=True).astype(types)
+    known = table.take(table.known("wait_us") & table.known("match"))
+    matches, numbers = known.group("match"), known["step"]
+    lowest = np.full(len(matches), np.iinfo(np.int64).max)
+    np.minimum.at(lowest, matches.code, np.where(numbers == UNKNOWN, np.iinfo(np.int64).max, numbers))
+    lowest = np.where(lowest == np.iinfo(np.int64).max, UNKNOWN, lowest)
+    waiting = known.assign(late_rank=late_ranks(known), job_step=lowest[matches.code])
+    waited = (waiting["late_rank"] != waiting["rank"]) & (waiting["wait_us"] > 0)
+    return waiting.take(waited), len(waiting.group("job_step"))
 
 
-def find_straggler(table: pd.DataFrame) -> Straggler | None:
-    """The rank that made the others wait longest; None if no rank waited or nothing is matched in a step."""
-    in_steps = table[table["step"].notna().to_numpy()]
-    waits = _waits_of(in_steps)
-    if not len(waits.late):
-        return None
-    ranks, late = np.unique(waits.late, return_inverse=True)
-    caused_us = np.bincount(late, waits.lost_us)
-    most = int(np.argmax(caused_us))
-    return Straggler(
-        rank=int(ranks[most]),
-        lateness_us=float(caused_us[most]) / waits.of_steps / (in_steps["rank"].nunique() - 1),
-        share=float(caused_us[most] / caused_us.sum()),
-        steps=len(np.unique(waits.job_step[late == most])),
-        of_steps=waits.of_steps,
-    )
-
-
-def late_ranks(table: pd.DataFrame) -> "pd.Series[int]":
-    """The rank that arrived last at each matched collective, by `match`: the one whose duration is the transfer itself."""
-    known = _matched(table)
-    match, rank = (known[name].to_numpy(dtype=np.int64) for name in ("match", "rank"))
-    order = np.lexsort((known["duration_us"].to_numpy(dtype=float), match))
-    collectives, first = np.unique(match[order], return_index=True)
-    return pd.Series(rank[order][first], index=pd.Index(collectives, name="match"), dtype="Int64", name="rank")
-
-
-def _matched(table: pd.DataFrame) -> pd.DataFrame:
-    return table[(table["wait_us"].notna() & table["match"].notna()).to_numpy()]
-
-
-def lost_once(starts_us: Floats, waits_us: Floats, *keys: npt.NDArray[np.generic]) -> Floats:
+def lost_once(waiting: Table, keys: Sequence[str]) -> FloatColumn:
     """The part of each wait that no earlier wait with the same keys covers; their sum is the length of the union."""
-    ends_us = starts_us + waits_us
-    _, group = _groups(*keys)
-    lost_us = np.empty(len(starts_us))
-    order = np.lexsort((starts_us, group))
-    for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        covered_us = np.maximum.accumulate(np.concatenate(([-np.inf], ends_us[rows])))[:-1]
-        lost_us[rows] = np.maximum(ends_us[rows] - np.maximum(starts_us[rows], covered_us), 0.0)
-    return lost_us
-
-
-def _waits_of(table: pd.DataFrame) -> _Waits:
-    known = _matched(table)
-    rank = known["rank"].to_numpy(dtype=np.int64)
-    start_us, wait_us = (known[name].to_numpy(dtype=float) for name in ("start_us", "wait_us"))
-    step = known["step"].to_numpy(dtype=float, na_value=np.inf)  # inf: of no step
-    _, collective = np.unique(known["match"].to_numpy(dtype=np.int64), return_inverse=True)
-    late = late_ranks(known).to_numpy(dtype=np.int64)[collective]
-    lowest = np.full(len(step), np.inf)
-    np.minimum.at(lowest, collective, step)
-    job_step = lowest[collective]
-    own = (late != rank) & (wait_us > 0)
-    lost_us = lost_once(start_us[own], wait_us[own], late[own], rank[own], step[own])
-    return _Waits(late[own], rank[own], job_step[own], lost_us, len(np.unique(job_step)))
-
-
-def _groups(*keys: npt.NDArray[np.generic]) -> tuple[Floats, _Ints]:
-    """The distinct rows of the keys in order, and the row that each entry has."""
-    rows, group = np.unique(np.column_stack([key.astype(float) for key in keys]), axis=0, return_inverse=True)
-    return rows, group.reshape(-1)
+    starts, ends = waiting["start_us"], waiting["start_us"] + waiting["wait_us"]
+    lost = np.zeros(len(starts))
+    if not len(starts):
+        return lost
+    groups = waiting.group(*keys)
+    origin = groups.least(starts)[groups.code]  # each group has a stretch of one axis to itself, so that none overlap
+    moved = groups.code * (float((ends - origin).max()) + 1.0) - origin
+    order = np.argsort(starts + moved, kind="stable")
+    begins, ends = (starts + moved)[order], (ends + moved)[order]
+    covered = np.concatenate(([-np.inf], np.maximum.accumulate(ends)[:-1]))
+    lost[order] = np.maximum(ends - np.maximum(begins, covered), 0.0)
+    return lost

@@ -6,35 +6,34 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-
-import pandas as pd
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
 from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW, drawn_ranks
 from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
-from dpscope.analysis.traces.ranks.job_tables import JobTables, join_rows, rows_in_order
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
-from dpscope.analysis.traces.ranks.kept_tables import read_files_once
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
 from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_windows, without_waits
 from dpscope.analysis.traces.ranks.not_split import NotSplit, why_not_split
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
-from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_trace_rows
-from dpscope.analysis.traces.ranks.rank_rows import summaries_of, timelines_of
-from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
+from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
+from dpscope.analysis.traces.ranks.rank_tables import JobTables, RankTables, TraceSummary, in_rank_order, join_ranks
 from dpscope.analysis.traces.ranks.step_numbers import step_times_apart
 from dpscope.analysis.traces.ranks.step_waits import with_waits
-from dpscope.analysis.traces.ranks.stragglers import waits_caused
+from dpscope.analysis.traces.ranks.stragglers import waits_by_pair
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.uneven_steps import uneven_steps
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, RUN_LIMITS, ReadLimits
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Paths = str | Path | Sequence[str | Path] | Sequence[Path]
 
@@ -43,28 +42,105 @@ _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
 
 
 @dataclass(frozen=True)
-class TraceAnalysis:
-    """The tables of all ranks, in the order of ranks, and what there is to say about them.
+class TraceTables:
+    """The tables of all ranks of a job, in the order of ranks, keyed by (rank, device, step); unknown values are missing.
 
-    `steps`: step_breakdown's columns; `collectives`: matched rows; `dp_phases`: empty for a job that is none of
-    `nn.DataParallel`; `exposed`: where communication is exposed, exposed_stretches' columns. All keyed by (rank, device, step).
+    `steps`: `step_table`; `collectives`: `match_tables`; `dp_phases`: empty for a job that is none of `nn.DataParallel`;
+    `exposed`: `exposed_stretches`; `copies`: `peer_copies`; `kernels`: `kernel_times`.
     """
 
-    steps: pd.DataFrame
-    collectives: pd.DataFrame
-    dp_phases: pd.DataFrame
-    exposed: pd.DataFrame
-    copies: pd.DataFrame  # peer_copies, with their rank
-    kernels: pd.DataFrame  # kernel_times
+    steps: Table
+    collectives: Table
+    dp_phases: Table
+    exposed: Table
+    copies: Table
+    kernels: Table
+
+    @cached_property
+    def steps_with_waits(self) -> Table:
+        """`steps` with the columns of `waits_by_step`; a step's exposed parts add up to its exposed_us."""
+        return with_waits(self.steps, self.collectives, self.exposed_parts)
+
+    @cached_property
+    def exposed_parts(self) -> Table:
+        """`exposed_parts` of the collectives."""
+        return exposed_parts(self.collectives, self.exposed)
+
+    @cached_property
+    def waits_caused(self) -> Table:
+        """`waits_by_pair` of the collectives."""
+        return waits_by_pair(self.collectives)
+
+
+@dataclass(frozen=True)
+class TraceAnalysis:
+    """What the traces of one job's ranks show: tables, and findings about them."""
+
+    tables: TraceTables
     summaries: tuple[TraceSummary, ...]
     file_findings: tuple[Finding, ...]  # of what each file shows and lacks, and whether the files fit together
     job_findings: tuple[Finding, ...]  # of what the job's steps are spent on
     timelines: tuple[StepTimeline, ...] = ()  # of the ranks that are drawn
 
     @property
+    def steps(self) -> "pd.DataFrame":
+        """A row per (rank, device, step)."""
+        return self.tables.steps.frame
+
+    @property
+    def collectives(self) -> "pd.DataFrame":
+        """A row per collective of a rank, matched across ranks."""
+        return self.tables.collectives.frame
+
+    @property
+    def dp_phases(self) -> "pd.DataFrame":
+        """A row per (rank, device, step, phase) of `nn.DataParallel`."""
+        return self.tables.dp_phases.frame
+
+    @property
+    def exposed(self) -> "pd.DataFrame":
+        """Where communication is exposed, a row per stretch of time."""
+        return self.tables.exposed.frame
+
+    @property
+    def copies(self) -> "pd.DataFrame":
+        """Copies between devices, a row per (rank, device, step)."""
+        return self.tables.copies.frame
+
+    @property
+    def kernels(self) -> "pd.DataFrame":
+        """How long kernels run next to communication and alone."""
+        return self.tables.kernels.frame
+
+    @property
+    def steps_with_waits(self) -> "pd.DataFrame":
+        """`steps` with what each step waits and transfers."""
+        return self.tables.steps_with_waits.frame
+
+    @property
+    def exposed_parts(self) -> "pd.DataFrame":
+        """What exposed communication is: transfer, wait or other, by kind and late rank."""
+        return self.tables.exposed_parts.frame
+
+    @property
+    def waits_caused(self) -> "pd.DataFrame":
+        """A row per (late rank, waiting rank)."""
+        return self.tables.waits_caused.frame
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
-        """All there is to say."""
+        """All findings."""
         return self.file_findings + self.job_findings
+
+    @property
+    def on_device(self) -> bool:
+        """Whether devices were traced, else the CPU alone."""
+        return any(one.on_device for one in self.summaries)
+
+    @property
+    def communication_known(self) -> bool:
+        """Whether every trace shows what it must have communicated."""
+        return all(one.communication_shown for one in self.summaries)
 
     @property
     def cut_short(self) -> list[str]:
@@ -72,39 +148,25 @@ class TraceAnalysis:
         return [summary.source for summary in self.summaries if summary.cut_short]
 
     @cached_property
-    def steps_with_waits(self) -> pd.DataFrame:
-        """`steps` with the columns of `step_waits`; a step's exposed parts add up to its exposed_us."""
-        return with_waits(self.steps, self.collectives, self.exposed_parts)
-
-    @cached_property
-    def exposed_parts(self) -> pd.DataFrame:
-        """`exposed_parts` of the collectives."""
-        return exposed_parts(self.collectives, self.exposed)
-
-    @cached_property
     def ledger(self) -> Ledger | None:
         """Where a step of the job goes; None without a traced step."""
-        found = ledger_of(whole_steps(self.steps_with_waits), self.exposed_parts)
+        found = ledger_of(whole_steps(self.tables.steps_with_waits), self.tables.exposed_parts)
         return with_contention(found, self.contentions) if found is not None else None
 
     @cached_property
     def contentions(self) -> Contentions:
         """How much longer kernels run next to communication than free ones of the same class."""
-        return contentions(self.kernels)
+        return contentions(self.tables.kernels)
 
     @property
     def not_split(self) -> NotSplit | None:
         """Why communication is not split into transfer and waiting; None where it is, at least in part."""
-        if self.collectives["transfer_us"].notna().any():
+        collectives = self.tables.collectives
+        if collectives.known("transfer_us").any():
             return None
         sizes = {one.parallelism.world_size for one in self.summaries} - {None}
         largest = max((size for size in sizes if size is not None), default=None)
-        return why_not_split([one.rank for one in self.summaries], largest, self.collectives, self.file_findings)
-
-    @cached_property
-    def waits_caused(self) -> pd.DataFrame:
-        """`waits_caused` of the collectives."""
-        return waits_caused(self.collectives)
+        return why_not_split([one.rank for one in self.summaries], largest, collectives, self.file_findings)
 
 
 JobAnalyses = dict[str, TraceAnalysis]
@@ -122,10 +184,10 @@ def analyze_traces(
     `progress` is called with (files done, files in all). Raises DpscopeError when none can be read, or one that was named
     and not found in a folder, and where the traces are of several jobs.
     """
-    rows, places, findings = _read(paths, limits, executor, progress)
-    found = find_jobs([one.identity for one in summaries_of(rows)], places)
+    ranks, places, findings = _read(paths, limits, executor, progress)
+    found = find_jobs([one.summary.identity for one in ranks], places)
     require_one_job(found, paths, "this analysis")
-    return _of_job(rows, found, "", findings)
+    return _of_job(ranks, found, "", findings)
 
 
 def analyze_jobs(
@@ -135,11 +197,11 @@ def analyze_jobs(
 
     `find_jobs` says which traces are of one job.
     """
-    rows, places, findings = _read(paths, limits, None, progress)
-    found = find_jobs([one.identity for one in summaries_of(rows)], places)
+    ranks, places, findings = _read(paths, limits, None, progress)
+    found = find_jobs([one.summary.identity for one in ranks], places)
     analyses = {}
     for name in found.jobs:
-        analyses[name] = _of_job(rows, found, name, findings)
+        analyses[name] = _of_job(ranks, found, name, findings)
         findings = []  # files that could not be read are reported once
     return analyses
 
@@ -160,63 +222,72 @@ def several_jobs_message(names: Sequence[str], paths: Paths, what: str) -> str:
 
 def _read(
     paths: Paths, limits: ReadLimits, executor: Executor | None, progress: FileProgress | None
-) -> tuple[pa.Table, list[Path], list[Finding]]:
-    """A row per rank of the files that could be read, the file of each row, and findings on the other files.
+) -> tuple[list[RankTables], list[Path], list[Finding]]:
+    """The ranks of the files that could be read, the file of each, and findings on the other files.
 
     Raises DpscopeError as `analyze_traces`.
     """
     files, findings = find_traces(paths)
     named = {path for path in as_paths(paths) if not path.is_dir()}
-    tables: list[pa.Table] = []
+    ranks: list[RankTables] = []
     places: list[Path] = []
-    for file, outcome in zip(files, read_trace_rows(files, limits, executor, progress), strict=True):
+    for file, outcome in zip(files, read_files(files, limits, executor, progress), strict=True):
         if not isinstance(outcome, DpscopeError):
-            tables.append(outcome)
-            places += [file] * outcome.num_rows
+            ranks += outcome
+            places += [file] * len(outcome)
         elif file in named:
             raise outcome
         else:
             findings.append(not_read(str(outcome)))
-    if not tables:
+    if not ranks:
         raise DpscopeError(f"no trace could be read: {findings[0].message}; name torch.profiler traces")
-    return pa.concat_tables(tables), places, findings
+    return ranks, places, findings
 
 
-def _of_job(all_rows: pa.Table, found: FoundJobs, name: str, findings: Sequence[Finding]) -> TraceAnalysis:
-    rows = rows_in_order(all_rows.take(pa.array(found.jobs[name])))
-    return analyze_rows(rows, [*findings, *found.of(name)], lambda indices: timelines_of(rows.take(pa.array(indices))))
+def _of_job(ranks: Sequence[RankTables], found: FoundJobs, name: str, findings: Sequence[Finding]) -> TraceAnalysis:
+    own = _in_order([ranks[place] for place in found.jobs[name]])
+    return analyze_job(join_ranks(own), [*findings, *found.of(name)], lambda rows: [own[row].timeline for row in rows])
 
 
-def analyze_rows(
-    rows: pa.Table,
+def _in_order(ranks: Sequence[RankTables]) -> list[RankTables]:
+    summaries = [one.summary for one in ranks]
+    order = in_rank_order([one.rank for one in summaries], [one.source for one in summaries])
+    return [ranks[place] for place in order]
+
+
+def analyze_job(
+    job: JobTables,
     findings: Sequence[Finding],
     timelines: Callable[[Sequence[int]], Sequence[StepTimeline | None]],
 ) -> TraceAnalysis:
-    """The analysis of a job's ranks, rows that are in order; `findings` are of the files, and go first.
+    """The analysis of a job's ranks; `findings` are of the files, and go first.
 
-    `timelines` gives the drawn steps of rows by their indices, once it is known which ranks are drawn.
+    `timelines` gives the drawn steps of ranks by their places, once it is known which ranks are drawn.
     """
-    analysis = _analysis(join_rows(rows), findings)
+    analysis = _analysis(job, findings)
     analysis = replace(analysis, job_findings=_job_findings(analysis))
-    many = len(analysis.summaries) > MOST_TO_DRAW
-    caused = analysis.waits_caused if many else pd.DataFrame()
-    drawn = timelines(drawn_ranks([one.rank for one in analysis.summaries], analysis.steps_with_waits, caused))
+    tables, many = analysis.tables, len(analysis.summaries) > MOST_TO_DRAW
+    ranks = [one.rank for one in analysis.summaries]
+    chosen = drawn_ranks(ranks, tables.steps_with_waits, tables.waits_caused) if many else range(len(ranks))
+    drawn = timelines(chosen)
     return replace(analysis, timelines=tuple(one for one in drawn if one is not None))
 
 
 def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
     """As `analyze_traces` of a run's own files, whose tables are kept, so that none is read twice.
 
-    Without findings of the job: a run says these of its cells.
+    Without findings of the job: a run has these for its cells.
     """
-    found: list[pa.Table] = []
-    for outcome in read_files_once(files, RUN_LIMITS):
+    from dpscope.analysis.traces.ranks.kept_tables import read_files_once
+
+    found: list[RankTables] = []
+    for outcome in read_files_once(files):
         if isinstance(outcome, DpscopeError):
             raise outcome
-        found.append(outcome)
-    rows = rows_in_order(pa.concat_tables(found))
-    drawn = timelines_of(rows)
-    return replace(_analysis(join_rows(rows), []), timelines=tuple(one for one in drawn if one is not None))
+        found += outcome
+    ranks = _in_order(found)
+    drawn = tuple(one.timeline for one in ranks if one.timeline is not None)
+    return replace(_analysis(join_ranks(ranks), []), timelines=drawn)
 
 
 def _analysis(job: JobTables, findings: Sequence[Finding]) -> TraceAnalysis:
@@ -225,12 +296,14 @@ def _analysis(job: JobTables, findings: Sequence[Finding]) -> TraceAnalysis:
     if step_times_apart(whole_steps(job.steps)):
         matched = without_waits(matched)
     return TraceAnalysis(
-        steps=job.steps,
-        collectives=matched.table,
-        dp_phases=job.dp_phases,
-        exposed=job.exposed,
-        copies=job.copies,
-        kernels=job.kernels,
+        tables=TraceTables(
+            steps=job.steps,
+            collectives=matched.table,
+            dp_phases=job.dp_phases,
+            exposed=job.exposed,
+            copies=job.copies,
+            kernels=job.kernels,
+        ),
         summaries=job.summaries,
         file_findings=(*findings, *job.findings, *matched.findings),
         job_findings=(),
@@ -246,10 +319,10 @@ def _match(job: JobTables) -> MatchedCollectives:
 
 def _job_findings(found: TraceAnalysis) -> tuple[Finding, ...]:
     return (
-        *step_times_apart(whole_steps(found.steps)),
-        *idle_findings(found.steps),
-        *uneven_steps(found.steps),
-        *parallelism_finding([one.parallelism for one in found.summaries], found.collectives),
+        *step_times_apart(whole_steps(found.tables.steps)),
+        *idle_findings(found.tables.steps),
+        *uneven_steps(found.tables.steps),
+        *parallelism_finding([one.parallelism for one in found.summaries], found.tables.collectives),
     )
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 
 SMALLEST_DIVISIBLE = 4  # ranks: two or three are one group, if a group has two ranks or more
@@ -31,32 +31,28 @@ class RankOrigin:
     host: str | None = None
 
 
-def of_several_groups(table: pd.DataFrame, match: "pd.Series[int]", origins: Sequence[RankOrigin]) -> BoolColumn:
+def of_several_groups(table: Table, match: IntColumn, origins: Sequence[RankOrigin]) -> BoolColumn:
     """Rows of unknown groups that were taken for one of all ranks and do not end together: marked all or none.
 
-    `match` numbers the collectives found on all their ranks, NA elsewhere. Ranks of one host, and those that name none,
+    `match` numbers the collectives found on all their ranks, UNKNOWN elsewhere. Ranks of one host, and those that name none,
     share a clock; of several hosts, and without `origins`, the distance of their ends must be steady while one rank or another
     makes the others wait. All ranks are judged together: two that wait equally long for a third are no evidence against it.
     gloo's ranges end when their thread has a core again: their ends tell nothing, and they stay as matched.
     """
-    unknown = table["device"].notna() & table["group"].isna() & match.notna()
-    unknown &= (table["group_size"] >= SMALLEST_DIVISIBLE).fillna(False)
+    unknown = table.known("device") & ~table.known("group") & (match != UNKNOWN)
+    unknown &= table["group_size"] >= SMALLEST_DIVISIBLE
     if "group_ranks" in table:
-        unknown &= table["group_ranks"].isna()
-    timed = table[unknown & ~table["kind"].isin(list(ROOTED)) & table["kind"].notna()]
-    if timed.empty:
+        unknown &= ~table.known("group_ranks")
+    rows = np.flatnonzero(unknown & ~np.isin(table["kind"], list(ROOTED)) & table.known("kind"))
+    if not len(rows):
         return np.zeros(len(table), dtype=bool)
-    places = pd.DataFrame(
-        {
-            "rank": timed["rank"],
-            "match": match[timed.index],
-            "end": (timed["start_us"] + timed["duration_us"]).astype(float),
-            "duration": timed["duration_us"].astype(float),
-        }
-    ).pivot_table(index="match", columns="rank", values=["end", "duration"])
-    ends, durations = places["end"].to_numpy(), places["duration"].to_numpy()
+    _, collective = np.unique(match[rows], return_inverse=True)
+    ranks, rank = np.unique(table["rank"][rows], return_inverse=True)
+    ends, durations = np.full((2, collective.max() + 1, len(ranks)), np.nan)
+    durations[collective, rank] = table["duration_us"][rows]
+    ends[collective, rank] = table["start_us"][rows] + table["duration_us"][rows]
     of_rank = {origin.rank: origin for origin in origins}
-    clocks = [of_rank.get(rank) for rank in places["end"].columns]
+    clocks = [of_rank.get(one) for one in ranks.tolist()]
     return np.asarray(unknown & (not _end_together(ends, durations, clocks)), dtype=bool)
 
 

@@ -8,9 +8,9 @@ the CPU's last one, in which the tracer is stopped while gloo's threads still cl
 from collections.abc import Iterator
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn, is_among
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution, empty_steps
 from dpscope.analysis.traces.steps.cpu_compute import cpu_compute
@@ -45,23 +45,17 @@ _COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"  # once for eac
 _DDP_FORWARD = "DistributedDataParallel.forward"
 
 
-def step_breakdown(attribution: Attribution) -> pd.DataFrame:
-    """One row per (rank, device, step), COLUMNS; times in microseconds, Float64 also where all are unknown (NA).
+def step_table(attribution: Attribution) -> Table:
+    """One row per (rank, device, step), COLUMNS; times in microseconds.
 
     step_us = compute_us + exposed_us + idle_us; `unlaunched_us` is the part of idle_us in which nothing had been launched for the
     device, not even a copy. `device` is NA on a CPU timeline, `step` where the trace marks none.
     """
     rows = _device_rows(attribution) if attribution.on_device else _cpu_rows(attribution)
-    frame = pd.DataFrame(list(rows), columns=[column for column in COLUMNS if column != "rank"])
-    frame.insert(0, "rank", attribution.trace.rank)
+    table = Table.from_records(rows, COLUMNS).assign(rank=attribution.trace.rank)
     if communication_lost(attribution):  # nothing shown is not nothing done
-        frame[["communication_us", "hidden_us", "exposed_us"]] = pd.NA
-    whole = ["rank", "device", "step", "collective_count"]
-    frame[whole] = frame[whole].astype("Int64")
-    times = [column for column in COLUMNS if column.endswith("_us")]
-    frame[times] = frame[times].astype("Float64")
-    frame["partial_window"] = frame["partial_window"].astype("boolean")
-    return frame
+        table = table.assign(communication_us=None, hidden_us=None, exposed_us=None)
+    return table
 
 
 def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:

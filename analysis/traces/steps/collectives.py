@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.traces.reading.event_table import (
     BoolColumn,
@@ -17,6 +16,7 @@ from dpscope.analysis.traces.reading.event_table import (
     FloatColumn,
     IntColumn,
 )
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, group_size
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
@@ -40,7 +40,7 @@ _RECORD = re.compile(r"record_param_comms$")
 _OPERATOR = re.compile(r"_?c10d(?:_functional)?::")
 
 
-def collectives(attribution: Attribution, kind_of_row: Mapping[int, str] = MappingProxyType({})) -> pd.DataFrame:
+def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = MappingProxyType({})) -> Table:
     """One row per collective of one rank, COLUMNS, in order of launch (gloo: of creation).
 
     `kind` is the collective that was called, `moved_as` the one that moved the data: gloo carries out a reduce-scatter as an
@@ -58,25 +58,19 @@ def collectives(attribution: Attribution, kind_of_row: Mapping[int, str] = Mappi
     when = attribution.launch_us if attribution.on_device else attribution.events.start_us
     launched = np.where(np.isfinite(when[rows]), when[rows], attribution.events.start_us[rows])
     rows = rows[np.argsort(launched, kind="stable")]
-    frame = pd.DataFrame(
-        list(_rows(attribution, rows, kind_of_row)), columns=[name for name in COLUMNS if name not in _ADDED]
-    )
-    frame.insert(0, "rank", attribution.trace.rank)
-    frame.insert(COLUMNS.index("order"), "order", frame.groupby(["group", "group_ranks"], dropna=False).cumcount())
-    whole = ["rank", "device", "step", "sequence", "order", "bytes", "group_size"]
-    frame[whole] = frame[whole].astype("Int64")
-    words = ["kind", "moved_as", "group", "group_ranks"]
-    frame[words] = frame[words].astype("string")
+    table = Table.from_records(_rows(attribution, rows, kind_of_row), [name for name in COLUMNS if name not in _ADDED])
     ready = ready_us(attribution, rows)
-    frame["ready_us"] = ready
-    frame["concurrent"] = pd.array(concurrent(attribution, rows), dtype="Int64")
-    frame["compute_done"] = compute_done(attribution, rows, ready)
-    frame["compute_stream"] = pd.array(on_compute_stream(attribution, rows), dtype="boolean")
-    frame["compiled_share"] = compiled_share(attribution, rows, ready)
-    frame["held_us"] = held_us(attribution, rows, [None if pd.isna(kind) else str(kind) for kind in frame["kind"]])
-    times = ["start_us", "duration_us", "queue_us", "ready_us", "compute_done", "compiled_share", "held_us"]
-    frame[times] = frame[times].astype("Float64")
-    return frame
+    table = table.assign(
+        rank=attribution.trace.rank,
+        order=table.group("group", "group_ranks").places,
+        ready_us=ready,
+        concurrent=concurrent(attribution, rows),
+        compute_done=compute_done(attribution, rows, ready),
+        compute_stream=on_compute_stream(attribution, rows),
+        compiled_share=compiled_share(attribution, rows, ready),
+        held_us=held_us(attribution, rows, table["kind"].tolist()),
+    )
+    return table.select(COLUMNS)
 
 
 def _rows(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, str]) -> Iterator[dict[str, object]]:

@@ -1,8 +1,8 @@
 """Where communication is exposed: the stretches of each step's window in which a device communicates and does not compute."""
 
 import numpy as np
-import pandas as pd
 
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.cpu_compute import cpu_compute
@@ -13,21 +13,18 @@ from dpscope.analysis.traces.steps.intervals import Intervals
 COLUMNS = ("rank", "device", "step", "start_us", "end_us")
 
 
-def exposed_stretches(attribution: Attribution) -> pd.DataFrame:
+def exposed_stretches(attribution: Attribution) -> Table:
     """Rows of COLUMNS, disjoint within (rank, device, step); their lengths add up to `step_breakdown`'s exposed_us.
 
     Microseconds of the rank's own clock. Empty where the trace does not show what was communicated.
     """
     found = [] if communication_lost(attribution) else list(_stretches(attribution))
-    rows = [
-        {"device": device, "step": step, "start_us": start, "end_us": end}
-        for device, step, kept in found
-        for start, end in kept
-    ]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS[1:]))
-    frame.insert(0, "rank", attribution.trace.rank)
-    frame[["rank", "device", "step"]] = frame[["rank", "device", "step"]].astype("Int64")
-    return frame.astype({"start_us": "float64", "end_us": "float64"})
+    bounds = np.concatenate([kept for _, _, kept in found]) if found else np.empty((0, 2))
+    counts = [len(kept) for _, _, kept in found]
+    places = Table.of(device=[device for device, _, _ in found], step=[step for _, step, _ in found])
+    table = places.take(np.repeat(np.arange(len(found)), counts))
+    table = table.assign(rank=attribution.trace.rank, start_us=bounds[:, 0], end_us=bounds[:, 1])
+    return table.select(COLUMNS)
 
 
 def _stretches(attribution: Attribution) -> list[tuple[int | None, int | None, Intervals]]:

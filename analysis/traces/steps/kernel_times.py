@@ -1,11 +1,12 @@
 """How long the kernels of a trace run while communication runs and while none does, by what makes kernels comparable."""
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
@@ -14,9 +15,10 @@ from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 COLUMNS = ("rank", "device", "operator", "kernel_class", "unit", "overlapped", "count", "time_us", "overlap_us")
 _LEAST_OVERLAP = 0.5  # of a kernel's duration; kernels between 0 and this share are neither free nor overlapped
 _FEWEST_UNITS = 5
+_SAME = ("kernel_name", "operator_name", "launch", "sizes", "edge")
 
 
-def kernel_times(attribution: Attribution) -> pd.DataFrame:
+def kernel_times(attribution: Attribution) -> Table:
     """Rows of COLUMNS: kernels of one class and unit, overlapped or free; `overlap_us` is the time next to communication.
 
     Kernels of a class have the same kernel name, operator, input sizes, grid and block, and are alike in whether they are the
@@ -26,76 +28,80 @@ def kernel_times(attribution: Attribution) -> pd.DataFrame:
     operator stand for kernels. If the trace overlaps any kernel, classes without an overlapped kernel are omitted.
     """
     kernels = _kernels(attribution)
-    kernels = kernels[(kernels["overlap_us"] == 0) | (kernels["overlap_us"] >= _LEAST_OVERLAP * kernels["time_us"])]
-    kernels = kernels[kernels["time_us"] > 0]
-    kernels["overlapped"] = kernels["overlap_us"] > 0
-    if kernels["overlapped"].any():
-        kernels = kernels[kernels.groupby("kernel_class")["overlapped"].transform("any")]
-    kernels["unit"] = kernels["place"] if _has_many_places(kernels) else np.arange(len(kernels))
-    keys = ["device", "operator", "kernel_class", "unit", "overlapped"]
-    grouped = kernels.groupby(keys, dropna=False, sort=True)
-    frame = grouped.agg(count=("time_us", "size"), time_us=("time_us", "sum"), overlap_us=("overlap_us", "sum"))
-    frame = frame.reset_index()
-    frame.insert(0, "rank", attribution.trace.rank)
-    whole = ["rank", "device", "kernel_class", "unit", "count"]
-    frame[whole] = frame[whole].astype("Int64")
-    frame[["time_us", "overlap_us"]] = frame[["time_us", "overlap_us"]].astype("Float64")
-    return frame.astype({"operator": "string", "overlapped": "boolean"})[list(COLUMNS)]
+    overlap_us, time_us = kernels["overlap_us"], kernels["time_us"]
+    kernels = kernels.take(((overlap_us == 0) | (overlap_us >= _LEAST_OVERLAP * time_us)) & (time_us > 0))
+    kernels = kernels.assign(overlapped=kernels["overlap_us"] > 0)
+    if kernels.truths("overlapped").any():
+        classes = kernels.group("kernel_class")
+        kernels = kernels.take(classes.sums(kernels.real("overlapped"))[classes.code] > 0)
+    kernels = kernels.assign(unit=kernels["place"] if _has_many_places(kernels) else np.arange(len(kernels)))
+    units = kernels.group("device", "operator", "kernel_class", "unit", "overlapped", in_order=True)
+    found = kernels.take(units.first).assign(
+        rank=attribution.trace.rank,
+        count=units.sizes,
+        time_us=units.sums(kernels["time_us"]),
+        overlap_us=units.sums(kernels["overlap_us"]),
+    )
+    return found.select(COLUMNS)
 
 
-def _kernels(attribution: Attribution) -> pd.DataFrame:
+def _kernels(attribution: Attribution) -> Table:
     """A row per kernel of a step, in order of start, with its class and its place among the kernels of its class."""
     events = attribution.events
     operators = events.is_category(Category.CPU_OP)
     rows = np.flatnonzero(attribution.rows(Kind.COMPUTE) & (attribution.step >= 0))
+    rows = rows[np.argsort(events.start_us[rows], kind="stable")]
     if attribution.on_device:
         operator = innermost(events, attribution.launch_row[rows], operators)
     else:
         rows = rows[_is_leaf(attribution, operators)[rows]]
         operator = rows
-    names = np.array([zlib.crc32(name.encode()) for name in events.names], dtype=np.int64)
+    hashes = np.array([zlib.crc32(name.encode()) for name in events.names], dtype=np.int64)
+    words = np.array([*events.names, "unknown"], dtype=object)
     caller = np.maximum(operator, 0)
-    frame = pd.DataFrame(
-        {
-            "device": pd.array(events.device[rows] if attribution.on_device else [None] * len(rows), dtype="Int64"),
-            "step": attribution.step[rows],
-            "start_us": events.start_us[rows],
-            "time_us": events.duration_us[rows],
-            "overlap_us": _overlap_us(attribution, rows),
-            "operator": [events.names[events.name[row]] if row >= 0 else "unknown" for row in operator.tolist()],
-            "kernel_name": names[events.name[rows]],
-            "operator_name": np.where(operator >= 0, names[events.name[caller]], -1),
-            "launch": events.shape[rows],
-            "sizes": np.where(operator >= 0, events.shape[caller], -1),
-        }
+    kernels = Table.of(
+        device=events.device[rows] if attribution.on_device else np.full(len(rows), UNKNOWN),
+        step=attribution.step[rows],
+        time_us=events.duration_us[rows],
+        overlap_us=_overlap_us(attribution, rows),
+        operator=words[np.where(operator >= 0, events.name[caller], len(events.names))],
+        kernel_name=hashes[events.name[rows]],
+        operator_name=np.where(operator >= 0, hashes[events.name[caller]], -1),
+        launch=events.shape[rows],
+        sizes=np.where(operator >= 0, events.shape[caller], -1),
     )
-    frame = frame.sort_values("start_us", kind="stable", ignore_index=True)
-    return _with_classes(frame)
+    return _with_classes(kernels)
 
 
-def _with_classes(frame: pd.DataFrame) -> pd.DataFrame:
-    of_step = frame.groupby(["device", "step"], dropna=False)
-    position, count = of_step.cumcount(), of_step["step"].transform("size")
-    frame["edge"] = (position == 0).astype(np.int64) + 2 * (position == count - 1)
-    same = ["kernel_name", "operator_name", "launch", "sizes", "edge"]
-    frame["place"] = frame.groupby(["device", "step", *same], dropna=False).cumcount()
-    known = frame["sizes"] >= 0
-    counts = frame.groupby(["device", *same, "step"], dropna=False).size().rename("in_step").reset_index()
-    spread = counts.groupby(["device", *same], dropna=False)["in_step"].agg(["min", "max"]).reset_index()
-    frame = frame.merge(spread, on=["device", *same], how="left")
-    frame = frame[(known | (frame["min"] == frame["max"])).to_numpy()].copy()
-    key = frame[same].assign(place=frame["place"].where(frame["sizes"] < 0, -1))
-    frame["kernel_class"] = pd.util.hash_pandas_object(key, index=False).to_numpy().view(np.int64)
-    return frame
+def _with_classes(kernels: Table) -> Table:
+    steps = kernels.group("device", "step")
+    position, count = steps.places, steps.sizes[steps.code]
+    kernels = kernels.assign(edge=(position == 0) + 2 * (position == count - 1))
+    in_steps = kernels.group("device", "step", *_SAME)
+    kernels = kernels.assign(place=in_steps.places)
+    same, launched = kernels.group("device", *_SAME), in_steps.sizes[in_steps.code].astype(np.float64)
+    equal = (same.least(launched) == same.most(launched))[same.code]
+    kernels = kernels.take((kernels["sizes"] >= 0) | equal)
+    place = np.where(kernels["sizes"] < 0, kernels["place"], -1)
+    return kernels.assign(kernel_class=_hashes([*(kernels[name] for name in _SAME), place]))
 
 
-def _has_many_places(kernels: pd.DataFrame) -> bool:
+def _hashes(columns: Sequence[IntColumn]) -> IntColumn:
+    """A number for each row that is the same in every process and trace, by the multiplication of FNV-1a with mixing."""
+    found = np.zeros(len(columns[0]), dtype=np.uint64)
+    for column in columns:
+        found = (found ^ column.view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        found ^= found >> np.uint64(29)
+    return found.view(np.int64)
+
+
+def _has_many_places(kernels: Table) -> bool:
     """Whether places are enough as independent observations: of overlapped kernels, and of free ones beyond one per class."""
-    overlapped = kernels[kernels["overlapped"]].drop_duplicates(["device", "kernel_class", "place"])
-    free = kernels[~kernels["overlapped"]].drop_duplicates(["device", "kernel_class", "place"])
-    spare = len(free) - len(free.drop_duplicates(["device", "kernel_class"]))
-    found = min(len(overlapped), spare) if len(overlapped) else spare
-    return bool((kernels["sizes"] >= 0).all()) and found >= _FEWEST_UNITS
+    own = kernels.truths("overlapped")
+    overlapped, free = kernels.take(own), kernels.take(~own)
+    places = len(overlapped.group("device", "kernel_class", "place"))
+    spare = len(free.group("device", "kernel_class", "place")) - len(free.group("device", "kernel_class"))
+    return bool((kernels["sizes"] >= 0).all()) and (min(places, spare) if places else spare) >= _FEWEST_UNITS
 
 
 def _overlap_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:

@@ -17,9 +17,10 @@ from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.reader import read_traces
+from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
-from dpscope.analysis.traces.steps.breakdown import step_breakdown
-from dpscope.analysis.traces.steps.collectives import collectives
+from dpscope.analysis.traces.steps.breakdown import step_table
+from dpscope.analysis.traces.steps.collectives import collective_table
 from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.analysis.traces.steps.gloo import created_us, in_flight
 from dpscope.analysis.what_if.profiles.cpu import cpu_profile
@@ -65,7 +66,7 @@ def job_profile(
     tables = [_with_times(one) for one in attributions]
     windows = windows_of([trace_identity(one) for one in attributions])
     trace = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    matched = match_windows(pd.concat(tables, ignore_index=True), trace, windows, _origins(attributions)).table
+    matched = match_windows(joined(tables), trace, windows, _origins(attributions)).table.frame
     bounds = np.cumsum([0, *map(len, tables)])
     profiles = []
     for place, attribution in enumerate(attributions):
@@ -135,7 +136,7 @@ def with_bytes(profile: StepProfile, gradient_bytes: float) -> StepProfile:
     return replace(profile, gradients=spread, buckets=buckets)
 
 
-def _with_times(attribution: Attribution) -> pd.DataFrame:
+def _with_times(attribution: Attribution) -> Table:
     """The collectives of one rank with `launch_us` (on the CPU: when created) and `begin_us`, when a server took them up."""
     events = attribution.events
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
@@ -147,11 +148,11 @@ def _with_times(attribution: Attribution) -> pd.DataFrame:
     else:
         launch, begin = created_us(events, rows), in_flight(events, rows)[:, 0]
         launch = np.where(np.isfinite(launch), launch, begin)
-    return collectives(attribution).assign(launch_us=launch, begin_us=begin)
+    return collective_table(attribution).assign(launch_us=launch, begin_us=begin)
 
 
 def _of_rank(attribution: Attribution, rows: pd.DataFrame, parameter_bytes: Sequence[int]) -> list[StepProfile]:
-    steps = step_breakdown(attribution)
+    steps = step_table(attribution).frame
     make = device_profile if attribution.on_device else cpu_profile
     found = []
     for row in steps.to_dict("records"):

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dpscope.analysis.findings.verdict import LABELS
+from dpscope.analysis.findings.answers import LABELS
 from dpscope.analysis.output.analyze import Targets, report_of, show_run
 from dpscope.analysis.output.summary import print_summary
 from dpscope.analysis.report.printed import PrintedReport, first_rows

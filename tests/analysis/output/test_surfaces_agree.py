@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.findings.verdict import Verdict
+from dpscope.analysis.findings.answers import Verdict
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.output.summary import print_summary
 from dpscope.analysis.output.traced_report import TraceRequest, print_traces, report_of_traces, traces_json, verdicts_of

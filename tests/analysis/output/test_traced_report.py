@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dpscope.analysis.costs.calibration_files import costs_at
 from dpscope.analysis.costs.calibration_fit import fit_calibration
-from dpscope.analysis.findings.verdict import ONE_JOB
+from dpscope.analysis.findings.answers import ONE_JOB
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.output.traced_report import (
     TraceRequest,

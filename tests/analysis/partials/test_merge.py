@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dpscope.analysis.partials.file import PARTIAL_SCHEMA, PARTIAL_VERSION, Partial, read_partial, write_partial
-from dpscope.analysis.partials.merge import analyze_partial_jobs, analyze_partials, find_partials
+from dpscope.analysis.partials.found import find_partials
+from dpscope.analysis.partials.merge import analyze_partial_jobs, analyze_partials
 from dpscope.analysis.partials.reduce import reduce_traces
-from dpscope.analysis.traces.ranks.rank_rows import TABLES as TABLES_OF_A_RANK
-from dpscope.analysis.traces.ranks.rank_rows import table_of, to_rows
+from dpscope.analysis.traces.ranks.rank_rows import ranks_of, to_rows
+from dpscope.analysis.traces.ranks.rank_tables import TABLES as OF_A_RANK
 from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
@@ -78,12 +79,9 @@ def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
 
 def test_rows_hold_every_column_as_it_was(traces: Path) -> None:
     (rank,) = read_rank_tables(traces / "0_1.pt.trace.json.gz", DEFAULT_LIMITS)
-    rows = to_rows([rank])
-    for name in TABLES_OF_A_RANK:
-        found, own = table_of(rows, name)[0], getattr(rank, name)
-        if name == "copies":
-            found, own = found.drop(columns="rank"), own.astype({"step": "Int64"})
-        pd.testing.assert_frame_equal(found, own, check_exact=True)
+    (found,) = ranks_of(to_rows([rank]))
+    for name in OF_A_RANK:
+        pd.testing.assert_frame_equal(getattr(found, name).frame, getattr(rank, name).frame, check_exact=True)
 
 
 def test_a_changed_schema_has_another_version() -> None:

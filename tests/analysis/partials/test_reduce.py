@@ -16,7 +16,7 @@ from dpscope.analysis.partials.file import PARTIAL_SCHEMA, Partial, read_partial
 from dpscope.analysis.partials.merge import analyze_partials
 from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.partials.share import Share, read_share
-from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, rows_as_read
+from dpscope.analysis.traces.ranks.process_pool import FileOutcome, files_as_read
 from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.launch.cli import app
 from dpscope.profiling.store.errors import DpscopeError
@@ -43,12 +43,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def recorded(
         files: Sequence[Path], limits: ReadLimits, executor: Executor | None = None, jobs: int | None = None
-    ) -> Generator[tuple[int, RowsOutcome]]:
-        for place, outcome in rows_as_read(files, limits, executor, jobs):
+    ) -> Generator[tuple[int, FileOutcome]]:
+        for place, outcome in files_as_read(files, limits, executor, jobs):
             names.append(files[place].name)
             yield place, outcome
 
-    monkeypatch.setattr(reducing, "rows_as_read", recorded)
+    monkeypatch.setattr(reducing, "files_as_read", recorded)
     return names
 
 
@@ -86,9 +86,9 @@ def test_a_killed_call_is_taken_up_and_nothing_is_read_twice(
 ) -> None:
     whole = reduce_traces(traces, tmp_path / "whole.dpscope")
     read.clear()
-    begin: Callable[..., Generator[tuple[int, RowsOutcome]]] = vars(reducing)["rows_as_read"]
+    begin: Callable[..., Generator[tuple[int, FileOutcome]]] = vars(reducing)["files_as_read"]
 
-    def dies(*arguments: object) -> Generator[tuple[int, RowsOutcome]]:
+    def dies(*arguments: object) -> Generator[tuple[int, FileOutcome]]:
         for count, answer in enumerate(begin(*arguments)):
             if count == after:
                 read.pop()
@@ -96,7 +96,7 @@ def test_a_killed_call_is_taken_up_and_nothing_is_read_twice(
             yield answer
 
     with monkeypatch.context() as patched:
-        patched.setattr(reducing, "rows_as_read", dies)
+        patched.setattr(reducing, "files_as_read", dies)
         patched.setattr(reducing, "_MOST_OF_TIME", 0)
         with pytest.raises(Killed):
             reduce_traces(traces, tmp_path / "killed.dpscope")

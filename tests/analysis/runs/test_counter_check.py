@@ -40,7 +40,7 @@ def checked(
     sizes: tuple[int, ...] = (),
     collectives: pd.DataFrame | None = None,
 ) -> CounterCheck:
-    own = tables.collectives if collectives is None else collectives
+    own = tables.collectives.frame if collectives is None else collectives
     buckets = own[(own["kind"] == "all_reduce") & (own["step"] == 4)]["bytes"].tolist()
     counters = [
         DdpCounters(step=step, forward_compute_us=1, backward_compute_us=1, backward_comm_us=span_us, overlap_us=1,
@@ -89,7 +89,7 @@ def test_counters_of_another_length_do_not(tables: RankTables, share: float) -> 
 def test_a_counter_or_a_trace_cut_at_the_last_all_reduce_does_not_agree(tables: RankTables) -> None:
     """99.3 ms beside 83.8 ms either way: copies out of the buckets are 15% of the span."""
     assert not checked(tables, SPANS_US["all_reduces"]).spans_agree
-    table = tables.collectives
+    table = tables.collectives.frame
     ends = (table["start_us"] + table["duration_us"]).groupby(table["step"]).max()
     last = {step: [end] for step, end in zip(ends.index.tolist(), ends.tolist(), strict=True)}
     counters = [
@@ -102,17 +102,17 @@ def test_on_a_device_that_does_not_tell_of_backward_ddps_span_is_an_upper_bound(
     counters = [
         DdpCounters(step, 1, 1, span_us, 1, (1,)) for step, span_us in zip(STEPS, SPANS_US["copied_out"], strict=True)
     ]
-    assert check_counters(counters, tables.collectives, 0, factored=True).spans_agree
+    assert check_counters(counters, tables.collectives.frame, 0, factored=True).spans_agree
     short = [
         DdpCounters(step, 1, 1, 0.8 * span_us, 1, (1,))
         for step, span_us in zip(STEPS, SPANS_US["all_reduces"], strict=True)
     ]
-    assert not check_counters(short, tables.collectives, 0, factored=True).spans_agree
+    assert not check_counters(short, tables.collectives.frame, 0, factored=True).spans_agree
 
 
 def test_longer_all_reduces_and_other_buckets_stay_errors(tables: RankTables) -> None:
     assert not checked(tables, SPANS_US["copied_out"], sizes=(1, 2, 3, 4, 5)).buckets_equal
-    table = tables.collectives.copy()
+    table = tables.collectives.frame.copy()
     table.loc[table["kind"] == "all_reduce", "duration_us"] += 110_000.0  # each longer than the whole of DDP's span
     assert not checked(tables, SPANS_US["copied_out"], collectives=table).union_within_span
 

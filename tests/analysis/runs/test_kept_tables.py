@@ -20,7 +20,7 @@ from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_cell, load_run
 from dpscope.analysis.traces.ranks import kept_tables, trace_analysis
 from dpscope.analysis.traces.ranks.kept_tables import CONTENT_SUFFIX
-from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, read_trace_rows
+from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_kept
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.what_if.answers.bases import base_of_run
@@ -65,11 +65,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The trace files that are read, as they are."""
     files: list[Path] = []
 
-    def recorded(named: Sequence[Path], limits: ReadLimits) -> list[RowsOutcome]:
+    def recorded(named: Sequence[Path], limits: ReadLimits) -> list[FileOutcome]:
         files.extend(named)
-        return read_trace_rows(named, limits)
+        return read_files(named, limits)
 
-    monkeypatch.setattr(kept_tables, "read_trace_rows", recorded)
+    monkeypatch.setattr(kept_tables, "read_files", recorded)
     return files
 
 
@@ -242,7 +242,7 @@ def test_a_read_only_folder_is_read_once(run: Path) -> None:
         "try: (run / 'cells' / 'file').touch()\n"
         "except PermissionError: print('refused')\n"
         "first = load_run(run)\n"
-        "read = []; kept_tables.read_trace_rows = lambda files, limits: read.extend(files) or []\n"
+        "read = []; kept_tables.read_files = lambda files, limits: read.extend(files) or []\n"
         "second = load_run(run)\n"
         "print(all(data.steps.equals(second.cells[name].steps) for name, data in first.cells.items()), len(read))\n"
         "user or os.seteuid(0)\n"

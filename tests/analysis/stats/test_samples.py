@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 from scipy.stats import theilslopes
 
 from dpscope.analysis.runs.sample_findings import spread_findings
@@ -17,6 +18,7 @@ from dpscope.analysis.stats.samples import (
     pooled_median,
     pooled_spread,
     ratio_estimate,
+    student_t,
     verdict,
 )
 
@@ -197,3 +199,8 @@ def test_median_slope_is_scipys(count: int) -> None:
 )
 def test_spread_findings(repeats: list[np.ndarray], codes: set[str]) -> None:
     assert {finding.code for finding in spread_findings("cell", repeats)} == codes
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 8, 29, 99, 100, 5000])
+def test_students_t_is_scipys(freedom: int) -> None:
+    assert student_t(freedom) == pytest.approx(float(stdtrit(freedom, 0.975)), rel=1e-10)

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.data_parallel.phases import dp_phases, phase_table
+from dpscope.analysis.traces.data_parallel.phases import phase_means
+from dpscope.analysis.traces.ranks.frames import dp_phases
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
 from tests.generated_traces.builder import TraceBuilder
 from tests.generated_traces.generator import (
@@ -87,13 +90,13 @@ def test_phases_without_the_forward_range(tmp_path: Path, transport: Transport) 
     check(phases_of(tmp_path, {**generated.trace, "traceEvents": events}), generated)
 
 
-def test_phase_table_holds_the_means_of_whole_steps(tmp_path: Path) -> None:
-    table = phase_table(phases_of(tmp_path, dp_trace(2).trace))
+def test_phase_means_are_those_of_whole_steps(tmp_path: Path) -> None:
+    table = phase_means(Table.from_frame(phases_of(tmp_path, dp_trace(2).trace)))
     assert table["device"].tolist() == [0, 1]
     # parallel apply of steps 6 and 7: device 0 310.5 both, device 1 350 and 320
-    assert table["parallel_apply"].tolist() == [310.5, 335.0]
-    assert table["optimizer"].tolist()[0] == (180 + 170) / 2
-    assert pd.isna(table["optimizer"].iloc[1])
+    assert table["parallel_apply_us"].tolist() == [310.5, 335.0]
+    assert table["optimizer_us"][0] == (180 + 170) / 2
+    assert np.isnan(table["optimizer_us"][1])
 
 
 @pytest.mark.parametrize("transport", ["nccl", "peer_copy"])

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.traces.ranks.matching import match_ranks
-from dpscope.analysis.traces.ranks.stragglers import waits_caused
+from dpscope.analysis.traces.ranks.frames import match_ranks, waits_caused
 from tests.helpers.collective_tables import rank_table
 
 SIZES = (800, 300, 200, 400, 500)

@@ -12,6 +12,7 @@ from dpscope.analysis.output.traces import contention_of_traces
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, Contention, contentions
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.contended import Contended, write_contended_job
 from tests.generated_traces.ddp_schedule import DdpOptions
@@ -104,7 +105,7 @@ def test_ranks_are_compared_with_themselves() -> None:
          "count": 1, "time_us": (rank + 1) * (120.0 if overlapped else 100.0), "overlap_us": (rank + 1) * 120.0 * overlapped}
         for rank in range(2) for unit in range(6) for overlapped in (True, False)
     ]  # fmt: skip
-    found = contentions(pd.DataFrame(rows)).every
+    found = contentions(Table.from_frame(pd.DataFrame(rows))).every
     assert found is not None
     assert found.ratio == pytest.approx(1.2)
 

@@ -7,8 +7,8 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.waterfall import exposed_by_phase
 from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.traces.ranks.critical_device import critical_windows
-from dpscope.analysis.traces.ranks.ledger import ledger_of
+from dpscope.analysis.traces.ranks.ledger import critical_rows, ledger_of
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import Cell
 from tests.helpers.run_cells import cell_data, run_of, windows
 
@@ -60,8 +60,7 @@ def test_phases_add_up_to_the_critical_devices_exposed_time() -> None:
 
 
 def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
-    nothing = pd.DataFrame(columns=["rank", "device", "step", "part"])
-    ledger = ledger_of(data_parallel_windows(), nothing)
+    ledger = ledger_of(Table.from_frame(data_parallel_windows()), Table.of(rank=[], device=[], step=[], part=[]))
     assert ledger is not None
     assert (ledger.exposed_us, ledger.critical_device, ledger.devices_exposed_us) == (500, 0, 125)
     text = cost_text("DP", "dp", ledger, None)
@@ -71,7 +70,7 @@ def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
 
 def test_processes_with_one_device_keep_all_their_windows() -> None:
     frame = windows(DDP, 3, step_us=STEP_US, compute_us=4900.0, idle_us=100.0)
-    assert critical_windows(frame) is frame
+    assert critical_rows(Table.from_frame(frame)).all()
     data = cell_data(DDP, [[STEP_US] * 6], frame)
     (row,) = compare(run_of(data)).table.to_dict("records")
     assert pd.isna(row["critical_device"])
@@ -82,6 +81,7 @@ def test_each_process_has_a_critical_device_and_unknown_idle_time_is_no_reason_t
     frame = data_parallel_windows()
     other = frame.assign(rank=1, idle_us=frame["idle_us"].iloc[::-1].to_numpy())
     both = pd.concat([frame, other], ignore_index=True).astype({"rank": "Int64"})
-    assert critical_windows(both).groupby("rank")["device"].unique().map(list).to_dict() == {0: [0], 1: [3]}
+    chosen = both[critical_rows(Table.from_frame(both))]
+    assert chosen.groupby("rank")["device"].unique().map(list).to_dict() == {0: [0], 1: [3]}
     unknown = frame.assign(idle_us=frame["idle_us"].where(frame["device"] == 2))
-    assert set(critical_windows(unknown)["device"]) == {2}
+    assert set(unknown[critical_rows(Table.from_frame(unknown))]["device"]) == {2}

@@ -7,8 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpscope.analysis.traces.ranks import exposed_parts as module
-from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts
+from dpscope.analysis.traces.reading.table import Table
 from tests.helpers.collective_tables import matched_rows, stretch_rows
+
+
+def exposed_parts(table: pd.DataFrame, exposed: pd.DataFrame) -> pd.DataFrame:
+    return module.exposed_parts(Table.from_frame(table), Table.from_frame(exposed)).frame
 
 
 def lengths(parts: pd.DataFrame, *labels: str) -> dict[Any, float]:

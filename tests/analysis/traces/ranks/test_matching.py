@@ -3,9 +3,9 @@
 import pytest
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.traces.ranks.matching import match_ranks
-from dpscope.analysis.traces.ranks.step_waits import step_waits
+from dpscope.analysis.traces.ranks.frames import match_ranks, step_waits
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
+from dpscope.analysis.traces.reading.table import Table
 from tests.helpers.collective_tables import rank_table
 
 
@@ -97,7 +97,7 @@ def test_straggler_is_the_rank_that_comes_last() -> None:
     for rank, wait in ((0, 50.0), (1, 0.0), (2, 50.0)):
         rows = [{"step": step, "group_size": 3, "duration_us": 10.0 + wait} for step in (1, 1, 2, 2)]
         tables.append(rank_table(rank, rows))
-    straggler = find_straggler(match_ranks(tables).table)
+    straggler = find_straggler(Table.from_frame(match_ranks(tables).table))
     assert straggler is not None
     assert (straggler.rank, straggler.steps, straggler.of_steps) == (1, 2, 2)
     assert straggler.lateness_us == 50.0
@@ -114,7 +114,7 @@ def test_lateness_is_a_mean_over_the_others_and_shares_are_those_of_the_pairs() 
         rank_table(rank, [{"step": step, "group_size": 3, "duration_us": 10.0 + own[step - 1]} for step in (1, 2)])
         for rank, own in waits.items()
     ]
-    straggler = find_straggler(match_ranks(tables).table)
+    straggler = find_straggler(Table.from_frame(match_ranks(tables).table))
     assert straggler is not None
     assert (straggler.rank, straggler.steps, straggler.of_steps) == (1, 1, 2)
     assert straggler.lateness_us == 20.0
@@ -123,4 +123,4 @@ def test_lateness_is_a_mean_over_the_others_and_shares_are_those_of_the_pairs() 
 
 def test_nobody_waits_for_nobody() -> None:
     tables = [rank_table(rank, [{"duration_us": 10.0}]) for rank in range(2)]
-    assert find_straggler(match_ranks(tables).table) is None
+    assert find_straggler(Table.from_frame(match_ranks(tables).table)) is None

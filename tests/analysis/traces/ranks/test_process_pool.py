@@ -19,7 +19,7 @@ from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, write_trace
 from tests.helpers.paths import ROOT
-from tests.helpers.pool_work import die_at_rank_c, reduce_or_die_at_rank_c
+from tests.helpers.pool_work import die_at_rank_c, read_or_die_at_rank_c
 
 pytestmark = pytest.mark.process
 
@@ -123,13 +123,13 @@ def test_errors_of_workers_are_told_as_ever(job: Path, monkeypatch: pytest.Monke
 
 def test_a_worker_that_dies_is_told(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     force_processes(monkeypatch)
-    monkeypatch.setattr(process_pool, "reduce_file", reduce_or_die_at_rank_c)
-    read = process_pool.read_trace_rows([job / f"{name}.json.gz" for name in "abcd"], DEFAULT_LIMITS)
+    monkeypatch.setattr(process_pool, "read_file", read_or_die_at_rank_c)
+    read = process_pool.read_files([job / f"{name}.json.gz" for name in "abcd"], DEFAULT_LIMITS)
     assert [str(one) for one in read if isinstance(one, DpscopeError)] == [
         f"the process that was to read {job / 'c.json.gz'} ended without an answer (signal 9); "
         "if memory ran out, read fewer files at once"
     ]
-    assert [one.column("rank").to_pylist() for one in read if not isinstance(one, DpscopeError)] == [[3], [2], [0]]
+    assert [[rank.summary.rank for rank in one] for one in read if not isinstance(one, DpscopeError)] == [[3], [2], [0]]
     with pytest.raises(DpscopeError, match=r"ended without an answer \(signal 9\)"):
         process_pool.over_cores(die_at_rank_c, [job / "a.json.gz", job / "c.json.gz"], [job / "a.json.gz"] * 2)
 

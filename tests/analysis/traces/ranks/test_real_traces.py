@@ -8,11 +8,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.stragglers import find_straggler, waits_caused
+from dpscope.analysis.traces.ranks.frames import step_breakdown, waits_caused
+from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
-from dpscope.analysis.traces.steps.breakdown import step_breakdown
 from tests.helpers.paths import DATA
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -108,7 +109,7 @@ def test_v100_is_nearly_all_waiting(v100: TraceAnalysis) -> None:
     assert own["wait_us"].sum() == 5_798 - 217
     # busbw of the 1,576,964 B all-reduce on 8 ranks: 1,576,964 / 86 us x 2 x 7/8 = 32.089 GB/s
     assert own["busbw_gb_per_s"].iloc[4] == pytest.approx(32.0894, abs=1e-3)
-    straggler = find_straggler(table)
+    straggler = find_straggler(Table.from_frame(table))
     assert straggler is not None
     # The table's rows say the same: seven ranks wait for rank 7, 35,543 of 46,806 us in all
     caused = waits_caused(table)

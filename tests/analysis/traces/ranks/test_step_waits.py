@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.step_waits import step_waits
+from dpscope.analysis.traces.ranks.frames import step_waits
 from tests.helpers.collective_tables import matched_rows, stretch_rows
 
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpscope.analysis.traces.ranks.frames import collectives, step_breakdown
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
-from dpscope.analysis.traces.steps.breakdown import step_breakdown
-from dpscope.analysis.traces.steps.collectives import collectives
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, Layout, ddp_trace, trace_text, write_trace
 

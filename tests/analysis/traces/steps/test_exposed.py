@@ -5,9 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from dpscope.analysis.traces.ranks.frames import step_breakdown
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
-from dpscope.analysis.traces.steps.breakdown import step_breakdown
 from dpscope.analysis.traces.steps.exposed import exposed_stretches
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
@@ -23,7 +23,7 @@ TRACES = {
 def test_stretches_add_up_to_exposed_communication(path: Path) -> None:
     (trace,) = read_traces(path)
     attribution = attribute(trace)
-    steps, stretches = step_breakdown(attribution), exposed_stretches(attribution)
+    steps, stretches = step_breakdown(attribution), exposed_stretches(attribution).frame
     keys = ["rank", "device", "step"]
     lengths = stretches.assign(length_us=stretches["end_us"] - stretches["start_us"])
     sums = lengths.groupby(keys, dropna=False)["length_us"].sum().reset_index()

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpscope.analysis.traces.ranks.frames import collectives, step_breakdown
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
-from dpscope.analysis.traces.steps.breakdown import step_breakdown
-from dpscope.analysis.traces.steps.collectives import collectives
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
 

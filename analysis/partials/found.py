@@ -1,0 +1,41 @@
+"""The partials among the paths that a user names."""
+
+from pathlib import Path
+
+from dpscope.analysis.traces.ranks.trace_analysis import Paths, as_paths
+from dpscope.profiling.store.errors import DpscopeError, unreadable
+from dpscope.profiling.store.files import natural_order
+
+SUFFIX = ".dpscope"
+
+
+def find_partials(paths: Paths) -> list[Path]:
+    """Partials among the paths: files as named, folders searched for *.dpscope; none where there are only traces.
+
+    Raises DpscopeError for a folder that cannot be read.
+    """
+    found: list[Path] = []
+    for path in as_paths(paths):
+        if path.is_dir():
+            try:
+                next(path.iterdir(), None)
+            except OSError as error:
+                raise DpscopeError(unreadable(path, error)) from error
+            found += sorted((file for file in path.rglob(f"*{SUFFIX}") if _may_be_partial(file)), key=natural_order)
+        elif path.suffix == SUFFIX and _may_be_partial(path):
+            found.append(path)
+    return found
+
+
+def _may_be_partial(file: Path) -> bool:
+    """TensorBoard's event files of dpscope end likewise."""
+    return file.is_file() and "tfevents" not in file.name and not file.name.startswith(".tmp-")
+
+
+def partials_among(paths: Paths) -> list[Path]:
+    """`find_partials`; raises DpscopeError where something else was named beside them."""
+    found = find_partials(paths)
+    others = [path for path in as_paths(paths) if not any(file == path or path in file.parents for file in found)]
+    if found and others:
+        raise DpscopeError(f"{found[0]} is a partial and {others[0]} is not: give only partials or only traces")
+    return found

@@ -1,0 +1,59 @@
+"""The tables of traces as DataFrames, for the Python API; dpscope itself computes with `Table`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import pandas as pd
+
+from dpscope.analysis.traces.data_parallel.phases import dp_phase_table
+from dpscope.analysis.traces.ranks.matching import match_tables
+from dpscope.analysis.traces.ranks.step_waits import waits_by_step
+from dpscope.analysis.traces.ranks.stragglers import waits_by_pair
+from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
+from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.breakdown import step_table
+from dpscope.analysis.traces.steps.collectives import collective_table
+from dpscope.profiling.records.finding import Finding
+
+
+@dataclass(frozen=True)
+class MatchedRanks:
+    """`table`: the ranks' rows with their transfers and waits; `unmatched`: rows whose partners were not found."""
+
+    table: pd.DataFrame
+    unmatched: int
+    findings: tuple[Finding, ...]
+
+
+def step_breakdown(attribution: Attribution) -> pd.DataFrame:
+    """`step_table` as a DataFrame: a row per (rank, device, step), microseconds."""
+    return step_table(attribution).frame
+
+
+def collectives(attribution: Attribution, kind_of_row: Mapping[int, str] = MappingProxyType({})) -> pd.DataFrame:
+    """`collective_table` as a DataFrame: a row per collective of one rank."""
+    return collective_table(attribution, kind_of_row).frame
+
+
+def dp_phases(attribution: Attribution) -> pd.DataFrame:
+    """`dp_phase_table` as a DataFrame: a row per (rank, device, step, phase)."""
+    return dp_phase_table(attribution).frame
+
+
+def match_ranks(rank_tables: Sequence[pd.DataFrame], origins: Sequence[RankOrigin] = ()) -> MatchedRanks:
+    """`match_tables` of the `collectives` of the ranks of one job."""
+    matched = match_tables([Table.from_frame(one) for one in rank_tables], origins)
+    return MatchedRanks(matched.table.frame, matched.unmatched, matched.findings)
+
+
+def step_waits(table: pd.DataFrame, exposed: pd.DataFrame | None = None) -> pd.DataFrame:
+    """`waits_by_step` of `match_ranks`' table: transfers and waits per (rank, device, step), microseconds."""
+    stretches = Table.from_frame(exposed) if exposed is not None else None
+    return waits_by_step(Table.from_frame(table), stretches).frame
+
+
+def waits_caused(table: pd.DataFrame) -> pd.DataFrame:
+    """`waits_by_pair` of `match_ranks`' table: a row per (late rank, waiting rank)."""
+    return waits_by_pair(Table.from_frame(table)).frame
