@@ -22,7 +22,7 @@ from band_tally import Tally
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the hosts, which tests use too
 
 from dpscope.analysis.what_if.answers.bases import AskedBase, base_of_run
-from dpscope.analysis.what_if.links.costs import Links
+from dpscope.analysis.what_if.scenarios.collective_costs import Links
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate

@@ -17,11 +17,9 @@ from dpscope.analysis import attribute, collectives, read_trace
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.what_if.answers.bases import AskedBase, base_of_run, base_of_traces, repeats_band
 from dpscope.analysis.what_if.answers.own_error import CellError, OwnErrors, own_errors
-from dpscope.analysis.what_if.links.carried import carried_us
-from dpscope.analysis.what_if.links.costs import Links, carried_spread
 from dpscope.analysis.what_if.profiles.job import job_profile
-from dpscope.analysis.what_if.replay.base import base_error
-from dpscope.analysis.what_if.replay.replay import Prepared
+from dpscope.analysis.what_if.replay.replay import Prepared, base_error
+from dpscope.analysis.what_if.scenarios.collective_costs import Links, carried_spread, carried_us
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from dpscope.analysis.costs.calibrated import ContentionRatios, contention_of
 from dpscope.analysis.costs.calibration_fit import Statistic, find_fit, largest_bus_gb_per_s, predict_us
-from dpscope.analysis.costs.contention import ContentionRatios, contention_of
 from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.machine.interconnect import group_rate

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dpscope.analysis.costs.calibrated import contention_ratios
 from dpscope.analysis.costs.calibration_files import calibration_path
 from dpscope.analysis.costs.calibration_fit import fit_calibration
-from dpscope.analysis.costs.contention import contention_ratios
 from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
 from dpscope.analysis.report.nccl_tables import calibration_chapter, ring_share

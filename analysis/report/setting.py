@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from dpscope.analysis.costs.node_rates import rate_between, rate_within
+from dpscope.analysis.costs.calibrated import rate_between, rate_within
 from dpscope.analysis.runs.repeats import repeats_said
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_run import traces_said

@@ -166,9 +166,9 @@ def calibrate(
     stated = options.read_link(link)
     from rich.console import Console
 
+    from dpscope.analysis.costs.calibrated import rate_between, rate_within
     from dpscope.analysis.costs.calibration_files import calibration_path
     from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
-    from dpscope.analysis.costs.node_rates import rate_between, rate_within
     from dpscope.analysis.report.calibration import calibration_tables, save_calibration
     from dpscope.analysis.report.nccl_tables import calibration_chapter
     from dpscope.analysis.text.terminal import print_findings, print_table

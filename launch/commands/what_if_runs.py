@@ -109,11 +109,11 @@ def _check(question: RunQuestion, scenarios: int) -> None:
     if question.solve is not None and scenarios > 1:
         raise DpscopeError("--solve answers for one scenario: give one value for each other option")
     if question.trace is not None:
-        from dpscope.analysis.what_if.answers.replayed_trace import check_trace_name
+        from dpscope.analysis.what_if.answers.written import check_trace_name
 
         check_trace_name(question.trace)
     if question.figure is not None:
-        from dpscope.analysis.what_if.answers.figure import check_figure_name
+        from dpscope.analysis.what_if.answers.written import check_figure_name
 
         check_figure_name(question.figure)
 
@@ -130,10 +130,10 @@ def _solved(found: "AskedBase", question: RunQuestion, scenarios: list[Asked]) -
 
 def _write(said: "RunAnswer", question: RunQuestion) -> None:
     if question.trace is not None:
-        from dpscope.analysis.what_if.answers.replayed_trace import write_replayed
+        from dpscope.analysis.what_if.answers.written import write_replayed
 
         write_replayed(said, question.trace)
     if question.figure is not None:
-        from dpscope.analysis.what_if.answers.figure import write_figure
+        from dpscope.analysis.what_if.answers.written import write_figure
 
         write_figure(said, question.figure)

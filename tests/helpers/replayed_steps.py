@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.replay.buckets import Bucketing
-from dpscope.analysis.what_if.replay.max_plus import NEVER
 from dpscope.analysis.what_if.replay.replay import Conditions
-from dpscope.analysis.what_if.replay.step_profile import Gradients, MeasuredBucket, StepProfile, Works
+from dpscope.analysis.what_if.replay.step_profile import NEVER, Gradients, MeasuredBucket, StepProfile, Works
+from dpscope.analysis.what_if.scenarios.collective_costs import Costs
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.scenario import Base
 

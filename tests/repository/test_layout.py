@@ -57,12 +57,11 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if/replay": "analysis/costs analysis/stats profiling/records",
     "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/replay profiling/machine profiling/records profiling/store",
-    "analysis/what_if/links": "analysis/costs profiling/records",
     "analysis/what_if": "analysis/costs analysis/stats analysis/text analysis/traces/ranks profiling/records profiling/store",
-    "analysis/what_if/scenarios": "analysis/text analysis/traces/ranks analysis/what_if analysis/what_if/links "
+    "analysis/what_if/scenarios": "analysis/costs analysis/text analysis/traces/ranks analysis/what_if "
     "analysis/what_if/replay profiling/machine profiling/records",
     "analysis/what_if/answers": "analysis/cells analysis/costs analysis/figures analysis/runs analysis/stats analysis/text "
-    "analysis/traces/ranks analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay "
+    "analysis/traces/ranks analysis/what_if analysis/what_if/profiles analysis/what_if/replay "
     "analysis/what_if/scenarios profiling/machine profiling/records profiling/store",
     "analysis/findings": "analysis/cells analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/ranks "
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/records",

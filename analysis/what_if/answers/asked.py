@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from dpscope.analysis.what_if.links.costs import Links
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
+from dpscope.analysis.what_if.scenarios.collective_costs import Links
 from dpscope.analysis.what_if.scenarios.inputs import place_of
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.profiling.machine.gpu_speed import GpuSpeed, gpu_speed, like_names

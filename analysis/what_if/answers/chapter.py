@@ -28,7 +28,7 @@ class WhatIfChapter:
 
     def figure(self) -> "Figure | None":
         """Efficiency over devices, with band and measured points; None where there is none to draw."""
-        from dpscope.analysis.what_if.answers.figure import efficiency_figure
+        from dpscope.analysis.what_if.answers.written import efficiency_figure
 
         return efficiency_figure(self.said)
 

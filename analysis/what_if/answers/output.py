@@ -15,8 +15,7 @@ from dpscope.analysis.what_if.answers.own_error import OwnErrors
 from dpscope.analysis.what_if.answers.questions import Solution
 from dpscope.analysis.what_if.answers.savings import Saving, savings, savings_sentences
 from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences, show_ms
-from dpscope.analysis.what_if.replay.base import base_error
-from dpscope.analysis.what_if.replay.replay import AS_IT_WAS
+from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, base_error
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.predicted_ledger import detail_sentences, ledger_values
 from dpscope.analysis.what_if.scenarios.scenario import Scenario

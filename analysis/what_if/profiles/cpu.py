@@ -7,10 +7,25 @@ import pandas as pd
 
 from dpscope.analysis.stats.arrays import Floats
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.what_if.profiles import buckets as told
-from dpscope.analysis.what_if.profiles.gradients import PARTS, ends_of, ready_gradients
-from dpscope.analysis.what_if.replay.max_plus import NEVER
-from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, Gradients, OtherCollective, StepProfile, Works
+from dpscope.analysis.what_if.profiles.gradients import (
+    PARTS,
+    StepCollectives,
+    backward_span,
+    ends_of,
+    gaps,
+    measured_buckets,
+    ready_gradients,
+    shared_as_replayed,
+    split_collectives,
+)
+from dpscope.analysis.what_if.replay.step_profile import (
+    INTERPOLATED,
+    NEVER,
+    Gradients,
+    OtherCollective,
+    StepProfile,
+    Works,
+)
 
 GLOO_WORKERS = 2  # ProcessGroupGloo::Options in torch, threads = 2 x network devices, of which torch takes one
 
@@ -24,9 +39,9 @@ def cpu_profile(
     """
     began, ended = float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step])
     events = attribution.events
-    backward = told.backward_span(events, (began, ended))
-    split = told.split(rows, backward)
-    measured = told.measured_buckets(split.buckets, began)
+    backward = backward_span(events, (began, ended))
+    split = split_collectives(rows, backward)
+    measured = measured_buckets(split.buckets, began)
     sizes = [one.bytes for one in measured]
     created = split.buckets["launch_us"].tolist()
     found = ready_gradients(events, (began, ended), created, sizes, parameter_bytes)
@@ -43,19 +58,19 @@ def cpu_profile(
         step_us=ended - began,
         works=_works(durations),
         gradients=Gradients(parts, np.arange(2, 2 + len(parts), dtype=np.int64), known),
-        buckets=tuple(told.shared_as_replayed(measured, told.gaps(measured)[0], GLOO_WORKERS)),
+        buckets=tuple(shared_as_replayed(measured, gaps(measured)[0], GLOO_WORKERS)),
         others=tuple(others),
         first_host_us=NEVER,
         bucket_ends=ends_of(found.bucket) if found else tuple(PARTS * (one + 1) - 1 for one in range(len(measured))),
         launch_lag_us=0.0,
-        start_gap_us=told.gaps(measured)[0],
+        start_gap_us=gaps(measured)[0],
         turn_us=0.0,
         exposed_us=exposed_us,
         servers=GLOO_WORKERS,
     )
 
 
-def _waited_for(split: told.StepCollectives, backward: tuple[float, float]) -> pd.DataFrame:
+def _waited_for(split: StepCollectives, backward: tuple[float, float]) -> pd.DataFrame:
     """The other collectives before the backward pass: what comes later holds the CPU up only if its work shows it."""
     first = float(split.buckets["launch_us"].min()) if len(split.buckets) else float("inf")
     return split.others[split.others["launch_us"] < min(first, backward[1])]

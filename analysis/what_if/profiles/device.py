@@ -1,26 +1,43 @@
-"""One rank's step on a device as a profile: launches, kernels, host's waits, what waits for a collective."""
+"""One rank's step on a device as a profile: launches, kernels, the host's waits, what waits for a collective.
 
+On another GPU a kernel is bounded by what its name shows: products of matrices by the peak rate of their type, everything else by
+memory. This is the roofline of a kernel that is far from the ridge (Williams et al., "Roofline", CACM 52(4), 2009). The names are
+those of cuBLAS, cuDNN and CUTLASS; a product of matrices with few rows is in fact bound by memory.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from dpscope.analysis.traces.reading.event_table import Category
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import COPY_KINDS, Kind
-from dpscope.analysis.what_if.profiles import buckets as told
-from dpscope.analysis.what_if.profiles.gradients import PARTS, ReadyGradients, ends_of, ready_gradients
-from dpscope.analysis.what_if.profiles.kernel_bounds import kernel_bounds
-from dpscope.analysis.what_if.replay.max_plus import NEVER
+from dpscope.analysis.what_if.profiles.gradients import (
+    PARTS,
+    ReadyGradients,
+    StepCollectives,
+    as_replayed,
+    backward_span,
+    ends_of,
+    gaps,
+    measured_buckets,
+    ready_gradients,
+    split_collectives,
+)
 from dpscope.analysis.what_if.replay.step_profile import (
     INTERPOLATED,
+    NEVER,
     UNKNOWN,
     Gradients,
     OtherCollective,
     StepProfile,
     Works,
 )
+from dpscope.profiling.machine.gpu_speed import FP32, HALF, HOST_LINK, MEMORY, TF32
 
 _WAITS = ("Synchronize", "Memcpy")  # names of calls in which the host may wait for the device
 _SHORTEST_WAIT_US = 5.0
@@ -46,14 +63,14 @@ def device_profile(
     began, ended = float(windows.start_us[step]), float(windows.end_us[step])
     works = _launched(attribution, step, began)
     host_range = (float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step]))
-    split = told.split(rows, told.backward_span(events, host_range))
-    measured = told.measured_buckets(split.buckets, began)
+    split = split_collectives(rows, backward_span(events, host_range))
+    measured = measured_buckets(split.buckets, began)
     launches = split.buckets["launch_us"].tolist()
     found = ready_gradients(events, host_range, launches, [one.bytes for one in measured], parameter_bytes)
     gradients = _gradients(works, found, launches, [one.bytes for one in measured])
     others = _others(split.others, works)
     table, first_host = _works(attribution, works, step, began, split, gradients)
-    start_gap, turn = told.gaps(measured)
+    start_gap, turn = gaps(measured)
     lags = [launch - works.launch_us[max(0, _before(works, launch) - 1)] for launch in launches]
     return StepProfile(
         rank=attribution.trace.rank,
@@ -61,7 +78,7 @@ def device_profile(
         step_us=ended - began,
         works=table,
         gradients=gradients,
-        buckets=tuple(told.as_replayed(measured, start_gap, turn)),
+        buckets=tuple(as_replayed(measured, start_gap, turn)),
         others=tuple(others),
         first_host_us=first_host,
         bucket_ends=_ends(found, len(measured)),
@@ -145,7 +162,7 @@ def _works(
     works: _Launched,
     step: int,
     began: float,
-    split: told.StepCollectives,
+    split: StepCollectives,
     gradients: Gradients,
 ) -> tuple[Works, float]:
     """The columns of `Works`, and when the host was last known to be somewhere before the first launch."""
@@ -190,7 +207,7 @@ def _needs(works: _Launched, reduced: pd.DataFrame, gradients: Gradients) -> np.
     return np.asarray(np.maximum.accumulate(needs))
 
 
-def _held_until(works: _Launched, split: told.StepCollectives, needs: np.ndarray, began: float) -> np.ndarray:
+def _held_until(works: _Launched, split: StepCollectives, needs: np.ndarray, began: float) -> np.ndarray:
     """Until when each work is held up by the work before and by the collectives it waits for."""
     held = np.concatenate(([began], works.end_us[:-1])) if len(works.end_us) else works.end_us
     if not split.buckets.empty:
@@ -253,3 +270,28 @@ def _next_launch(attribution: Attribution, step: int, works: _Launched) -> float
     launches = attribution.launch_us[attribution.rows(Kind.COMPUTE, *COPY_KINDS)]
     later = launches[launches > (works.launch_us[-1] if len(works.launch_us) else NEVER)]
     return float(later.min()) if len(later) else float(attribution.steps.end_us[step])
+
+
+_COPY = re.compile(r"^Memcpy (HtoD|DtoH)")
+_PRODUCT = re.compile(
+    r"gemm|gemv|cutlass|xmma|s(884)?cudnn|cudnn.*(conv|wgrad|dgrad|fprop)|implicit_convolve|convolve|winograd|wgrad|dgrad|fprop|flash|fmha",
+    re.IGNORECASE,
+)
+_BESIDE = re.compile(r"nchwToNhwc|nhwcToNchw|scalePackedTensor|splitKreduce|im2col|col2im", re.IGNORECASE)
+_TF32 = re.compile(r"tf32|s1688(?!.*(f16|bf16))", re.IGNORECASE)
+_HALF = re.compile(r"f16f16|bf16|_f16_|h884|h1688|h16816|hgemm|fp16|s16816|s884|half|flash|fmha", re.IGNORECASE)
+
+
+def kernel_bounds(names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Of each name MEMORY, FP32, TF32, HALF or HOST_LINK."""
+    return np.array([_bound(name) for name in names], dtype=np.int64)
+
+
+def _bound(name: str) -> int:
+    if _COPY.search(name):
+        return HOST_LINK
+    if not _PRODUCT.search(name) or _BESIDE.search(name):
+        return MEMORY
+    if _TF32.search(name):
+        return TF32
+    return HALF if _HALF.search(name) else FP32

@@ -2,19 +2,76 @@
 
 Host and device go through their works; a bucket is ready when its last gradient is, its all-reduce starts when the last rank
 is ready and a server is free; what needs a bucket (the optimizer, the copies out of it) waits for its end; the next forward waits
-for the optimizer. Two steps are run and the second is read, so that a host that runs ahead is in steady state.
+for the optimizer. Two steps are run and the second is read, so that a host that runs ahead is in steady state. The parts of a
+replayed step are those of the ledger of a traced one.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from dpscope.analysis.costs.collective_streams import run_collectives
 from dpscope.analysis.what_if.replay.buckets import bucket_bytes
-from dpscope.analysis.what_if.replay.max_plus import NEVER, NO_WORK, Stretch, joined, stretches
-from dpscope.analysis.what_if.replay.step_parts import Span, StepParts, exposed_split
-from dpscope.analysis.what_if.replay.step_profile import StepProfile, Works
+from dpscope.analysis.what_if.replay.step_profile import NEVER, NO_WORK, StepProfile, Stretch, Works, joined, stretches
+
+Span = tuple[float, float]
+"""Start and end, microseconds from the step's start."""
+
+
+class StepParts(NamedTuple):
+    """Microseconds; the parts add up to the replayed step. See `Ledger` for what each is."""
+
+    compute: float = 0.0
+    exposed_wait: float = 0.0
+    exposed_transfer: float = 0.0
+    exposed_other: float = 0.0
+    idle: float = 0.0
+
+
+def exposed_split(
+    exposed: Sequence[Span], transfers: Sequence[Span], waits: Sequence[Span], others: Sequence[Span]
+) -> tuple[float, float, float]:
+    """Exposed wait, transfer and other: a moment counts as transfer, else as wait, else as other, else as none of them.
+
+    `exposed` are the stretches in which the device waits for communication.
+
+    >>> exposed_split([(10.0, 50.0)], [(20.0, 30.0)], [(5.0, 25.0)], [(28.0, 40.0)])  # 10-20 waits, 20-30 moves, 30-40 is other
+    (10.0, 10.0, 10.0)
+    """
+    transferring = _union(transfers)
+    in_wait = _union([*transferring, *waits])
+    in_flight = _union([*in_wait, *others])
+    moved, waited, every = (_shared(exposed, spans) for spans in (transferring, in_wait, in_flight))
+    return waited - moved, moved, every - waited
+
+
+def _union(spans: Iterable[Span]) -> list[Span]:
+    """The same stretches of time without overlaps, in order."""
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if end <= start:
+            continue
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _shared(exposed: Sequence[Span], spans: Sequence[Span]) -> float:
+    """How long both last; each list is in order and without overlaps."""
+    total, place = 0.0, 0
+    for start, end in exposed:
+        while place < len(spans) and spans[place][1] <= start:
+            place += 1
+        at = place
+        while at < len(spans) and spans[at][0] < end:
+            total += min(end, spans[at][1]) - max(start, spans[at][0])
+            at += 1
+    return total
 
 
 @dataclass(frozen=True)
@@ -321,3 +378,41 @@ class _Step:
             for values in zip(sizes, self.ready, self.starts, self.ends, strict=True)
         ]
         return [*self.other_spans, *made]
+
+
+MOST_OFF = 0.01  # of the step: a base that its own replay misses by more predicts nothing
+
+
+def measured_conditions(profile: StepProfile) -> Conditions:
+    """The profile's own buckets, costs and lateness."""
+    return Conditions(
+        bucket_ends=profile.bucket_ends,
+        latency_us=(0.0,) * len(profile.buckets),
+        transfer_us=tuple(one.cost_us for one in profile.buckets),
+        late_us=tuple(one.late_us for one in profile.buckets),
+        other_us=tuple(one.cost_us for one in profile.others),
+        slowdown=profile.slowdown,
+    )
+
+
+def silent(profile: StepProfile) -> Conditions:
+    """Its own buckets, every collective at no cost and no rank late."""
+    none = (0.0,) * len(profile.bucket_ends)
+    return Conditions(profile.bucket_ends, none, none, none, (0.0,) * len(profile.others))
+
+
+def base_error(prepared: Prepared) -> float:
+    """(replayed - measured) / measured of the step as it was entered."""
+    profile = prepared.profile
+    replayed = replayed_from(prepared, measured_conditions(profile), (profile.first_host_us, 0.0, NEVER))
+    return replayed / profile.step_us - 1
+
+
+def late_us(profile: StepProfile, ends: tuple[int, ...], factor: float = 1.0) -> tuple[float, ...]:
+    """Lateness of the last rank at other buckets: between the measured ones by the bytes that were ready, scaled."""
+    if not profile.buckets:
+        return (0.0,) * len(ends)
+    reach = np.cumsum(profile.gradients.bytes)
+    held = reach[list(profile.bucket_ends)]
+    found = np.interp(reach[list(ends)], held, [one.late_us for one in profile.buckets])
+    return tuple((found * factor).tolist())

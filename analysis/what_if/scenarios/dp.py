@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from dpscope.analysis.what_if.links.costs import Cost, Costs
-from dpscope.analysis.what_if.replay.base import silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
-from dpscope.analysis.what_if.replay.replay import Compute, Prepared, Replayed, replay
+from dpscope.analysis.what_if.replay.replay import Compute, Prepared, Replayed, replay, silent
 from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, StepProfile
+from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs
 from dpscope.analysis.what_if.scenarios.inputs import compute_of, passes_of, place_of
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 

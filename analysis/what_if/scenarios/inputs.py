@@ -4,11 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis.what_if.links.costs import Cost, Costs
-from dpscope.analysis.what_if.replay.base import late_us
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, Bucketing, bucket_bytes, bucket_ends
-from dpscope.analysis.what_if.replay.replay import Compute, Conditions
+from dpscope.analysis.what_if.replay.replay import Compute, Conditions, late_us
 from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, SHARES_THE_LINK, StepProfile
+from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.analysis.what_if.step_model import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed

@@ -7,14 +7,21 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dpscope.analysis.text.units import show_time
-from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.prediction import FARTHEST, Prediction
-from dpscope.analysis.what_if.replay.base import MOST_OFF, base_error, silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, not_reproduced
-from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Prepared, Replayed, replay
-from dpscope.analysis.what_if.replay.step_parts import StepParts
+from dpscope.analysis.what_if.replay.replay import (
+    AS_IT_WAS,
+    MOST_OFF,
+    Prepared,
+    Replayed,
+    StepParts,
+    base_error,
+    replay,
+    silent,
+)
 from dpscope.analysis.what_if.replay.step_profile import StepProfile
 from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR, Parts, half_band, replay_parts
+from dpscope.analysis.what_if.scenarios.collective_costs import Costs
 from dpscope.analysis.what_if.scenarios.dp import data_parallel
 from dpscope.analysis.what_if.scenarios.inputs import (
     Inputs,

@@ -6,7 +6,7 @@ import numpy as np
 
 from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS, Ledger
 from dpscope.analysis.what_if.prediction import Prediction, bound_by, show_ms
-from dpscope.analysis.what_if.replay.step_parts import StepParts
+from dpscope.analysis.what_if.replay.replay import StepParts
 
 NO_LEDGER = "the traces of the base do not show where its step goes"
 NOT_SPLIT = "the traces of the base do not separate waiting from transfer"

@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.what_if.links.costs import Links
-from dpscope.analysis.what_if.replay.base import measured_conditions
 from dpscope.analysis.what_if.replay.buckets import Bucketing
-from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Compute, Prepared, Replayed, replay
+from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Compute, Prepared, Replayed, measured_conditions, replay
 from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, StepProfile
+from dpscope.analysis.what_if.scenarios.collective_costs import Links
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.profiling.machine.gpu_speed import GpuSpeed
 

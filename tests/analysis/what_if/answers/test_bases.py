@@ -13,8 +13,15 @@ import pytest
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Interval
-from dpscope.analysis.what_if.answers.bases import base_of_run, base_of_traces, repeats_band, single_steps_us
-from dpscope.analysis.what_if.answers.interference import NO_CONTENTION, gamma_of, interference_of_traces
+from dpscope.analysis.what_if.answers.bases import (
+    NO_CONTENTION,
+    base_of_run,
+    base_of_traces,
+    gamma_of,
+    interference_of_traces,
+    repeats_band,
+    single_steps_us,
+)
 from dpscope.analysis.what_if.answers.own_error import CellError, OwnErrors, own_errors, with_own_error
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario

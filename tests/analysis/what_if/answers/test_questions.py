@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from dpscope.analysis.what_if.answers.questions import solve
-from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
+from dpscope.analysis.what_if.scenarios.collective_costs import Costs
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario

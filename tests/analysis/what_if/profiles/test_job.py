@@ -1,18 +1,24 @@
 """Profiles of traces, made and real: replayed, they take as long as they were measured to."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dpscope.analysis import attribute, collectives, read_trace
-from dpscope.analysis.what_if.profiles.job import JobProfile, job_profile
-from dpscope.analysis.what_if.replay.base import base_error, measured_conditions
-from dpscope.analysis.what_if.replay.replay import Prepared, replay
+from dpscope.analysis.what_if.profiles.device import kernel_bounds
+from dpscope.analysis.what_if.profiles.gradients import NODE, ready_gradients
+from dpscope.analysis.what_if.profiles.job import JobProfile, at_slowdown, job_profile, slowdown_of
+from dpscope.analysis.what_if.replay.replay import Prepared, base_error, measured_conditions, replay
+from dpscope.analysis.what_if.replay.step_profile import BY_ORDER, MeasuredBucket, StepProfile
+from dpscope.profiling.machine.gpu_speed import FP32, HALF, HOST_LINK, MEMORY, TF32
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, ddp_trace, gloo_trace, write_trace
 from tests.helpers.made_traces import operator, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
+from tests.helpers.replayed_steps import profile, works
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 V100 = sorted((DATA / "v100x8_ddp_dlrm").glob("*.json.gz"))
@@ -93,3 +99,98 @@ def test_what_a_trace_lacks_is_said() -> None:
 def test_a_trace_without_a_whole_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DpscopeError, match="no whole step"):
         job_profile([write(tmp_path, [operator("aten::mm", 0.0, 5.0)])])
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        ("ampere_sgemm_128x64_tn", FP32),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16", TF32),
+        ("cutlass_80_tensorop_s1688gemm_128x128_16x5_tn_align4", TF32),
+        ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn", HALF),
+        ("volta_fp16_s884cudnn_fp16_256x64_ldg8_relu_f2f_exp_small_nhwc_tn_v1", HALF),
+        ("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", HALF),
+        ("volta_scudnn_128x64_relu_interior_nn_v1", FP32),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float>", MEMORY),
+        ("void cudnn::ops::nchwToNhwcKernel<__half, __half, float>", MEMORY),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>", MEMORY),
+        ("Memcpy HtoD (Pinned -> Device)", HOST_LINK),
+        ("Memcpy DtoD (Device -> Device)", MEMORY),
+    ],
+)
+def test_names_of_kernels(name: str, bound: int) -> None:
+    assert kernel_bounds([name]).tolist() == [bound]
+
+
+FIRST, LAST = (100.0, 150.0), (500.0, 600.0)  # when the nodes of two tensors begin, in the two backward passes
+
+
+def trace_of(path: Path, starts: tuple[float, ...]) -> Path:
+    nodes = [
+        {"ph": "X", "cat": "cpu_op", "name": NODE, "pid": 1, "tid": 2, "ts": start, "dur": 10.0, "args": {}}
+        for start in (0.0, *starts)
+    ]
+    nodes[0]["name"] = "aten::convolution"
+    path.write_text(json.dumps({"traceEvents": nodes}))
+    return path
+
+
+@pytest.mark.parametrize("starts", [(*FIRST, *LAST), LAST])
+def test_only_the_last_micro_batchs_gradients_are_in_a_bucket(tmp_path: Path, starts: tuple[float, ...]) -> None:
+    events = read_trace(trace_of(tmp_path / "0_0.pt.trace.json", starts)).events
+    found = ready_gradients(events, (0.0, 1000.0), [620.0], [300.0], parameter_bytes=[100, 200])
+    assert found is not None
+    assert found.known == BY_ORDER
+    assert found.begin_us.tolist() == list(LAST)
+    assert found.bytes.tolist() == [200.0, 100.0]  # in the order of the backward pass
+    assert found.end_us.tolist() == [510.0, 620.0]  # the last one when its bucket is launched
+
+
+def step_of(*spans: tuple[float, float, float], megabytes: float = 1.0, **more: object) -> StepProfile:
+    """Buckets on two workers of gloo by (ready, start, end), microseconds; nothing follows the last."""
+    gaps = [later - earlier for (earlier, *_), (later, *_) in zip([(0.0, 0.0, 0.0), *spans], spans, strict=False)]
+    rows = tuple(MeasuredBucket(megabytes * 1e6, *times, late_us=0.0, cost_us=times[2] - times[1]) for times in spans)
+    made = profile(works([*gaps, 0.0]), after=list(range(1, len(spans) + 1)), ends=tuple(range(len(spans))))
+    return replace(made, buckets=rows, servers=2, step_us=max(one.end_us for one in rows), **more)  # type: ignore[arg-type]
+
+
+# Ready at 0, 10 and 12, 20 us each alone; the third waits for one of two workers.
+APART = step_of((0, 0, 20), (10, 10, 30), (12, 20, 40))  # none slows another
+SHARED = step_of((0, 0, 30), (10, 10, 50), (12, 30, 60))  # two share every byte, see test_collective_streams.py
+# half as much again: 10 left at 10, until 25; by then the second has moved 10, until 40; by then the third 10, until 50
+BETWEEN = step_of((0, 0, 25), (10, 10, 40), (12, 25, 50))
+
+
+@pytest.mark.parametrize(("step", "slowdown"), [(APART, 1.0), (BETWEEN, 1.5), (SHARED, 2.0)])
+def test_each_costs_alone_what_it_would(step: StepProfile, slowdown: float) -> None:
+    told = at_slowdown(step, slowdown)
+    assert [one.cost_us for one in told.buckets] == pytest.approx([20, 20, 20], abs=0.1)
+    assert base_error(Prepared(told)) == pytest.approx(0, abs=1e-3)  # the replay takes them as they were told
+
+
+def test_the_wrong_factor_gives_equal_buckets_unequal_costs() -> None:
+    # taken to share: the first alone 10 of its 20 us, then 5; the second 5 + 5; the third 5, then 10 alone
+    assert [one.cost_us for one in at_slowdown(APART, 2.0).buckets] == pytest.approx([15, 10, 15], abs=0.1)
+
+
+def test_transfers_that_overlap_tell_how_much_they_slow_each_other() -> None:
+    assert slowdown_of([APART]) == (1.0, 1.0, 1.0)
+    assert slowdown_of([BETWEEN]) == (1.5, 1.5, 1.5)
+
+
+def test_a_link_that_is_shared_is_the_usual_thing() -> None:
+    assert slowdown_of([SHARED]) is None
+
+
+def test_nothing_is_told_where_nothing_overlaps_or_one_stream_runs_all() -> None:
+    assert slowdown_of([step_of((0, 0, 20), (30, 30, 50))]) is None
+    assert slowdown_of([replace(APART, servers=1)]) is None
+    assert at_slowdown(replace(APART, servers=1), 1.5).buckets == APART.buckets
+    # two that overlap, noisy by a tenth: any factor makes costs as unlike
+    assert slowdown_of([step_of((0, 0, 20), (10, 10, 32)), step_of((0, 0, 23), (10, 10, 31))]) is None
+
+
+def test_costs_are_compared_along_a_line_through_the_sizes() -> None:
+    """Twice the bytes in twice the time, beside others and alone: nothing slows anything."""
+    large = step_of((0, 0, 40), (10, 10, 50), (12, 40, 80), megabytes=2.0)
+    assert slowdown_of([APART, large]) == (1.0, 1.0, 1.0)

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpscope.analysis.what_if.replay.base import base_error, late_us, measured_conditions
-from dpscope.analysis.what_if.replay.replay import Compute, Prepared, replay
+from dpscope.analysis.what_if.replay.replay import Compute, Prepared, base_error, late_us, measured_conditions, replay
 from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket, OtherCollective, Works
 from tests.helpers.replayed_steps import SIMPLE, profile, under, works
 

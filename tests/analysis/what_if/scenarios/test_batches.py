@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.what_if.links.costs import Links
 from dpscope.analysis.what_if.prediction import Prediction
 from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
+from dpscope.analysis.what_if.scenarios.collective_costs import Links
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 from dpscope.profiling.machine.link_text import parse_link

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.what_if.links.costs import Costs, Links
 from dpscope.analysis.what_if.replay.buckets import Bucketing
 from dpscope.analysis.what_if.replay.step_profile import Gradients, MeasuredBucket, OtherCollective, StepProfile
+from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
-from dpscope.analysis.what_if.links.costs import Costs, Links
 from dpscope.analysis.what_if.prediction import Prediction, answer_sentences
+from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.predicted_ledger import (

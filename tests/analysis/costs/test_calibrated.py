@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from dpscope.analysis.costs.contention import contention_of, contention_ratios
+from dpscope.analysis.costs.calibrated import contention_of, contention_ratios
 from dpscope.profiling.records.calibration import Contention
 from tests.helpers.run_cells import calibration
 

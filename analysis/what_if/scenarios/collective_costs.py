@@ -5,19 +5,96 @@ In this order: (1) a calibration at that count, or the base's own transfers; (2)
 question states replaces what was measured on that level, at the efficiency that was measured on the old link, where known.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dpscope.analysis.costs.calibrated import NodeRate, rate_between
 from dpscope.analysis.costs.calibration_fit import find_fit, largest_bus_gb_per_s, predict_us
 from dpscope.analysis.costs.formulas import bus_factor, ring_hops
-from dpscope.analysis.costs.node_rates import NodeRate, rate_between
-from dpscope.analysis.what_if.links.carried import carried_us
-from dpscope.analysis.what_if.links.ways import HIERARCHICAL, best_way, hop_us
 from dpscope.profiling.records.calibration import Calibration, CollectiveFit
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
+
+RING, TREE, HIERARCHICAL = "ring", "tree", "hierarchy"
+
+
+@dataclass(frozen=True)
+class Way:
+    """Microseconds of latency and of transfer."""
+
+    name: str
+    latency_us: float
+    transfer_us: float
+
+    @property
+    def total_us(self) -> float:
+        return self.latency_us + self.transfer_us
+
+
+def best_way(
+    kind: str, size: float, devices: int, inside: int, hop_us: float, rate: float, within: tuple[float, float] | None
+) -> Way | None:
+    """The fastest over so many devices, on nodes of `inside`; None where the kind has no model.
+
+    `rate` in bytes a microsecond is that of the link between nodes, which a node's devices share; on one node of the one within.
+    `within`: latency and transfer of the same collective on the devices of one node; None where it is not known, and taken to
+    hold nothing up. A ring and a tree are as slow as the slowest link they go over. A hierarchy is a reduce-scatter inside a
+    node, an all-reduce of each share between nodes over the node's link, an all-gather inside. The bytes of a ring: nccl-tests,
+    doc/PERFORMANCE.md.
+
+    >>> best_way("all_reduce", 1e6, 8, 2, 0.0, 1e4, (0.0, 20.0))  # 20 inside and 2 x 3/4 MB between; a ring would take 175
+    Way(name='hierarchy', latency_us=0.0, transfer_us=170.0)
+    """
+    nodes, factor, inner = -(-devices // inside), bus_factor(kind, devices), bus_factor(kind, inside)
+    if factor is None:
+        return None
+    slowest = rate
+    if within is not None and inner and within[1] > 0:
+        slowest = min(rate, inner * size / within[1])
+    found = [Way(RING, ring_hops(kind, devices) * hop_us, factor * size / slowest)]
+    if nodes > 1 and kind == "all_reduce":
+        found.append(Way(TREE, 2 * math.ceil(math.log2(nodes)) * hop_us, 2 * size / slowest))
+        if within is not None:
+            between = (bus_factor(kind, nodes) or 0.0) * size / rate
+            found.append(Way(HIERARCHICAL, ring_hops(kind, nodes) * hop_us, sum(within) + between))
+    return min(found, key=lambda one: one.total_us)
+
+
+def hop_us(kind: str, latency_us: float, devices: int) -> float:
+    """What one hop of a ring takes, of a collective's latency on so many devices."""
+    return max(0.0, latency_us) / max(1, ring_hops(kind, devices))
+
+
+_FULL = 3  # counts from which latency that grows with the hops can be told from what does not grow
+
+
+def carried_us(times_us: Mapping[int, float], devices: int) -> float:
+    """t(N) = a0 + a1 (N - 1) + b (N - 1)/N at one size, none of them negative, relative errors least; a1 from three counts on.
+
+    `times_us` by count, two or more. Source of the form: the ring's formula (`ring_all_reduce_us`) with what does not grow added.
+    On eight A100 behind NVSwitch it misses N = 8 by 4% from N up to 4, by 2.5% from N up to 6 (medians over sizes).
+
+    >>> round(carried_us({2: 60.0, 4: 85.0}, 8), 1)  # 10 + 100 (N - 1)/N
+    97.5
+    """
+    from scipy.optimize import nnls
+
+    counts = np.array(sorted(times_us), dtype=float)
+    values = np.array([times_us[int(count)] for count in counts])
+    if not values.any():
+        return 0.0
+    weights = 1 / np.maximum(values, 1e-3)
+
+    def columns(ranks: np.ndarray) -> np.ndarray:
+        moved, hops = ([of("all_gather", int(count)) or 0 for count in ranks] for of in (bus_factor, ring_hops))
+        return np.stack((np.ones_like(ranks), moved, hops)[: 3 if len(counts) >= _FULL else 2], axis=1)
+
+    found, _ = nnls(columns(counts) * weights[:, None], values * weights)
+    return float((columns(np.array([float(devices)])) @ found)[0])
+
 
 CALIBRATED, TRACED, CARRIED, HIERARCHY, SPECIFIED = "calibrated", "traced", "carried", "hierarchy", "specification"
 _BOUND = ", so the step is at least this"

@@ -2,10 +2,17 @@
 
 import pytest
 
+from dpscope.analysis.costs.calibrated import contention_of, rate_between, rate_within
 from dpscope.analysis.costs.calibration_fit import fit_calibration
-from dpscope.analysis.costs.contention import contention_of
-from dpscope.analysis.costs.node_rates import rate_between, rate_within
-from dpscope.analysis.what_if.links.costs import CALIBRATED, CARRIED, HIERARCHY, Cost, Costs, Links
+from dpscope.analysis.what_if.scenarios.collective_costs import (
+    CALIBRATED,
+    CARRIED,
+    HIERARCHY,
+    Cost,
+    Costs,
+    Links,
+    carried_us,
+)
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
     Calibration,
@@ -197,3 +204,18 @@ def test_a_base_over_several_nodes_tells_the_latency_of_each_level() -> None:
     asked = costs(devices=4, per_node=2)
     assert "5 us a hop as calibrated within a node" in cost(asked, 2, 2, Links(intra=FAST)).told
     assert "16.7 us a hop as calibrated between nodes" in cost(asked, 2, 1, Links(inter=FAST)).told
+
+
+def test_two_counts_tell_what_grows_as_the_ring_s_bytes() -> None:
+    # 10 us + 100 us x (N-1)/N: 60, 85; at 8: 97.5
+    assert carried_us({2: 60.0, 4: 85.0}, 8) == pytest.approx(97.5)
+
+
+def test_three_counts_tell_hops_too() -> None:
+    # 5 + 2 (N-1) + 80 (N-1)/N: 47, 71, 89; at 16: 5 + 30 + 75 = 110
+    assert carried_us({2: 47.0, 4: 71.0, 8: 89.0}, 16) == pytest.approx(110.0)
+
+
+def test_times_that_fall_with_the_count_are_carried_as_a_constant() -> None:
+    # nothing may be negative: 50 everywhere is nearest
+    assert carried_us({2: 50.0, 4: 50.0}, 64) == pytest.approx(50.0)

@@ -1,4 +1,4 @@
-"""What the answer says of its base: its step and its ledger are those of the report."""
+"""The command line as scenarios, and what is printed about the base."""
 
 from pathlib import Path
 
@@ -6,10 +6,13 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.what_if.answers.asked import AskedText, scenarios_of
 from dpscope.analysis.what_if.answers.bases import base_of_run, base_of_traces
 from dpscope.analysis.what_if.answers.output import base_sentences, ledger_table, run_answer
 from dpscope.analysis.what_if.answers.own_error import OwnErrors
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
+from dpscope.profiling.records.links import REACHED_RATE
+from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 
@@ -46,3 +49,14 @@ def test_the_ledgers_of_base_and_predictions_are_one_table() -> None:
     for row in table.rows:
         step, *parts = (0.0 if value == "NA" else float(value) for value in row[1:])
         assert sum(parts) == pytest.approx(step, abs=0.04)
+
+
+def test_a_rate_that_was_measured_is_no_specification() -> None:
+    (asked, scenario), (_, other) = scenarios_of(AskedText(inter="reached 11GB/s,100Gb/s"))
+    assert asked == {"inter": "reached 11GB/s"}
+    assert scenario.links.inter is not None
+    assert (scenario.links.inter.gb_per_s, scenario.links.inter.source) == (11, REACHED_RATE)
+    assert other.links.inter is not None
+    assert (other.links.inter.gb_per_s, other.links.inter.source == REACHED_RATE) == (12.5, False)
+    with pytest.raises(DpscopeError, match="--inter: '11' has no unit"):
+        scenarios_of(AskedText(inter="reached 11"))

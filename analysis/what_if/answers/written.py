@@ -1,0 +1,194 @@
+"""The files that `dpscope whatif` writes: the figure of efficiency over devices, and the replayed step as a Chrome trace."""
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpscope.analysis.what_if.answers.output import RunAnswer
+from dpscope.analysis.what_if.replay.replay import (
+    AS_IT_WAS,
+    CollectiveSpan,
+    Prepared,
+    Replayed,
+    measured_conditions,
+    replay,
+)
+from dpscope.analysis.what_if.scenarios.inputs import inputs_of
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.strategies import traits_of
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_bytes, write_text
+from dpscope.profiling.store.ownership import check_overwritable, is_own_trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EfficiencyPoint = tuple[int, float, float, float]  # devices, efficiency and the ends of its band
+_MOST_LINES = 8  # that a reader tells apart
+_LOGARITHMIC = 8  # times the least count, from which small counts would stand on each other
+_KINDS = (".png", ".svg", ".pdf")
+
+
+def check_figure_name(path: Path) -> None:
+    """Raise DpscopeError for a name of another kind, a folder that is not there and a file that is not dpscope's."""
+    if path.suffix not in _KINDS:
+        raise DpscopeError(f"{path} must end in {', '.join(_KINDS)}")
+    if not path.parent.is_dir():
+        raise DpscopeError(f"{path.parent} does not exist; make it first")
+    check_overwritable(path)
+
+
+def write_figure(said: RunAnswer, path: Path) -> None:
+    """Draw it. Raises DpscopeError where no scenario has an efficiency, and where there are too many."""
+    drawn = efficiency_figure(said)
+    if drawn is None:
+        raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table says why")
+    if (lines := len(_lines(said))) > _MOST_LINES:
+        raise DpscopeError(
+            f"--figure would hold {counted(lines, 'line')}; ask for {_MOST_LINES} or fewer beside --devices"
+        )
+    from dpscope.analysis.figures.draw import to_pdf, to_png, to_svg
+
+    check_overwritable(path)
+    if path.suffix == ".svg":
+        write_text(path, to_svg(drawn))
+    else:
+        write_bytes(path, to_png(drawn) if path.suffix == ".png" else to_pdf(drawn))
+
+
+def efficiency_figure(said: RunAnswer) -> "Figure | None":
+    """The figure; None where no scenario has an efficiency."""
+    lines = _lines(said)
+    if not lines:
+        return None
+    import matplotlib as mpl
+
+    from dpscope.analysis.figures.style import STYLE
+
+    with mpl.rc_context(STYLE):
+        return _drawn(lines, _measured(said))
+
+
+def _lines(said: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
+    """A line for everything that is asked beside the number of devices, by what it is called."""
+    found: dict[str, list[EfficiencyPoint]] = {}
+    for words, _, one in said.predictions:
+        if one.efficiency is None or not one.step_us or not one.low_us or not one.high_us:
+            continue
+        called = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items() if name != "devices")
+        ends = (one.efficiency * one.step_us / one.high_us, one.efficiency * one.step_us / one.low_us)
+        found.setdefault(called, []).append((one.devices, one.efficiency, *ends))
+    return {called: sorted(points) for called, points in found.items()}
+
+
+def _drawn(lines: dict[str, list[EfficiencyPoint]], measured: list[tuple[int, float]]) -> "Figure":
+    from dpscope.analysis.figures.style import literal, new_figure
+
+    drawn, (axes,) = new_figure(rows=9)
+    for called, points in lines.items():
+        devices = [one[0] for one in points]
+        low, high = ([100 * one[end] for one in points] for end in (2, 3))
+        axes.fill_between(devices, low, high, alpha=0.25 / len(lines) ** 0.5, linewidth=0)
+        values = [100 * one[1] for one in points]
+        axes.plot(devices, values, marker=".", label=literal(called or "predicted") + ", 90% band")
+    if measured:
+        axes.plot(*zip(*measured, strict=True), "o", color="black", fillstyle="none", label="measured")
+    ticks = sorted({point[0] for points in lines.values() for point in points} | {one for one, _ in measured})
+    if ticks[-1] >= _LOGARITHMIC * ticks[0]:
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+    axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None))
+    axes.set_xticks(ticks, labels=[str(one) for one in ticks])
+    axes.margins(x=0.05)
+    axes.legend(loc="lower left")
+    return drawn
+
+
+def _measured(said: RunAnswer) -> list[tuple[int, float]]:
+    """Devices and efficiency of the run's own DDP cells at the base's batch."""
+    base = said.question.base
+    alone = base.single_us.get(base.batch_size) if base.batch_size is not None else None
+    if alone is None:
+        return []
+    suffix = f"-b{base.batch_size}"
+    found = [(base.devices, 100 * alone / base.step_us)]
+    for one in said.own.cells:
+        if one.cell.endswith(suffix) and one.cell.startswith("ddp-d"):
+            found.append((int(one.cell.removeprefix("ddp-d").split("-")[0]), 100 * alone / one.measured_us))
+    return sorted(found)
+
+
+_MEASURED, _PREDICTED = 1, 2
+_COMPUTE, _COLLECTIVES = 1, 2
+
+
+def check_trace_name(path: Path) -> None:
+    """Raise DpscopeError for a name that Perfetto does not read, a folder that is not there and a file that is not dpscope's."""
+    if not path.name.endswith((".json", ".json.gz")):
+        raise DpscopeError(f"{path} must end in .json or .json.gz, which Perfetto reads")
+    if not path.parent.is_dir():
+        raise DpscopeError(f"{path.parent} does not exist; make it first")
+    check_overwritable(path, is_own_trace)
+
+
+def write_replayed(said: RunAnswer, path: Path) -> None:
+    """Two processes: the measured step and the first scenario's, each with compute and collectives; *.json or *.json.gz.
+
+    Raises DpscopeError for a scenario that has no replay.
+    """
+    base, (words, scenario, prediction) = said.question.base, said.predictions[0]
+    profile = base.profiles[0]
+    inputs = inputs_of(base, profile, scenario, said.question.costs)
+    if isinstance(inputs, str) or prediction.step_us is None or traits_of(scenario.strategy or "").peer_copies:
+        why = inputs if isinstance(inputs, str) else prediction.reason or "DataParallel is told by its formula"
+        raise DpscopeError(f"no replay to write: {why}")
+    measured = replay(base.prepared(profile, AS_IT_WAS), measured_conditions(profile), with_spans=True)
+    predicted = replay(base.prepared(profile, inputs.compute), inputs.conditions, with_spans=True)
+    label = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items()) or "as measured"
+    events = [
+        *_events(_MEASURED, f"measured: {base.name}", measured, base.prepared(profile, AS_IT_WAS)),
+        *_events(_PREDICTED, f"predicted: {label}", predicted, base.prepared(profile, inputs.compute)),
+    ]
+    trace = {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events, "dpscope": {"whatif": label}}
+    text = json.dumps(trace, allow_nan=False, indent=2).encode()
+    check_overwritable(path, is_own_trace)
+    write_bytes(path, gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+def _events(process: int, name: str, step: Replayed, prepared: Prepared) -> Iterator[dict[str, object]]:
+    """Names, compute up to the last gradient and after the last wait, every collective; microseconds from the step's start.
+
+    Collectives in flight together are on tracks of their own: spans of one track may not overlap.
+    """
+    tracks = _tracks(step.collectives)
+    beside = {track: f"collectives {track - _COLLECTIVES + 1}" for track in sorted({*tracks} - {_COLLECTIVES})}
+    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
+    for thread, label in {_COMPUTE: "compute", _COLLECTIVES: "collectives", **beside}.items():
+        yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": label}}
+    yield _span(process, _COMPUTE, "forward and backward", 0.0, step.backward_us, {})
+    last = max([step.backward_us, *(one.end_us for one in step.collectives if one.kind == "all_reduce")])
+    yield _span(process, _COMPUTE, "optimizer and the rest", last, step.step_us, {"works": len(prepared.profile.works)})
+    for one, track in zip(step.collectives, tracks, strict=True):
+        told = {"bytes": round(one.bytes), "ready_us": one.ready_us, "waited_us": one.start_us - one.ready_us}
+        yield _span(process, track, one.kind, one.start_us, one.end_us, told)
+
+
+def _tracks(collectives: Sequence[CollectiveSpan]) -> list[int]:
+    """For each the first track that is free when it starts."""
+    free: list[float] = []
+    found = [0] * len(collectives)
+    for index in sorted(range(len(collectives)), key=lambda place: collectives[place].start_us):
+        one = collectives[index]
+        track = next((place for place, until in enumerate(free) if until <= one.start_us), len(free))
+        free[track : track + 1] = [one.end_us]
+        found[index] = _COLLECTIVES + track
+    return found
+
+
+def _span(
+    process: int, thread: int, name: str, start: float, end: float, told: Mapping[str, object]
+) -> dict[str, object]:
+    duration = max(0.0, end - start)
+    return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": start, "dur": duration, "args": told}
