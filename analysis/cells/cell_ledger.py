@@ -63,8 +63,19 @@ def _put_contention(row: Row, ledger: Ledger | None, data: CellData, single: Cel
         row.put_interval(unknown if value is None else _FEW_KERNELS, column, interval)
     slowdown_us, contention_us = (ledger.slowdown_us, ledger.contention_us) if ledger is not None else (None, None)
     reason = unknown if slowdown_us is not None else _reason("slowdown", data)
-    row.put(reason, other_slowdown_us=minus(slowdown_us, contention_us))
+    other_us = minus(slowdown_us, contention_us)
+    ends = [ledger.intervals.get(part) for part in ("slowdown", "contention")] if ledger is not None else [None, None]
+    row.put(reason, other_slowdown_us=other_us)
+    _put_bounds(row, "other_slowdown_us", other_us, reason, _around(other_us, *ends))
     return ledger
+
+
+def _around(value: float | None, *parts: Interval | None) -> Interval | None:
+    """The interval of a sum or difference of parts, whose half widths add up as squares do; None if one is unknown."""
+    if value is None or None in parts:
+        return None
+    half = math.hypot(*(one.half_width for one in parts if one is not None))
+    return Interval(value - half, value + half)
 
 
 def cell_contentions(data: CellData, single: CellData | None) -> Contentions:
@@ -84,11 +95,7 @@ def _change(more: Ledger | None, less: Ledger | None, part: str) -> tuple[float 
     if more is None or less is None:
         return None, None
     change = minus(getattr(more, f"{part}_us"), getattr(less, f"{part}_us"))
-    bounds = [one.intervals.get(part) for one in (more, less)]
-    if change is None or bounds[0] is None or bounds[1] is None:
-        return change, None
-    half = math.hypot(bounds[0].half_width, bounds[1].half_width)
-    return change, Interval(change - half, change + half)
+    return change, _around(change, *(one.intervals.get(part) for one in (more, less)))
 
 
 def _reason(name: str, data: CellData) -> str:

@@ -168,6 +168,7 @@ COLUMNS = (
         "communication",
         "Slowdown minus contention: clocks, caches, host",
     ),
+    *_interval("other_slowdown_us", "other slowdown", "time", "communication"),
     Column("communication_us", "comm.", "time", "communication", "Union of communication (dp-host: host copies)"),
     *_range("communication_us", "comm.", "time", "communication", RANK_RANGE, *_OF_RANKS),
     Column("hidden_us", "hidden", "time", "communication", "Communication while the device computes"),

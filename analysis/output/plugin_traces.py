@@ -14,7 +14,13 @@ from typing import Any
 
 from isal import igzip, igzip_lib
 
-from dpscope.analysis.traces.reading.categories import CATEGORIES, DEVICE_ANNOTATION, DEVICE_WORK, category_of
+from dpscope.analysis.traces.reading.categories import (
+    CATEGORIES,
+    DEVICE_ANNOTATION,
+    DEVICE_WORK,
+    category_of,
+    is_annotation,
+)
 from dpscope.analysis.traces.reading.event_columns import copy_name
 from dpscope.analysis.traces.reading.event_table import Category
 from dpscope.analysis.traces.steps.communication_kernels import is_collective_kernel
@@ -72,7 +78,7 @@ def plugin_copy(trace: dict[str, Any], device: int | None = None) -> dict[str, A
             event["cat"] = _CATEGORIES[category]
         elif category == DEVICE_ANNOTATION and str(event.get("name")).startswith("ProfilerStep#"):
             event["name"] = f"device {event['name']}"  # the plugin would take it for a step of its own
-        elif category in ("user_annotation", DEVICE_ANNOTATION) and str(event.get("name")).startswith("nccl:"):
+        elif is_annotation(category) and str(event.get("name")).startswith("nccl:"):
             event["name"] = f"range of {event['name']}"  # the time around it is no communication
         elif _communicates(event):
             event["args"] = {**event.get("args", {}), "External id": fresh_id}

@@ -62,6 +62,11 @@ def is_on_device(name: object) -> bool:
     return name == DEVICE_ANNOTATION or category_of(name) in DEVICE_WORK
 
 
+def is_annotation(name: object) -> bool:
+    """Whether events of a category are named ranges, on the host or around work on a device."""
+    return name == DEVICE_ANNOTATION or category_of(name) is Category.USER_ANNOTATION
+
+
 def is_of_torch_profiler(name: str) -> bool:
     """Whether torch.profiler writes events of a category."""
     return name in _OF_TORCH_PROFILER

@@ -133,6 +133,36 @@ def test_a_ledgers_intervals_are_students() -> None:
     assert bounds(together, "exposed") == bounds(alone, "exposed")
 
 
+def test_the_rest_of_the_slowdown_has_an_interval_from_both_parts() -> None:
+    """Kernels take 120 us next to communication and 100 us alone, each with some noise."""
+    several = repeats_that_differ(
+        Cell(strategy="ddp", devices=2, batch_size=8), (1500.0, 1506.0),
+        exposed_us=(440.0, 444.0), compute_us=(1000.0, 1000.0), communication_us=(600.0, 600.0), idle_us=(60.0, 62.0),
+    )  # fmt: skip
+    single = repeats_that_differ(
+        Cell(strategy="single", devices=1, batch_size=8), (1000.0, 1000.0),
+        compute_us=(960.0, 957.0), idle_us=(40.0, 43.0),
+    )  # fmt: skip
+    kernels = pd.DataFrame(
+        {"repeat": 0, "rank": 0, "device": 0, "operator": "aten::mm", "kernel_class": 1, "unit": unit, "overlapped": overlapped,
+         "count": 1, "time_us": (120.0 if overlapped else 100.0) + unit % 3, "overlap_us": 120.0 * overlapped}
+        for unit in range(9) for overlapped in (True, False)
+    )  # fmt: skip
+    found = summarise_cell(replace(several, kernels=kernels), {8: single}, CostSources(), RunSpreads())
+    slowdown, contention, other = (found.number(f"{name}_us") for name in ("slowdown", "contention", "other_slowdown"))
+    assert None not in (slowdown, contention, other)
+    assert other == pytest.approx((slowdown or 0.0) - (contention or 0.0))
+    halves = [
+        ((high or 0.0) - (low or 0.0)) / 2
+        for low, high in (bounds(found, name) for name in ("slowdown", "contention", "other_slowdown"))
+    ]
+    assert min(halves) > 0
+    assert halves[2] == pytest.approx((halves[0] ** 2 + halves[1] ** 2) ** 0.5)
+    assert sum(end or 0.0 for end in bounds(found, "other_slowdown")) / 2 == pytest.approx(other)
+    unknown = summarise_cell(several, {8: single}, CostSources(), RunSpreads())  # no kernel: no contention, no rest
+    assert bounds(unknown, "other_slowdown") == (None, None)
+
+
 def test_one_repeat_alone_has_no_interval() -> None:
     cell = Cell(strategy="ddp", devices=2, batch_size=8)
     traced = windows(cell, STEPS, step_us=1530.0, compute_us=1000.0, exposed_us=450.0, idle_us=80.0)
