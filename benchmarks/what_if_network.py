@@ -21,7 +21,7 @@ from band_tally import Tally
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the hosts, which tests use too
 
-from dpscope.analysis.what_if.answers.bases import AskedBase, base_of_run
+from dpscope.analysis.what_if.answers.bases import Question, base_of_run
 from dpscope.analysis.what_if.scenarios.collective_costs import Links
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
@@ -54,7 +54,7 @@ class ShapedCell:
         return f"{self.hosts} hosts, {rate}, {' '.join(self.options).replace('--', '')}"
 
     @property
-    def asked(self) -> Scenario:
+    def question(self) -> Scenario:
         """As a scenario of the base."""
         if self.mbit is None:
             return self.scenario
@@ -101,17 +101,17 @@ def main(arguments: Sequence[str]) -> int:
     if "--delay" in arguments:
         return delayed_cells(out)
     measure(BASE, out / "base")
-    asked = base_of_run(out / "base", None)
-    sys.stdout.write(f"base: {asked.base.step_us / 1e3:.1f} ms, {BASE.name}\n")
+    question = base_of_run(out / "base", None)
+    sys.stdout.write(f"base: {question.base.step_us / 1e3:.1f} ms, {BASE.name}\n")
     errors, same, bands = [], [], Tally()
     for index, cell in enumerate(QUICK if "--quick" in arguments else CELLS):
-        predicted = predict(asked.base, cell.asked, asked.costs)
+        predicted = predict(question.base, cell.question, question.costs)
         measured = measure(cell, out / f"cell{index}")
         off = (predicted.step_us or float("nan")) / measured - 1
         errors.append(abs(off))
         bands.add(predicted.low_us, predicted.high_us, measured)
-        same.append(abs(asked.base.step_us / measured - 1))
-        sys.stdout.write(f"{cell.name}: {_told(asked, predicted.step_us, measured, off)}\n")
+        same.append(abs(question.base.step_us / measured - 1))
+        sys.stdout.write(f"{cell.name}: {_told(question, predicted.step_us, measured, off)}\n")
         sys.stdout.flush()
     sys.stdout.write(
         f"{len(errors)} cells: median {100 * np.median(errors):.1f}%, worst {100 * max(errors):.1f}% (wanted <= 4 and 10%) | "
@@ -133,15 +133,15 @@ def delayed_cells(out: Path) -> int:
             run_cell(DELAYED_BASE, base, late[:1], DEVICE)
             timed = NodeCommand(late, base.resolve(), "calibrate", *CALIBRATED)
             assert timed.wait(CELL_TIMEOUT_S) == [0, 0], timed.everything()
-            asked = base_of_run(base, None)
-            sys.stdout.write(f"{delay_ms} ms, base: {_beside(asked)}\n")
+            question = base_of_run(base, None)
+            sys.stdout.write(f"{delay_ms} ms, base: {_beside(question)}\n")
             for index, cell in enumerate(DELAYED):
-                predicted = predict(asked.base, cell.scenario, asked.costs)
+                predicted = predict(question.base, cell.scenario, question.costs)
                 measured = run_cell(cell, out / f"delayed{delay_ms}_cell{index}", late, DEVICE)
                 off = (predicted.step_us or float("nan")) / measured - 1
                 errors.append(abs(off))
                 bands.add(predicted.low_us, predicted.high_us, measured)
-                sys.stdout.write(f"{delay_ms} ms, {cell.name}: {_told(asked, predicted.step_us, measured, off)}\n")
+                sys.stdout.write(f"{delay_ms} ms, {cell.name}: {_told(question, predicted.step_us, measured, off)}\n")
                 sys.stdout.flush()
     sys.stdout.write(
         f"with delay: median {100 * np.median(errors):.1f}%, worst {100 * max(errors):.1f}% (wanted <= 8%)\n"
@@ -150,17 +150,17 @@ def delayed_cells(out: Path) -> int:
     return 0
 
 
-def _beside(asked: AskedBase) -> str:
-    base = asked.base
+def _beside(question: Question) -> str:
+    base = question.base
     return (
         f"{base.step_us / 1e3:.1f} ms; two all-reduces in flight take "
         f"{base.slowdown:.2f} times as long as one, computing beside one {1 + base.gamma:.2f} times"
     )
 
 
-def _told(asked: AskedBase, predicted_us: float | None, measured_us: float, off: float) -> str:
+def _told(question: Question, predicted_us: float | None, measured_us: float, off: float) -> str:
     shown = "NA" if predicted_us is None else f"{predicted_us / 1e3:.1f}"
-    rule = 100 * (asked.base.step_us / measured_us - 1)
+    rule = 100 * (question.base.step_us / measured_us - 1)
     return f"measured {measured_us / 1e3:.1f} ms, predicted {shown} ({100 * off:+.1f}%), nothing changes {rule:+.1f}%"
 
 
@@ -202,13 +202,13 @@ def _started(
         "paced_models:paced",
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
-    told = {
+    stated = {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": interface,
         "PYTHONPATH": f"{ROOT / 'tests' / 'user_models'}:{os.environ.get('PYTHONPATH', '')}",
     }
     with open(out.parent / f"{out.name}_{number}.log", "w") as log:
-        return host.start([*torchrun, *worker, *cell.options, "--out", str(out)], env=told, stdout=log, stderr=log)
+        return host.start([*torchrun, *worker, *cell.options, "--out", str(out)], env=stated, stdout=log, stderr=log)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from band_tally import Tally
 
 from dpscope.analysis import attribute, collectives, read_trace
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.what_if.answers.bases import AskedBase, base_of_run, base_of_traces, repeats_band
-from dpscope.analysis.what_if.answers.own_error import CellError, OwnErrors, own_errors
+from dpscope.analysis.what_if.answers.bases import Question, base_of_run, base_of_traces, repeats_band
+from dpscope.analysis.what_if.answers.cell_errors import CellError, CellErrors, errors_of_cells
 from dpscope.analysis.what_if.profiles.job import job_profile
 from dpscope.analysis.what_if.replay.replay import Prepared, base_error
 from dpscope.analysis.what_if.scenarios.collective_costs import Links, carried_spread, carried_us
@@ -76,8 +76,8 @@ def carried_costs() -> Iterator[str]:
         same = [abs(row[counts[-1]] / row[8] - 1) for _, row in times.iterrows()]
         bands = Tally()
         for _, row in times.iterrows():
-            told, half = carried_us({n: row[n] for n in counts}, 8), carried_spread(8, counts)
-            bands.add(told * np.exp(-half), told * np.exp(half), row[8])
+            stated, half = carried_us({n: row[n] for n in counts}, 8), carried_spread(8, counts)
+            bands.add(stated * np.exp(-half), stated * np.exp(half), row[8])
         goal = f" (wanted <= {wanted}%)" if wanted else ""
         rules = f"nothing changes {100 * np.median(same):.1f}%, a straight line in 1/N {100 * np.median(straight):.1f}%"
         yield f"all-reduce of A100s at 8 from {', '.join(map(str, counts))}: median {100 * np.median(off):.1f}%{goal} | {rules}"
@@ -86,7 +86,7 @@ def carried_costs() -> Iterator[str]:
 
 def speed() -> Iterator[str]:
     """Scenarios of a ResNet-50's profile, buckets, links and counts all varied; wanted: 10,000 in 10 s of one core."""
-    asked = base_of_traces([A100])
+    question = base_of_traces([A100])
     caps, rates, counts = (1 + np.arange(50) * 2).tolist(), np.geomspace(5, 500, 40).tolist(), (2, 4, 8, 12, 16)
     scenarios = [
         Scenario(
@@ -95,9 +95,9 @@ def speed() -> Iterator[str]:
         for cap, rate, count in product(caps, rates, counts)
     ]
     assert len(scenarios) == SCENARIOS
-    one = replace(asked.base, profiles=asked.base.profiles[:1])
+    one = replace(question.base, profiles=question.base.profiles[:1])
     began = time.process_time()
-    known = sum(predict(one, scenario, asked.costs).step_us is not None for scenario in scenarios)
+    known = sum(predict(one, scenario, question.costs).step_us is not None for scenario in scenarios)
     took = time.process_time() - began
     yield f"{SCENARIOS:,} scenarios of a ResNet-50's profile: {took:.1f} s of one core, {known:,} answered (wanted < 10 s)"
 
@@ -114,16 +114,16 @@ def left_out(runs: list[Path]) -> Iterator[str]:
         for data in first.run.measured:
             if data.cell.strategy != "ddp" or data.cell.devices == 1:
                 continue
-            asked = base_of_run(path, data.cell.name)
-            off = max(abs(base_error(Prepared(one))) for one in asked.base.profiles)
+            question = base_of_run(path, data.cell.name)
+            off = max(abs(base_error(Prepared(one))) for one in question.base.profiles)
             yield f"  {data.cell.name}: replay of the base {100 * off:.3f}%"
-            assert asked.run is not None
-            own = own_errors(asked, asked.run)
+            assert question.run is not None
+            own = errors_of_cells(question, question.run)
             for one in own.known:
                 errors.append(abs(one.error or 0.0))
                 same.append(abs(one.same_us / one.measured_us - 1))
                 perfect += [abs(one.perfect_us / one.measured_us - 1)] if one.perfect_us else []
-                _band_left_out(asked, own, one, cells)
+                _band_left_out(question, own, one, cells)
         if errors:
             yield (
                 f"leave one cell out, {path.name}: {len(errors)} predictions, median {100 * np.median(errors):.1f}%, worst "
@@ -135,13 +135,13 @@ def left_out(runs: list[Path]) -> Iterator[str]:
         yield repeats.line("a base's repeats, one left out")
 
 
-def _band_left_out(asked: AskedBase, own: OwnErrors, cell: CellError, tally: Tally) -> None:
+def _band_left_out(question: Question, own: CellErrors, cell: CellError, tally: Tally) -> None:
     """With the method's error on the cells beside the one that is predicted."""
-    others = OwnErrors(tuple(one for one in own.cells if one is not cell))
-    assert asked.run is not None
-    again = own_errors(replace(asked, base=replace(asked.base, own_error=others.half_band)), asked.run)
-    said = next(one for one in again.cells if one.cell == cell.cell)
-    tally.add(said.low_us, said.high_us, said.measured_us)
+    others = CellErrors(tuple(one for one in own.cells if one is not cell))
+    assert question.run is not None
+    again = errors_of_cells(replace(question, base=replace(question.base, method_error=others.half_band)), question.run)
+    prediction = next(one for one in again.cells if one.cell == cell.cell)
+    tally.add(prediction.low_us, prediction.high_us, prediction.measured_us)
 
 
 def _repeats_left_out(data: CellData, tally: Tally) -> None:

@@ -52,7 +52,7 @@ class TableAnswer:
         return f"the table has no rows of {_label(row.identity)}; it has {'; '.join(known[:_MOST_SERIES])}{more}"
 
     @cached_property
-    def own_errors(self) -> dict[str, Score]:
+    def left_out_errors(self) -> dict[str, Score]:
         """By series, of the table's rows, each predicted without those of its device count."""
         fits = [(identity, fit) for identity, fit in self.fits.items() if isinstance(fit, TableFit) and fit.left_out]
         return {_label(identity): score(fit, fit.left_out) for identity, fit in fits}
@@ -85,7 +85,7 @@ class TableAnswer:
         labelled = zip(self.configurations, self.predictions, strict=True)
         content: dict[str, object] = {
             "predictions": [{**one.as_plain(), "series": _label(row.identity)} for row, one in labelled],
-            "own_error": {name: asdict(one) for name, one in self.own_errors.items()},
+            "own_error": {name: asdict(one) for name, one in self.left_out_errors.items()},
             "score": {name: asdict(one) for name, one in self.scores.items()},
         }
         if self.link_rates:
@@ -183,7 +183,7 @@ def error_sentences(answer: TableAnswer) -> list[str]:
     """The model's error on the table's own rows, and the fitted rates of its links."""
     sentences = [
         f"{_of(name)}{counted(one.rows, 'measured row')} predicted without the rows of the same device count: {_errors(one)}."
-        for name, one in answer.own_errors.items()
+        for name, one in answer.left_out_errors.items()
     ]
     for series, link, rate in answer.link_rates:
         text = "the transfer of the gradients hides under compute, so that its rate is not known"

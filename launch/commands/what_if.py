@@ -11,7 +11,7 @@ from dpscope.profiling.records.typed_text import MIB
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
-    from dpscope.analysis.what_if.answers.asked import AskedText
+    from dpscope.analysis.what_if.answers.options import WhatIfOptions
 
 _TABLES = (".csv", ".tsv")
 _Text = str | None
@@ -64,9 +64,9 @@ def whatif(
     output_format: Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="what to print")] = "table",
 ) -> None:
     """Predict steps that nobody has run, from a run, a trace or a table of measured ones, with a band, or say why not."""
-    from dpscope.analysis.what_if.answers.asked import AskedText
+    from dpscope.analysis.what_if.answers.options import WhatIfOptions
 
-    asked = AskedText(
+    requested = WhatIfOptions(
         devices,
         per_node,
         link,
@@ -87,25 +87,29 @@ def whatif(
         if not path.exists():
             raise DpscopeError(f"{path} does not exist; give a run folder, traces of one job, or a CSV table")
     if paths[0].suffix.lower() in _TABLES:
-        _of_table(paths, asked, measured, gradients, output_format)
+        _of_table(paths, requested, measured, gradients, output_format)
         return
     from dpscope.launch.commands.what_if_runs import RunQuestion, of_run_or_traces
 
     of_run_or_traces(
         paths,
-        RunQuestion(asked, cell, solve, need, trace, figure, output_format),
+        RunQuestion(requested, cell, solve, need, trace, figure, output_format),
         (base_devices, base_batch_size, None if bucket is None else bucket / MIB, gradients),
     )
 
 
 def _of_table(
-    paths: list[Path], asked: "AskedText", measured: Path | None, gradient_bytes: float | None, output_format: str
+    paths: list[Path],
+    requested: "WhatIfOptions",
+    measured: Path | None,
+    gradient_bytes: float | None,
+    output_format: str,
 ) -> None:
     """From a table alone."""
     table = paths[0]
     if len(paths) > 1:
         raise DpscopeError(f"{table} is a table: give it alone")
-    if (asked.devices is None) == (measured is None):
+    if (requested.devices is None) == (measured is None):
         raise DpscopeError("say what to predict: --devices 32,64, or --measured OTHER.csv, one of them")
     if not table.is_file():
         raise DpscopeError(f"{table} is not a file; give a CSV table")
@@ -114,17 +118,17 @@ def _of_table(
     from dpscope.analysis.text.terminal import print_sentences, print_table
     from dpscope.analysis.text.text_table import render
     from dpscope.analysis.what_if import table_answer as what_if
-    from dpscope.analysis.what_if.answers.asked import whole_numbers
+    from dpscope.analysis.what_if.answers.options import whole_numbers
 
     if measured is not None:
         answer = what_if.score_table(table, measured, gradient_bytes)
     else:
-        batches = asked.batch_size and whole_numbers(asked.batch_size, "--batch-size")
-        each = whole_numbers(asked.per_node, "--per-node") if asked.per_node is not None else (None,)
+        batches = requested.batch_size and whole_numbers(requested.batch_size, "--batch-size")
+        each = whole_numbers(requested.per_node, "--per-node") if requested.per_node is not None else (None,)
         if len(each) > 1:
-            raise DpscopeError(f"--per-node {asked.per_node}: give one number for a table")
+            raise DpscopeError(f"--per-node {requested.per_node}: give one number for a table")
         answer = what_if.predict_table(
-            table, whole_numbers(asked.devices or "", "--devices"), each[0], batches or None, gradient_bytes
+            table, whole_numbers(requested.devices or "", "--devices"), each[0], batches or None, gradient_bytes
         )
     if output_format == "json":
         sys.stdout.write(answer.as_json() + "\n")

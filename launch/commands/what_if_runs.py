@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpscope.analysis.what_if.answers.asked import (
-    Asked,
-    AskedText,
+from dpscope.analysis.what_if.answers.options import (
+    NamedScenario,
+    WhatIfOptions,
     check_links,
     level_that_limits,
     need_of,
@@ -19,7 +19,7 @@ from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
-    from dpscope.analysis.what_if.answers.bases import AskedBase
+    from dpscope.analysis.what_if.answers.bases import Question
     from dpscope.analysis.what_if.answers.output import RunAnswer
     from dpscope.analysis.what_if.answers.questions import Solution
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class RunQuestion:
     """What is asked of a run or a trace."""
 
-    asked: AskedText
+    requested: WhatIfOptions
     cell: str | None
     solve: str | None
     need: str | None
@@ -40,10 +40,10 @@ class RunQuestion:
 def of_run_or_traces(
     paths: list[Path],
     question: RunQuestion,
-    told: tuple[int | None, int | None, float | None, float | None],
+    stated: tuple[int | None, int | None, float | None, float | None],
 ) -> None:
     """Answer and print. `told` is what the user says of a trace: devices, batch, bucket cap, bytes of gradients."""
-    scenarios = scenarios_of(question.asked)
+    scenarios = scenarios_of(question.requested)
     _check(question, len(scenarios))
     from rich.console import Console
 
@@ -51,7 +51,7 @@ def of_run_or_traces(
     from dpscope.analysis.text.terminal import print_sentences, print_table, progress
     from dpscope.analysis.text.text_table import render
     from dpscope.analysis.what_if.answers import bases, output
-    from dpscope.analysis.what_if.answers.own_error import with_own_error
+    from dpscope.analysis.what_if.answers.cell_errors import with_cell_errors
     from dpscope.profiling.store.folders import is_run_folder
 
     if is_run_folder(paths[0]):
@@ -62,35 +62,35 @@ def of_run_or_traces(
             found = bases.base_of_loaded(run, question.cell)
     else:
         with progress():
-            found = bases.base_of_traces(paths, bases.Told(*told))
-    check_links(question.asked, found.base, [one for _, one in scenarios])
-    scenarios = with_link(question.asked, found.base, scenarios)
+            found = bases.base_of_traces(paths, bases.StatedJob(*stated))
+    check_links(question.requested, found.base, [one for _, one in scenarios])
+    scenarios = with_link(question.requested, found.base, scenarios)
     if question.solve == "link":
         question = replace(question, solve=level_that_limits(found.base, scenarios[0][1]))
     with progress("Predicting") as tell:
         tell("the run's other cells")
-        found, own = with_own_error(found)
+        found, own = with_cell_errors(found)
         tell(counted(len(scenarios), "scenario"))
-        said = output.run_answer(found, own, scenarios, _solved(found, question, scenarios))
+        answer = output.run_answer(found, own, scenarios, _solved(found, question, scenarios))
     if question.output_format == "json":
-        sys.stdout.write(said.as_json() + "\n")
+        sys.stdout.write(answer.as_json() + "\n")
     elif question.output_format == "csv":
-        sys.stdout.write(render(output.csv_table(said), "csv"))
-        sys.stderr.write(f"{said.solution.sentence}\n" if said.solution is not None else "")
+        sys.stdout.write(render(output.csv_table(answer), "csv"))
+        sys.stderr.write(f"{answer.solution.sentence}\n" if answer.solution is not None else "")
     else:
         console = Console(markup=False)
         with progress("Removing one part at a time"):
-            saved = said.savings_sentences if said.solution is None else []
+            saved = answer.savings_sentences if answer.solution is None else []
         print_sentences(
-            console, output.run_answer_sentences(said) if said.solution is None else [said.solution.sentence]
+            console, output.run_answer_sentences(answer) if answer.solution is None else [answer.solution.sentence]
         )
-        tables = (output.run_table(said), output.ledger_table(said))
-        for table in tables if any(one.low_us is not None for _, _, one in said.predictions) else ():
+        tables = (output.run_table(answer), output.ledger_table(answer))
+        for table in tables if any(one.low_us is not None for _, _, one in answer.predictions) else ():
             if table.rows:
                 print_table(console, table)
         console.print()
-        print_sentences(console, saved + output.base_sentences(said))
-    _write(said, question)
+        print_sentences(console, saved + output.base_sentences(answer))
+    _write(answer, question)
 
 
 def _check(question: RunQuestion, scenarios: int) -> None:
@@ -102,7 +102,7 @@ def _check(question: RunQuestion, scenarios: int) -> None:
     targets = question.solve is not None and question.solve not in ("bucket-mb", "strategy")
     if targets and question.need is None:
         raise DpscopeError(f"--solve {question.solve} needs a target: --need efficiency=0.95 or --need step-ms=100")
-    if question.solve is not None and getattr(question.asked, question.solve.replace("-", "_")) is not None:
+    if question.solve is not None and getattr(question.requested, question.solve.replace("-", "_")) is not None:
         raise DpscopeError(f"--solve {question.solve} finds that itself: leave --{question.solve} out")
     if question.need is not None:
         need_of(question.need)
@@ -118,7 +118,7 @@ def _check(question: RunQuestion, scenarios: int) -> None:
         check_figure_name(question.figure)
 
 
-def _solved(found: "AskedBase", question: RunQuestion, scenarios: list[Asked]) -> "Solution | None":
+def _solved(found: "Question", question: RunQuestion, scenarios: list[NamedScenario]) -> "Solution | None":
     """The inverse question's answer; None if there is no such question."""
     if question.solve is None:
         return None
@@ -128,12 +128,12 @@ def _solved(found: "AskedBase", question: RunQuestion, scenarios: list[Asked]) -
     return solve(found.base, scenarios[0][1], found.costs, question.solve, need)
 
 
-def _write(said: "RunAnswer", question: RunQuestion) -> None:
+def _write(answer: "RunAnswer", question: RunQuestion) -> None:
     if question.trace is not None:
         from dpscope.analysis.what_if.answers.written import write_replayed
 
-        write_replayed(said, question.trace)
+        write_replayed(answer, question.trace)
     if question.figure is not None:
         from dpscope.analysis.what_if.answers.written import write_figure
 
-        write_figure(said, question.figure)
+        write_figure(answer, question.figure)

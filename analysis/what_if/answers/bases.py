@@ -152,7 +152,7 @@ _ONE_REPEAT = 0.03  # half a band of a step that one repeat, or a trace alone, t
 
 
 @dataclass(frozen=True)
-class AskedBase:
+class Question:
     """A base with its costs, and the run it is of, if it is of one."""
 
     base: Base
@@ -162,7 +162,7 @@ class AskedBase:
 
 
 @dataclass(frozen=True)
-class Told:
+class StatedJob:
     """What the user says of a foreign trace, which it may not tell itself."""
 
     devices: int | None = None
@@ -171,12 +171,12 @@ class Told:
     gradient_bytes: float | None = None
 
 
-def base_of_run(path: Path, cell_name: str | None) -> AskedBase:
+def base_of_run(path: Path, cell_name: str | None) -> Question:
     """As `base_of_loaded`, of a run folder."""
     return base_of_loaded(load_run(path), cell_name)
 
 
-def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
+def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
     """A cell of a run as base: the named one, else DDP's with the most devices. Raises DpscopeError where there is none."""
     data = _chosen(run, cell_name, run.path)
     cell = data.cell
@@ -227,7 +227,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         specified=sources.link(base.devices),
         alike=_alike(run.manifest.environment.interconnect),
     )
-    return AskedBase(base, costs, run, data)
+    return Question(base, costs, run, data)
 
 
 def _with_contention(run: RunData, data: CellData) -> Ledger | None:
@@ -236,12 +236,12 @@ def _with_contention(run: RunData, data: CellData) -> Ledger | None:
     return None if ledger is None else with_contention(ledger, cell_contentions(data, single))
 
 
-def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase:
+def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Question:
     """Anybody's traces of one job as base; what they lack is in `lacks`. Raises DpscopeError where they cannot be read."""
-    told = told or Told()
+    stated = stated or StatedJob()
     files, _ = find_traces(list(paths))
-    job = job_profile(files, gradient_bytes=told.gradient_bytes)
-    devices = told.devices or job.devices
+    job = job_profile(files, gradient_bytes=stated.gradient_bytes)
+    devices = stated.devices or job.devices
     if devices is None:
         raise DpscopeError(f"{paths[0]}: the trace does not tell how many devices the job had; give --base-devices")
     ledger = analyze_traces(files).ledger
@@ -249,7 +249,7 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
     job = job.at_slowdown(interference.slowdown)
     steps = [one.step_us for one in job.profiles]
     lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
-    lacks += () if told.batch_size else ("the batch: give --base-batch-size for other batches",)
+    lacks += () if stated.batch_size else ("the batch: give --base-batch-size for other batches",)
     profiles = job.typical(TYPICAL)
     base = Base(
         name=str(paths[0]),
@@ -261,15 +261,15 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
         else float(np.mean(steps)),  # as `dpscope analyze` reports it
         spread=max(_ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps))) / len(steps) ** 0.5),
         ledger=ledger,
-        batch_size=told.batch_size,
-        bucketing=Bucketing(told.bucket_mb),
+        batch_size=stated.batch_size,
+        bucketing=Bucketing(stated.bucket_mb),
         kinds=job.kinds,
         device_name=job.device_name,
         lateness=lateness(job.profiles),
         lacks=lacks,
     )
     bounded = any(one.bounded for profile in profiles for one in profile.buckets)
-    return AskedBase(interference.on(base), Costs(devices, devices, _traced(job), traced_bounded=bounded))
+    return Question(interference.on(base), Costs(devices, devices, _traced(job), traced_bounded=bounded))
 
 
 def _chosen(run: RunData, name: str | None, path: Path) -> CellData:

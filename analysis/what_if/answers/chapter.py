@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.what_if.answers.bases import base_of_loaded
+from dpscope.analysis.what_if.answers.cell_errors import with_cell_errors
 from dpscope.analysis.what_if.answers.output import RunAnswer, base_sentences, ledger_table, run_answer, run_table
-from dpscope.analysis.what_if.answers.own_error import with_own_error
 from dpscope.analysis.what_if.answers.savings import Saving, savings
 from dpscope.analysis.what_if.scenarios.predict import refusal
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
@@ -23,14 +23,14 @@ _TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing ha
 class WhatIfChapter:
     """The answer, and its tables by name."""
 
-    said: RunAnswer
+    answer: RunAnswer
     tables: dict[str, TextTable]
 
     def figure(self) -> "Figure | None":
         """Efficiency over devices, with band and measured points; None where there is none to draw."""
         from dpscope.analysis.what_if.answers.written import efficiency_figure
 
-        return efficiency_figure(self.said)
+        return efficiency_figure(self.answer)
 
 
 def chapter_of(run: RunData) -> WhatIfChapter | None:
@@ -41,21 +41,21 @@ def chapter_of(run: RunData) -> WhatIfChapter | None:
         question = base_of_loaded(run)
     except DpscopeError:
         return None
-    question, own = with_own_error(question)
+    question, own = with_cell_errors(question)
     base = question.base
     if refusal(base, Scenario()) is not None:
         return None
     counts = [times * base.devices for times in _TIMES_AS_MANY]
-    said = run_answer(question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts])
+    answer = run_answer(question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts])
     changes = savings(base, Scenario(), question.costs)
-    table = run_table(said)
+    table = run_table(answer)
     tables = {
-        "what_if": TextTable(table.title, table.headings, table.rows, notes=(*base_sentences(said), *table.notes)),
-        "what_if_ledger": ledger_table(said),
+        "what_if": TextTable(table.title, table.headings, table.rows, notes=(*base_sentences(answer), *table.notes)),
+        "what_if_ledger": ledger_table(answer),
         "what_if_savings": _savings_table(changes, base.name),
-        "what_if_own_error": _error_table(said),
+        "what_if_own_error": _error_table(answer),
     }
-    return WhatIfChapter(said, {name: one for name, one in tables.items() if one.rows})
+    return WhatIfChapter(answer, {name: one for name, one in tables.items() if one.rows})
 
 
 def _savings_table(changes: list[Saving], cell: str) -> TextTable:
@@ -81,7 +81,7 @@ def _plain_ms(value_us: float) -> str:
     return f"{round(value_us / 1e3, 2) + 0.0:.2f}"
 
 
-def _error_table(said: RunAnswer) -> TextTable:
+def _error_table(answer: RunAnswer) -> TextTable:
     def percent(value: float | None) -> str:
         return "NA" if value is None else f"{100 * value:+.1f}"
 
@@ -97,8 +97,8 @@ def _error_table(said: RunAnswer) -> TextTable:
             percent(None if one.perfect_us is None else one.perfect_us / one.measured_us - 1),
             percent(one.same_us / one.measured_us - 1),
         )
-        for one in said.own.cells
+        for one in answer.own.cells
     )
-    reasons = dict.fromkeys(f"{one.cell}: {one.reason}" for one in said.own.cells if one.reason is not None)
+    reasons = dict.fromkeys(f"{one.cell}: {one.reason}" for one in answer.own.cells if one.reason is not None)
     headings = ("cell", "measured [ms]", "predicted [ms]", "error [%]", "perfect scaling [%]", "nothing changes [%]")
     return TextTable("The same method on cells that were measured", headings, rows, notes=tuple(reasons))

@@ -10,8 +10,8 @@ import numpy as np
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import choose_unit, show
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
-from dpscope.analysis.what_if.answers.bases import AskedBase, lacks_sentence
-from dpscope.analysis.what_if.answers.own_error import OwnErrors
+from dpscope.analysis.what_if.answers.bases import Question, lacks_sentence
+from dpscope.analysis.what_if.answers.cell_errors import CellErrors
 from dpscope.analysis.what_if.answers.questions import Solution
 from dpscope.analysis.what_if.answers.savings import Saving, savings, savings_sentences
 from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences, show_ms
@@ -30,8 +30,8 @@ _ON_CPU = "The devices are processes on a CPU: none of this applies to GPUs."
 class RunAnswer:
     """`predictions` in the order asked, each with what it says of itself."""
 
-    question: AskedBase
-    own: OwnErrors
+    question: Question
+    own: CellErrors
     predictions: tuple[tuple[dict[str, str], Scenario, Prediction], ...]
     solution: Solution | None = None  # of an inverse question, whose scenario is the last prediction
 
@@ -60,12 +60,12 @@ class RunAnswer:
             {
                 "predictions": [
                     {
-                        **said.as_plain(),
+                        **prediction.as_plain(),
                         "scenario": words,
-                        "ledger": ledger_values(said.ledger),
-                        "missing": dict(said.missing),
+                        "ledger": ledger_values(prediction.ledger),
+                        "missing": dict(prediction.missing),
                     }
-                    for words, _, said in self.predictions
+                    for words, _, prediction in self.predictions
                 ],
                 "base": {
                     "cell": base.name,
@@ -86,49 +86,49 @@ class RunAnswer:
 
 
 def run_answer(
-    question: AskedBase,
-    own: OwnErrors,
-    asked: Sequence[tuple[dict[str, str], Scenario]],
+    question: Question,
+    own: CellErrors,
+    requested: Sequence[tuple[dict[str, str], Scenario]],
     solution: Solution | None = None,
 ) -> RunAnswer:
     """Every scenario predicted, and the one that solves an inverse question."""
     base, costs = question.base, question.costs
-    scenarios = list(asked)
+    scenarios = list(requested)
     if solution is not None and solution.solved is not None:
-        scenarios.append(({**asked[0][0], **solution.words}, solution.solved))
+        scenarios.append(({**requested[0][0], **solution.words}, solution.solved))
     return RunAnswer(
         question, own, tuple((words, one, predict(base, one, costs)) for words, one in scenarios), solution
     )
 
 
-def replay_error(question: AskedBase) -> float:
+def replay_error(question: Question) -> float:
     """(replayed - measured) / measured of the base, the worst of its steps."""
     base = question.base
     return float(max((base_error(base.prepared(one, AS_IT_WAS)) for one in base.profiles), key=abs))
 
 
-def run_table(said: RunAnswer) -> TextTable:
+def run_table(answer: RunAnswer) -> TextTable:
     """The predictions as a table; what the options vary has columns of its own."""
-    varied = [name for name in _options(said) if name not in ("devices", "batch_size")]
+    varied = [name for name in _options(answer) if name not in ("devices", "batch_size")]
     headings = (
         *("devices", "nodes", "batch"),
         *(name.replace("_", " ") for name in varied),
         *("step [ms]", f"{BAND:.0%} band [ms]", "exposed [ms]", "efficiency [%]", "bound by"),
     )
-    rows = tuple(_cells(words, one, varied) for words, _, one in said.predictions)
+    rows = tuple(_cells(words, one, varied) for words, _, one in answer.predictions)
     return TextTable(
-        "Steps that were not measured, replayed from one that was", headings, rows, notes=tuple(_grounds(said))
+        "Steps that were not measured, replayed from one that was", headings, rows, notes=tuple(_grounds(answer))
     )
 
 
-def csv_table(said: RunAnswer) -> TextTable:
+def csv_table(answer: RunAnswer) -> TextTable:
     """The base and every prediction with their ledgers, named as in JSON; unknown values are empty."""
-    base = said.question.base
+    base = answer.question.base
     measured = Prediction(
         base.devices, -(-base.devices // base.per_node), base.batch_size, step_us=base.step_us, ledger=base.ledger
     )
     known: list[tuple[str, dict[str, str], Prediction]] = [(f"base: {base.name}", {}, measured)]
-    known += [(_label(words, one), words, one) for words, _, one in said.predictions]
+    known += [(_label(words, one), words, one) for words, _, one in answer.predictions]
     rows = [{"configuration": name} | words | one.as_plain() | ledger_values(one.ledger) for name, words, one in known]
     headings = tuple(rows[-1])
     cells = tuple(tuple(_csv_cell(row.get(name)) for name in headings) for row in rows)
@@ -139,13 +139,13 @@ def _csv_cell(value: object) -> str:
     return "" if value is None else f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def ledger_table(said: RunAnswer) -> TextTable:
+def ledger_table(answer: RunAnswer) -> TextTable:
     """Where the base's step goes, and each predicted one that has a number; empty where nothing is known of either."""
-    base = said.question.base
-    shown = [(_label(words, one), one) for words, _, one in said.predictions if one.step_us is not None]
-    name = "base" if said.question.cell is None else f"base: {base.name}"
+    base = answer.question.base
+    answered = [(_label(words, one), one) for words, _, one in answer.predictions if one.step_us is not None]
+    name = "base" if answer.question.cell is None else f"base: {base.name}"
     ledgers: list[_LedgerRow] = [(name, base.step_us, base.ledger, {})] if base.ledger is not None else []
-    known = [*ledgers, *((label, one.step_us, one.ledger, one.missing) for label, one in shown)]
+    known = [*ledgers, *((label, one.step_us, one.ledger, one.missing) for label, one in answered)]
     with_tracer = base.ledger is not None and base.ledger.tracer_us is not None
     names = (*STEP_PARTS, "tracer") if with_tracer else STEP_PARTS
     values = [[step_us, *(getattr(one, f"{name}_us", None) for name in names)] for _, step_us, one, _ in known]
@@ -175,11 +175,11 @@ def _missing(known: Sequence[_LedgerRow]) -> tuple[str, ...]:
     )
 
 
-def run_answer_sentences(said: RunAnswer) -> list[str]:
+def run_answer_sentences(answer: RunAnswer) -> list[str]:
     """The answer in words, a sentence per scenario where there are few."""
-    labels = [_label(words, one) for words, _, one in said.predictions]
-    predictions = [one for _, _, one in said.predictions]
-    return answer_sentences(labels, predictions, partial(detail_sentences, said.question.base.ledger))
+    labels = [_label(words, one) for words, _, one in answer.predictions]
+    predictions = [one for _, _, one in answer.predictions]
+    return answer_sentences(labels, predictions, partial(detail_sentences, answer.question.base.ledger))
 
 
 def _label(words: Mapping[str, str], one: Prediction) -> str:
@@ -187,8 +187,8 @@ def _label(words: Mapping[str, str], one: Prediction) -> str:
     return ", ".join([counted(one.devices, "device"), *options])
 
 
-def _options(said: RunAnswer) -> list[str]:
-    return list(dict.fromkeys(name for words, _, _ in said.predictions for name in words))
+def _options(answer: RunAnswer) -> list[str]:
+    return list(dict.fromkeys(name for words, _, _ in answer.predictions for name in words))
 
 
 def _cells(words: dict[str, str], one: Prediction, varied: Sequence[str]) -> tuple[str, ...]:
@@ -199,10 +199,10 @@ def _cells(words: dict[str, str], one: Prediction, varied: Sequence[str]) -> tup
     )
 
 
-def _grounds(said: RunAnswer) -> list[str]:
+def _grounds(answer: RunAnswer) -> list[str]:
     """What numbers rest on, or why there is none: each once, with the device counts that it holds for."""
     counts: dict[tuple[bool, str], dict[int, None]] = {}  # device counts in order; the reason of a missing number first
-    for _, _, one in said.predictions:
+    for _, _, one in answer.predictions:
         clauses = str(one.rests_on).split("; ") if one.reason is None else [one.reason]
         for clause in clauses:
             counts.setdefault((one.reason is not None, clause), {})[one.devices] = None
@@ -216,7 +216,7 @@ def _grounds(said: RunAnswer) -> list[str]:
     ]
 
 
-def _which_step(question: AskedBase) -> str:
+def _which_step(question: Question) -> str:
     """The base's step, as the report has it, and the traced one where that is another."""
     base, ledger = question.base, question.base.ledger
     if question.cell is None:
@@ -225,19 +225,17 @@ def _which_step(question: AskedBase) -> str:
     return f"{base.step_us / 1e3:.1f} ms per untraced step (median over all repeats){traced}"
 
 
-def base_sentences(said: RunAnswer) -> list[str]:
+def base_sentences(answer: RunAnswer) -> list[str]:
     """Of the base, what it lacks, and how wrong the method is on the run's own cells."""
-    base = said.question.base
+    base = answer.question.base
     replayed = float(np.mean([base.prepared(one, AS_IT_WAS).profile.step_us for one in base.profiles]))
     first = (
-        f"Base: {base.name} on {counted(base.devices, 'device')}, {_which_step(said.question)}. "
+        f"Base: {base.name} on {counted(base.devices, 'device')}, {_which_step(answer.question)}. "
         f"The replay reproduces {counted(len(base.profiles), 'typical traced step')} ({replayed / 1e3:.1f} ms on average) "
-        f"within {max(100 * abs(replay_error(said.question)), 0.01):.2f}%."
+        f"within {max(100 * abs(replay_error(answer.question)), 0.01):.2f}%."
     )
-    refused = {one.reason for _, _, one in said.predictions if one.step_us is None}
-    own = said.own.sentence
-    if said.own.cells and not said.own.known and refused.issuperset(one.reason for one in said.own.cells):
-        own = (
-            f"None of this run's {counted(len(said.own.cells), 'other cell')} could be predicted, for the same reason."
-        )
+    refused = {one.reason for _, _, one in answer.predictions if one.step_us is None}
+    own = answer.own.sentence
+    if answer.own.cells and not answer.own.known and refused.issuperset(one.reason for one in answer.own.cells):
+        own = f"None of this run's {counted(len(answer.own.cells), 'other cell')} could be predicted, for the same reason."
     return [one for one in (first, own, lacks_sentence(base), _ON_CPU if base.host_cores is not None else "") if one]

@@ -89,14 +89,14 @@ def _no_use(base: Base, scenario: Scenario, variable: str, need: tuple[str, floa
     return None
 
 
-def _reached(said: Prediction, need: tuple[str, float], bound: str = "step_us") -> bool:
+def _reached(prediction: Prediction, need: tuple[str, float], bound: str = "step_us") -> bool:
     """Whether a prediction meets the target, or the slow or fast end of its band does."""
-    value = getattr(said, bound)
-    if value is None or said.step_us is None:
+    value = getattr(prediction, bound)
+    if value is None or prediction.step_us is None:
         return False
     if need[0] == "step-ms":
         return bool(value <= need[1] * 1e3)
-    return said.efficiency is not None and bool(said.efficiency * said.step_us / value >= need[1])
+    return prediction.efficiency is not None and bool(prediction.efficiency * prediction.step_us / value >= need[1])
 
 
 def _least(base: Base, scenario: Scenario, costs: Costs, variable: str, need: tuple[str, float]) -> Solution:
@@ -109,37 +109,37 @@ def _least(base: Base, scenario: Scenario, costs: Costs, variable: str, need: tu
 
     now, best = at(None), at(ends[1])
     met = _reached(now, need)
-    said = f"{_told(need)} on {devices} "
+    target = f"{_target(need)} on {devices} "
     if met:
-        said += f"is already met with the {_NOUNS[variable]} as measured: {_shown(now, need)}"
+        target += f"is already met with the {_NOUNS[variable]} as measured: {_value_text(now, need)}"
     if met and not _reached(best, need):  # the host bounds the step, say
-        return Solution(variable, None, None, None, f"{said}.")
+        return Solution(variable, None, None, None, f"{target}.")
     if best.step_us is None:
         return Solution(variable, None, None, None, f"No answer: {best.reason}.")
     if not _reached(best, need):
-        told = f"{_shown(best, need)} is the best (bound by {best.bound_by})"
+        answer = f"{_value_text(best, need)} is the best (bound by {best.bound_by})"
         return Solution(
-            variable, None, None, None, f"{_told(need)} cannot be reached at any {_NOUNS[variable]}: {told}."
+            variable, None, None, None, f"{_target(need)} cannot be reached at any {_NOUNS[variable]}: {answer}."
         )
     value = _bisected(lambda one: _reached(at(one), need), *ends)
     low = _bisected(lambda one: _reached(at(one), need, "low_us"), *ends)
     high = _bisected(lambda one: _reached(at(one), need, "high_us"), *ends) if _reached(best, need, "high_us") else None
     if variable == "faster" and met:
-        return Solution(variable, 1.0, None, high, f"{said}.")
+        return Solution(variable, 1.0, None, high, f"{target}.")
     if value == ends[0]:  # the search's own end is no answer
-        told = f"any {_NOUNS[variable]} from {value:.3g} GB/s on is enough"
-        return Solution(variable, None, None, high, f"{said}; {told}." if met else f"{said}is met: {told}.")
+        answer = f"any {_NOUNS[variable]} from {value:.3g} GB/s on is enough"
+        return Solution(variable, None, None, high, f"{target}; {answer}." if met else f"{target}is met: {answer}.")
     needs = "a device {}x as fast" if variable == "faster" else "{} GB/s " + _PLACES[variable]
     unit = "x" if variable == "faster" else " GB/s"
     least = f"{'under ' if low == ends[0] and variable != 'faster' else ''}{low:.3g}{unit}"
     most = f"{high:.3g}{unit}" if high is not None else "more than there is"
-    told = f"{needs.format(f'{value:.3g}')} ({BAND:.0%} band {least} to {most})"
+    answer = f"{needs.format(f'{value:.3g}')} ({BAND:.0%} band {least} to {most})"
     return Solution(
         variable,
         value,
         low,
         high,
-        f"{said}; {told} would do." if met else f"{said}needs {told}.",
+        f"{target}; {answer} would do." if met else f"{target}needs {answer}.",
         _with(scenario, variable, value),
         {variable: f"{value:.3g}{'' if variable == 'faster' else ' GB/s'}"},
     )
@@ -168,18 +168,18 @@ def _with(scenario: Scenario, variable: str, value: float | None) -> Scenario:
     return replace(scenario, links=links)
 
 
-def _told(need: tuple[str, float]) -> str:
+def _target(need: tuple[str, float]) -> str:
     return f"An efficiency of {100 * need[1]:g}%" if need[0] == "efficiency" else f"A step of {need[1]:g} ms"
 
 
-def _shown(said: Prediction, need: tuple[str, float]) -> str:
-    if need[0] == "step-ms" or said.efficiency is None:
-        return _ms(said)
-    return f"{100 * said.efficiency:.1f}%"
+def _value_text(prediction: Prediction, need: tuple[str, float]) -> str:
+    if need[0] == "step-ms" or prediction.efficiency is None:
+        return _ms(prediction)
+    return f"{100 * prediction.efficiency:.1f}%"
 
 
-def _ms(said: Prediction) -> str:
-    return f"{(said.step_us or 0.0) / 1e3:.3g} ms"
+def _ms(prediction: Prediction) -> str:
+    return f"{(prediction.step_us or 0.0) / 1e3:.3g} ms"
 
 
 def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str, float]) -> Solution:
@@ -192,8 +192,8 @@ def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str,
     if alone.step_us is None:
         return Solution("devices", None, None, None, f"No answer: {alone.reason}.")
     if not _reached(alone, need):
-        told = f"{_told(need)} is met on no count: one device takes {_ms(alone)}."
-        return Solution("devices", None, None, None, told)
+        answer = f"{_target(need)} is met on no count: one device takes {_ms(alone)}."
+        return Solution("devices", None, None, None, answer)
     met, over = 1, 2
     while _reached(at(over), need):
         met, over = over, 2 * over
@@ -201,20 +201,24 @@ def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str,
         middle = (met + over) // 2
         met, over = (middle, over) if _reached(at(middle), need) else (met, middle)
     beyond = at(over)
-    why = f", not on {over}: {_shown(beyond, need)}" if beyond.step_us is not None else f"; on {over}: {beyond.reason}"
-    sentence = f"{_told(need)} holds up to {counted(met, 'device')}{why}."
+    why = (
+        f", not on {over}: {_value_text(beyond, need)}"
+        if beyond.step_us is not None
+        else f"; on {over}: {beyond.reason}"
+    )
+    sentence = f"{_target(need)} holds up to {counted(met, 'device')}{why}."
     return Solution("devices", met, None, None, sentence, replace(scenario, devices=met), {"devices": str(met)})
 
 
 def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
     """The caps around the best that cannot be told from it: differences within the method's error make one flat region."""
-    said = [(cap, predict(base, replace(scenario, bucket_mb=cap), costs)) for cap in _CAPS]
-    known = [(cap, one.step_us) for cap, one in said if one.step_us is not None]
+    predictions = [(cap, predict(base, replace(scenario, bucket_mb=cap), costs)) for cap in _CAPS]
+    known = [(cap, one.step_us) for cap, one in predictions if one.step_us is not None]
     if not known:
-        return Solution("bucket-mb", None, None, None, f"No answer: {said[0][1].reason}.")
+        return Solution("bucket-mb", None, None, None, f"No answer: {predictions[0][1].reason}.")
     best = min(range(len(known)), key=lambda place: known[place][1])
     cap, least = known[best]
-    error, whence = (base.own_error, "shown") if base.own_error is not None else (ASSUMED_ERROR, "assumed")
+    error, whence = (base.method_error, "shown") if base.method_error is not None else (ASSUMED_ERROR, "assumed")
     alike = least * (1 + error)
     first = last = best
     while first > 0 and known[first - 1][1] <= alike:
@@ -225,14 +229,14 @@ def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
     gain = (
         f"; the default (1 MiB, then 25) takes {100 * (usual / least - 1):.1f}% longer than the best" if usual else ""
     )
-    said_so = " Keep the default: the difference is within the error." if usual is not None and usual <= alike else ""
+    advice = " Keep the default: the difference is within the error." if usual is not None and usual <= alike else ""
     low, high = known[first][0], known[last][0]
     return Solution(
         "bucket-mb",
         cap,
         low,
         high,
-        f"{_alike(low, high)}, within the {100 * error:.2g}% that this method's error is {whence} to be{gain}.{said_so}",
+        f"{_alike(low, high)}, within the {100 * error:.2g}% that this method's error is {whence} to be{gain}.{advice}",
         replace(scenario, bucket_mb=cap),
         {"bucket_mb": f"{cap:.3g}"},
     )

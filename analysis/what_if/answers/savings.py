@@ -87,7 +87,7 @@ def _saving(
     if part_us is not None:  # the typical steps that are replayed may have more or less of it than the mean step
         replayed_us = _replayed_us(base, scenarios[0], costs, name)
         saved = part_us * max(0.0, min(1.0, saved / replayed_us)) if replayed_us else min(saved, part_us)
-    error = base.own_error if base.own_error is not None else ASSUMED_ERROR
+    error = base.method_error if base.method_error is not None else ASSUMED_ERROR
     times = now.devices / base.largest_count
     share = math.hypot(error, base.spread, distance_error(min(max(times, 1.0), FARTHEST)))  # of what is saved
     unsure, unsure_then = (_unsure_us(base, one, costs) for one in scenarios)  # what both steps share cancels
@@ -101,9 +101,9 @@ def _saving(
 
 def _replayed_us(base: Base, scenario: Scenario, costs: Costs, name: str) -> float | None:
     """How long a part is in the replayed steps; None of a kind that the replay does not separate."""
-    said = [answered(base, profile, scenario, costs) for profile in base.profiles]
-    parts = [one.replayed for one in said if isinstance(one, Answered) and one.replayed is not None]
-    if len(parts) < len(said):
+    answers = [answered(base, profile, scenario, costs) for profile in base.profiles]
+    parts = [one.replayed for one in answers if isinstance(one, Answered) and one.replayed is not None]
+    if len(parts) < len(answers):
         return None
     ledgers = [Ledger(sum(one), *one) for one in parts]
     if name == UNSPLIT:
@@ -116,9 +116,9 @@ def _replayed_us(base: Base, scenario: Scenario, costs: Costs, name: str) -> flo
 
 def _unsure_us(base: Base, scenario: Scenario, costs: Costs) -> dict[str, tuple[float, float]]:
     """By what a replay rests on, half a 90% band of the step below and above, microseconds: mean of the profiles."""
-    said = [answered(base, profile, scenario, costs) for profile in base.profiles]
+    answers = [answered(base, profile, scenario, costs) for profile in base.profiles]
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for one in said:
+    for one in answers:
         if isinstance(one, Answered):
             for name, (below, above) in one.parts.items():
                 found[name].append((-one.step_us * math.expm1(-below), one.step_us * math.expm1(above)))
@@ -147,12 +147,12 @@ def savings_sentences(found: Sequence[Saving], devices: int, ledger: Ledger | No
 
 def _listed(found: Sequence[Saving]) -> str:
     """Savings that show in their digits, then the names of the others."""
-    shown = [one for one in found if abs(one.saved_us) >= _LEAST_SHOWN_US]
+    visible = [one for one in found if abs(one.saved_us) >= _LEAST_SHOWN_US]
     listed = [
         f"{one.change} saves {one.saved_us / 1e3:.1f} ms" + ("" if one.is_significant else " (within the error)")
-        for one in shown
+        for one in visible
     ]
-    nothing = ", ".join(one.change for one in found if one not in shown)
+    nothing = ", ".join(one.change for one in found if one not in visible)
     return "; ".join([*listed, *([f"nothing: {nothing}"] if nothing else [])])
 
 

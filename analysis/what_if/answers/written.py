@@ -40,12 +40,12 @@ def check_figure_name(path: Path) -> None:
     check_overwritable(path)
 
 
-def write_figure(said: RunAnswer, path: Path) -> None:
+def write_figure(answer: RunAnswer, path: Path) -> None:
     """Draw it. Raises DpscopeError where no scenario has an efficiency, and where there are too many."""
-    drawn = efficiency_figure(said)
+    drawn = efficiency_figure(answer)
     if drawn is None:
         raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table says why")
-    if (lines := len(_lines(said))) > _MOST_LINES:
+    if (lines := len(_lines(answer))) > _MOST_LINES:
         raise DpscopeError(
             f"--figure would hold {counted(lines, 'line')}; ask for {_MOST_LINES} or fewer beside --devices"
         )
@@ -58,9 +58,9 @@ def write_figure(said: RunAnswer, path: Path) -> None:
         write_bytes(path, to_png(drawn) if path.suffix == ".png" else to_pdf(drawn))
 
 
-def efficiency_figure(said: RunAnswer) -> "Figure | None":
+def efficiency_figure(answer: RunAnswer) -> "Figure | None":
     """The figure; None where no scenario has an efficiency."""
-    lines = _lines(said)
+    lines = _lines(answer)
     if not lines:
         return None
     import matplotlib as mpl
@@ -68,13 +68,13 @@ def efficiency_figure(said: RunAnswer) -> "Figure | None":
     from dpscope.analysis.figures.style import STYLE
 
     with mpl.rc_context(STYLE):
-        return _drawn(lines, _measured(said))
+        return _drawn(lines, _measured(answer))
 
 
-def _lines(said: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
+def _lines(answer: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
     """A line for everything that is asked beside the number of devices, by what it is called."""
     found: dict[str, list[EfficiencyPoint]] = {}
-    for words, _, one in said.predictions:
+    for words, _, one in answer.predictions:
         if one.efficiency is None or not one.step_us or not one.low_us or not one.high_us:
             continue
         called = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items() if name != "devices")
@@ -106,15 +106,15 @@ def _drawn(lines: dict[str, list[EfficiencyPoint]], measured: list[tuple[int, fl
     return drawn
 
 
-def _measured(said: RunAnswer) -> list[tuple[int, float]]:
+def _measured(answer: RunAnswer) -> list[tuple[int, float]]:
     """Devices and efficiency of the run's own DDP cells at the base's batch."""
-    base = said.question.base
+    base = answer.question.base
     alone = base.single_us.get(base.batch_size) if base.batch_size is not None else None
     if alone is None:
         return []
     suffix = f"-b{base.batch_size}"
     found = [(base.devices, 100 * alone / base.step_us)]
-    for one in said.own.cells:
+    for one in answer.own.cells:
         if one.cell.endswith(suffix) and one.cell.startswith("ddp-d"):
             found.append((int(one.cell.removeprefix("ddp-d").split("-")[0]), 100 * alone / one.measured_us))
     return sorted(found)
@@ -133,14 +133,14 @@ def check_trace_name(path: Path) -> None:
     check_overwritable(path, is_own_trace)
 
 
-def write_replayed(said: RunAnswer, path: Path) -> None:
+def write_replayed(answer: RunAnswer, path: Path) -> None:
     """Two processes: the measured step and the first scenario's, each with compute and collectives; *.json or *.json.gz.
 
     Raises DpscopeError for a scenario that has no replay.
     """
-    base, (words, scenario, prediction) = said.question.base, said.predictions[0]
+    base, (words, scenario, prediction) = answer.question.base, answer.predictions[0]
     profile = base.profiles[0]
-    inputs = inputs_of(base, profile, scenario, said.question.costs)
+    inputs = inputs_of(base, profile, scenario, answer.question.costs)
     if isinstance(inputs, str) or prediction.step_us is None or traits_of(scenario.strategy or "").peer_copies:
         why = inputs if isinstance(inputs, str) else prediction.reason or "DataParallel is told by its formula"
         raise DpscopeError(f"no replay to write: {why}")
@@ -163,16 +163,16 @@ def _events(process: int, name: str, step: Replayed, prepared: Prepared) -> Iter
     Collectives in flight together are on tracks of their own: spans of one track may not overlap.
     """
     tracks = _tracks(step.collectives)
-    beside = {track: f"collectives {track - _COLLECTIVES + 1}" for track in sorted({*tracks} - {_COLLECTIVES})}
+    more_tracks = {track: f"collectives {track - _COLLECTIVES + 1}" for track in sorted({*tracks} - {_COLLECTIVES})}
     yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
-    for thread, label in {_COMPUTE: "compute", _COLLECTIVES: "collectives", **beside}.items():
+    for thread, label in {_COMPUTE: "compute", _COLLECTIVES: "collectives", **more_tracks}.items():
         yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": label}}
     yield _span(process, _COMPUTE, "forward and backward", 0.0, step.backward_us, {})
     last = max([step.backward_us, *(one.end_us for one in step.collectives if one.kind == "all_reduce")])
     yield _span(process, _COMPUTE, "optimizer and the rest", last, step.step_us, {"works": len(prepared.profile.works)})
     for one, track in zip(step.collectives, tracks, strict=True):
-        told = {"bytes": round(one.bytes), "ready_us": one.ready_us, "waited_us": one.start_us - one.ready_us}
-        yield _span(process, track, one.kind, one.start_us, one.end_us, told)
+        arguments = {"bytes": round(one.bytes), "ready_us": one.ready_us, "waited_us": one.start_us - one.ready_us}
+        yield _span(process, track, one.kind, one.start_us, one.end_us, arguments)
 
 
 def _tracks(collectives: Sequence[CollectiveSpan]) -> list[int]:
@@ -188,7 +188,7 @@ def _tracks(collectives: Sequence[CollectiveSpan]) -> list[int]:
 
 
 def _span(
-    process: int, thread: int, name: str, start: float, end: float, told: Mapping[str, object]
+    process: int, thread: int, name: str, start: float, end: float, arguments: Mapping[str, object]
 ) -> dict[str, object]:
     duration = max(0.0, end - start)
-    return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": start, "dur": duration, "args": told}
+    return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": start, "dur": duration, "args": arguments}

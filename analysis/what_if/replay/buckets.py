@@ -87,5 +87,5 @@ def not_reproduced(profile: StepProfile, bucketing: Bucketing, factor: float = 1
 
 
 def _sizes(sizes: Sequence[int]) -> str:
-    shown = ", ".join(f"{size / 1e6:.3g}" for size in sizes[:6])
-    return f"{shown}{', ...' if len(sizes) > 6 else ''} MB"
+    listed = ", ".join(f"{size / 1e6:.3g}" for size in sizes[:6])
+    return f"{listed}{', ...' if len(sizes) > 6 else ''} MB"

@@ -34,7 +34,7 @@ def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replaye
         return replayed_from(prepared, changed, then.entered) - then.step_us - moved_us
 
     costs = [off(_times(conditions, math.exp(by))) if by else 0.0 for by in (-inputs.below, inputs.above)]
-    beside = [
+    in_flight = [
         off(replace(conditions, slowdown=one)) if one != conditions.slowdown and profile.servers > 1 else 0.0
         for one in inputs.slowdowns
     ]
@@ -45,7 +45,7 @@ def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replaye
         else 0.0
         for one in base.gamma_band
     ]
-    found = {"costs": costs, "two in flight": beside, "computing beside them": slower}
+    found = {"costs": costs, "two in flight": in_flight, "computing beside them": slower}
     return {name: _below_above(values, step_us) for name, values in found.items()}
 
 
@@ -55,8 +55,8 @@ def half_band(
     """Half the band below and above; `times` is how many times the largest measured count is asked for."""
     alike = scenario == Scenario()
     spread, method = base.spread, ASSUMED_ERROR
-    if base.own_error is not None:  # the repeats' noise is in the errors on own cells
-        spread, method = (spread, 0.0) if alike or spread > base.own_error else (0.0, base.own_error)
+    if base.method_error is not None:  # the repeats' noise is in the errors on own cells
+        spread, method = (spread, 0.0) if alike or spread > base.method_error else (0.0, base.method_error)
     distance = distance_error(min(max(times, 1.0), FARTHEST)) * (0.5 + 0.5 * min(1.0, 4 * exposed_share))
     both = [spread, 0.0 if alike else method, distance]
     if scenario.faster != 1.0 or scenario.gpu is not None:

@@ -104,7 +104,7 @@ SPREADS = {CALIBRATED: 0.05, TRACED: 0.10, CARRIED: 0.15, HIERARCHY: 0.35, SPECI
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one collective alone on its link: latency, then transfer; `source` one of the above, `told` in words.
+    """Of one collective alone on its link: latency, then transfer; `source` one of the above, `basis` in words.
 
     `bound`: by a link's specification alone, so it can take longer and no less.
     """
@@ -112,7 +112,7 @@ class Cost:
     latency_us: float
     transfer_us: float
     source: str
-    told: str
+    basis: str  # in words
     spread: float  # half a 90% band, in logarithms
     bound: bool = False
 
@@ -211,15 +211,15 @@ class Costs:
         }
         layouts = ", ".join(f"{count // per_node}x{per_node}" for count in fits)
         if (exact := fits.get(devices)) is not None:
-            return replace(_calibrated(exact, size), told=f"calibrated on {nodes}x{per_node} devices")
+            return replace(_calibrated(exact, size), basis=f"calibrated on {nodes}x{per_node} devices")
         if len(fits) > 1:
             carried = _carried(size, devices, list(fits.values()))
-            return replace(carried, told=f"calibrated on {layouts} devices and carried to {nodes}x{per_node}")
+            return replace(carried, basis=f"calibrated on {layouts} devices and carried to {nodes}x{per_node}")
         if not fits:
             return None
         ((count, only),) = fits.items()
         found = _by_ring(
-            kind, replace(_calibrated(only, size), told=f"calibrated on {layouts} devices"), count, devices
+            kind, replace(_calibrated(only, size), basis=f"calibrated on {layouts} devices"), count, devices
         )
         return None if isinstance(found, str) else found
 
@@ -232,10 +232,10 @@ class Costs:
                 "several nodes"
             )
         rate, latency = found
-        told = f"the rate between nodes calibrated on {rate.layout}"
+        words = f"the rate between nodes calibrated on {rate.layout}"
         if links.latency_us is None:
             links = replace(links, latency_us=latency)
-        return self._on_stated(kind, size, devices, per_node, links, LinkRate(rate.gb_per_s, told, told), (1.0, ""))
+        return self._on_stated(kind, size, devices, per_node, links, LinkRate(rate.gb_per_s, words, words), (1.0, ""))
 
     def _between(self) -> tuple[NodeRate, float] | None:
         """The rate between nodes that was calibrated, and the latency of a hop there; None where none was."""
@@ -266,14 +266,14 @@ class Costs:
         own = sorted((moved, time) for (name, moved), time in self.traced.items() if name == kind)
         if not own:
             return f"no {kind} was measured: run dpscope calibrate, or state the link with --intra or --inter"
-        told = f"transfers of the base on {counted(self.devices, 'device')}" + (
+        words = f"transfers of the base on {counted(self.devices, 'device')}" + (
             ", upper bounds" if self.traced_bounded else ""
         )
         exact = self.traced.get((kind, size))
         latency, slope = _line(own)
         total = latency + slope * size if exact is None else exact
         spread = SPREADS[TRACED] * (2.0 if self.traced_bounded else 1.0)
-        return Cost(min(latency, total), max(0.0, total - latency), TRACED, told, spread)
+        return Cost(min(latency, total), max(0.0, total - latency), TRACED, words, spread)
 
     def _on_stated(
         self,
@@ -300,13 +300,13 @@ class Costs:
         if way is None:
             return f"there is no model of {kind} by a link's rate"
         source = HIERARCHY if way.name == HIERARCHICAL else SPECIFIED if reached is None else CARRIED
-        told = f"{basis}{whence}, {way.name}"
+        words = f"{basis}{whence}, {way.name}"
         if isinstance(within, str):
-            told += "; links within a node taken to be no slower"
+            words += "; links within a node taken to be no slower"
         elif within is not None and links.intra is not None:
-            told += f"; within a node {within.told}"
+            words += f"; within a node {within.basis}"
         spread = SPREADS[HIERARCHY if at_other_layout else source]
-        return Cost(way.latency_us, way.transfer_us, source, told, spread, source == SPECIFIED and how == _BOUND)
+        return Cost(way.latency_us, way.transfer_us, source, words, spread, source == SPECIFIED and how == _BOUND)
 
     def _within(self, kind: str, size: float, inside: int, links: Links) -> Cost | str:
         """On the devices of one node: over the stated link, else as measured."""
@@ -354,20 +354,20 @@ def _hop_us(fit: CollectiveFit | None, devices: int) -> float:
 
 
 def _calibrated(fit: CollectiveFit, size: float) -> Cost:
-    said = predict_us(fit, size)
-    latency = min(max(0.0, fit.pieces[0].alpha_us), said.time_us)
+    fitted = predict_us(fit, size)
+    latency = min(max(0.0, fit.pieces[0].alpha_us), fitted.time_us)
     error = fit.prediction_relative_error
     spread = SPREADS[CALIBRATED] if error is None else float(np.log1p(error))
-    told = f"calibrated on {counted(fit.devices, 'device')}" + (", beyond its sizes" if said.extrapolated else "")
-    return Cost(latency, said.time_us - latency, CALIBRATED, told, spread * (2.0 if said.extrapolated else 1.0))
+    words = f"calibrated on {counted(fit.devices, 'device')}" + (", beyond its sizes" if fitted.extrapolated else "")
+    return Cost(latency, fitted.time_us - latency, CALIBRATED, words, spread * (2.0 if fitted.extrapolated else 1.0))
 
 
 def _carried(size: float, devices: int, fits: list[CollectiveFit]) -> Cost:
     counts = [fit.devices for fit in fits]
     total = carried_us({fit.devices: predict_us(fit, size).time_us for fit in fits}, devices)
     latency = carried_us({fit.devices: max(0.0, fit.pieces[0].alpha_us) for fit in fits}, devices)
-    told = f"calibrated on {', '.join(map(str, sorted(counts)))} devices and carried to {devices}"
-    return Cost(min(latency, total), max(0.0, total - latency), CARRIED, told, carried_spread(devices, counts))
+    words = f"calibrated on {', '.join(map(str, sorted(counts)))} devices and carried to {devices}"
+    return Cost(min(latency, total), max(0.0, total - latency), CARRIED, words, carried_spread(devices, counts))
 
 
 def carried_spread(devices: int, counts: Sequence[int]) -> float:
@@ -380,10 +380,10 @@ def _by_ring(kind: str, here: Cost, measured: int, devices: int) -> Cost | str:
     before, after = bus_factor(kind, measured), bus_factor(kind, devices)
     if before is None or after is None:
         return f"there is no model of {kind} on other numbers of devices"
-    told = f"{here.told}, carried to {devices} by the ring's formula"
+    words = f"{here.basis}, carried to {devices} by the ring's formula"
     hops = 1.0 if here.source == TRACED else ring_hops(kind, devices) / ring_hops(kind, measured)
     latency = here.latency_us * hops
-    return Cost(latency, here.transfer_us * after / before, CARRIED, told, 2 * SPREADS[CARRIED])
+    return Cost(latency, here.transfer_us * after / before, CARRIED, words, 2 * SPREADS[CARRIED])
 
 
 def _line(points: list[tuple[float, float]]) -> tuple[float, float]:

@@ -61,7 +61,7 @@ def data_parallel(
         communication_us=total,
         compute_change_us=then.parts.compute - now.parts.compute,
         spread=moved[0].spread * total / step + 0.1,
-        rests_on=(f"DataParallel by its formula; {moved[0].told}",),
+        rests_on=(f"DataParallel by its formula; {moved[0].basis}",),
     )
 
 
@@ -83,6 +83,6 @@ def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenari
         whole * chunk.latency_us + last.latency_us,
         whole * chunk.transfer_us + last.transfer_us,
         chunk.source,
-        chunk.told,
+        chunk.basis,
         chunk.spread,
     )

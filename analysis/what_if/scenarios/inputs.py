@@ -39,7 +39,7 @@ class Inputs:
     below: float  # half a 90% band of the costs, in logarithms, towards cheaper
     above: float  # and towards dearer
     slowdowns: tuple[float, float]  # what `conditions.slowdown` may be
-    told: tuple[str, ...]
+    basis: tuple[str, ...]
 
 
 def place_of(base: Base, scenario: Scenario) -> Place:
@@ -98,10 +98,10 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     above = sum(one.spread * one.total_us for one in known) / total
     below = sum(one.spread * one.total_us for one in known if not one.bound) / total
     slowdowns = (SHARES_THE_LINK, SHARES_THE_LINK) if stated else base.slowdown_band
-    told = [one.told for one in known]
+    basis = [one.basis for one in known]
     if kept and place.devices > 1:
-        told.append(f"{' and '.join(kept)} as measured: what they cost there is not known")
-    return Inputs(compute, conditions, below, above, slowdowns, tuple(dict.fromkeys(told)))
+        basis.append(f"{' and '.join(kept)} as measured: what they cost there is not known")
+    return Inputs(compute, conditions, below, above, slowdowns, tuple(dict.fromkeys(basis)))
 
 
 def _in_flight(measured: bool, scenario: Scenario, costs: list[Cost]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -130,7 +130,7 @@ def _buckets(base: Base, profile: StepProfile, bucketing: Bucketing, hook: str) 
 
 
 def _as_in_the_run(
-    base: Base, profile: StepProfile, place: Place, sizes: list[float], said: list[Cost], costs: Costs
+    base: Base, profile: StepProfile, place: Place, sizes: list[float], costs_found: list[Cost], costs: Costs
 ) -> list[Cost]:
     """Costs on the links that were measured: the base's own buckets as they were measured, others in proportion to these.
 
@@ -143,16 +143,16 @@ def _as_in_the_run(
         and len(sizes) == len(measured)
         and np.allclose(sizes, measured, rtol=1e-6)
     ):
-        factors = [time / one.total_us if one.total_us > 0 else 1.0 for time, one in zip(own, said, strict=True)]
-        said = [replace(one, spread=0.0) for one in said]  # as measured
+        factors = [time / one.total_us if one.total_us > 0 else 1.0 for time, one in zip(own, costs_found, strict=True)]
+        costs_found = [replace(one, spread=0.0) for one in costs_found]  # as measured
     else:
         model = [costs.cost("all_reduce", size, base.devices, base.per_node) for size in measured]
         known = [one.total_us for one in model if isinstance(one, Cost)]
         ratio = sum(own) / sum(known) if known and len(known) == len(own) and sum(known) > 0 else 1.0
-        factors = [ratio if 1 / _MOST_CARRIED <= ratio <= _MOST_CARRIED else 1.0] * len(said)
+        factors = [ratio if 1 / _MOST_CARRIED <= ratio <= _MOST_CARRIED else 1.0] * len(costs_found)
     return [
         replace(one, latency_us=one.latency_us * factor, transfer_us=one.transfer_us * factor)
-        for one, factor in zip(said, factors, strict=True)
+        for one, factor in zip(costs_found, factors, strict=True)
     ]
 
 
@@ -264,9 +264,9 @@ def _samples_factor(base: Base, wanted: int, own: int) -> float | str:
     before = single.at(own) if len(batches) > 1 else None
     known = batches if before is not None else [own]
     if not known[0] / BATCH_REACH <= wanted <= known[-1] * BATCH_REACH:
-        told = "one device was" if before is not None else "the base was"
+        basis = "one device was" if before is not None else "the base was"
         return (
-            f"a forward pass of {counted(wanted, 'sample')} is too far from what {told} measured at "
+            f"a forward pass of {counted(wanted, 'sample')} is too far from what {basis} measured at "
             f"({', '.join(map(str, known))}): {BATCH_REACH:g} times beyond at most"
         )
     if before is None:

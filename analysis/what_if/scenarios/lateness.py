@@ -42,12 +42,12 @@ class Lateness:
         return max(0, ranks - 1) * max(1, steps - 1)
 
     @property
-    def told(self) -> str:
+    def basis(self) -> str:
         """What the latest of N rests on, in words."""
         if not self.known:
             return "lateness of ranks unknown: one rank was read; give --jitter"
-        said = f"lateness from {counted(self.independent, 'independent sample')} of {len(self.steady_us)} ranks"
-        return said if self.independent >= FEWEST_FOR_TAIL else f"{said}, normal tail assumed"
+        text = f"lateness from {counted(self.independent, 'independent sample')} of {len(self.steady_us)} ranks"
+        return text if self.independent >= FEWEST_FOR_TAIL else f"{text}, normal tail assumed"
 
     def latest_us(self, ranks: int) -> float:
         """How much later than the mean rank the last of so many is, on average."""

@@ -56,7 +56,7 @@ class Answered:
     exposed_us: float
     changes: StepParts  # scenario less base; of DataParallel the compute alone
     parts: Parts
-    told: tuple[str, ...]
+    basis: tuple[str, ...]
     remains_us: Mapping[str, float] = field(default_factory=dict)  # on a stated link: what of exposed no rate removes
     replayed: StepParts | None = None  # of the replayed step; None of DataParallel
 
@@ -64,14 +64,14 @@ class Answered:
 def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
     """One configuration from a base; a refusal carries its reason. Pure: the same three give the same answer."""
     place = place_of(base, scenario)
-    asked = Prediction(place.devices, place.nodes, step_batch(base, scenario))
+    unanswered = Prediction(place.devices, place.nodes, step_batch(base, scenario))
     if (reason := refusal(base, scenario)) is not None:
-        return replace(asked, reason=reason)
+        return replace(unanswered, reason=reason)
     found = [answered(base, profile, scenario, costs) for profile in base.profiles]
     reasons = [one for one in found if isinstance(one, str)]
     if reasons:
-        return replace(asked, reason=reasons[0])
-    return _joined(base, scenario, asked, [one for one in found if isinstance(one, Answered)], place)
+        return replace(unanswered, reason=reasons[0])
+    return _joined(base, scenario, unanswered, [one for one in found if isinstance(one, Answered)], place)
 
 
 def refusal(base: Base, scenario: Scenario) -> str | None:
@@ -154,7 +154,7 @@ def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs)
     changes = StepParts(*(after - before for after, before in zip(then.parts, now.parts, strict=True)))
     parts = replay_parts(base, profile, inputs, then, step)
     remains = {} if scenario.links == AS_MEASURED else _remains_us(prepared, inputs, then)
-    return Answered(step, exposed, changes, parts, inputs.told, remains, then.parts)
+    return Answered(step, exposed, changes, parts, inputs.basis, remains, then.parts)
 
 
 def _remains_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str, float]:
@@ -180,7 +180,7 @@ def _host_gap_us(prepared: Prepared) -> float:
     return prepared.kept[("host",)]
 
 
-def _joined(base: Base, scenario: Scenario, asked: Prediction, found: list[Answered], place: Place) -> Prediction:
+def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[Answered], place: Place) -> Prediction:
     """The mean over the profiles, with its band; beyond the reach a range and no number."""
     step = float(np.mean([one.step_us for one in found]))
     exposed = float(np.mean([one.exposed_us for one in found]))
@@ -198,7 +198,7 @@ def _joined(base: Base, scenario: Scenario, asked: Prediction, found: list[Answe
     if times > FARTHEST:
         least = min(step - exposed, alone if alone is not None else step) * math.exp(-base.spread)
         return replace(
-            asked,
+            unanswered,
             low_us=least,
             high_us=(step + exposed) * math.exp(above),
             reason=f"{times:.0f}x the largest measured count ({base.largest_count}): no number; the range begins without any "
@@ -210,7 +210,7 @@ def _joined(base: Base, scenario: Scenario, asked: Prediction, found: list[Answe
         rests_on += f"; no efficiency: one device's step would be {(alone or 0.0) / 1e3:.3g} ms, longer than this one"
         efficiency = None
     return replace(
-        asked,
+        unanswered,
         step_us=step,
         low_us=step * math.exp(-below),
         high_us=step * math.exp(above),
@@ -273,21 +273,21 @@ def _alone_rests_on(base: Base, scenario: Scenario) -> str:
 
 
 def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Place) -> str:
-    said = [*found[0].told] if place.devices > 1 else [_alone_rests_on(base, scenario)]
+    clauses = [*found[0].basis] if place.devices > 1 else [_alone_rests_on(base, scenario)]
     if base.host_cores is not None and min(place.devices, place.per_node) > max(base.host_cores, base.per_node):
-        said.insert(
+        clauses.insert(
             0, f"each process is assumed to keep the cores it has now, but a host here has {base.host_cores} in all"
         )
     if place.devices > 1 and (place.devices != base.devices or scenario.jitter is not None):
-        jitter = f"jitter {100 * scenario.jitter:g}% as stated" if scenario.jitter is not None else base.lateness.told
-        said.append(jitter)
+        jitter = f"jitter {100 * scenario.jitter:g}% as stated" if scenario.jitter is not None else base.lateness.basis
+        clauses.append(jitter)
     if (remains := _remains(found)) and place.devices > 1:
-        said.append(f"no rate removes, of what is exposed: {remains}")
+        clauses.append(f"no rate removes, of what is exposed: {remains}")
     if base.contention and scenario != Scenario():
-        said.append(base.contention)
-    if base.own_error is None:
-        said.append(f"the method's error is assumed ({ASSUMED_ERROR:.0%}): no other cell measures it")
-    return "; ".join(said) or f"the replay of {base.name}"
+        clauses.append(base.contention)
+    if base.method_error is None:
+        clauses.append(f"the method's error is assumed ({ASSUMED_ERROR:.0%}): no other cell measures it")
+    return "; ".join(clauses) or f"the replay of {base.name}"
 
 
 def _remains(found: Sequence[Answered]) -> str:

@@ -72,7 +72,7 @@ class Base:
     kinds: frozenset[str] = frozenset()
     lateness: Lateness = UNKNOWN_LATENESS
     largest: int = 0  # the largest device count that was measured; 0: this one's
-    own_error: float | None = None
+    method_error: float | None = None
     parameter_bytes: tuple[int, ...] = ()
     buffer_bytes: int = 0
     gamma: float = 0.0  # what computing loses per time that a collective runs next to it

@@ -21,30 +21,30 @@ def whatif(*arguments: object) -> Result:
 
 
 def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
-    told = json.loads(whatif(EXAMPLE_RUN, "--devices", "2,4", "--overlap", "on,off", "--format", "json").stdout)
-    said = told["predictions"]
-    assert [(one["devices"], one["scenario"]["overlap"]) for one in said] == [
+    stated = json.loads(whatif(EXAMPLE_RUN, "--devices", "2,4", "--overlap", "on,off", "--format", "json").stdout)
+    prediction = stated["predictions"]
+    assert [(one["devices"], one["scenario"]["overlap"]) for one in prediction] == [
         (2, "on"),
         (2, "off"),
         (4, "on"),
         (4, "off"),
     ]
-    assert set(said[0]) >= {
+    assert set(prediction[0]) >= {
         *("devices", "nodes", "batch_size", "step_us", "low_us", "high_us", "exposed_us"),
         *("efficiency", "bound_by", "rests_on", "reason"),
     }
-    ledgers = [one["ledger"] for one in (told["base"], *said)]
+    ledgers = [one["ledger"] for one in (stated["base"], *prediction)]
     assert ledgers[0] == pytest.approx(ledgers[1])  # of the base, and of it predicted
     parts = ("compute_us", "exposed_wait_us", "exposed_transfer_us", "exposed_other_us", "idle_us", "tracer_us")
-    for ledger, step_us in zip(ledgers[1:], (one["step_us"] for one in said), strict=True):
+    for ledger, step_us in zip(ledgers[1:], (one["step_us"] for one in prediction), strict=True):
         assert sum(ledger[part] for part in parts) == pytest.approx(step_us)
-    assert told["savings"]["devices"] == 4
-    assert told["savings"]["changes"][0]["is_part"]
-    assert said[0]["step_us"] == pytest.approx(told["base"]["step_us"])
-    assert abs(told["base"]["replay_error"]) <= 0.01
-    assert said[0]["low_us"] < said[0]["step_us"] < said[0]["high_us"]
+    assert stated["savings"]["devices"] == 4
+    assert stated["savings"]["changes"][0]["is_part"]
+    assert prediction[0]["step_us"] == pytest.approx(stated["base"]["step_us"])
+    assert abs(stated["base"]["replay_error"]) <= 0.01
+    assert prediction[0]["low_us"] < prediction[0]["step_us"] < prediction[0]["high_us"]
     assert (
-        said[2]["high_us"] / said[2]["low_us"] > said[0]["high_us"] / said[0]["low_us"]
+        prediction[2]["high_us"] / prediction[2]["low_us"] > prediction[0]["high_us"] / prediction[0]["low_us"]
     )  # further from what was measured
 
 

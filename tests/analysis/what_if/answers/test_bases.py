@@ -22,7 +22,7 @@ from dpscope.analysis.what_if.answers.bases import (
     repeats_band,
     single_steps_us,
 )
-from dpscope.analysis.what_if.answers.own_error import CellError, OwnErrors, own_errors, with_own_error
+from dpscope.analysis.what_if.answers.cell_errors import CellError, CellErrors, errors_of_cells, with_cell_errors
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -37,15 +37,15 @@ def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node() -> None:
     asked = base_of_run(EXAMPLE_RUN, None)
     assert asked.cell is not None
     four = replace(asked.cell, cell=msgspec.structs.replace(asked.cell.planned, devices=4))
-    (said,) = own_errors(asked, cast(RunData, SimpleNamespace(measured=[four]))).cells
-    assert said.reason is None  # not two nodes of two, between which nothing was measured
-    assert said.predicted_us is not None
+    (prediction,) = errors_of_cells(asked, cast(RunData, SimpleNamespace(measured=[four]))).cells
+    assert prediction.reason is None  # not two nodes of two, between which nothing was measured
+    assert prediction.predicted_us is not None
 
 
 def traced_cell(strategy: CellStrategy, devices: int, **times: float) -> CellData:
     windows = pd.DataFrame([{f"{name}_us": value for name, value in times.items()}])
-    told = Cell(strategy=strategy, devices=devices, batch_size=8)
-    return cast(CellData, SimpleNamespace(cell=told, whole_windows=windows))
+    stated = Cell(strategy=strategy, devices=devices, batch_size=8)
+    return cast(CellData, SimpleNamespace(cell=stated, whole_windows=windows))
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def test_only_cells_that_a_scenario_describes_tell_the_error() -> None:
         optioned(asked.cell, 1, **one) for one in ({"amp": "bf16"}, {"compile": "default"}, {"static_graph": "on"})
     ]
     alike = [optioned(asked.cell, 1, **one) for one in ({"bucket_mb": 5.0}, {"comm_hook": "fp16"}, {"overlap": "off"})]
-    said = own_errors(asked, cast(RunData, SimpleNamespace(measured=[*other, *alike])))
-    assert [one.cell for one in said.cells] == [one.cell.name for one in alike]
+    prediction = errors_of_cells(asked, cast(RunData, SimpleNamespace(measured=[*other, *alike])))
+    assert [one.cell for one in prediction.cells] == [one.cell.name for one in alike]
     measured = [asked.cell, *alike, optioned(asked.cell, 1, amp="bf16", bucket_mb=5.0)]
-    said = own_errors(replace(asked, cell=other[0]), cast(RunData, SimpleNamespace(measured=measured)))
-    assert [one.cell for one in said.cells] == [f"{asked.cell.cell.name}-bucket-5mb-amp-bf16"]
+    prediction = errors_of_cells(replace(asked, cell=other[0]), cast(RunData, SimpleNamespace(measured=measured)))
+    assert [one.cell for one in prediction.cells] == [f"{asked.cell.cell.name}-bucket-5mb-amp-bf16"]
 
 
 def test_one_device_is_that_of_the_base_s_own_precision_and_micro_batches() -> None:
@@ -135,8 +135,8 @@ def test_one_device_is_that_of_the_base_s_own_precision_and_micro_batches() -> N
         optioned(alone, 3, **half, accumulate=2),
         optioned(alone, 5, compile="default"),
     ]
-    told: list[tuple[dict[str, str | int], int]] = [({}, 1), (half, 2), ({**half, "accumulate": 2}, 3)]
-    for options, times in [*told, ({**half, "accumulate": 4}, 2)]:
+    stated: list[tuple[dict[str, str | int], int]] = [({}, 1), (half, 2), ({**half, "accumulate": 2}, 3)]
+    for options, times in [*stated, ({**half, "accumulate": 4}, 2)]:
         base = optioned(asked.cell, 1, bucket_mb=5.0, **options)
         found = single_steps_us(cast(RunData, SimpleNamespace(measured=[*singles, base])), base)
         assert found == pytest.approx({batch: times * asked.base.single_us[batch]})
@@ -159,7 +159,7 @@ def test_a_band_of_repeats_holds_one_more_of_them() -> None:
 def test_few_cells_correct_the_size_of_an_assumed_error(errors: list[float], expected: float | None) -> None:
     """4% weighs as much as four cells."""
     cells = tuple(CellError("one", 100.0, 100.0 * math.exp(off), None, None, None, 0.0, None) for off in errors)
-    assert OwnErrors(cells).half_band == (None if expected is None else pytest.approx(expected))
+    assert CellErrors(cells).half_band == (None if expected is None else pytest.approx(expected))
 
 
 def test_the_error_of_one_other_cell_is_used_and_named() -> None:
@@ -169,10 +169,10 @@ def test_the_error_of_one_other_cell_is_used_and_named() -> None:
     assert asked.cell is not None
     other = optioned(asked.cell, 1.2, bucket_mb=5.0)
     run = replace(asked.run, cells={**asked.run.cells, other.cell.name: other})
-    question, own = with_own_error(replace(asked, run=run))
-    assert question.base.own_error is not None
+    question, own = with_cell_errors(replace(asked, run=run))
+    assert question.base.method_error is not None
     assert "The same method on 1 other cell of this run: median error" in own.sentence
     assert "method's error" not in str(predict(question.base, Scenario(devices=4), question.costs).rests_on)
-    alone, none = with_own_error(asked)
+    alone, none = with_cell_errors(asked)
     assert none.sentence == "No other cell measures the method's error here: it is assumed (4%)."
     assert "no other cell measures it" in str(predict(alone.base, Scenario(devices=4), alone.costs).rests_on)

@@ -28,7 +28,7 @@ def chapter(example: RunData) -> WhatIfChapter:
 def test_the_measured_count_comes_first_and_numbers_end_at_eight_times_it(chapter: WhatIfChapter) -> None:
     table = chapter.tables["what_if"]
     assert [row[0] for row in table.rows] == ["2", "4", "8", "16"]
-    base = chapter.said.question.base
+    base = chapter.answer.question.base
     assert table.rows[0][table.headings.index("step [ms]")] == f"{base.step_us / 1e3:.1f}"
     widths = [float(high) - float(low) for low, high in (row[4].split(" to ") for row in table.rows)]
     assert widths == sorted(widths)

@@ -59,10 +59,10 @@ def test_buckets_beyond_a_worse_cap_are_not_alike() -> None:
     assert found.low == 0.5
     assert found.high == pytest.approx(0.954, rel=0.07)  # 2 and 2 up to 1.907 MiB; 3 and 1 up to 2.861
     assert "alike, within the 4% that this method's error is assumed to be" in found.sentence
-    told = solve(replace(base, own_error=0.1), Scenario(), COSTS, "bucket-mb")
-    assert told.high == pytest.approx(2.861, rel=0.07)
-    assert "within the 10% that this method's error is shown to be" in told.sentence
-    assert "Keep the default" in told.sentence
+    stated = solve(replace(base, method_error=0.1), Scenario(), COSTS, "bucket-mb")
+    assert stated.high == pytest.approx(2.861, rel=0.07)
+    assert "within the 10% that this method's error is shown to be" in stated.sentence
+    assert "Keep the default" in stated.sentence
 
 
 def test_a_target_that_is_met_needs_nothing() -> None:
@@ -108,15 +108,15 @@ def test_one_device_may_be_too_many() -> None:
 
 
 def test_the_last_count_that_meets_a_target_is_told_with_why_not_the_next() -> None:
-    told = solve(BASE, Scenario(), COSTS, "devices", ("step-ms", 0.22))
-    assert told.sentence == "A step of 0.22 ms holds up to 1 device, not on 2: 0.23 ms."
+    stated = solve(BASE, Scenario(), COSTS, "devices", ("step-ms", 0.22))
+    assert stated.sentence == "A step of 0.22 ms holds up to 1 device, not on 2: 0.23 ms."
     one_rank = replace(BASE, lateness=Lateness())
-    told = solve(one_rank, Scenario(), COSTS, "devices", ("step-ms", 0.235))
-    assert "holds up to 2 devices; on 3: one rank was read" in told.sentence
+    stated = solve(one_rank, Scenario(), COSTS, "devices", ("step-ms", 0.235))
+    assert "holds up to 2 devices; on 3: one rank was read" in stated.sentence
     three = replace(BASE, devices=3, per_node=3)  # eight times three is the last count with a number
-    told = solve(three, Scenario(), Costs(3, 3, COSTS.traced), "devices", ("step-ms", 10.0))
-    assert told.value == 24
-    assert "on 25: 8x the largest measured count (3)" in told.sentence
+    stated = solve(three, Scenario(), Costs(3, 3, COSTS.traced), "devices", ("step-ms", 10.0))
+    assert stated.value == 24
+    assert "on 25: 8x the largest measured count (3)" in stated.sentence
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ def test_the_solved_scenario_meets_the_target(variable: str, need: tuple[str, fl
     found = solve(BASE, Scenario(), COSTS, variable, need)
     assert found.words == {variable: word}
     assert found.solved is not None
-    said = predict(BASE, found.solved, COSTS)
-    assert said.step_us is not None
-    assert said.step_us != BASE.step_us
+    prediction = predict(BASE, found.solved, COSTS)
+    assert prediction.step_us is not None
+    assert prediction.step_us != BASE.step_us
     if need[0] == "step-ms":
-        assert said.step_us == pytest.approx(need[1] * 1e3, rel=0.01)
+        assert prediction.step_us == pytest.approx(need[1] * 1e3, rel=0.01)
     else:
-        assert said.efficiency is not None
-        assert said.efficiency >= need[1]
+        assert prediction.efficiency is not None
+        assert prediction.efficiency >= need[1]
     assert solve(BASE, Scenario(), COSTS, "intra", ("step-ms", 0.2)).solved is None  # not reached
 
 

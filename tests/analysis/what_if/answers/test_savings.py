@@ -84,8 +84,8 @@ def test_a_largest_part_whose_removal_saves_less_than_another_is_named() -> None
         Saving(TRANSFER, 500.0, 400.0, 600.0, True, True),
         Saving(TWICE_AS_FAST, 0.0, 0.0, 0.0, False, False),
     ]
-    said = savings_sentences(found, 2, Ledger(10_000.0, 4000.0, 2100.0, 3000.0, 0.0, 900.0))
-    assert said == [
+    prediction = savings_sentences(found, 2, Ledger(10_000.0, 4000.0, 2100.0, 3000.0, 0.0, 900.0))
+    assert prediction == [
         "Largest saving on 2 devices, one part removed at a time: waiting for late ranks saves 2.0 ms; exposed transfer saves "
         "0.5 ms.",
         "The largest of these parts is exposed transfer (3.00 ms of the step), but its removal alone saves only 500.0 µs: other "

@@ -9,9 +9,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from dpscope.analysis.what_if.answers.bases import AskedBase
+from dpscope.analysis.what_if.answers.bases import Question
+from dpscope.analysis.what_if.answers.cell_errors import CellErrors
 from dpscope.analysis.what_if.answers.output import RunAnswer, run_answer
-from dpscope.analysis.what_if.answers.own_error import OwnErrors
 from dpscope.analysis.what_if.answers.written import (
     check_figure_name,
     check_trace_name,
@@ -26,12 +26,12 @@ from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
 
 
 def answer(*asked: tuple[dict[str, str], int, float | None]) -> RunAnswer:
-    question = cast(AskedBase, SimpleNamespace(base=SimpleNamespace(batch_size=None, single_us={})))
-    told = tuple(
+    question = cast(Question, SimpleNamespace(base=SimpleNamespace(batch_size=None, single_us={})))
+    stated = tuple(
         (words, Scenario(), Prediction(devices, 1, 8, 100.0, 90.0, 125.0, efficiency=efficiency))
         for words, devices, efficiency in asked
     )
-    return RunAnswer(question, OwnErrors(()), told)
+    return RunAnswer(question, CellErrors(()), stated)
 
 
 def test_a_line_for_each_bucket_and_none_for_what_has_no_efficiency() -> None:
@@ -80,7 +80,7 @@ def test_a_figure_replaces_dpscopes_and_nothing_else(tmp_path: Path, suffix: str
 def test_collectives_in_flight_together_are_on_two_tracks(tmp_path: Path) -> None:
     """Ready at 150 and 200, 20 us each as measured; at 100 us each the two workers share the link: 150-300, 200-350."""
     base = replace(BASE, profiles=(replace(PROFILE, servers=2),))
-    said = run_answer(AskedBase(base, COSTS), OwnErrors(()), [({}, Scenario(transfer_factor=5.0))])
+    said = run_answer(Question(base, COSTS), CellErrors(()), [({}, Scenario(transfer_factor=5.0))])
     write_replayed(said, tmp_path / "step.json")
     check_trace_name(tmp_path / "step.json")  # its own may be replaced
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
@@ -95,7 +95,7 @@ def test_collectives_in_flight_together_are_on_two_tracks(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["theirs.json", "theirs.json.gz"])
 def test_a_trace_that_dpscope_did_not_write_stays(tmp_path: Path, name: str) -> None:
-    said = run_answer(AskedBase(BASE, COSTS), OwnErrors(()), [({}, Scenario(transfer_factor=5.0))])
+    said = run_answer(Question(BASE, COSTS), CellErrors(()), [({}, Scenario(transfer_factor=5.0))])
     (tmp_path / name).write_bytes(b'{"traceEvents": []}')
     for write in (check_trace_name, lambda path: write_replayed(said, path)):
         with pytest.raises(DpscopeError, match=f"{name} was not written by dpscope, which does not overwrite it"):

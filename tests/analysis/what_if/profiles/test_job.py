@@ -92,8 +92,8 @@ def test_gradients_are_known_where_the_trace_records_their_shapes() -> None:
 def test_what_a_trace_lacks_is_said() -> None:
     job = job_profile([A100])
     assert job.devices == 2
-    assert any("1 of 2 ranks" in said for said in job.lacks)
-    assert any("record_shapes" in said for said in job.lacks)
+    assert any("1 of 2 ranks" in prediction for prediction in job.lacks)
+    assert any("record_shapes" in prediction for prediction in job.lacks)
 
 
 def test_a_trace_without_a_whole_step_is_refused(tmp_path: Path) -> None:
@@ -163,9 +163,9 @@ BETWEEN = step_of((0, 0, 25), (10, 10, 40), (12, 25, 50))
 
 @pytest.mark.parametrize(("step", "slowdown"), [(APART, 1.0), (BETWEEN, 1.5), (SHARED, 2.0)])
 def test_each_costs_alone_what_it_would(step: StepProfile, slowdown: float) -> None:
-    told = at_slowdown(step, slowdown)
-    assert [one.cost_us for one in told.buckets] == pytest.approx([20, 20, 20], abs=0.1)
-    assert base_error(Prepared(told)) == pytest.approx(0, abs=1e-3)  # the replay takes them as they were told
+    stated = at_slowdown(step, slowdown)
+    assert [one.cost_us for one in stated.buckets] == pytest.approx([20, 20, 20], abs=0.1)
+    assert base_error(Prepared(stated)) == pytest.approx(0, abs=1e-3)  # the replay takes them as they were told
 
 
 def test_the_wrong_factor_gives_equal_buckets_unequal_costs() -> None:

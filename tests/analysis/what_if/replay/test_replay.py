@@ -12,27 +12,30 @@ from tests.helpers.replayed_steps import SIMPLE, profile, under, works
 
 def test_communication_hides_behind_backward_but_for_the_last_bucket() -> None:
     # ready 150, 200; 20 us each: 150-170, 200-220; the optimizer 220-230
-    said = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0]), with_spans=True)
-    assert (said.step_us, said.exposed_us, said.backward_us) == (230, 20, 200)
-    assert [(one.start_us, one.end_us, one.bytes) for one in said.collectives] == [(150, 170, 1e6), (200, 220, 1e6)]
+    prediction = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0]), with_spans=True)
+    assert (prediction.step_us, prediction.exposed_us, prediction.backward_us) == (230, 20, 200)
+    assert [(one.start_us, one.end_us, one.bytes) for one in prediction.collectives] == [
+        (150, 170, 1e6),
+        (200, 220, 1e6),
+    ]
     # 80 us each: 150-230, 230-310
     slow = replay(Prepared(SIMPLE), under((0, 1), [80.0, 80.0]))
     assert (slow.step_us, slow.exposed_us) == (320, 110)
 
 
 def test_one_bucket_hides_nothing() -> None:
-    said = replay(Prepared(SIMPLE), under((1,), [40.0]))
-    assert (said.step_us, said.exposed_us) == (250, 40)  # ready at 200, until 240, optimizer 10
+    prediction = replay(Prepared(SIMPLE), under((1,), [40.0]))
+    assert (prediction.step_us, prediction.exposed_us) == (250, 40)  # ready at 200, until 240, optimizer 10
 
 
 def test_the_last_rank_holds_all_up() -> None:
-    said = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0], late_us=(0.0, 30.0)))
-    assert said.step_us == 260  # 200 + 30 + 20 + 10
+    prediction = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0], late_us=(0.0, 30.0)))
+    assert prediction.step_us == 260  # 200 + 30 + 20 + 10
 
 
 def test_micro_batches_repeat_forward_and_backward_without_reducing() -> None:
-    said = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0], passes=3))
-    assert said.step_us == 200 + 200 + 230
+    prediction = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0], passes=3))
+    assert prediction.step_us == 200 + 200 + 230
 
 
 def test_a_faster_device_and_a_larger_batch_scale_what_they_scale() -> None:
@@ -44,9 +47,9 @@ def test_a_faster_device_and_a_larger_batch_scale_what_they_scale() -> None:
 
 def test_compute_next_to_a_collective_is_slower_by_gamma() -> None:
     # ready 150; 40 us next to the second backward of 50, of which 40 take half as much again: 200 -> 220
-    said = replay(Prepared(SIMPLE), under((0, 1), [40.0, 20.0], gamma=0.5))
-    assert said.backward_us == pytest.approx(220)
-    assert said.step_us == pytest.approx(250)
+    prediction = replay(Prepared(SIMPLE), under((0, 1), [40.0, 20.0], gamma=0.5))
+    assert prediction.backward_us == pytest.approx(220)
+    assert prediction.step_us == pytest.approx(250)
 
 
 def test_idle_time_next_to_a_collective_is_not_slower() -> None:
@@ -61,8 +64,8 @@ def test_a_host_that_launches_too_slowly_bounds_the_step() -> None:
     # four launches 100 us apart: a step takes 400, whatever the device; 20 us of the last bucket are in the host's shadow
     table = works([10.0, 10.0, 10.0, 10.0], host_us=[100.0, 100.0, 100.0, 100.0])
     slow_host = profile(table, after=[2, 3], ends=(0, 1))
-    said = replay(Prepared(slow_host), under((0, 1), [20.0, 20.0]))
-    assert (said.step_us, said.exposed_us) == (400, 0)
+    prediction = replay(Prepared(slow_host), under((0, 1), [20.0, 20.0]))
+    assert (prediction.step_us, prediction.exposed_us) == (400, 0)
     assert replay(Prepared(slow_host, Compute(device=0.1)), under((0, 1), [20.0, 20.0])).step_us == pytest.approx(400)
     # half the host's time: the launches come 50 apart, and the 20 us still hide
     assert replay(Prepared(slow_host, Compute(host=0.5)), under((0, 1), [20.0, 20.0])).step_us == pytest.approx(200)
@@ -79,8 +82,8 @@ def test_a_host_that_waits_for_the_device_cannot_run_ahead() -> None:
 
 def test_a_broadcast_before_forward_is_waited_for() -> None:
     other = OtherCollective("broadcast", 1e3, after=0, cost_us=30.0, blocks=True)
-    said = replay(Prepared(replace(SIMPLE, others=(other,))), under((0, 1), [20.0, 20.0], other_us=(30.0,)))
-    assert (said.step_us, said.exposed_us) == (260, 50)
+    prediction = replay(Prepared(replace(SIMPLE, others=(other,))), under((0, 1), [20.0, 20.0], other_us=(30.0,)))
+    assert (prediction.step_us, prediction.exposed_us) == (260, 50)
 
 
 def test_joined_works_give_what_single_ones_do() -> None:
@@ -132,9 +135,9 @@ def test_the_parts_of_a_replayed_step() -> None:
     but for none of the first's transfer until 203, then until 213; the optimizer takes 10 us.
     """
     conditions = under((0, 1), [40.0, 40.0], late_us=(10.0, 10.0))
-    said = replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), conditions)
-    assert said.step_us == 263
-    assert said.parts == pytest.approx((210, 10, 43, 0, 0))
+    prediction = replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), conditions)
+    assert prediction.step_us == 263
+    assert prediction.parts == pytest.approx((210, 10, 43, 0, 0))
     # Without a first bucket on the link, the 3 us before the launch are neither compute nor communication
     one = replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), under((1,), [40.0], late_us=(10.0,)))
     assert one.parts == pytest.approx((210, 10, 40, 0, 3))

@@ -61,8 +61,8 @@ def costs(every: Calibration | None = BOTH, devices: int = 2, per_node: int = 2)
     return Costs(devices, per_node, {}, None if every is None else every.on_nodes(nodes), every)
 
 
-def cost(asked: Costs, devices: int, per_node: int, links: Links = AS_MEASURED) -> Cost:
-    found = asked.cost("all_reduce", SIZE, devices, per_node, links)
+def cost(question: Costs, devices: int, per_node: int, links: Links = AS_MEASURED) -> Cost:
+    found = question.cost("all_reduce", SIZE, devices, per_node, links)
     assert isinstance(found, Cost), found
     return found
 
@@ -70,17 +70,17 @@ def cost(asked: Costs, devices: int, per_node: int, links: Links = AS_MEASURED) 
 def test_a_layout_that_was_calibrated_is_taken_as_it_is() -> None:
     found = cost(costs(), 4, 2)
     assert found.total_us == pytest.approx(100 + 1000, rel=0.01)
-    assert (found.source, found.told) == (CALIBRATED, "calibrated on 2x2 devices")
+    assert (found.source, found.basis) == (CALIBRATED, "calibrated on 2x2 devices")
 
 
 def test_more_nodes_with_as_many_devices_are_carried() -> None:
     """Latency by hops, 7 in place of 3, transfer by 2 x 7/8 over 2 x 3/4."""
     found = cost(costs(), 8, 2)
     assert found.total_us == pytest.approx(100 * 7 / 3 + 1000 * 1.75 / 1.5, rel=0.02)
-    assert (found.source, "2x2" in found.told) == (CARRIED, True)
+    assert (found.source, "2x2" in found.basis) == (CARRIED, True)
     both = calibration(WITHIN, ACROSS, timed(8, 4, 200.0, 0.8))
-    assert cost(costs(both), 8, 2).told == "calibrated on 4x2 devices"
-    assert cost(costs(both), 16, 2).told == "calibrated on 2x2, 4x2 devices and carried to 8x2"
+    assert cost(costs(both), 8, 2).basis == "calibrated on 4x2 devices"
+    assert cost(costs(both), 16, 2).basis == "calibrated on 2x2, 4x2 devices and carried to 8x2"
 
 
 def test_other_numbers_of_devices_on_a_node_rest_on_the_rate_between_nodes() -> None:
@@ -92,22 +92,22 @@ def test_other_numbers_of_devices_on_a_node_rest_on_the_rate_between_nodes() -> 
     found = cost(costs(), 8, 4)
     assert found.total_us == pytest.approx(30 + 150 + 2 * 100 / 6 + 1e6 / (rate.gb_per_s * 1e3), rel=0.02)
     assert found.source == HIERARCHY
-    assert found.told == "the rate between nodes calibrated on 2x2, hierarchy"
+    assert found.basis == "the rate between nodes calibrated on 2x2, hierarchy"
 
 
 def test_a_link_that_is_stated_wins_and_without_any_the_reason_says_what_to_do() -> None:
     stated = Links(inter=LinkRate(100.0, "fast", "stated"))
-    assert "fast" in cost(costs(), 4, 2, stated).told
-    said = costs(calibration(WITHIN)).cost("all_reduce", SIZE, 4, 2)
-    assert isinstance(said, str)
-    assert "give --inter, such as --inter 100Gb/s, or calibrate over several nodes" in said
-    assert costs(None).cost("all_reduce", SIZE, 4, 2) == said
+    assert "fast" in cost(costs(), 4, 2, stated).basis
+    prediction = costs(calibration(WITHIN)).cost("all_reduce", SIZE, 4, 2)
+    assert isinstance(prediction, str)
+    assert "give --inter, such as --inter 100Gb/s, or calibrate over several nodes" in prediction
+    assert costs(None).cost("all_reduce", SIZE, 4, 2) == prediction
 
 
 def test_a_base_over_several_nodes_asked_within_one_takes_what_was_timed_there() -> None:
     """And not what was timed between them."""
-    asked = costs(devices=4, per_node=2)
-    found = cost(asked, 2, 2)
+    question = costs(devices=4, per_node=2)
+    found = cost(question, 2, 2)
     assert found.source == CALIBRATED
     assert found.total_us == pytest.approx(10 + 100, rel=0.01)
     between_alone = costs(calibration(ACROSS), devices=4, per_node=2).cost("all_reduce", SIZE, 2, 2)
@@ -152,22 +152,22 @@ def test_a_stated_link_within_a_node_counts_over_several_nodes() -> None:
     assert cost(costs(), 4, 2, Links(inter=FAST)).total_us == pytest.approx(100 / 3 + 200, rel=0.02)
     slow = cost(costs(), 4, 2, Links(SLOW, FAST))
     assert slow.total_us == pytest.approx(100 / 3 + 10 + 100_000 + 100, rel=0.001)
-    assert "; within a node slow: specification" in slow.told
+    assert "; within a node slow: specification" in slow.basis
     # what was timed over several nodes holds the old links: the rate between them and the stated one, 33 + 110 + 673
     alone = cost(costs(), 4, 2, Links(intra=FAST))
     assert alone.total_us == pytest.approx(100 / 3 + 110 + 1e6 / 1485, rel=0.02)
-    assert "the rate between nodes calibrated on 2x2, hierarchy; within a node fast" in alone.told
-    said = costs(calibration(WITHIN)).cost("all_reduce", SIZE, 4, 2, Links(intra=FAST))
-    assert "give --inter" in str(said)
+    assert "the rate between nodes calibrated on 2x2, hierarchy; within a node fast" in alone.basis
+    prediction = costs(calibration(WITHIN)).cost("all_reduce", SIZE, 4, 2, Links(intra=FAST))
+    assert "give --inter" in str(prediction)
 
 
 def test_a_ring_is_as_slow_as_the_slowest_link_it_goes_over() -> None:
     """Broadcasts have no hierarchy here: 1 MB at 0.01 GB/s, not at 10; one device a node has no link within."""
-    asked = costs()
-    slow = asked.cost("broadcast", SIZE, 4, 2, Links(SLOW, FAST))
+    question = costs()
+    slow = question.cost("broadcast", SIZE, 4, 2, Links(SLOW, FAST))
     assert isinstance(slow, Cost)
     assert slow.transfer_us == pytest.approx(100_000)
-    single = asked.cost("broadcast", SIZE, 4, 1, Links(SLOW, FAST))
+    single = question.cost("broadcast", SIZE, 4, 1, Links(SLOW, FAST))
     assert isinstance(single, Cost)
     assert single.transfer_us == pytest.approx(100)
 
@@ -175,17 +175,17 @@ def test_a_ring_is_as_slow_as_the_slowest_link_it_goes_over() -> None:
 def test_any_layout_that_was_calibrated_serves_a_base_of_another() -> None:
     wide = calibration(timed(8, 2, 100.0, 1.0), timed(16, 2, 150.0, 0.8))
     found = cost(costs(wide, devices=8, per_node=4), 16, 8)
-    assert found.told == "calibrated on 2x8 devices"
+    assert found.basis == "calibrated on 2x8 devices"
     assert found.total_us == pytest.approx(150 + 1250, rel=0.01)
     rated = cost(costs(calibration(timed(8, 2, 100.0, 1.0)), devices=8, per_node=4), 16, 8)
-    assert "the rate between nodes calibrated on 2x4" in rated.told
-    assert "links within a node taken to be no slower" in rated.told
-    said = Costs(8, 4, {("all_reduce", float(SIZE)): 100.0}).cost("all_reduce", SIZE, 16, 8)
-    assert said == "measured with 4 devices a node, asked with 8: give --inter, or calibrate there"
+    assert "the rate between nodes calibrated on 2x4" in rated.basis
+    assert "links within a node taken to be no slower" in rated.basis
+    prediction = Costs(8, 4, {("all_reduce", float(SIZE)): 100.0}).cost("all_reduce", SIZE, 16, 8)
+    assert prediction == "measured with 4 devices a node, asked with 8: give --inter, or calibrate there"
 
 
 @pytest.mark.parametrize(
-    ("every", "per_hop_us", "told"),
+    ("every", "per_hop_us", "latency_source"),
     [
         (BOTH, 100 / 6, "16.7 us a hop as calibrated on 2x2 devices"),
         (calibration(WITHIN), 5.0, "5 us a hop as calibrated within a node"),
@@ -193,17 +193,17 @@ def test_any_layout_that_was_calibrated_serves_a_base_of_another() -> None:
     ],
 )
 def test_where_the_latency_of_a_stated_link_is_from_is_told(
-    every: Calibration | None, per_hop_us: float, told: str
+    every: Calibration | None, per_hop_us: float, latency_source: str
 ) -> None:
     found = cost(costs(every), 2, 1, Links(inter=FAST))  # a ring of two: 2 hops
     assert found.latency_us == pytest.approx(2 * per_hop_us, rel=0.02)
-    assert found.told == f"fast: specification, so the step is at least this, {told}, ring"
+    assert found.basis == f"fast: specification, so the step is at least this, {latency_source}, ring"
 
 
 def test_a_base_over_several_nodes_tells_the_latency_of_each_level() -> None:
-    asked = costs(devices=4, per_node=2)
-    assert "5 us a hop as calibrated within a node" in cost(asked, 2, 2, Links(intra=FAST)).told
-    assert "16.7 us a hop as calibrated between nodes" in cost(asked, 2, 1, Links(inter=FAST)).told
+    question = costs(devices=4, per_node=2)
+    assert "5 us a hop as calibrated within a node" in cost(question, 2, 2, Links(intra=FAST)).basis
+    assert "16.7 us a hop as calibrated between nodes" in cost(question, 2, 1, Links(inter=FAST)).basis
 
 
 def test_two_counts_tell_what_grows_as_the_ring_s_bytes() -> None:

@@ -52,11 +52,11 @@ def arrivals(table: list[list[float]]) -> Lateness:
 def test_what_is_steady_is_told_from_what_is_random() -> None:
     # Rank 1 is 20 late always, and 2 more or less at random: about the mean of both, -10 and 10. The difference of two ranks has
     # the variance 8, of 18 and 22, which is twice one rank's: 2 either way.
-    said = arrivals([[0.0, 18.0], [0.0, 22.0]])
-    assert said.steady_us == pytest.approx((-10, 10))
-    assert sorted(said.random_us) == pytest.approx([-2, -2, 2, 2])
-    assert said.latest_us(2) == pytest.approx(10 + 2 * 0.564, rel=0.02)
-    assert "1 independent sample of 2 ranks, normal tail assumed" in said.told
+    prediction = arrivals([[0.0, 18.0], [0.0, 22.0]])
+    assert prediction.steady_us == pytest.approx((-10, 10))
+    assert sorted(prediction.random_us) == pytest.approx([-2, -2, 2, 2])
+    assert prediction.latest_us(2) == pytest.approx(10 + 2 * 0.564, rel=0.02)
+    assert "1 independent sample of 2 ranks, normal tail assumed" in prediction.basis
 
 
 def test_means_that_are_taken_off_take_no_randomness_with_them() -> None:
@@ -74,12 +74,12 @@ def test_means_that_are_taken_off_take_no_randomness_with_them() -> None:
 def test_the_tail_is_taken_from_what_is_independent() -> None:
     """Two ranks of 150 steps are 300 samples, of which every other is the one before mirrored: 149."""
     steps = [[0.0, float(step % 7)] for step in range(150)]
-    assert "149 independent samples of 2 ranks, normal tail assumed" in arrivals(steps).told
+    assert "149 independent samples of 2 ranks, normal tail assumed" in arrivals(steps).basis
     steps = [[0.0, float(step % 7)] for step in range(201)]
-    assert arrivals(steps).told == "lateness from 200 independent samples of 2 ranks"
+    assert arrivals(steps).basis == "lateness from 200 independent samples of 2 ranks"
 
 
 def test_one_rank_tells_nothing() -> None:
     assert not lateness([SIMPLE]).known
     assert lateness([SIMPLE]).latest_us(64) == 0
-    assert "--jitter" in Lateness().told
+    assert "--jitter" in Lateness().basis

@@ -19,9 +19,9 @@ from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from tests.helpers.replayed_steps import BASE, BUCKETS, COSTS, PROFILE, profile, works
 
 
-def said(base: Base = BASE, costs: Costs = COSTS, **asked: object) -> tuple[float, float, float]:
+def prediction(base: Base = BASE, costs: Costs = COSTS, **question: object) -> tuple[float, float, float]:
     """Step, exposed communication and efficiency."""
-    found = predict(base, Scenario(**asked), costs)  # type: ignore[arg-type]
+    found = predict(base, Scenario(**question), costs)  # type: ignore[arg-type]
     assert found.reason is None, found.reason
     assert found.step_us is not None
     assert found.exposed_us is not None
@@ -29,56 +29,56 @@ def said(base: Base = BASE, costs: Costs = COSTS, **asked: object) -> tuple[floa
     return found.step_us, found.exposed_us, found.efficiency
 
 
-def reason(base: Base = BASE, costs: Costs = COSTS, **asked: object) -> str:
-    found = predict(base, Scenario(**asked), costs)  # type: ignore[arg-type]
+def reason(base: Base = BASE, costs: Costs = COSTS, **question: object) -> str:
+    found = predict(base, Scenario(**question), costs)  # type: ignore[arg-type]
     assert found.step_us is None
     return found.reason or ""
 
 
 def test_the_base_is_predicted_as_measured() -> None:
-    assert said() == pytest.approx((230, 20, 210 / 230))
+    assert prediction() == pytest.approx((230, 20, 210 / 230))
 
 
 def test_one_bucket_is_ready_late() -> None:
     # 2 MB at 20 us a MB: 200-240, optimizer to 250
-    assert said(overlap=False) == pytest.approx((250, 40, 210 / 250))
-    assert said(bucket_mb=25.0)[0] == pytest.approx(250)
+    assert prediction(overlap=False) == pytest.approx((250, 40, 210 / 250))
+    assert prediction(bucket_mb=25.0)[0] == pytest.approx(250)
 
 
 def test_half_the_bytes_take_half_as_long() -> None:
-    assert said(hook="fp16")[:2] == pytest.approx((220, 10))
+    assert prediction(hook="fp16")[:2] == pytest.approx((220, 10))
 
 
 def test_a_stated_link_replaces_what_was_measured() -> None:
     # 1 MB on 2 ranks at 10 GB/s: factor 1, 100 us; ready 150 and 200: 250, 350, optimizer 360
     slow = Links(intra=parse_link("10GB/s"))
-    assert said(links=slow)[:2] == pytest.approx((360, 150))
+    assert prediction(links=slow)[:2] == pytest.approx((360, 150))
     # 4 nodes of 2 on 10 GB/s: the ring moves 2 x 7/8 MB, 175 us; a hierarchy 20 inside and 2 x 3/4 MB between, 170
     between = Links(inter=parse_link("10GB/s"))
-    assert said(devices=8, per_node=2, links=between)[0] == pytest.approx(150 + 2 * 170 + 10)
+    assert prediction(devices=8, per_node=2, links=between)[0] == pytest.approx(150 + 2 * 170 + 10)
 
 
 def test_a_link_that_is_not_used_changes_nothing() -> None:
     """The base's collectives took twice what the costs say, 20 for 10, and so do those of 4 devices: 2 x 15."""
     costs = Costs(2, 2, {("all_reduce", 1e6): 10.0})
-    assert said(costs=costs, devices=4)[0] == pytest.approx(240)
-    assert said(costs=costs, devices=4, links=Links(inter=parse_link("10GB/s")))[0] == pytest.approx(240)
+    assert prediction(costs=costs, devices=4)[0] == pytest.approx(240)
+    assert prediction(costs=costs, devices=4, links=Links(inter=parse_link("10GB/s")))[0] == pytest.approx(240)
 
 
 def test_the_ring_carries_one_measured_count_to_another() -> None:
     # factor 1 at 2, 2 x 3/4 at 4: 30 us each: 150-180, 200-230, 240
-    assert said(devices=4)[:2] == pytest.approx((240, 30))
+    assert prediction(devices=4)[:2] == pytest.approx((240, 30))
 
 
 def test_micro_batches_and_batches() -> None:
-    assert said(accumulate=2)[0] == pytest.approx(430)  # another 200 of forward and backward
+    assert prediction(accumulate=2)[0] == pytest.approx(430)  # another 200 of forward and backward
     # twice the samples: forward and backward 400, 20 exposed, optimizer 10; t_1 scales alike: 410 of 430, as 210 of 210
-    assert said(batch_size=8)[0] == pytest.approx(430)
-    assert said(batch_size=8, accumulate=2)[0] == pytest.approx(430)
+    assert prediction(batch_size=8)[0] == pytest.approx(430)
+    assert prediction(batch_size=8, accumulate=2)[0] == pytest.approx(430)
 
 
 def test_a_faster_device_shortens_compute_alone() -> None:
-    assert said(faster=2.0)[0] == pytest.approx(100 + 20 + 5)
+    assert prediction(faster=2.0)[0] == pytest.approx(100 + 20 + 5)
 
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -106,28 +106,28 @@ def test_another_gpu_scales_each_kernel_by_what_bounds_it() -> None:
 
 
 def test_another_gpu_is_refused_where_the_base_does_not_name_its_own() -> None:
-    asked = gpu_speed("H100 SXM5")
-    assert "computed on a CPU" in reason(gpu=asked)
+    question = gpu_speed("H100 SXM5")
+    assert "computed on a CPU" in reason(gpu=question)
     unnamed = replace(BASE, profiles=(ON_DEVICE,))
-    assert "do not name the base's GPU" in reason(unnamed, gpu=asked)
-    assert "no specification of the base's GTX 970" in reason(replace(unnamed, device_name="GTX 970"), gpu=asked)
+    assert "do not name the base's GPU" in reason(unnamed, gpu=question)
+    assert "no specification of the base's GTX 970" in reason(replace(unnamed, device_name="GTX 970"), gpu=question)
 
 
 def test_lateness_grows_with_the_ranks() -> None:
     late = replace(BASE, lateness=Lateness((0.0, 0.0), (-10.0, 10.0) * 4))
     # from 2 to 8 ranks: (1.424 - 0.589) x 10 us later, by Blom's approximation
-    still, more = said(devices=8)[0], said(late, devices=8)[0]
+    still, more = prediction(devices=8)[0], prediction(late, devices=8)[0]
     assert more - still == pytest.approx(8.4, abs=0.3)
     # stated as 10% of a step of 230: 23 us x 1.424
-    assert said(devices=8, jitter=0.1)[0] - still == pytest.approx(32.8, abs=0.3)
+    assert prediction(devices=8, jitter=0.1)[0] - still == pytest.approx(32.8, abs=0.3)
 
 
 def test_contention_counts_for_what_a_scenario_adds() -> None:
     # 20 us of each collective lie beside computing in base and scenario alike: nothing changes; on 4 devices 10 us more of the
     # first bucket's 30 do, at half as much again: 5 us
     loaded = replace(BASE, gamma=0.5)
-    assert said(loaded)[0] == pytest.approx(230)
-    assert said(loaded, devices=4)[0] == pytest.approx(240 + 5)
+    assert prediction(loaded)[0] == pytest.approx(230)
+    assert prediction(loaded, devices=4)[0] == pytest.approx(240 + 5)
 
 
 def test_two_in_flight_share_bytes_unless_measured_to_do_otherwise() -> None:
@@ -137,24 +137,24 @@ def test_two_in_flight_share_bytes_unless_measured_to_do_otherwise() -> None:
     more = {"latency_factor": 4.0, "transfer_factor": 9.0}
     # assumed: latencies beside each other, bytes share. The first moves from 190, at 240 it has 40 left and the second begins to
     # move: both at half speed until 320, when the second has 50 left, until 370
-    assert said(workers, costs, **more)[0] == pytest.approx(380)
+    assert prediction(workers, costs, **more)[0] == pytest.approx(380)
     # a link that one alone does not fill: 150-280, 200-330
     apart = replace(workers, slowdown=1.0, slowdown_measured=True)
-    assert said(apart, costs, **more)[0] == pytest.approx(340)
+    assert prediction(apart, costs, **more)[0] == pytest.approx(340)
     # measured, it is of whole calls: 80 of 130 left at 200, until 200 + 96; the second's other 50 until 346
     between = replace(workers, slowdown=1.2, slowdown_measured=True)
-    assert said(between, costs, **more)[0] == pytest.approx(356)
+    assert prediction(between, costs, **more)[0] == pytest.approx(356)
 
 
 def test_a_stated_link_is_filled_by_one_collective_alone() -> None:
     """Whatever two in flight did on the measured one. 1 MB at 10 GB/s: 50 done at 200, half speed until 300; 50 more, 350."""
     workers = replace(BASE, profiles=(replace(PROFILE, servers=2),), slowdown=1.0, slowdown_measured=True)
-    assert said(workers, links=Links(intra=parse_link("10GB/s")))[0] == pytest.approx(360)
+    assert prediction(workers, links=Links(intra=parse_link("10GB/s")))[0] == pytest.approx(360)
 
 
 def test_a_specification_bounds_from_one_side_and_a_reached_rate_does_not() -> None:
     """100 us a MB: 150-250, 250-350, optimizer 360; costs e^0.35 times as long are 42 us longer each, both in the open."""
-    certain = replace(BASE, spread=0.0, own_error=0.0)
+    certain = replace(BASE, spread=0.0, method_error=0.0)
 
     def band(link: LinkRate) -> tuple[float, float]:
         found = predict(certain, Scenario(links=Links(intra=link)), COSTS)
@@ -171,7 +171,7 @@ def test_a_specification_bounds_from_one_side_and_a_reached_rate_does_not() -> N
 
 
 def test_what_is_assumed_of_collectives_beside_others_widens_the_band() -> None:
-    certain = replace(BASE, spread=0.0, own_error=0.0, profiles=(replace(PROFILE, servers=2),))
+    certain = replace(BASE, spread=0.0, method_error=0.0, profiles=(replace(PROFILE, servers=2),))
 
     def band(base: Base) -> tuple[float, float]:
         found = predict(base, Scenario(transfer_factor=5.0), replace(COSTS, traced={("all_reduce", 1e6): 20.0}))
@@ -182,7 +182,7 @@ def test_what_is_assumed_of_collectives_beside_others_widens_the_band() -> None:
     assert band(certain) == pytest.approx((360, 360))  # as above, by costs as measured
     assert band(replace(certain, slowdown_band=(1.0, 2.0))) == pytest.approx((310, 360))  # or 150-250, 200-300
     # one stream, 20 us each: on the base 20 of computing lie beside the first, in a scenario of 50 us a bucket 50 do
-    stream = replace(BASE, spread=0.0, own_error=0.0, gamma_band=(0.0, 0.3))
+    stream = replace(BASE, spread=0.0, method_error=0.0, gamma_band=(0.0, 0.3))
     found = predict(stream, Scenario(transfer_factor=2.5), COSTS)
     assert found.step_us == pytest.approx(260)
     assert (found.low_us, found.high_us) == pytest.approx((260, 260 + 0.3 * (50 - 20)))
@@ -237,7 +237,7 @@ def test_a_host_bound_step_tells_nothing_of_links() -> None:
 def test_data_parallel_moves_parameters_and_gradients_in_the_open() -> None:
     costs = replace(COSTS, traced={("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
     # 2 MB each way at 10 us a MB: 40; forward, backward, optimizer 210
-    assert said(costs=costs, strategy="dp")[0] == pytest.approx(250)
+    assert prediction(costs=costs, strategy="dp")[0] == pytest.approx(250)
     assert "no broadcast was measured" in reason(strategy="dp")
 
 
@@ -271,8 +271,8 @@ INFINITE = Links(intra=parse_link("100000000Gb/s"))
 
 def test_broadcasts_of_buffers_go_over_the_stated_link_too() -> None:
     costs = Costs(2, 2, {("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0})
-    assert said(base=WITH_BROADCAST, costs=costs, links=INFINITE)[:2] == pytest.approx((210, 0), abs=0.01)
-    assert said(base=WITH_BROADCAST, costs=costs, transfer_factor=0.0)[:2] == pytest.approx((210, 0), abs=0.01)
+    assert prediction(base=WITH_BROADCAST, costs=costs, links=INFINITE)[:2] == pytest.approx((210, 0), abs=0.01)
+    assert prediction(base=WITH_BROADCAST, costs=costs, transfer_factor=0.0)[:2] == pytest.approx((210, 0), abs=0.01)
 
 
 def test_what_an_infinite_link_leaves_exposed_is_named() -> None:

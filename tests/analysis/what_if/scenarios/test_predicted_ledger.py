@@ -21,9 +21,9 @@ from dpscope.profiling.machine.link_text import parse_link
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
 
 
-def parts(base: Base = BASE, costs: Costs = COSTS, **asked: object) -> list[float | None]:
+def parts(base: Base = BASE, costs: Costs = COSTS, **question: object) -> list[float | None]:
     """Compute, wait, transfer, other, idle."""
-    found = predict(base, Scenario(**asked), costs)  # type: ignore[arg-type]
+    found = predict(base, Scenario(**question), costs)  # type: ignore[arg-type]
     assert found.ledger is not None
     return [getattr(found.ledger, f"{name}_us") for name in STEP_PARTS]
 
@@ -82,7 +82,7 @@ def test_parts_that_cannot_be_predicted_have_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "question",
     [
         {"devices": 8},
         {"devices": 1},
@@ -99,14 +99,14 @@ def test_parts_that_cannot_be_predicted_have_a_reason() -> None:
 )
 @pytest.mark.parametrize("tracer_us", [None, -30.0, 8.0])
 def test_the_parts_add_up_and_none_is_negative(
-    asked: dict[str, object], ledger: tuple[float, float, float, float, float], tracer_us: float | None
+    question: dict[str, object], ledger: tuple[float, float, float, float, float], tracer_us: float | None
 ) -> None:
     """Whatever was measured of a part, also less than the replay takes off it."""
     traced_us = 230.0 - (tracer_us or 0.0)
     compute, wait, transfer, other, idle = ledger
     parts_us = (compute + traced_us - 230.0, wait, transfer, other, idle)
     base = replace(BASE, ledger=Ledger(traced_us, *parts_us, tracer_us=tracer_us))
-    found = predict(base, Scenario(**asked), COSTS)  # type: ignore[arg-type]
+    found = predict(base, Scenario(**question), COSTS)  # type: ignore[arg-type]
     assert found.ledger is not None
     assert found.step_us is not None
     values = found.ledger.parts_us.values()

@@ -22,7 +22,7 @@ _MOST_SCENARIOS = 100_000
 
 
 @dataclass(frozen=True)
-class AskedText:
+class WhatIfOptions:
     """The options as they were typed, each a list such as ``8,16``; None was not given."""
 
     devices: str | None = None
@@ -40,7 +40,7 @@ class AskedText:
     jitter: str | None = None
 
 
-Asked = tuple[dict[str, str], Scenario]
+NamedScenario = tuple[dict[str, str], Scenario]
 """A scenario, and the words of the options that make it."""
 
 
@@ -48,16 +48,18 @@ def option_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def scenarios_of(asked: AskedText) -> list[Asked]:
+def scenarios_of(options: WhatIfOptions) -> list[NamedScenario]:
     """Every combination of the lists, each with what it says of itself. Raises DpscopeError that names the option.
 
     `--link` is on both levels until the base is known: `with_link`.
     """
-    if asked.link is not None and (level := "inter" if asked.inter is not None else "intra" if asked.intra else None):
+    if options.link is not None and (
+        level := "inter" if options.inter is not None else "intra" if options.intra else None
+    ):
         raise DpscopeError(
             f"--link and --{level} state the same link; give --link, or --inter and --intra for two levels"
         )
-    lists = [[(name, word, value) for word, value in _values(name, asked)] for name in _READERS]
+    lists = [[(name, word, value) for word, value in _values(name, options)] for name in _READERS]
     if math.prod(map(len, lists)) > _MOST_SCENARIOS:
         raise DpscopeError(
             f"these lists make {math.prod(map(len, lists)):,} scenarios; ask for {_MOST_SCENARIOS:,} or fewer"
@@ -75,9 +77,9 @@ def scenarios_of(asked: AskedText) -> list[Asked]:
     return found
 
 
-def with_link(asked: AskedText, base: Base, scenarios: Sequence[Asked]) -> list[Asked]:
+def with_link(options: WhatIfOptions, base: Base, scenarios: Sequence[NamedScenario]) -> list[NamedScenario]:
     """`--link` on the level that limits a ring over all devices: between nodes if there are several, else within the node."""
-    if asked.link is None:
+    if options.link is None:
         return list(scenarios)
     return [
         (words, replace(one, links=_on_one_level(one.links, place_of(base, one).nodes))) for words, one in scenarios
@@ -93,17 +95,17 @@ def _on_one_level(links: Links, nodes: int) -> Links:
     return replace(links, intra=None) if nodes > 1 else replace(links, inter=None)
 
 
-def check_links(asked: AskedText, base: Base, scenarios: Sequence[Scenario]) -> None:
+def check_links(options: WhatIfOptions, base: Base, scenarios: Sequence[Scenario]) -> None:
     """Raise DpscopeError for a link that none of the scenarios has."""
     places = [place_of(base, one) for one in scenarios]
-    if asked.inter is not None and all(one.nodes == 1 for one in places):
+    if options.inter is not None and all(one.nodes == 1 for one in places):
         raise DpscopeError("--inter changes nothing: all of it is on one node; add --per-node, and --devices beyond it")
-    if asked.intra is not None and all(one.per_node == 1 for one in places):
+    if options.intra is not None and all(one.per_node == 1 for one in places):
         raise DpscopeError("--intra changes nothing: every node has one device; give --inter, or --per-node")
 
 
-def _values(name: str, asked: AskedText) -> list[tuple[str | None, object]]:
-    text = getattr(asked, name)
+def _values(name: str, options: WhatIfOptions) -> list[tuple[str | None, object]]:
+    text = getattr(options, name)
     if text is None:
         return [(None, None)]
     words = [word.strip() for word in text.split(",")]

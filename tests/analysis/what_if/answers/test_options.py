@@ -6,10 +6,10 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.what_if.answers.asked import AskedText, scenarios_of
 from dpscope.analysis.what_if.answers.bases import base_of_run, base_of_traces
+from dpscope.analysis.what_if.answers.cell_errors import CellErrors
+from dpscope.analysis.what_if.answers.options import WhatIfOptions, scenarios_of
 from dpscope.analysis.what_if.answers.output import base_sentences, ledger_table, run_answer
-from dpscope.analysis.what_if.answers.own_error import OwnErrors
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.links import REACHED_RATE
 from dpscope.profiling.store.errors import DpscopeError
@@ -25,9 +25,9 @@ def test_the_base_s_step_and_ledger_are_the_report_s(path: Path) -> None:
     assert question.base.step_us == pytest.approx(row["step_us"])
     assert question.base.ledger is not None
     assert question.base.ledger.parts_us == pytest.approx(comparison.ledgers[question.base.name].parts_us)
-    said = run_answer(question, OwnErrors(()), [({}, Scenario())])
-    assert f"{row['step_us'] / 1e3:.1f} ms per untraced step (median over all repeats)" in base_sentences(said)[0]
-    assert f"{row['traced_step_us'] / 1e3:.1f} ms per traced step (mean)" in base_sentences(said)[0]
+    prediction = run_answer(question, CellErrors(()), [({}, Scenario())])
+    assert f"{row['step_us'] / 1e3:.1f} ms per untraced step (median over all repeats)" in base_sentences(prediction)[0]
+    assert f"{row['traced_step_us'] / 1e3:.1f} ms per traced step (mean)" in base_sentences(prediction)[0]
 
 
 def test_the_step_of_traces_is_that_of_their_verdict() -> None:
@@ -35,13 +35,13 @@ def test_the_step_of_traces_is_that_of_their_verdict() -> None:
     question, ledger = base_of_traces([path]), analyze_traces([path]).ledger
     assert ledger is not None
     assert question.base.step_us == ledger.traced_step_us
-    assert "ms per traced step (mean)" in base_sentences(run_answer(question, OwnErrors(()), [({}, Scenario())]))[0]
+    assert "ms per traced step (mean)" in base_sentences(run_answer(question, CellErrors(()), [({}, Scenario())]))[0]
 
 
 def test_the_ledgers_of_base_and_predictions_are_one_table() -> None:
     question = base_of_run(ROOT / "examples" / "run_cpu", None)
     asked = [({"devices": str(count)}, Scenario(devices=count)) for count in (1, 4)]
-    table = ledger_table(run_answer(question, OwnErrors(()), asked))
+    table = ledger_table(run_answer(question, CellErrors(()), asked))
     assert table.headings == ("configuration", "step", "compute", "wait", "transfer", "other", "idle", "tracer")
     assert [row[0] for row in table.rows] == ["base: ddp-d2-b128", "1 device", "4 devices"]
     assert table.rows[1][3:6] == ("NA", "NA", "NA")
@@ -52,11 +52,11 @@ def test_the_ledgers_of_base_and_predictions_are_one_table() -> None:
 
 
 def test_a_rate_that_was_measured_is_no_specification() -> None:
-    (asked, scenario), (_, other) = scenarios_of(AskedText(inter="reached 11GB/s,100Gb/s"))
+    (asked, scenario), (_, other) = scenarios_of(WhatIfOptions(inter="reached 11GB/s,100Gb/s"))
     assert asked == {"inter": "reached 11GB/s"}
     assert scenario.links.inter is not None
     assert (scenario.links.inter.gb_per_s, scenario.links.inter.source) == (11, REACHED_RATE)
     assert other.links.inter is not None
     assert (other.links.inter.gb_per_s, other.links.inter.source == REACHED_RATE) == (12.5, False)
     with pytest.raises(DpscopeError, match="--inter: '11' has no unit"):
-        scenarios_of(AskedText(inter="reached 11"))
+        scenarios_of(WhatIfOptions(inter="reached 11"))

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpscope.analysis.runs.cell_data import AnyCell, CellData
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.what_if.answers.bases import AskedBase, devices_per_node
+from dpscope.analysis.what_if.answers.bases import Question, devices_per_node
 from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
 from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR
 from dpscope.analysis.what_if.scenarios.predict import predict
@@ -40,7 +40,7 @@ class CellError:
 
 
 @dataclass(frozen=True)
-class OwnErrors:
+class CellErrors:
     """Of every other cell of a run that a scenario describes."""
 
     cells: tuple[CellError, ...]
@@ -67,7 +67,7 @@ class OwnErrors:
 
     @property
     def sentence(self) -> str:
-        """What to say of them in one."""
+        """The errors in one or two sentences."""
         if not self.cells:
             return f"No other cell measures the method's error here: it is assumed ({ASSUMED_ERROR:.0%})."
         known = self.known
@@ -76,7 +76,7 @@ class OwnErrors:
             return f"None of this run's {others} could be predicted: {self.cells[0].reason}."
         worst = max(known, key=lambda one: abs(one.error or 0.0))
         middle = float(np.median([abs(one.error or 0.0) for one in known]))
-        said = (
+        text = (
             f"The same method on {counted(len(known), 'other cell')} of this run: median error {100 * middle:.1f}%, worst "
             f"{100 * abs(worst.error or 0.0):.1f}% ({worst.cell}); the bands include it."
         )
@@ -86,31 +86,28 @@ class OwnErrors:
                 abs(one.perfect_us / one.measured_us - 1) for one in known if one.perfect_us is not None
             ],
         }
-        shown = {name: float(np.median(values)) for name, values in rules.items() if values}
-        said += (
-            " Simple rules on the same cells: "
-            + ", ".join(f"'{name}' {100 * off:.1f}%" for name, off in shown.items())
-            + "."
-        )
-        better = [name for name, off in shown.items() if off < middle]
-        return said + (f" '{better[0]}' does better here than this prediction." if better else "")
+        medians = {name: float(np.median(values)) for name, values in rules.items() if values}
+        listed = ", ".join(f"'{name}' {100 * off:.1f}%" for name, off in medians.items())
+        text += f" Simple rules on the same cells: {listed}."
+        better = [name for name, off in medians.items() if off < middle]
+        return text + (f" '{better[0]}' does better here than this prediction." if better else "")
 
 
-def with_own_error(question: AskedBase) -> tuple[AskedBase, OwnErrors]:
+def with_cell_errors(question: Question) -> tuple[Question, CellErrors]:
     """The question with the band that its run's own cells give, and their errors."""
     if question.run is None or question.cell is None:
-        return question, OwnErrors(())
-    found = own_errors(question, question.run)
-    base = replace(question.base, own_error=found.half_band)
+        return question, CellErrors(())
+    found = errors_of_cells(question, question.run)
+    base = replace(question.base, method_error=found.half_band)
     return replace(question, base=base), found
 
 
-def own_errors(question: AskedBase, run: RunData) -> OwnErrors:
+def errors_of_cells(question: Question, run: RunData) -> CellErrors:
     """Every other measured DDP cell of several devices that a scenario of the base describes, predicted from it."""
-    return OwnErrors(tuple(_cell_error(question, data) for data in _others(question, run.measured)))
+    return CellErrors(tuple(_cell_error(question, data) for data in _others(question, run.measured)))
 
 
-def _others(question: AskedBase, measured: Sequence[CellData]) -> list[CellData]:
+def _others(question: Question, measured: Sequence[CellData]) -> list[CellData]:
     assert question.cell is not None
     return [
         data
@@ -118,30 +115,30 @@ def _others(question: AskedBase, measured: Sequence[CellData]) -> list[CellData]
         if data.cell.traits.reducer
         and data.cell.devices > 1
         and data.cell.name != question.base.name
-        and _unasked(data.cell.options) == _unasked(question.cell.cell.options)
+        and _unvaried(data.cell.options) == _unvaried(question.cell.cell.options)
         and data.step_samples()
     ]
 
 
-def _unasked(options: CellOptions) -> CellOptions:
+def _unvaried(options: CellOptions) -> CellOptions:
     """Of a cell's options those that no scenario asks for: cells that differ in them are other programs."""
     return msgspec.structs.replace(options, overlap="on", bucket_mb=None, comm_hook="none", accumulate=1)
 
 
-def _cell_error(question: AskedBase, data: CellData) -> CellError:
+def _cell_error(question: Question, data: CellData) -> CellError:
     base: Base = question.base
     scenario = replace(scenario_of(data.cell, base), per_node=devices_per_node(data))
-    said = predict(base, scenario, question.costs)
+    predicted = predict(base, scenario, question.costs)
     measured = float(np.median(np.concatenate(data.step_samples())))
     return CellError(
         cell=data.cell.name,
         measured_us=measured,
-        predicted_us=said.step_us,
-        low_us=said.low_us,
-        high_us=said.high_us,
+        predicted_us=predicted.step_us,
+        low_us=predicted.low_us,
+        high_us=predicted.high_us,
         perfect_us=base.single_us.get(data.cell.batch_size),
         same_us=base.step_us,
-        reason=said.reason,
+        reason=predicted.reason,
     )
 
 
