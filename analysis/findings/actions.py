@@ -10,8 +10,8 @@ from dpscope.analysis.findings.late_rank import LateRank
 from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
 from dpscope.analysis.text.units import sentence, show_time
+from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
-from dpscope.analysis.traces.ranks.not_split import NotSplit
 from dpscope.profiling.records.strategies import is_known, traits_of
 
 WORTH_DOING = 0.02  # of a step: below it nothing stands out from what steps differ by anyway

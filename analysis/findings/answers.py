@@ -11,8 +11,8 @@ from dpscope.analysis.findings.slow_tracing import slowed_by_tracing, slowed_tex
 from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.units import sentence, show_time
+from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.traces.ranks.not_split import NotSplit
 from dpscope.profiling.records.strategies import traits_of
 
 QUESTIONS = ("Which strategy?", "What does communication cost?", "What would shortcuts say?", "What to do?")

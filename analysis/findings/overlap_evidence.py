@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.traces.steps.stalls import REDUCING
+from dpscope.analysis.traces.steps.readiness import REDUCING
 
 LITTLE_BESIDE = (
     0.01  # of the largest bucket's bytes: a metric, or the map of unused parameters, that no gradients travel in

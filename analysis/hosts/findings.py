@@ -7,8 +7,8 @@ import numpy as np
 
 from dpscope.analysis.hosts.folds import caused_shares
 from dpscope.analysis.text.units import as_ranges
+from dpscope.analysis.traces.ranks.exposed_parts import missing_ranks
 from dpscope.analysis.traces.ranks.matching import ENOUGH_RANKS
-from dpscope.analysis.traces.ranks.not_split import missing_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding, counted

@@ -13,7 +13,7 @@ from dpscope.analysis.hosts.places import rank_places
 from dpscope.analysis.hosts.topology import read_topology
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show, text
-from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW
+from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import counted

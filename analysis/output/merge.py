@@ -9,8 +9,7 @@ from dpscope.analysis.output.traces import trace_status
 from dpscope.analysis.text.terminal import print_findings, print_table, progress
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
-from dpscope.analysis.traces.merge.inputs import traces_of_run
-from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
+from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces, traces_of_run
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
 from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.profiling.records.finding import counted

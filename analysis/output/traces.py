@@ -17,7 +17,7 @@ from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_time, 
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.traces.ranks.contention import Contention, Contentions
-from dpscope.analysis.traces.ranks.step_waits import EXPOSED
+from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.event_table import FloatColumn
 from dpscope.analysis.traces.reading.table import Table, kind_of

@@ -10,9 +10,9 @@ import pandas as pd
 from dpscope.analysis.runs.counter_check import CounterCheck
 from dpscope.analysis.runs.straggler import CellStraggler, broadcast_waits_us, straggler_of, with_broadcast_waits
 from dpscope.analysis.runs.traced_job import TracedJob
+from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.frames import waits_caused
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, critical_rows
-from dpscope.analysis.traces.ranks.not_split import NotSplit
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.reading.table import Table, as_table
 from dpscope.profiling.records.attach_codes import AttachCode

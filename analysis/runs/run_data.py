@@ -20,7 +20,7 @@ from dpscope.analysis.runs.sample_findings import spread_findings
 from dpscope.analysis.runs.script_findings import input_findings
 from dpscope.analysis.runs.spreads import RunSpreads, run_spreads
 from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, reduced_bytes
-from dpscope.analysis.traces.ranks.idle_findings import idle_findings
+from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
 from dpscope.analysis.traces.reading.table import as_table

@@ -13,12 +13,42 @@ import numpy as np
 from dpscope.analysis.traces.data_parallel.exposed import device_exposed_us
 from dpscope.analysis.traces.data_parallel.host_phases import host_phase_rows
 from dpscope.analysis.traces.data_parallel.launches import OTHER, PHASES, LaunchPhases, kinds_by_phase, launch_phases
-from dpscope.analysis.traces.reading.event_table import Category
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, IntColumn
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind
+
+
+def peer_copies(attribution: Attribution) -> Table:
+    """Copies between devices per (rank, device, step): columns rank, device, step, bytes, model_bytes, count.
+
+    `model_bytes` is the part that DataParallel launched in replicating and in reducing gradients: not of inputs and outputs.
+    """
+    events = attribution.events
+    rows = np.flatnonzero(attribution.rows(Kind.PEER_COPY) & (attribution.step >= 0))
+    copies = Table.of(
+        rank=np.zeros(len(rows), dtype=np.int64),
+        device=events.device[rows],
+        step=[attribution.steps.numbers[step] for step in attribution.step[rows]],
+    )
+    places = copies.group("device", "step", in_order=True)
+    sizes, of_model = events.bytes[rows], _moves_the_model(attribution, rows)
+    totals = np.zeros((2, len(places)), dtype=np.int64)
+    np.add.at(totals[0], places.code, sizes)
+    np.add.at(totals[1], places.code, np.where(of_model, sizes, 0))
+    return copies.take(places.first).assign(
+        rank=attribution.trace.rank, bytes=totals[0], model_bytes=totals[1], count=places.sizes
+    )
+
+
+def _moves_the_model(attribution: Attribution, rows: IntColumn) -> BoolColumn:
+    if not len(rows) or not is_data_parallel(attribution):
+        return np.zeros(len(rows), dtype=np.bool_)
+    moving = [PHASES.index(name) for name in ("replicate", "gradient_reduce")]
+    return np.isin(launch_phases(attribution).phase[rows], moving)
+
 
 COLUMNS = (
     "rank", "device", "replica", "step", "phase", "time_us", "exposed_us", "copied_bytes", "collective_count", "collective_bytes",

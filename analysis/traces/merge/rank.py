@@ -11,8 +11,7 @@ from dpscope.analysis.traces.merge.names import RankTracks, RawEvent
 from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS, RankPlacement, RankRewriter
 from dpscope.analysis.traces.merge.tracks import Span, other_transfers, track_events
 from dpscope.analysis.traces.merge.writing import MergedPart, PartWriter, writing
-from dpscope.analysis.traces.ranks.identity import TraceIdentity, trace_identity
-from dpscope.analysis.traces.ranks.rank_tables import named_collectives
+from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity, named_collectives, trace_identity
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace

@@ -1,20 +1,129 @@
-"""What each exposed microsecond of a traced step is: transfer, waiting for a late rank, or other communication.
+"""What each exposed microsecond of a traced step is: transfer, waiting for a late rank, or other communication; sums per step.
 
-The three parts are disjoint and add up to `step_breakdown`'s exposed_us. They come from intersecting intervals: the stretches
+The three parts are disjoint and add up to `step_table`'s exposed_us. They come from intersecting intervals: the stretches
 in which a device communicates and does not compute are cut at every edge of a collective, and each piece is counted once. No
 clock is shared between ranks and none is needed: a matched collective waits in its first `wait_us` and transfers in its last
 `transfer_us`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from dpscope.analysis.traces.ranks.stragglers import late_ranks
+from dpscope.analysis.text.units import as_ranges
+from dpscope.analysis.traces.ranks.stragglers import late_ranks, lost_once
 from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table, joined
+from dpscope.analysis.traces.steps.event_kind import ROOTED
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 
+_REASONS: dict[str, str] = {
+    TraceCode.GROUPS_UNKNOWN: "its collectives name no process group and do not visibly end together",
+    TraceCode.COLLECTIVES_UNMATCHED: "the ranks' collectives differ in number, kind or size",
+}
+
+
+def missing_ranks(ranks: Sequence[int | None], world_size: int | None) -> list[int]:
+    """Ranks of the job that were not read; none where the job's size or a rank is not known."""
+    if world_size is None or any(rank is None for rank in ranks):
+        return []
+    return sorted(set(range(world_size)) - {rank for rank in ranks if rank is not None})
+
+
+@dataclass(frozen=True)
+class NotSplit:
+    """Why communication is not split into transfer and waiting, and what to do."""
+
+    reason: str
+    next_step: str
+
+
+def why_not_split(
+    ranks: Sequence[int | None], world_size: int | None, collectives: Table, findings: Sequence[Finding] = ()
+) -> NotSplit:
+    """The actual reason, for traces of which no step has a transfer; `findings` are those of matching the ranks."""
+    missing = missing_ranks(ranks, world_size)
+    if len(ranks) == 1 and world_size != 1:
+        return NotSplit("only one process was read", "read the traces of all ranks to separate waiting from transfer")
+    if missing:
+        which = f"{'rank' if len(missing) == 1 else 'ranks'} {as_ranges(missing)}"
+        return NotSplit(
+            f"{which} of {world_size} have no trace here", f"read the traces of all ranks, {which} among them"
+        )
+    if not len(collectives):
+        return NotSplit(
+            "copies between devices are no collectives", "look at the copies on the timeline (dpscope merge)"
+        )
+    if set(collectives["kind"].tolist()) <= ROOTED:
+        return NotSplit("broadcasts and reduces do not make all ranks wait for each other", "no action needed")
+    for finding in findings:
+        if (reason := _REASONS.get(finding.code)) is not None:
+            return NotSplit(reason, finding.next_step)
+    return NotSplit("its collectives could not be matched across ranks", "see the findings on the collectives")
+
+
+_KEYS = ("rank", "device", "step")
 PARTS = ("transfer", "wait", "other")
+EXPOSED = tuple(f"exposed_{part}_us" for part in PARTS)
+
+
+def waits_by_step(table: Table, exposed: Table | None = None) -> Table:
+    """From `match_tables`' table, per (rank, device, step): `transfer_us`, `wait_us` and the columns EXPOSED, microseconds.
+
+    `transfer_us` is the sum of transfer_j. `wait_us` is the length of the union of the waiting parts (a collective's first
+    wait_j microseconds): gloo's collectives queue side by side, and a wait shared by several of them is lost once. Both are NA
+    without matched collectives. EXPOSED are the sums of `exposed_parts`, by `exposed`, the rows of `exposed_stretches` of all
+    ranks; NA without them.
+    """
+    waits = _waits(table)
+    if exposed is None:
+        return waits.assign(**dict.fromkeys(EXPOSED))
+    parts = _sums_of_parts(exposed_parts(table, exposed))
+    every = joined([waits.select(_KEYS), parts.select(_KEYS)])
+    steps = every.take(every.group(*_KEYS, in_order=True).first)
+    return _with_columns(_with_columns(steps, waits, ("transfer_us", "wait_us")), parts, EXPOSED)
+
+
+def _sums_of_parts(parts: Table) -> Table:
+    """`exposed_parts` as a row per (rank, device, step) with the columns EXPOSED; a part without time is 0."""
+    steps = parts.group(*_KEYS)
+    sums = {
+        column: steps.sums(np.where(parts["part"] == part, parts["time_us"], 0.0))
+        for part, column in zip(PARTS, EXPOSED, strict=True)
+    }
+    return parts.take(steps.first).select(_KEYS).assign(**sums)
+
+
+def with_waits(steps: Table, table: Table, parts: Table) -> Table:
+    """`steps` with the columns of `waits_by_step`; a step's parts add up to its exposed_us, and are NA where that is unknown.
+
+    If no collective of the job was matched, wait and transfer are NA and all exposed communication is `other`: not split.
+    """
+    found = _with_columns(steps, _waits(table), ("transfer_us", "wait_us"))
+    found = _with_columns(found, _sums_of_parts(parts), EXPOSED)
+    known = found.known("exposed_us")
+    split = bool(table.known("wait_us").any()) or not (found["exposed_us"] > 0).any()
+    for column in EXPOSED:
+        value = np.where(known, np.nan_to_num(found[column]), np.nan)
+        found = found.assign(**{column: value if split or column == "exposed_other_us" else None})
+    return found
+
+
+def _with_columns(steps: Table, others: Table, columns: tuple[str, ...]) -> Table:
+    """`steps` with the columns of the rows of the same step, NaN where there is none."""
+    place = steps.places_in(others, _KEYS)
+    return steps.assign(**{name: np.append(others[name], np.nan)[place] for name in columns})
+
+
+def _waits(table: Table) -> Table:
+    known = table.take(table.known("wait_us"))
+    steps = known.group(*_KEYS, in_order=True)
+    sums = {"transfer_us": steps.sums(known["transfer_us"]), "wait_us": steps.sums(lost_once(known, _KEYS))}
+    return known.take(steps.first).select(_KEYS).assign(**sums)
+
+
 COLUMNS = ("rank", "device", "step", "part", "kind", "late_rank", "time_us")
 COPIES = "copy"  # the kind of exposed communication that is no collective: peer copies, dp-host's copies
 _MOST_ROWS = (

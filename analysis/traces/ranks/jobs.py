@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from dpscope.analysis.text.units import show_time
-from dpscope.analysis.traces.ranks.identity import Group, TraceIdentity
+from dpscope.analysis.traces.ranks.rank_tables import Group, TraceIdentity
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.files import natural_order

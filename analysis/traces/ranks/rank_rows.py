@@ -14,14 +14,20 @@ import numpy as np
 import pyarrow as pa
 
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
-from dpscope.analysis.traces.ranks.identity import TraceIdentity
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
-from dpscope.analysis.traces.ranks.rank_tables import TABLES, JobTables, RankTables, TraceSummary, in_rank_order
+from dpscope.analysis.traces.ranks.rank_tables import (
+    TABLES,
+    JobTables,
+    RankTables,
+    TraceIdentity,
+    TraceSummary,
+    in_rank_order,
+)
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.timeline_bytes import timeline_bytes, timeline_of
 from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Column, Kind, Table, is_known, kind_of
-from dpscope.analysis.traces.steps import breakdown, collectives, exposed, kernel_times
+from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.profiling.records.finding import Finding
 
 COPY_COLUMNS = ("device", "step", "bytes", "model_bytes", "count")
@@ -29,7 +35,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "steps": breakdown.COLUMNS,
     "collectives": collectives.COLUMNS,
     "dp_phases": dp_phases.COLUMNS,
-    "exposed": exposed.COLUMNS,
+    "exposed": breakdown.EXPOSED_COLUMNS,
     "copies": ("rank", *COPY_COLUMNS),
     "kernels": kernel_times.COLUMNS,
 }

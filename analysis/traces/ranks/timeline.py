@@ -4,7 +4,7 @@ The step is the middle one of those with a window of their own, so that every ra
 microseconds after the trace's start. Small on purpose: it travels from the process that reads the trace to the report.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,12 +12,44 @@ import numpy as np
 from dpscope.analysis.traces.data_parallel.launches import PHASES, launch_phases
 from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
 from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, IntColumn
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.cpu_compute import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
 from dpscope.analysis.traces.steps.intervals import Intervals
 from dpscope.profiling.records import range_names as phases
+
+MOST_TO_DRAW = 32  # ranks: up to so many all are at hand, of which a page draws the first
+_CHOSEN = 8
+_LATE = 3  # that most waiting is for
+
+
+def drawn_ranks(ranks: Sequence[int | None], steps: Table, caused: Table) -> list[int]:
+    """Indices into `ranks`, in order: all, or of many the first, the last, the latest, who waits most and least, the middle.
+
+    `steps` are those of `with_waits`, `caused` that of `waits_by_pair`. What is left of _CHOSEN is spread over all ranks.
+    """
+    if len(ranks) <= MOST_TO_DRAW:
+        return list(range(len(ranks)))
+    late, own = _by_wait(caused, "late_rank"), _by_wait(steps, "rank")[::-1]
+    told = [ranks[0], *late[:_LATE]]
+    if len(own):
+        told += [own[-1], own[len(own) // 2], own[0]]
+    place = {rank: index for index, rank in enumerate(ranks)}
+    wanted = [place[rank] for rank in told if rank in place]
+    spread = np.linspace(len(ranks) - 1, 0, _CHOSEN).astype(int).tolist()
+    return sorted(list(dict.fromkeys([*wanted, *spread]))[:_CHOSEN])
+
+
+def _by_wait(table: Table, rank: str) -> list[int]:
+    """Known ranks by the mean of `wait_us` over their rows, the largest first."""
+    known = table.take(table.known("wait_us") & table.known(rank))
+    ranks = known.group(rank, in_order=True)
+    order = np.argsort(-ranks.means(known["wait_us"]), kind="stable")
+    found: list[int] = known[rank][ranks.first[order]].tolist()
+    return found
+
 
 MOST_INTERVALS = 600  # of one kind on one device
 MOST_NAMED = 40  # compute events that are drawn with their names, the longest

@@ -9,21 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
-from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW, drawn_ranks
-from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts
-from dpscope.analysis.traces.ranks.idle_findings import idle_findings
+from dpscope.analysis.traces.ranks.exposed_parts import NotSplit, exposed_parts, why_not_split, with_waits
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
 from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_windows, without_waits
-from dpscope.analysis.traces.ranks.not_split import NotSplit, why_not_split
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import JobTables, RankTables, TraceSummary, in_rank_order, join_ranks
+from dpscope.analysis.traces.ranks.step_findings import idle_findings, uneven_steps
 from dpscope.analysis.traces.ranks.step_numbers import step_times_apart
-from dpscope.analysis.traces.ranks.step_waits import with_waits
 from dpscope.analysis.traces.ranks.stragglers import waits_by_pair
-from dpscope.analysis.traces.ranks.timeline import StepTimeline
-from dpscope.analysis.traces.ranks.uneven_steps import uneven_steps
+from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, StepTimeline, drawn_ranks
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table

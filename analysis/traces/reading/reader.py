@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
+from dpscope.analysis.traces.reading.categories import is_of_torch_profiler
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk, decode_chunk
 from dpscope.analysis.traces.reading.chunks import TAIL_BYTES, TraceText, open_trace
 from dpscope.analysis.traces.reading.event_columns import Loss, TableBuilder, TextBase
@@ -17,10 +18,54 @@ from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.traces.reading.header import Header, read_header
 from dpscope.analysis.traces.reading.json_events import EVENTS, LABEL_EVENTS, Codec, Event
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
-from dpscope.analysis.traces.reading.producers import Foreign
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
+
+_PHASES = frozenset("XB")  # of events with a duration
+_HOROVOD = re.compile(
+    r"^(?:NEGOTIATE_|QUEUE$|(?:NCCL|MPI|GLOO|DDL|CCL)_?(?:ALLREDUCE|ALLGATHER|BCAST|BROADCAST)|WAIT_FOR_DATA)"
+)
+_LEGACY_PROCESS = re.compile(r"^(?:CPU|CUDA) functions$")
+
+
+class _NamedEvent(Protocol):
+    ph: str
+    cat: str
+    name: str
+    pid: int | str
+
+
+class Foreign:
+    """Counts the events with a duration that are in no category of torch.profiler, by what is known to write such ones."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.producers: Counter[str] = Counter()
+
+    def add(self, events: Sequence[_NamedEvent]) -> None:
+        """Note events that no table holds."""
+        for event in events:
+            if event.ph in _PHASES and not is_of_torch_profiler(event.cat):
+                self.events += 1
+                self.producers[_producer(event)] += 1
+
+    @property
+    def description(self) -> str:
+        """What the file is, if most of its events show it."""
+        (name, count), *_ = self.producers.most_common(1)
+        return name if name and 2 * count > self.events else "a trace of another program"
+
+
+def _producer(event: _NamedEvent) -> str:
+    if "composer" in event.cat or event.name.startswith("composer/"):
+        return "a trace by Composer's own profiler"
+    if (isinstance(event.pid, str) and _LEGACY_PROCESS.match(event.pid)) or (
+        not event.cat and event.name.startswith("aten::")
+    ):
+        return "a trace by the legacy torch.autograd.profiler"
+    return "a timeline by Horovod" if _HOROVOD.match(event.name) else ""
+
 
 _Event = TypeVar("_Event")
 _HOPELESS_BYTES = 2 << 20  # without one event: what follows is not repaired piece by piece

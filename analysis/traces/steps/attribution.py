@@ -16,17 +16,129 @@ from dpscope.analysis.traces.reading.event_table import (
     Trace,
     is_among,
 )
-from dpscope.analysis.traces.steps.engine_copies import with_engine_copies
+from dpscope.analysis.traces.reading.tensor_sizes import group_size
+from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import (
+    COPY_KINDS,
     DEVICE_KINDS,
     Kind,
+    collective_kind,
     cpu_event_kinds,
     event_kinds,
     named_annotations,
+    nccl_ranges,
     with_peer_calls,
 )
 from dpscope.analysis.traces.steps.gloo import ended_in_their_pass
-from dpscope.analysis.traces.steps.windows import NO_STEP, Windows, windows_of
+
+NO_STEP = -1
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A step that launched nothing has no window: NaN. One whose work all ended before an earlier step's is hidden: NaN too.
+
+    `whole` tells which have a start of their own; the first runs from its own first event.
+    """
+
+    start_us: FloatColumn
+    end_us: FloatColumn
+    whole: BoolColumn
+    hidden: BoolColumn
+    outlasting: IntColumn  # rows of copies that end after a later step does, and bound no window
+
+    def index_of(self, ends_us: FloatColumn) -> IntColumn:
+        """The window in which each event ends, NO_STEP for those before the first and after the last."""
+        known = np.flatnonzero(np.isfinite(self.end_us))
+        if not len(known):
+            return np.full(len(ends_us), NO_STEP, dtype=np.int64)
+        place = np.searchsorted(self.end_us[known], ends_us, side="left")
+        inside = (place < len(known)) & (ends_us > self.start_us[known[0]])
+        return np.where(inside, known[np.minimum(place, len(known) - 1)], NO_STEP)
+
+
+def windows_of(events: EventTable, kind: npt.NDArray[np.uint8], step: IntColumn, count: int) -> Windows:
+    """Windows of `count` steps, from the device events that each of them launched (`step`, NO_STEP for none)."""
+    rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (step >= 0))
+    ends = _latest(step[rows], events.end_us[rows], count)
+    outlasting: IntColumn = np.empty(0, dtype=np.int64)
+    if _hidden(ends).any():  # a checkpoint's copy on a stream of its own may last for steps, and holds none of them up
+        outlasting = _outlasting(events, rows[is_among(kind[rows], COPY_KINDS)], step, ends)
+        rows = rows[~np.isin(rows, outlasting)]
+        ends = _latest(step[rows], events.end_us[rows], count)
+    first = np.full(count, np.inf)
+    np.minimum.at(first, step[rows], events.start_us[rows])
+    hidden = _hidden(ends)
+    reach = np.maximum.accumulate(ends) if count else ends
+    starts = np.concatenate(([-np.inf], reach[:-1])) if count else ends
+    whole = np.isfinite(starts)
+    has_window = np.isfinite(ends) & ~hidden
+    starts = np.where(whole, starts, first)
+    return Windows(np.where(has_window, starts, np.nan), np.where(has_window, reach, np.nan), whole, hidden, outlasting)
+
+
+def _latest(step: IntColumn, ends_us: FloatColumn, count: int) -> FloatColumn:
+    latest = np.full(count, -np.inf)
+    np.maximum.at(latest, step, ends_us)
+    return latest
+
+
+def _hidden(ends: FloatColumn) -> BoolColumn:
+    """Steps that launched something, all of which had ended when an earlier step's work did."""
+    before = np.concatenate(([-np.inf], np.maximum.accumulate(ends)[:-1])) if len(ends) else ends
+    return np.isfinite(ends) & (ends <= before)
+
+
+def _outlasting(events: EventTable, copies: IntColumn, step: IntColumn, ends: FloatColumn) -> IntColumn:
+    """Of the copies those that end after a later step which they hide."""
+    hidden_ends = np.where(_hidden(ends), ends, np.inf)
+    later = np.concatenate((np.minimum.accumulate(hidden_ends[::-1])[::-1][1:], [np.inf]))
+    return copies[events.end_us[copies] >= later[step[copies]]]
+
+
+_HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Host", re.IGNORECASE)
+
+
+def with_engine_copies(events: EventTable, kind: npt.NDArray[np.uint8], launch_row: IntColumn) -> npt.NDArray[np.uint8]:
+    """The kinds, with the copies of collectives that copy engines carry out marked as such.
+
+    These are the copies between device buffers launched in an `nccl:` range that launched no NCCL kernel on that device;
+    beside a kernel a copy only packs or unpacks, and in a group of one rank it only copies. The first copy of a range and
+    device is the COLLECTIVE, the others are its COLLECTIVE_PARTs.
+    """
+    ranges = nccl_ranges(events)
+    if not ranges.any():
+        return kind
+    between_devices = np.array([not _HOST_COPY.search(name) for name in events.names], dtype=bool)
+    copies = np.flatnonzero(events.is_category(Category.MEMCPY) & events.has_name(between_devices) & (launch_row >= 0))
+    copy_range = innermost(events, launch_row[copies], ranges)
+    moves = (copy_range >= 0) & ~_within_one_rank(events, launch_row[copies])
+    copies, copy_range = copies[moves], copy_range[moves]
+    if not len(copies):
+        return kind
+    kernels = np.flatnonzero((kind == Kind.COLLECTIVE) & (launch_row >= 0))
+    kernel_range = innermost(events, launch_row[kernels], ranges)
+    with_kernel = set(zip(kernel_range.tolist(), events.device[kernels].tolist(), strict=True))
+    marked, begun = kind.copy(), set()
+    in_order = np.argsort(events.start_us[copies], kind="stable")
+    for row, own_range in zip(copies[in_order].tolist(), copy_range[in_order].tolist(), strict=True):
+        place = (own_range, int(events.device[row]))
+        if place in with_kernel:
+            continue
+        marked[row] = Kind.COLLECTIVE_PART if place in begun else Kind.COLLECTIVE
+        begun.add(place)
+    return marked
+
+
+def _within_one_rank(events: EventTable, launch_row: IntColumn) -> BoolColumn:
+    """Whether each launch was for a collective of a group of one rank, by any record, operator or range around it."""
+    alone = np.zeros(len(events), dtype=bool)
+    for row, args in events.communication.items():
+        kind = collective_kind(args.collective_name or events.names[events.name[row]])
+        alone[row] = group_size(args, kind) == 1
+    on_host = events.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
+    return np.asarray(innermost(events, launch_row, alone & on_host) >= 0)
+
 
 _IN_ORDER = 0.9  # of successive calls: threads may begin theirs in another order than they are numbered in
 _STEP_NAME = re.compile(r"^ProfilerStep#(\d{1,18})$")

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -15,18 +15,52 @@ from dpscope.analysis.traces.reading.event_table import (
     EventTable,
     FloatColumn,
     IntColumn,
+    ProcessGroup,
 )
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, group_size
-from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations, nccl_ranges
 from dpscope.analysis.traces.steps.gloo import created_us, creators, in_flight, queue_us
-from dpscope.analysis.traces.steps.mesh_groups import in_mesh
-from dpscope.analysis.traces.steps.readiness import compiled_share, compute_done, on_compute_stream
-from dpscope.analysis.traces.steps.stalls import held_us
-from dpscope.analysis.traces.steps.windows import NO_STEP
+from dpscope.analysis.traces.steps.readiness import compiled_share, compute_done, held_us, on_compute_stream
 from dpscope.profiling.records import range_names as phases
+
+SHARD, REPLICATE = "mesh_shard", "mesh_replicate"  # torch's names for the two dimensions of dpscope's mesh
+
+ToldCollective = tuple[CommunicationArgs, str | None]
+"""What is told of a collective, and its kind."""
+
+
+def in_mesh(told: Sequence[ToldCollective], groups: Sequence[ProcessGroup]) -> list[ToldCollective]:
+    """The same, all-gathers and reduce-scatters in the group that shards, and all-reduces of a rank's shards between groups.
+
+    Only where the process is in one group of each and in none besides but that of all ranks, and no collective names a group.
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: HSDP all-reduces what a reduce-scatter leaves to a rank.
+    """
+    shard, replicate = ([one for one in groups if one.description == name] for name in (SHARD, REPLICATE))
+    if (len(shard), len(replicate), len(groups)) != (1, 1, 3) or any(args.group is not None for args, _ in told):
+        return list(told)
+    within, between = shard[0], replicate[0]
+    gathered = [
+        kind in ("all_gather", "reduce_scatter") and group_size(args, kind) == len(within.ranks) for args, kind in told
+    ]
+    shards = {
+        min(args.input_elements or 0, args.output_elements or 0)
+        for (args, kind), own in zip(told, gathered, strict=True)
+        if own and kind == "reduce_scatter"
+    }
+    found = []
+    for (args, kind), own in zip(told, gathered, strict=True):
+        of_a_shard = kind == "all_reduce" and args.input_elements in shards
+        group = within if own else between if of_a_shard else None
+        found.append((args if group is None else _of_group(args, group), kind))
+    return found
+
+
+def _of_group(args: CommunicationArgs, group: ProcessGroup) -> CommunicationArgs:
+    return replace(args, group=group.name, group_ranks=str(list(group.ranks)), group_size=len(group.ranks))
+
 
 COLUMNS = (
     "rank", "device", "step", "kind", "moved_as", "group", "group_ranks", "sequence", "order", "bytes", "group_size", "start_us",

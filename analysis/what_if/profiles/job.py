@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.stats.arrays import Floats
-from dpscope.analysis.traces.ranks.identity import trace_identity
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.kept_tables import code_digest, made_once
 from dpscope.analysis.traces.ranks.matching import match_windows
+from dpscope.analysis.traces.ranks.rank_tables import trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits

@@ -12,7 +12,7 @@ from dpscope.analysis.hosts.folds import RankSpread, fold, rank_means, spreads
 from dpscope.analysis.hosts.places import rank_places
 from dpscope.analysis.partials.merge import analyze_partials
 from dpscope.analysis.runs.traced_run import traced_run
-from dpscope.analysis.traces.ranks.drawn_ranks import drawn_ranks
+from dpscope.analysis.traces.ranks.timeline import drawn_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.launch.cli import app
 from tests.helpers.many_ranks import PER_NODE, TRANSFER_US, lateness_us, write_partials

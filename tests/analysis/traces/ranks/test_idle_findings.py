@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.traces.ranks.idle_findings import idle_findings
+from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import Cell

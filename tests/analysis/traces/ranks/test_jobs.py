@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
-from dpscope.analysis.traces.ranks.identity import TraceIdentity
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
+from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.what_if.profiles.job import job_profile
 from dpscope.profiling.store.errors import DpscopeError

@@ -8,7 +8,7 @@ import pytest
 from dpscope.analysis.traces.ranks.frames import step_breakdown
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
-from dpscope.analysis.traces.steps.exposed import exposed_stretches
+from dpscope.analysis.traces.steps.breakdown import exposed_stretches
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 TRACES = {

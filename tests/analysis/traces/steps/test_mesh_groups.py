@@ -7,7 +7,7 @@ import pytest
 
 from dpscope.analysis.traces.reading.event_table import CommunicationArgs, ProcessGroup
 from dpscope.analysis.traces.reading.reader import read_trace
-from dpscope.analysis.traces.steps.mesh_groups import ToldCollective, in_mesh
+from dpscope.analysis.traces.steps.collectives import ToldCollective, in_mesh
 
 ALL = ProcessGroup("0", "default_pg", (0, 1, 2, 3))
 ACROSS = ProcessGroup("1", "mesh_replicate", (0, 2))
