@@ -1,29 +1,34 @@
-"""From what the trainings of `dpscope equal` saved to equality.json: every pair judged, every difference named or explained."""
+"""Compares the trainings of `dpscope equal`: a verdict on every pair, a finding for every difference."""
 
 import itertools
 from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.equality.batch_norm import batch_norm_finding, statistics_of
 from dpscope.analysis.equality.data import EqualityData, RecordedTraining
-from dpscope.analysis.equality.differences import output_differences, training_differences
+from dpscope.analysis.equality.differences import (
+    judged_steps,
+    output_differences,
+    output_tolerance,
+    tolerances,
+    training_differences,
+)
 from dpscope.analysis.equality.findings import (
+    batch_norm_finding,
     rank_mistakes,
     recorded_setting_findings,
     sample_mistakes,
+    statistics_of,
     unexplained_findings,
 )
-from dpscope.analysis.equality.pairs import JudgedPair, judge_pair, known, pair_result, plain_rows
-from dpscope.analysis.equality.ranks import rank_result
+from dpscope.analysis.equality.pairs import JudgedPair, judge_pair, known, pair_result, plain_rows, rank_result
 from dpscope.analysis.equality.result import EQUALITY_SCHEMA_VERSION, EqualityReport, RankAgreement, StepTolerance
-from dpscope.analysis.equality.tolerance import judged_steps, output_tolerance, tolerances
 from dpscope.profiling.records.equality import EQUALITY_NAME
 from dpscope.profiling.store.files import write_json
 
 
 def compare_trainings(data: EqualityData) -> EqualityReport:
-    """Judge all pairs of strategies, and the ranks of each, by a tolerance measured on the reference."""
+    """Compare all pairs of strategies, and the ranks of each, with a tolerance measured on the reference."""
     settings, reference = data.settings, data.compared[0]
     moved = _moved(data)
     rounding = pd.concat([training_differences(*pair) for pair in moved], ignore_index=True)
@@ -64,7 +69,7 @@ def save_report(report: EqualityReport, out: Path) -> Path:
 
 
 def _moved(data: EqualityData) -> list[tuple[RecordedTraining, RecordedTraining]]:
-    """Trainings beside themselves with moved weights."""
+    """Each training that was repeated with moved weights, and its repetition."""
     moved = [(data.compared[0], data.rounding)]
     if data.in_shares is not None and data.rounding_in_shares is not None:
         moved.append((data.in_shares, data.rounding_in_shares))
@@ -72,12 +77,12 @@ def _moved(data: EqualityData) -> list[tuple[RecordedTraining, RecordedTraining]
 
 
 def _rank_result(training: RecordedTraining, data: EqualityData) -> RankAgreement:
-    """The ranks of a training, beside another one that should agree with it, if there is one."""
+    """Compare the ranks of a training, and with a training that should agree with it, if there is one."""
     scope = statistics_of(training, data.settings)
-    alike = [one for one in data.compared if one is not training and statistics_of(one, data.settings) == scope]
+    same_scope = [one for one in data.compared if one is not training and statistics_of(one, data.settings) == scope]
     if scope == "share" and data.in_shares is not None:
-        alike.append(data.in_shares)
-    return rank_result(training, alike[-1] if alike else data.compared[0])
+        same_scope.append(data.in_shares)
+    return rank_result(training, same_scope[-1] if same_scope else data.compared[0])
 
 
 def _names(pair: JudgedPair) -> tuple[str, str]:

@@ -1,25 +1,44 @@
-"""What a comparison means, as findings: mistakes named at the step where they first matter, expected differences explained."""
+"""Findings of a comparison: mistakes with the first step that they affect, and differences explained by batch norm.
+
+Batch norm normalises by the mean and variance of its input (Ioffe and Szegedy 2015): of the global batch on a single device, of
+a device's share under DataParallel and DistributedDataParallel. Together, three observations prove that only this makes a
+training by the global batch differ from one by shares:
+- in the first forward the first output beyond the tolerance is a batch norm's;
+- a single device that takes the batch in shares agrees with the training by shares, at every judged step;
+- the training by the global batch is a single device, or agrees with one (DistributedDataParallel with SyncBatchNorm).
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+import msgspec
 import pandas as pd
 
-from dpscope.analysis.equality.batch_norm import first_output_apart
-from dpscope.analysis.equality.data import EqualityData
-from dpscope.analysis.equality.differences import gradient_factor
-from dpscope.analysis.equality.pairs import JudgedPair
+from dpscope.analysis.equality.data import (
+    EqualityData,
+    RecordedTraining,
+    lost_samples,
+    repeated_epoch,
+    repeated_samples,
+    sample_difference,
+)
+from dpscope.analysis.equality.differences import gradient_factor, output_differences
+from dpscope.analysis.equality.pairs import JudgedPair, judge_pair
 from dpscope.analysis.equality.result import RankAgreement, TensorDifference
-from dpscope.analysis.equality.samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
+from dpscope.profiling.records.equality import EqualitySettings
 from dpscope.profiling.records.finding import Finding, FindingCode, counted
 from dpscope.profiling.records.learning_codes import LearningCode
+from dpscope.profiling.records.run import CellOptions
 
-_SHOWN = 5  # indices named in a message
+_MAX_LISTED = 5  # names or indices in a message
+
+Scope = Literal["none", "batch", "share"]
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A finding of severity error, and the training that is to blame."""
+    """A finding of severity error, and the training that it is about."""
 
     training: str
     finding: Finding
@@ -30,7 +49,7 @@ SampleTables = Mapping[str, pd.DataFrame]
 
 
 def sample_mistakes(samples: SampleTables, shuffled: bool) -> list[Mistake]:
-    """Other samples than the reference's, samples lost between loader and model, epochs in the same order."""
+    """Samples other than the reference's, samples lost between loader and model, epochs in the same order."""
     reference_name, reference = next(iter(samples.items()))
     found: list[Mistake] = []
     for name, table in samples.items():
@@ -41,7 +60,7 @@ def sample_mistakes(samples: SampleTables, shuffled: bool) -> list[Mistake]:
                     name,
                     LearningCode.EPOCH_ORDER_REPEATED,
                     f"{name} takes the samples of epoch {repeated.epoch}, from step {repeated.step} on, in the order of "
-                    f"the epoch before ({counted(repeated.steps_compared, 'step')} compared)",
+                    f"the previous epoch ({counted(repeated.steps_compared, 'step')} compared)",
                     "call the sampler's set_epoch at the beginning of every epoch",
                 )
             )
@@ -83,7 +102,7 @@ def _lost(name: str, table: pd.DataFrame) -> Iterator[Mistake]:
 
 
 def rank_mistakes(ranks: Sequence[RankAgreement]) -> list[Mistake]:
-    """Processes of one training that are not what the others are."""
+    """Processes of one training that differ from the others."""
     found = []
     for result in ranks:
         if not result.same_bits:
@@ -95,8 +114,7 @@ def rank_mistakes(ranks: Sequence[RankAgreement]) -> list[Mistake]:
                     f"{result.training}: from step {result.first_step} on rank {apart} has different {result.what}s "
                     f"({result.tensor} differs by {_share(result.relative)} from another rank's): they are not "
                     "averaged there",
-                    "find out what keeps gradients from being averaged on that rank: no_sync, a communication hook, a "
-                    "different graph",
+                    "find out why gradients are not averaged on that rank: no_sync, a communication hook, a different graph",
                 )
             )
     return found
@@ -105,12 +123,12 @@ def rank_mistakes(ranks: Sequence[RankAgreement]) -> list[Mistake]:
 def unexplained_findings(
     pairs: Sequence[JudgedPair], mistakes: Sequence[Mistake], output_tolerance: float
 ) -> list[Finding]:
-    """Differences of pairs in which neither training has a mistake that was named."""
-    blamed = {mistake.training for mistake in mistakes}
+    """Differences of pairs in which neither training has a reported mistake."""
+    mistaken = {mistake.training for mistake in mistakes}
     return [
         _unexplained(pair, pair.first, output_tolerance)
         for pair in pairs
-        if pair.first is not None and not blamed & {pair.reference.name, pair.other.name}
+        if pair.first is not None and not mistaken & {pair.reference.name, pair.other.name}
     ]
 
 
@@ -121,12 +139,12 @@ def _unexplained(pair: JudgedPair, first: TensorDifference, output_tolerance: fl
     where = where or _scaled(pair, first)
     return LearningCode.UNEXPLAINED_DIFFERENCE.finding(
         message=f"{pair.other.name} differs from {pair.reference.name} from step {first.step} on: the {first.what}{tensor} "
-        f"by {_share(first.relative)}, where rounding may make {_share(first.tolerance)}{where}"
+        f"by {_share(first.relative)}; the tolerance for rounding is {_share(first.tolerance)}{where}"
     )
 
 
 def _scaled(pair: JudgedPair, first: TensorDifference) -> str:
-    """What is said of gradients that are a multiple of the reference's."""
+    """A note on gradients that are a multiple of the reference's, or nothing."""
     if first.what != "gradient" or first.tolerance is None:
         return ""
     factor, distance = gradient_factor(pair.reference.ranks[0], pair.other.ranks[0], first.step)
@@ -140,12 +158,12 @@ def _scaled(pair: JudgedPair, first: TensorDifference) -> str:
 def recorded_setting_findings(
     data: EqualityData, samples: SampleTables, judged_steps: int, pairs: Sequence[JudgedPair]
 ) -> Iterator[Finding]:
-    """What was not compared, or was switched off for the comparison."""
+    """What was not compared or was disabled for the comparison."""
     reference = data.compared[0]
     yield from _judged(data, judged_steps, all(pair.same_bits for pair in pairs))
     if off := reference.ranks[0].record.random_layers:
         yield LearningCode.RANDOM_LAYERS_OFF.finding(
-            message=f"dropout and the like are switched off here ({_named(off)}): each strategy draws other random numbers"
+            message=f"dropout and similar layers are disabled ({_named(off)}): each strategy draws other random numbers"
         )
     table = samples[reference.name]
     if not reference.ranks[0].record.shuffled:
@@ -156,8 +174,7 @@ def recorded_setting_findings(
         )
     if padding := repeated_samples(table):
         yield LearningCode.SAMPLES_PADDED.finding(
-            message=f"an epoch takes {counted(padding, 'sample')} twice, to make all shares equal, "
-            "under every strategy alike"
+            message=f"an epoch takes {counted(padding, 'sample')} twice, to make all shares equal, under every strategy"
         )
 
 
@@ -172,6 +189,66 @@ def _judged(data: EqualityData, judged_steps: int, same_bits: bool) -> Iterator[
     )
 
 
+def statistics_of(training: RecordedTraining, settings: EqualitySettings) -> Scope:
+    """What batch norm's statistics cover: the global batch, a device's share, or none without batch norm."""
+    if not training.ranks[0].record.batch_norms:
+        return "none"
+    synchronised = settings.sync_batch_norm and training.cell.per_device
+    return "batch" if training.cell.traits.baseline or synchronised else "share"
+
+
+def first_output_apart(
+    pair: JudgedPair, tolerance: float, pairs: Sequence[JudgedPair] = ()
+) -> tuple[str, float] | None:
+    """The first module call of the first forward with an output beyond the tolerance, and its relative difference.
+
+    A compiled training stores no outputs: those of its strategy without compilation are used if one of `pairs` shows that both
+    agree.
+    """
+    outputs = output_differences(*(_with_outputs(training, pairs) for training in (pair.reference, pair.other)))
+    apart = outputs[outputs["relative"] > tolerance]
+    return None if apart.empty else (str(apart["call"].iloc[0]), float(apart["relative"].iloc[0]))
+
+
+def _with_outputs(training: RecordedTraining, pairs: Sequence[JudgedPair]) -> RecordedTraining:
+    plain = msgspec.structs.replace(training.cell, options=CellOptions(), variant="")
+    agreeing = (
+        pair.reference for pair in pairs if pair.agree and pair.other is training and pair.reference.cell == plain
+    )
+    return next(agreeing, training)
+
+
+def batch_norm_finding(
+    pair: JudgedPair, pairs: list[JudgedPair], data: EqualityData, tolerance: pd.DataFrame, output_tolerance: float
+) -> Finding | None:
+    """The finding that explains a pair's difference by batch norm; None if the evidence does not hold."""
+    scopes = [statistics_of(one, data.settings) for one in (pair.reference, pair.other)]
+    if set(scopes) != {"batch", "share"} or data.in_shares is None:
+        return None
+    by_batch, by_share = (pair.reference, pair.other) if scopes[0] == "batch" else (pair.other, pair.reference)
+    apart = first_output_apart(pair, output_tolerance, pairs)
+    norms = pair.reference.ranks[0].record.batch_norms
+    if apart is None or apart[0].partition("#")[0] not in norms:
+        return None
+    in_shares = judge_pair(data.in_shares, by_share, tolerance, pair.judged_steps)
+    if not in_shares.agree or not _agrees_with_single(by_batch, pairs):
+        return None
+    how = "bit for bit" if in_shares.same_bits else "within the tolerance"
+    devices = data.settings.devices
+    share = data.settings.global_batch_size // devices
+    return LearningCode.BATCH_NORM_BY_SHARE.finding(
+        message=f"{pair.reference.name} and {pair.other.name} differ only by batch norm: the first output that "
+        f"differs is {apart[0]}'s ({apart[1]:.2g} of its norm), and a single device that takes each batch in {devices} "
+        f"shares of {share} agrees with {by_share.name} {how} over {counted(pair.judged_steps, 'step')}"
+    )
+
+
+def _agrees_with_single(training: RecordedTraining, pairs: list[JudgedPair]) -> bool:
+    if training.cell.traits.baseline:
+        return True
+    return any(pair.agree for pair in pairs if pair.reference.cell.traits.baseline and pair.other.name == training.name)
+
+
 def _mistake(training: str, code: FindingCode, message: str, next_step: str) -> Mistake:
     return Mistake(training, code.finding(message, next_step))
 
@@ -183,11 +260,11 @@ def _share(value: float | None) -> str:
 def _listed(samples: Sequence[int], one: str, several: str) -> str:
     if not samples:
         return f"none {one}"
-    shown = ", ".join(str(sample) for sample in samples[:_SHOWN])
-    more = f" and {len(samples) - _SHOWN} more" if len(samples) > _SHOWN else ""
+    shown = ", ".join(str(sample) for sample in samples[:_MAX_LISTED])
+    more = f" and {len(samples) - _MAX_LISTED} more" if len(samples) > _MAX_LISTED else ""
     return f"sample {shown} {one}" if len(samples) == 1 else f"samples {shown}{more} {several}"
 
 
 def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more

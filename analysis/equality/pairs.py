@@ -1,26 +1,42 @@
-"""Two trainings judged by the tolerance: where they first are apart, and how far."""
+"""Verdicts on two trainings by the tolerance, and on the ranks of one training."""
 
 import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dpscope.analysis.equality.data import RecordedTraining
-from dpscope.analysis.equality.differences import training_differences
-from dpscope.analysis.equality.result import Agreement, PairResult, StepDistance, TensorDifference, TensorDistance
-from dpscope.analysis.equality.tolerance import WHATS, largest_per_step
+from dpscope.analysis.equality.differences import (
+    LARGEST_TOLERANCE,
+    WHATS,
+    largest_per_step,
+    process_differences,
+    training_differences,
+)
+from dpscope.analysis.equality.result import (
+    Agreement,
+    PairResult,
+    RankAgreement,
+    StepDistance,
+    TensorDifference,
+    TensorDistance,
+    What,
+)
 from dpscope.analysis.text.units import plain
+
+_TENSORS: tuple[What, ...] = ("gradient", "weight")  # in the order of a step
 
 
 @dataclass(frozen=True)
 class JudgedPair:
-    """Differences of two trainings beside their tolerances; columns of `differences`: COLUMNS, tolerance, over."""
+    """Differences of two trainings with their tolerances; columns of `differences`: COLUMNS, tolerance, over."""
 
     reference: RecordedTraining
     other: RecordedTraining
     differences: pd.DataFrame
-    judged_steps: int  # all, if they are equal bit for bit: no tolerance is needed then
+    judged_steps: int  # all steps of a pair that is equal bit for bit
 
     @property
     def same_bits(self) -> bool:
@@ -30,7 +46,7 @@ class JudgedPair:
 
     @property
     def first(self) -> TensorDifference | None:
-        """The first difference beyond its tolerance: the loss's before gradients' before weights', the largest of its kind."""
+        """The first difference beyond its tolerance, within a step in the order of WHATS; the largest of its kind."""
         over = self.differences[self.differences["over"]]
         if over.empty:
             return None
@@ -48,7 +64,7 @@ class JudgedPair:
 def judge_pair(
     reference: RecordedTraining, other: RecordedTraining, tolerance: pd.DataFrame, judged_steps: int
 ) -> JudgedPair:
-    """Compare two trainings by the tolerances of each step (`equality_tolerance.tolerances`)."""
+    """Compare two trainings by the tolerances of each step (`differences.tolerances`)."""
     differences = training_differences(reference, other)
     per_row = tolerance.reset_index().melt("step", list(WHATS), "what", "tolerance")
     differences = differences.merge(per_row, on=["step", "what"], how="left", sort=False)
@@ -58,7 +74,7 @@ def judge_pair(
 
 
 def pair_result(pair: JudgedPair, explained: bool) -> PairResult:
-    """What is stored of a pair; `explained`: a difference of it is no mistake."""
+    """The stored result of a pair; `explained`: its difference is not a mistake."""
     verdict: Agreement = "different"
     if pair.agree:
         verdict = "bit-equal" if pair.same_bits else "equal"
@@ -83,7 +99,6 @@ def _tensors(pair: JudgedPair) -> tuple[TensorDistance, ...]:
 
 
 def _distance(table: pd.DataFrame) -> TensorDistance:
-    """Of the rows of one tensor."""
     over = table.loc[table["over"], "step"]
     return TensorDistance(
         what=table["what"].iloc[0],
@@ -108,11 +123,73 @@ def _difference(row: "pd.Series[Any]") -> TensorDifference:
     )
 
 
+def rank_result(training: RecordedTraining, reference: RecordedTraining) -> RankAgreement:
+    """Compare every rank with rank 0 bit for bit, as DistributedDataParallel promises equal ranks.
+
+    `reference`, a training that should agree otherwise (another strategy with the same shares), shows which ranks are wrong.
+    """
+    found = [(step, what) for what in _TENSORS for step in _steps_apart(training, what)]
+    if not found:
+        return RankAgreement(
+            training=training.name,
+            ranks=len(training.ranks),
+            same_bits=True,
+            first_step=None,
+            what=None,
+            tensor=None,
+            relative=None,
+            ranks_apart=(),
+        )
+    step, what = min(found, key=lambda one: (one[0], _TENSORS.index(one[1])))
+    tensor, relative = _largest(training, step, what)
+    return RankAgreement(
+        training=training.name,
+        ranks=len(training.ranks),
+        same_bits=False,
+        first_step=step,
+        what=what,
+        tensor=tensor,
+        relative=known(relative),
+        ranks_apart=_apart(training, reference, step, what),
+    )
+
+
+def _steps_apart(training: RecordedTraining, what: What) -> list[int]:
+    """Steps at which a rank's bits differ from rank 0's."""
+    hashes = np.stack([rank.arrays[f"{what}_hash"] for rank in training.ranks])
+    return np.flatnonzero((hashes != hashes[0]).any(axis=(0, 2))).tolist()
+
+
+def _largest(training: RecordedTraining, step: int, what: What) -> tuple[str, float]:
+    """The tensor with the largest difference between a rank and rank 0, and that difference."""
+    largest = ("", -1.0)
+    for rank in training.ranks[1:]:
+        differences = process_differences(training.ranks[0], rank)
+        rows = differences[(differences["step"] == step) & (differences["what"] == what)]
+        row = rows.sort_values("relative").iloc[-1]
+        largest = max(largest, (str(row["tensor"]), float(row["relative"])), key=lambda one: one[1])
+    return largest
+
+
+def _apart(training: RecordedTraining, reference: RecordedTraining, step: int, what: What) -> tuple[int, ...]:
+    """Ranks that differ from the reference; if all or none do, the ranks that differ from rank 0."""
+    wrong = []
+    for rank in training.ranks:
+        differences = process_differences(reference.ranks[0], rank)
+        rows = differences[(differences["step"] == step) & (differences["what"] == what)]
+        if rows["relative"].max() > LARGEST_TOLERANCE:
+            wrong.append(rank.record.rank)
+    if 0 < len(wrong) < len(training.ranks):
+        return tuple(wrong)
+    hashes = np.stack([rank.arrays[f"{what}_hash"][step] for rank in training.ranks])
+    return tuple(np.flatnonzero((hashes != hashes[0]).any(axis=1)).tolist())
+
+
 def known(value: float) -> float | None:
-    """None for what is not finite."""
+    """The value, None if it is not finite."""
     return float(value) if math.isfinite(value) else None
 
 
 def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """A table's rows as plain values by column, None for what is not finite."""
+    """A table's rows as plain values by column, None for a value that is not finite."""
     return [{str(name): plain(value) for name, value in row.items()} for row in table.to_dict("records")]

@@ -1,4 +1,4 @@
-"""What `equality.json` holds, as types. A value that is not finite is null: a training diverged."""
+"""The types of `equality.json`. A value that is not finite (a training diverged) is null."""
 
 from typing import Literal
 
@@ -14,19 +14,19 @@ Agreement = Literal["bit-equal", "equal", "explained", "different"]
 
 
 class TensorDifference(Stored, frozen=True):
-    """One tensor (of the loss, an empty name) at one step, counted from 0."""
+    """One tensor at one step, counted from 0; the loss has an empty name."""
 
     step: int
     what: What
     tensor: str
     absolute: Value  # the largest of its elements
     relative: Value  # as analysis/equality/differences.py defines it
-    tolerance: Value  # of `relative`
+    tolerance: Value  # for `relative`
     elements: int  # compared
 
 
 class StepTolerance(Stored, frozen=True):
-    """What counts as equal at one step, and what rounding alone was seen to do: relative differences."""
+    """The tolerance of one step, and the measured effect of rounding: relative differences."""
 
     step: int
     loss: Value
@@ -59,12 +59,12 @@ class TensorDistance(Stored, frozen=True):
 
 
 class PairResult(Stored, frozen=True):
-    """Two trainings. `bit-equal` speaks of gradients and weights: a loss is a mean, formed differently."""
+    """Two trainings. `bit-equal` is about gradients and weights: losses are averaged in different ways."""
 
     reference: str
     other: str
     verdict: Agreement
-    judged_steps: int  # the first ones, before rounding has grown too far to tell; all of a bit-equal pair
+    judged_steps: int  # from the first, until rounding has grown too far; all steps of a bit-equal pair
     first_difference: TensorDifference | None  # beyond the tolerance
     steps: tuple[StepDistance, ...]
     tensors: tuple[TensorDistance, ...]
@@ -76,11 +76,11 @@ class RankAgreement(Stored, frozen=True):
     training: str
     ranks: int
     same_bits: bool
-    first_step: int | None  # at which they had not
+    first_step: int | None  # with a difference
     what: What | None
     tensor: str | None
     relative: Value  # the largest difference to rank 0 at that step
-    ranks_apart: tuple[int, ...]  # that are not what the others or the reference are
+    ranks_apart: tuple[int, ...]  # that differ from the others or from the reference
 
 
 class EqualityReport(Stored, frozen=True):
@@ -97,5 +97,5 @@ class EqualityReport(Stored, frozen=True):
 
     @property
     def sound(self) -> bool:
-        """Whether nothing differs that is not explained."""
+        """Whether every difference is explained."""
         return all(finding.severity != "error" for finding in self.findings)

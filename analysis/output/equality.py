@@ -9,8 +9,8 @@ from rich.console import Console
 
 from dpscope.analysis.equality.comparison import compare_trainings, save_report
 from dpscope.analysis.equality.data import load_equality
+from dpscope.analysis.equality.differences import LARGEST_TOLERANCE, SAFETY, WHATS
 from dpscope.analysis.equality.result import EqualityReport, PairResult
-from dpscope.analysis.equality.tolerance import LARGEST_TOLERANCE, SAFETY, WHATS
 from dpscope.analysis.text.terminal import print_findings, print_table
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence

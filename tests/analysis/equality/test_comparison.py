@@ -1,4 +1,4 @@
-"""Comparing trainings, on arrays made by hand: two parameters, `a` of two elements and `b` of one; batch 4 on 2 devices."""
+"""Comparisons of trainings with two parameters, `a` of two elements and `b` of one; batch 4 on 2 devices."""
 
 import math
 from typing import Any
@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from dpscope.analysis.equality.comparison import compare_trainings
-from dpscope.analysis.equality.data import EqualityData, ProcessData, RecordedTraining
-from dpscope.analysis.equality.differences import output_differences, training_differences
-from dpscope.analysis.equality.result import EqualityReport
-from dpscope.analysis.equality.samples import (
+from dpscope.analysis.equality.data import (
+    EqualityData,
     LostSamples,
+    ProcessData,
+    RecordedTraining,
     RepeatedEpoch,
     SampleDifference,
     lost_samples,
@@ -22,7 +22,8 @@ from dpscope.analysis.equality.samples import (
     repeated_samples,
     sample_difference,
 )
-from dpscope.analysis.equality.tolerance import judged_steps, tolerances
+from dpscope.analysis.equality.differences import judged_steps, output_differences, tolerances, training_differences
+from dpscope.analysis.equality.result import EqualityReport
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.equality import (
     EqualityConfig,
@@ -121,7 +122,7 @@ def data(*compared: RecordedTraining, in_shares: RecordedTraining | None = None)
     )
 
 
-def test_a_difference_is_told_against_its_tensor_or_against_all() -> None:
+def test_a_difference_is_relative_to_its_tensor_or_to_all() -> None:
     other = [[3.0, 4.5, 0.1], [6.0, 8.0, 0.0], [3.0, 4.0, 0.0]]
     found = training_differences(training(SINGLE, process(PLAIN)), training(DP, process(other)))
     first = found[(found["step"] == 0) & (found["what"] == "gradient")].set_index("tensor")
@@ -164,7 +165,7 @@ def test_tolerance_never_falls_and_has_a_floor() -> None:
     assert judged_steps(found, diverged) == 1
 
 
-def test_within_the_tolerance_is_equal_and_beyond_it_is_told() -> None:
+def test_differences_within_the_tolerance_are_equal_and_beyond_it_reported() -> None:
     # The reference moves by 1e-12 of itself: 1e-11 are tolerated.
     near, far = scaled(1 + 5e-12), [*PLAIN[:2], [3.0, 4.0 + 1e-9, 0.0]]
     report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(near))))
@@ -178,14 +179,14 @@ def test_within_the_tolerance_is_equal_and_beyond_it_is_told() -> None:
     assert not report.sound
 
 
-def test_gradients_that_were_summed_are_told() -> None:
+def test_summed_gradients_are_reported() -> None:
     doubled = [PLAIN[0], [12.0, 16.0, 0.0], PLAIN[2]]
     report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(doubled))))
     assert "from step 1 on: the gradient of a by 1 of its norm" in report.findings[0].message
     assert "all its gradients are 2 times as large: summed" in report.findings[0].message
 
 
-def test_values_that_are_no_numbers_differ() -> None:
+def test_values_that_are_not_finite_differ() -> None:
     broken = [PLAIN[0], [math.nan, 8.0, 0.0], PLAIN[2]]
     report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(broken))))
     first = report.pairs[0].first_difference
@@ -201,12 +202,12 @@ BY_SHARE = {"conv": 1.0, "bn": 2.5, "fc": 3.5}
     ("outputs", "in_shares", "verdict"),
     [
         (BY_SHARE, 1.5, "explained"),
-        ({"conv": 1.1, "bn": 2.5, "fc": 3.5}, 1.5, "different"),  # they part before batch norm
-        (BY_SHARE, 1.4, "different"),  # a single device in shares is something else again
-        (BY_SHARE, None, "different"),  # and without one nothing is shown
+        ({"conv": 1.1, "bn": 2.5, "fc": 3.5}, 1.5, "different"),  # they differ before batch norm
+        (BY_SHARE, 1.4, "different"),  # a single device in shares differs, too
+        (BY_SHARE, None, "different"),  # without one there is no evidence
     ],
 )
-def test_batch_norm_explains_what_it_is_shown_to_do(
+def test_batch_norm_explains_a_difference_only_with_evidence(
     outputs: dict[str, float], in_shares: float | None, verdict: str
 ) -> None:
     shares = None
@@ -219,9 +220,9 @@ def test_batch_norm_explains_what_it_is_shown_to_do(
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_the_rank_that_is_apart_is_named(wrong: int) -> None:
-    apart = [PLAIN[0], [1.0, 1.0, 1.0], PLAIN[2]]
-    ranks = [process(apart if rank == wrong else PLAIN, rank, 2) for rank in (0, 1)]
+def test_the_rank_that_differs_is_named(wrong: int) -> None:
+    wrong_values = [PLAIN[0], [1.0, 1.0, 1.0], PLAIN[2]]
+    ranks = [process(wrong_values if rank == wrong else PLAIN, rank, 2) for rank in (0, 1)]
     report = compare_trainings(data(training(DP, process(PLAIN)), training(DDP, *ranks)))
     result = report.ranks[0]
     assert (result.same_bits, result.first_step, result.what, result.ranks_apart) == (False, 1, "gradient", (wrong,))
@@ -235,7 +236,7 @@ def samples(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["rank", "step", "epoch", "index"]).assign(entered=1, fingerprint=0)
 
 
-def test_samples_of_steps_are_compared_whatever_their_order() -> None:
+def test_samples_of_a_step_are_compared_in_any_order() -> None:
     one = samples((0, 0, 0, 5), (0, 0, 0, 6), (0, 1, 0, 7), (0, 1, 0, 8))
     assert sample_difference(one, samples((0, 0, 0, 6), (1, 0, 0, 5), (0, 1, 0, 8), (1, 1, 0, 7))) is None
     other = samples((0, 0, 0, 5), (0, 0, 0, 6), (0, 1, 0, 8), (0, 1, 0, 8))
@@ -249,7 +250,7 @@ def test_samples_that_never_enter_or_enter_twice() -> None:
     assert found == LostSamples(step=1, never=(6,), repeatedly=(7,))
 
 
-def test_an_epoch_in_the_order_of_the_one_before() -> None:
+def test_an_epoch_in_the_order_of_the_previous_one() -> None:
     orders = ([0, 1, 2, 3, 4, 5, 6, 7], [3, 1, 4, 7, 5, 0, 2, 6], [3, 1, 4, 7, 5])
     rows = [
         (0, step + sum(map(len, orders[:epoch])), epoch, index)
