@@ -26,8 +26,8 @@ from dpscope.analysis.runs.compare import (
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.terminal import Trimmed, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import OutputFormat, TextTable
-from dpscope.analysis.training.comparison import compare_trained_cells, training_setting_findings
 from dpscope.analysis.training.data import TrainingData, load_training
+from dpscope.analysis.training.seed_statistics import compare_trained_cells, training_setting_findings
 from dpscope.analysis.training.tables import difference_table
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding

@@ -15,7 +15,7 @@ from dpscope.analysis.stats.scaling_laws import ScalingFit
 from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
-from dpscope.analysis.training.summary import training_content
+from dpscope.analysis.training.tables import training_content
 
 UNKNOWN_WITH_COMMUNICATION = (
     "communication_us",

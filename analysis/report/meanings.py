@@ -80,7 +80,7 @@ TRAINING_MEANINGS = {
         **_SEEDS,
         "seeds that reached it": "Of all seeds that were begun",
         "epoch": "The first epoch that reached it, median over seeds",
-        "time": "Training time up to and including that epoch, evaluation apart, median over seeds",
+        "time": "Training time up to and including that epoch without evaluation, median over seeds",
     },
 }
 """By table and heading, without the unit."""

@@ -14,8 +14,7 @@ from dpscope.analysis.text.text_table import render
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import training_findings
-from dpscope.analysis.training.summary import training_csv, training_json
-from dpscope.analysis.training.tables import training_tables
+from dpscope.analysis.training.tables import training_csv, training_json, training_tables
 from dpscope.profiling.store.files import write_together
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.ownership import check_report

@@ -1,9 +1,10 @@
-"""What trainings learned, loaded from a run folder's train.json: cells, their seeds, their epochs.
+"""The learning curves of a run folder's train.json: cells with their seeds and epochs.
 
-train.json needs no more than its list `epochs` with the fields of `Epoch` that have no default here, so that curves of
-other programs load too; what dpscope stores besides (docs of train_types) is used where it is there.
+Only the list `epochs` with the fields of `Epoch` that have no default here is required, so that curves of other programs load,
+too; further fields that dpscope stores are optional.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -31,7 +32,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     test_loss: float | None
     test_accuracy: float
     learning_rate: float
-    train_s: float  # evaluation is not in it
+    train_s: float  # without evaluation
     evaluation_s: float
     variant: str = ""
     batch_size: int | None = None  # per device
@@ -41,14 +42,14 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cell_name(self) -> str:
-        """The cell's name; where none is stored, strategy and devices and what else is known."""
+        """The stored name of the cell, or else one made of strategy, devices, batch and variant."""
         batch = f"-b{self.batch_size}" if self.batch_size is not None else ""
         base = f"{self.strategy}-d{self.devices}{batch}"
         return self.cell or (f"{base}-{self.variant}" if self.variant else base)
 
 
 class TrainFile(msgspec.Struct, frozen=True):
-    """What is read of train.json, whoever wrote it."""
+    """The fields of train.json that are read."""
 
     epochs: tuple[Epoch, ...]
     findings: tuple[Finding, ...] = ()
@@ -56,7 +57,7 @@ class TrainFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Training:
-    """One seed of one cell, its epochs in order; incomplete: it has fewer epochs than were planned."""
+    """One seed of one cell, with its epochs in order; complete if it has all planned epochs."""
 
     seed: int
     epochs: tuple[Epoch, ...]
@@ -80,7 +81,7 @@ class Training:
 
 @dataclass(frozen=True)
 class TrainedCell:
-    """All trainings of one cell, by seed; `missing` says why there is none."""
+    """All trainings of one cell by seed; `missing` is the reason if there are none."""
 
     name: str
     strategy: CellStrategy
@@ -93,25 +94,25 @@ class TrainedCell:
 
     @property
     def traits(self) -> StrategyTraits:
-        """What its strategy does."""
+        """The traits of the strategy."""
         return traits_of(self.strategy)
 
     @property
     def complete(self) -> list[Training]:
-        """The trainings that have all their epochs: only these are compared."""
+        """The trainings with all their epochs: only these are compared."""
         return [training for training in self.trainings if training.complete]
 
 
-@dataclass(frozen=True, eq=False)  # told apart by identity: what is derived from one is kept by it
+@dataclass(frozen=True, eq=False)  # compared by identity, so that derived results can be cached
 class TrainingData:
-    """The trainings of a run folder. `manifest` is None for a train.json made by another program."""
+    """The trainings of a run folder. `manifest` is None for a train.json written by another program."""
 
     folder: Path
     cells: tuple[TrainedCell, ...]
     planned_epochs: int
     manifest: TrainManifest | None
     findings: tuple[Finding, ...]  # stored when the trainings were planned and run
-    target_accuracy: float | None = None  # percent: the time to it is asked for
+    target_accuracy: float | None = None  # percent, requested
 
     @property
     def trained(self) -> list[TrainedCell]:
@@ -120,13 +121,13 @@ class TrainingData:
 
 
 class NoEpochError(DpscopeError):
-    """Trainings of which none has finished an epoch."""
+    """No training has finished an epoch."""
 
 
 def load_training(folder: Path, target_accuracy: float | None = None) -> TrainingData:
-    """Read a run folder's trainings; `target_accuracy` (percent) is what the time is asked to.
+    """Read a run folder's trainings; `target_accuracy` (percent) is that of the time to an accuracy.
 
-    Raises DpscopeError, in one line, for files that cannot be what they should.
+    Raises DpscopeError for invalid files.
     """
     stored_in = TrainFolder(folder)
     path = stored_in.log_path
@@ -141,7 +142,11 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
         if wrong := _wrong(epoch):
             raise DpscopeError(f"{path}: epochs[{index}]: {wrong}")
     manifest = stored_in.manifest() if is_train_folder(folder) else None
-    planned = manifest.config.epochs if manifest else _longest(stored.epochs)
+    planned = (
+        manifest.config.epochs
+        if manifest
+        else max(Counter((one.cell_name, one.seed) for one in stored.epochs).values())
+    )
     cells = _cells(path, stored.epochs, planned)
     findings = dict.fromkeys((*(manifest.findings if manifest else ()), *stored.findings))
     return TrainingData(
@@ -155,7 +160,7 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
 
 
 def _wrong(epoch: Epoch) -> str | None:
-    """What cannot be, in words."""
+    """The reason why an epoch is invalid, None if it is valid."""
     if epoch.devices < 1:
         return f"devices {epoch.devices}: must be 1 or more"
     for name in ("train_accuracy", "test_accuracy"):
@@ -168,20 +173,12 @@ def _wrong(epoch: Epoch) -> str | None:
     return None
 
 
-def _longest(epochs: Sequence[Epoch]) -> int:
-    counts: dict[tuple[str, int], int] = {}
-    for epoch in epochs:
-        key = (epoch.cell_name, epoch.seed)
-        counts[key] = counts.get(key, 0) + 1
-    return max(counts.values())
-
-
 def _cells(path: Path, epochs: Sequence[Epoch], planned: int) -> list[TrainedCell]:
     """Cells in the order in which they first appear."""
     by_cell: dict[str, list[Epoch]] = {}
     for epoch in epochs:
         by_cell.setdefault(epoch.cell_name, []).append(epoch)
-    return [_cell(path, name, own, planned) for name, own in by_cell.items()]
+    return [_cell(path, name, group, planned) for name, group in by_cell.items()]
 
 
 def _cell(path: Path, name: str, epochs: list[Epoch], planned: int) -> TrainedCell:
@@ -189,14 +186,14 @@ def _cell(path: Path, name: str, epochs: list[Epoch], planned: int) -> TrainedCe
     ordered = sorted(epochs, key=lambda epoch: (epoch.seed, epoch.epoch))
     trainings = []
     for seed, group in groupby(ordered, key=lambda epoch: epoch.seed):
-        own = tuple(group)
-        for before, after in pairwise(own):
+        curve = tuple(group)
+        for before, after in pairwise(curve):
             if after.epoch != before.epoch + 1:
                 raise DpscopeError(
                     f"{path}: {name}, seed {seed}: epoch {after.epoch} follows epoch {before.epoch}; every epoch "
-                    "must be there once"
+                    "must occur once"
                 )
-        trainings.append(Training(seed, own, complete=len(own) >= planned))
+        trainings.append(Training(seed, curve, complete=len(curve) >= planned))
     return TrainedCell(
         name=name,
         strategy=first.strategy,
@@ -210,6 +207,7 @@ def _cell(path: Path, name: str, epochs: list[Epoch], planned: int) -> TrainedCe
 
 def _untrained(folder: Path, manifest: TrainManifest, trained: set[str]) -> list[TrainedCell]:
     """Planned cells without an epoch, with the reason."""
+    failures = {one.cell.name: f"{one.status}: {one.message}" for one in reversed(failed_trainings(folder))}
     return [
         TrainedCell(
             name=planned.cell.name,
@@ -219,7 +217,7 @@ def _untrained(folder: Path, manifest: TrainManifest, trained: set[str]) -> list
             batch_size=planned.cell.batch_size,
             global_batch_size=planned.cell.global_batch_size,
             trainings=(),
-            missing=planned.planned.skip_reason or _failure(folder, planned.cell.name) or "not trained yet",
+            missing=planned.planned.skip_reason or failures.get(planned.cell.name) or "not trained yet",
         )
         for planned in manifest.plan
         if planned.cell.name not in trained
@@ -227,15 +225,7 @@ def _untrained(folder: Path, manifest: TrainManifest, trained: set[str]) -> list
 
 
 def failed_trainings(folder: Path) -> list[TrainResult]:
-    """Trainings of a run folder that ended otherwise than well."""
+    """Trainings of a run folder that failed."""
     folders = [TrainingFolder(path) for path in sorted((folder / TRAININGS_NAME).glob("*/seed*"), key=natural_order)]
     results = [training.result() for training in folders]
     return [result for result in results if result is not None and result.status != "ok"]
-
-
-def _failure(folder: Path, cell: str) -> str | None:
-    """Why the first training of a cell failed."""
-    for result in failed_trainings(folder):
-        if result.cell.name == cell:
-            return f"{result.status}: {result.message}"
-    return None

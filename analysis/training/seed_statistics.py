@@ -1,9 +1,9 @@
-"""Accuracy and time of trained cells over their seeds, and how two cells differ."""
+"""Accuracy and time of trained cells over their seeds, and differences between two cells or two folders."""
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -20,9 +20,16 @@ from dpscope.analysis.stats.samples import (
     ratio_estimate,
 )
 from dpscope.analysis.training.data import TrainedCell, Training, TrainingData
+from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.settings import own_settings, setting_names
+from dpscope.profiling.records.training import TrainConfig
 
 FEWEST_SEEDS = 3  # below this the spread over seeds is unknown and no accuracies are compared
 _ROUNDING = 1e-9  # percentage points
+_SHARED = tuple(name for name in SETTINGS if name in setting_names(TrainConfig))
+_WITHOUT_EFFECT = ("seeds", "eval_batch_size", "timeout_s")
+_LEARNING = tuple(name for name in own_settings(TrainConfig) if name not in _WITHOUT_EFFECT)
 
 
 def final_accuracy(cell: TrainedCell) -> Range:
@@ -36,7 +43,7 @@ def best_accuracy(cell: TrainedCell) -> Range:
 
 
 def epoch_train_s(cell: TrainedCell) -> Range:
-    """Training time of an epoch: median and range over all epochs of all seeds; evaluation is not in it."""
+    """Training time of an epoch without evaluation: median and range over all epochs of all seeds."""
     return median_range([value for training in cell.trainings for value in training.train_s])
 
 
@@ -46,7 +53,7 @@ def evaluation_s(cell: TrainedCell) -> Range:
 
 
 def training_s(cell: TrainedCell) -> Range:
-    """Training time of all epochs together: median and range over complete trainings."""
+    """Training time of all epochs: median and range over complete trainings."""
     return median_range([sum(training.train_s) for training in cell.complete])
 
 
@@ -54,7 +61,7 @@ def training_s(cell: TrainedCell) -> Range:
 class TimeToAccuracy:
     """When a test accuracy was first reached. `epoch` and `train_s` are unknown unless every seed reached it.
 
-    Time is training time up to and including the first epoch that reached it, evaluation apart: the resolution is an epoch.
+    `train_s` is the training time without evaluation, up to and including the first epoch that reached the accuracy.
     """
 
     cell: str
@@ -66,10 +73,10 @@ class TimeToAccuracy:
 
 
 def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
-    """Over all seeds of a cell, also those whose training is not complete; a median over the fast seeds alone would lie."""
+    """Over all seeds of a cell, including incomplete trainings: a median over only the fast seeds would be biased."""
     found = [_first_epoch(training, target) for training in cell.trainings]
     reached = [index for index in found if index is not None]
-    every = len(reached) == len(found)
+    complete = len(reached) == len(found)
     times = [
         sum(training.train_s[: index + 1])
         for training, index in zip(cell.trainings, found, strict=True)
@@ -80,8 +87,8 @@ def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
         target=target,
         reached=len(reached),
         seeds=len(found),
-        epoch=median_range([index + 1 for index in reached]) if every else NOTHING,
-        train_s=median_range(times) if every else NOTHING,
+        epoch=median_range([index + 1 for index in reached]) if complete else NOTHING,
+        train_s=median_range(times) if complete else NOTHING,
     )
 
 
@@ -91,7 +98,7 @@ def _first_epoch(training: Training, target: float) -> int | None:
 
 
 def chosen_target(data: TrainingData) -> float | None:
-    """The accuracy that was asked for, else the highest whole percent that every training reached; None below 1."""
+    """The requested accuracy, or else the highest whole percent that every training reached; None below 1."""
     if data.target_accuracy is not None:
         return data.target_accuracy
     bests = [training.best_accuracy for cell in data.trained for training in cell.trainings]
@@ -101,16 +108,16 @@ def chosen_target(data: TrainingData) -> float | None:
 
 @dataclass(frozen=True)
 class CellDifference:
-    """A cell beside another one it is judged by.
+    """A cell versus a reference cell.
 
-    `points`: its median final test accuracy minus the other's, in percentage points. `spread_points`: the wider of the two
-    ranges over seeds, unknown below FEWEST_SEEDS seeds. `speedup`: the other's median epoch training time over its own,
-    with a 95% interval from the spread between seeds.
+    `points`: the cell's median final test accuracy minus the reference's, in percentage points. `spread_points`: the wider of
+    the two ranges over seeds, unknown below FEWEST_SEEDS seeds. `speedup`: the reference's median epoch training time over the
+    cell's, with a 95% interval from the spread between seeds.
     """
 
     cell: str
     against: str
-    accuracy_percent: float | None  # its own
+    accuracy_percent: float | None
     points: float | None
     spread_points: float | None
     seeds: int  # of the side with fewer
@@ -119,19 +126,19 @@ class CellDifference:
 
 
 def cell_difference(cell: TrainedCell, against: TrainedCell, pool: Spread) -> CellDifference:
-    """How accuracy and training time of two cells differ; `pool` is `epoch_spread` of all cells.
+    """The difference in accuracy and training time; `pool` is `epoch_spread` of all cells.
 
-    Accuracies differ if their medians lie farther apart than either cell's seeds do. Were both cells alike with normally
-    spread seeds, that would happen by chance to 6% of pairs with 3 seeds, 1.2% with 4, 0.4% with 5 (simulated).
+    Accuracies differ if their medians are farther apart than the seeds of either cell. For equal cells with normally
+    distributed seeds this happens by chance in 6% of pairs with 3 seeds, 1.2% with 4, 0.4% with 5 (simulated).
     """
-    own, other = final_accuracy(cell), final_accuracy(against)
-    seeds = min(own.count, other.count)
-    points = own.value - other.value if own.value is not None and other.value is not None else None
-    spread = max(_width(own), _width(other)) if seeds >= FEWEST_SEEDS else None
+    mine, other = final_accuracy(cell), final_accuracy(against)
+    seeds = min(mine.count, other.count)
+    points = mine.value - other.value if mine.value is not None and other.value is not None else None
+    spread = max(_width(mine), _width(other)) if seeds >= FEWEST_SEEDS else None
     return CellDifference(
         cell=cell.name,
         against=against.name,
-        accuracy_percent=own.value,
+        accuracy_percent=mine.value,
         points=points,
         spread_points=spread,
         seeds=seeds,
@@ -155,7 +162,7 @@ def _verdict(points: float | None, spread: float | None) -> Verdict:
 
 
 def epoch_spread(cells: Sequence[TrainedCell]) -> Spread:
-    """How far the seeds of cells lie apart in their median epoch."""
+    """The spread between the seeds of a cell in their median epoch, pooled over cells."""
     return pooled_spread(_epoch_times(cell) for cell in cells)
 
 
@@ -165,14 +172,14 @@ def _epoch_times(cell: TrainedCell) -> list[Samples]:
 
 @lru_cache(maxsize=4)
 def against_single(data: TrainingData) -> tuple[CellDifference, ...]:
-    """Every cell on several devices beside the single-device cell it is to learn like."""
+    """Every cell on several devices versus the single-device cell with the most similar training."""
     pairs = [(cell, single_like(data.trained, cell)) for cell in data.trained if not cell.traits.baseline]
     spread = epoch_spread(data.trained)
     return tuple(cell_difference(cell, single, spread) for cell, single in pairs if single is not None)
 
 
 def single_like(cells: Sequence[TrainedCell], cell: TrainedCell) -> TrainedCell | None:
-    """The single-device cell with the same global batch, else the same batch per device; of these one with the same options."""
+    """The single-device cell with the same global batch, or else batch per device; preferably with the same options."""
     singles = [other for other in cells if other.traits.baseline]
     return min(singles, key=lambda single: _distance(single, cell), default=None)
 
@@ -187,13 +194,13 @@ def _distance(single: TrainedCell, cell: TrainedCell) -> tuple[bool, bool, bool,
 
 
 def _shared_options(cell: TrainedCell) -> list[str]:
-    """The parts of a variant that single devices have too, such as accumulate-4."""
+    """The parts of a variant that also apply to single devices, such as accumulate-4."""
     return re.findall(r"accumulate-\d+|amp-\w+|compile-[\w-]+", cell.variant)
 
 
 @lru_cache(maxsize=4)
 def against_default(data: TrainingData) -> tuple[CellDifference, ...]:
-    """Every variant beside the same strategy, devices and batch without it."""
+    """Every variant versus the default variant of the same strategy, devices and batch."""
     plain = {_shape(cell): cell for cell in data.trained if not cell.variant}
     spread = epoch_spread(data.trained)
     return tuple(
@@ -205,3 +212,22 @@ def against_default(data: TrainingData) -> tuple[CellDifference, ...]:
 
 def _shape(cell: TrainedCell) -> tuple[str, int, int | None]:
     return cell.strategy, cell.devices, cell.batch_size
+
+
+def compare_trained_cells(before: TrainingData, after: TrainingData) -> list[CellDifference]:
+    """Every cell that both folders trained: after versus before."""
+    spread = epoch_spread([*before.trained, *after.trained])
+    earlier = {cell.name: cell for cell in before.trained}
+    return [
+        replace(cell_difference(cell, earlier[cell.name], spread), against=str(before.folder))
+        for cell in after.trained
+        if cell.name in earlier
+    ]
+
+
+def training_setting_findings(before: TrainingData, after: TrainingData) -> list[Finding]:
+    """Settings and machines that differ; empty for trainings of other programs, whose settings are unknown."""
+    first, second = before.manifest, after.manifest
+    if first is None or second is None:
+        return []
+    return difference_findings(first, second, setting_differences(first.config, second.config, (*_SHARED, *_LEARNING)))

@@ -1,11 +1,17 @@
-"""Trainings as tables: accuracy, time, time to an accuracy, accuracy beside speedup, what variants change."""
+"""Trainings as tables, and as JSON and CSV in stored units."""
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+import msgspec
+import pandas as pd
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Range, median_range
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, show
 from dpscope.analysis.training.data import TrainedCell, TrainingData
+from dpscope.analysis.training.findings import training_findings
 from dpscope.analysis.training.seed_statistics import (
     FEWEST_SEEDS,
     CellDifference,
@@ -32,7 +38,7 @@ _COUNT = Unit("", 1.0, 0)
 _EPOCH = Unit("", 1.0, 1)  # the median of an even number of seeds may lie between two
 _RATIO = Unit("x", 1.0, 2)
 _VERDICTS = {
-    "no_difference_shown": "none shown",
+    "no_difference_shown": "not significant",
     "above": "higher",
     "below": "lower",
     "too_few_samples": "unknown",
@@ -40,29 +46,27 @@ _VERDICTS = {
 
 
 def training_tables(data: TrainingData) -> dict[str, TextTable]:
-    """All tables by name, in the order people read them; one that has nothing to say is left out.
+    """All tables with rows by name, in the order people read them.
 
-    Where no target accuracy was asked for, the time to the highest whole percent that all trainings reached is shown.
+    Without a requested target accuracy, the target is the highest whole percent that all trainings reached.
     """
     tables = {
         "test_accuracy": accuracy_table(data),
-        "training_speedup": difference_table(
-            "Accuracy beside the speedup of training, against one device", against_single(data)
-        ),
+        "training_speedup": difference_table("Accuracy and training speedup versus one device", against_single(data)),
         "training_time": time_table(data),
         "time_to_accuracy": target_table(data),
-        "variant_accuracy": difference_table("What variants change, against the default", against_default(data)),
+        "variant_accuracy": difference_table("Variants versus the default", against_default(data)),
     }
     return {name: table for name, table in tables.items() if table is not None and table.rows}
 
 
 def accuracy_table(data: TrainingData) -> TextTable:
-    """What each cell learned."""
+    """The accuracy of each cell."""
     return TextTable(
         title="Test accuracy after training (median and range over seeds)",
         headings=("cell", "accuracy [%]", "low [%]", "high [%]", "seeds", "best [%]", "train acc. [%]", "test loss", "epochs"),
         rows=tuple(_accuracy_row(cell) for cell in data.cells),
-        notes=("best: highest of any epoch, so chosen on the test data; accuracy is that of the last epoch",),
+        notes=("best: highest of any epoch, so selected on the test data; accuracy: after the last epoch",),
         missing=tuple(_missing_trainings(data)),
     )  # fmt: skip
 
@@ -83,11 +87,11 @@ def _accuracy_row(cell: TrainedCell) -> tuple[str, ...]:
 
 
 def time_table(data: TrainingData) -> TextTable:
-    """How long an epoch and the whole training take."""
+    """The time of an epoch and of the whole training."""
     unit = _seconds([epoch_train_s(cell).value for cell in data.cells])
     whole = _seconds([training_s(cell).value for cell in data.cells])
     return TextTable(
-        title="Training time (median and range over the epochs of all seeds; evaluation apart)",
+        title="Training time (median and range over the epochs of all seeds; without evaluation)",
         headings=(
             "cell", f"epoch [{unit.label}]", f"low [{unit.label}]", f"high [{unit.label}]", "epochs",
             f"evaluation [{unit.label}]", f"training [{whole.label}]",
@@ -109,13 +113,13 @@ def _time_row(cell: TrainedCell, unit: Unit, whole: Unit) -> tuple[str, ...]:
 
 
 def _seconds(values: Sequence[float | None]) -> Unit:
-    """The unit in which seconds are shown, as a divisor of seconds."""
+    """The display unit of these seconds."""
     unit = choose_unit("time", [None if value is None else value * 1e6 for value in values])
     return Unit(unit.label, unit.divisor / 1e6, unit.digits)
 
 
 def target_table(data: TrainingData) -> TextTable | None:
-    """When each cell first reached a test accuracy; None without any that could be asked for."""
+    """When each cell first reached the target accuracy; None without a target."""
     target = chosen_target(data)
     if target is None:
         return None
@@ -129,7 +133,7 @@ def target_table(data: TrainingData) -> TextTable | None:
             f"high [{unit.label}]",
         ),
         rows=tuple(_target_row(one, unit) for one in found),
-        notes=("up to and including the first epoch that reached it, evaluation apart; median and range over seeds",),
+        notes=("up to and including the first epoch that reached it, without evaluation; median and range over seeds",),
         missing=tuple(_not_reached(one) for one in found if one.reached < one.seeds),
     )  # fmt: skip
 
@@ -146,14 +150,13 @@ def _target_row(found: TimeToAccuracy, unit: Unit) -> tuple[str, ...]:
 def _not_reached(found: TimeToAccuracy) -> str:
     lacking = found.seeds - found.reached
     return (
-        f"{NA} (epoch, time; {found.cell}): {lacking} of {counted(found.seeds, 'seed')} did not reach {found.target:g}%, "
-        "and a median "
-        "over the others alone would look too good"
+        f"{NA} (epoch, time; {found.cell}): {lacking} of {counted(found.seeds, 'seed')} did not reach {found.target:g}%; "
+        "a median over the others would be too optimistic"
     )
 
 
 def difference_table(title: str, differences: Sequence[CellDifference]) -> TextTable | None:
-    """Cells beside those they are judged by; None without any."""
+    """Cells versus their reference cells; None without any."""
     if not differences:
         return None
     return TextTable(
@@ -164,9 +167,9 @@ def difference_table(title: str, differences: Sequence[CellDifference]) -> TextT
         ),
         rows=tuple(_difference_row(one) for one in differences),
         notes=(
-            "difference: of median test accuracies; seed spread: the wider of the two ranges over seeds; smaller "
+            "difference: between median test accuracies; seed spread: the wider of the two ranges over seeds; smaller "
             "differences may be chance",
-            "speedup: median epoch training time of the other over its own, with its 95% interval",
+            "speedup: median epoch training time of the other cell over this one's, with its 95% interval",
         ),
         missing=tuple(reason for one in differences for reason in _unknown(one)),
     )  # fmt: skip
@@ -187,12 +190,11 @@ def _difference_row(one: CellDifference) -> tuple[str, ...]:
 
 
 def _unknown(one: CellDifference) -> Iterator[str]:
-    """Why values of a difference are missing."""
-    seeds = f"{one.seeds} seed{'s' * (one.seeds != 1)}"
+    """The reasons for missing values of a difference."""
     if one.points is None:
         yield f"{NA} (difference; {one.cell}): no training of it, or of {one.against}, has all its epochs"
     elif one.spread_points is None:
-        yield f"{NA} (seed spread; {one.cell}): {seeds}, {FEWEST_SEEDS} are the minimum that shows a spread"
+        yield f"{NA} (seed spread; {one.cell}): {counted(one.seeds, 'seed')}; a spread needs {FEWEST_SEEDS}"
     if one.speedup.low is None:
         yield (
             f"{NA} (low, high; {one.cell}): {counted(one.speedup.count, 'epoch')}; an interval needs {FEWEST_SAMPLES}, and two "
@@ -201,17 +203,72 @@ def _unknown(one: CellDifference) -> Iterator[str]:
 
 
 def _missing_trainings(data: TrainingData) -> list[str]:
-    """Why cells have no accuracy: never trained, or not all their epochs."""
+    """The reasons for missing accuracies: never trained, or not all epochs."""
     lines = [f"{NA} ({cell.name}): {cell.missing}" for cell in data.cells if not cell.trainings]
     for cell in data.trained:
         short = [training for training in cell.trainings if not training.complete]
         if short:
             seeds = ", ".join(f"seed {one.seed} with {len(one.epochs)}" for one in short)
-            lines.append(
-                f"{cell.name}: left out, as they have fewer than {counted(data.planned_epochs, 'epoch')}: {seeds}"
-            )
+            lines.append(f"{cell.name}: left out with fewer than {counted(data.planned_epochs, 'epoch')}: {seeds}")
     return lines
 
 
 def _with_range(found: Range, unit: Unit) -> tuple[str, str, str]:
     return show(found.value, unit), show(found.smallest, unit), show(found.largest, unit)
+
+
+def training_json(data: TrainingData) -> str:
+    """Trainings without measurements as an object with `training` and the list `findings`."""
+    content = {"training": training_content(data), "findings": msgspec.to_builtins(training_findings(data))}
+    return json.dumps(content, indent=2)
+
+
+def training_content(data: TrainingData) -> dict[str, object]:
+    """An object with the lists cells, differences, variants, time_to_accuracy, epochs; unknown is None."""
+    target = chosen_target(data)
+    return {
+        "cells": cell_records(data),
+        "differences": [asdict(one) for one in against_single(data)],
+        "variants": [asdict(one) for one in against_default(data)],
+        "time_to_accuracy": [asdict(time_to_accuracy(cell, target)) for cell in data.trained] if target else [],
+        "epochs": [
+            {**msgspec.to_builtins(epoch), "cell": cell.name}
+            for cell in data.trained
+            for training in cell.trainings
+            for epoch in training.epochs
+        ],
+    }
+
+
+def training_csv(data: TrainingData) -> str:
+    """One row per cell with its accuracy and times over seeds; `missing` is the reason for NA."""
+    return str(pd.DataFrame(cell_records(data)).to_csv(index=False, na_rep=NA))
+
+
+def cell_records(data: TrainingData) -> list[dict[str, object]]:
+    """One record per cell: accuracies in percent, times in seconds, min and max over seeds (times: over epochs)."""
+    return [_record(cell) for cell in data.cells]
+
+
+def _record(cell: TrainedCell) -> dict[str, object]:
+    complete = cell.complete
+    return {
+        "cell": cell.name,
+        "strategy": cell.strategy,
+        "devices": cell.devices,
+        "batch_size": cell.batch_size,
+        "global_batch_size": cell.global_batch_size,
+        "variant": cell.variant,
+        "seeds": len(complete),
+        "epochs": max((len(training.epochs) for training in complete), default=None),
+        **_named("test_accuracy_percent", final_accuracy(cell)),
+        **_named("best_accuracy_percent", best_accuracy(cell)),
+        **_named("train_epoch_s", epoch_train_s(cell)),
+        "evaluation_epoch_s": evaluation_s(cell).value,
+        **_named("training_s", training_s(cell)),
+        "missing": cell.missing or ("" if complete else "no training has all its epochs"),
+    }
+
+
+def _named(name: str, found: Range) -> dict[str, object]:
+    return {name: found.value, f"{name}_min": found.smallest, f"{name}_max": found.largest}

@@ -1,4 +1,4 @@
-"""Trainings loaded, compared and tabulated; every expected number is worked out beside it."""
+"""Trainings loaded, compared and tabulated; every expected number is derived in a comment."""
 
 import io
 import json
@@ -16,7 +16,6 @@ from dpscope.analysis.cells.row import Row
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.report.stamp import replace_stamp
 from dpscope.analysis.report.training_report import show_training, write_training
-from dpscope.analysis.training.comparison import compare_trained_cells
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
 from dpscope.analysis.training.seed_statistics import (
@@ -24,13 +23,13 @@ from dpscope.analysis.training.seed_statistics import (
     against_single,
     cell_difference,
     chosen_target,
+    compare_trained_cells,
     epoch_spread,
     epoch_train_s,
     final_accuracy,
     time_to_accuracy,
 )
-from dpscope.analysis.training.summary import cell_records, training_csv, training_json
-from dpscope.analysis.training.tables import training_tables
+from dpscope.analysis.training.tables import cell_records, training_csv, training_json, training_tables
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.training import TrainResult
@@ -74,11 +73,11 @@ def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Pa
     partly = time_to_accuracy(single, 91.0)  # seed 0 ends at 90
     assert (partly.reached, partly.seeds) == (2, 3)
     assert partly.train_s.value is None
-    nobody = time_to_accuracy(single, 99.0)
-    assert (nobody.reached, nobody.train_s.value, nobody.epoch.value) == (0, None, None)
+    never = time_to_accuracy(single, 99.0)
+    assert (never.reached, never.train_s.value, never.epoch.value) == (0, None, None)
 
 
-def test_the_target_is_what_was_asked_for_or_what_all_reached(tmp_path: Path) -> None:
+def test_the_target_is_the_requested_one_or_what_all_reached(tmp_path: Path) -> None:
     data = two_strategies(tmp_path)
     assert chosen_target(data) == 90.0  # the worst seed's best is 90
     assert chosen_target(load_training(tmp_path, 91.0)) == 91.0
@@ -92,7 +91,7 @@ def test_the_target_is_what_was_asked_for_or_what_all_reached(tmp_path: Path) ->
     assert "1 of 3 seeds did not reach 91%" in table.missing[0]
 
 
-def test_a_difference_within_the_seeds_is_none_that_is_shown(tmp_path: Path) -> None:
+def test_a_difference_within_the_seed_spread_is_not_significant(tmp_path: Path) -> None:
     (one,) = against_single(two_strategies(tmp_path))
     assert (one.cell, one.against) == ("ddp-d2", "single-d1")
     # Medians 91 and 91; ranges 92 - 90 = 2 and 92 - 90.5 = 1.5: the wider counts.
@@ -101,7 +100,7 @@ def test_a_difference_within_the_seeds_is_none_that_is_shown(tmp_path: Path) -> 
     assert one.speedup.count == 9
 
 
-def test_a_difference_beyond_the_seeds_is_told(tmp_path: Path) -> None:
+def test_a_difference_beyond_the_seed_spread_is_reported(tmp_path: Path) -> None:
     epochs: list[dict[str, object]] = []
     for seed in range(3):
         epochs += plain_epochs("single", 1, seed, [95.0 + 0.1 * seed], [4.0])
@@ -113,9 +112,9 @@ def test_a_difference_beyond_the_seeds_is_told(tmp_path: Path) -> None:
     assert one.spread_points == pytest.approx(0.4)
     assert one.verdict == "below"
     assert one.speedup.value == 0.8
-    told = [finding for finding in training_findings(data) if finding.code == "accuracy_difference"]
-    assert [finding.severity for finding in told] == ["warning"]
-    assert "-1.90 points" in told[0].message
+    found = [finding for finding in training_findings(data) if finding.code == "accuracy_difference"]
+    assert [finding.severity for finding in found] == ["warning"]
+    assert "-1.90 points" in found[0].message
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -134,7 +133,7 @@ def test_few_seeds_show_no_spread(tmp_path: Path, seeds: int) -> None:
     assert f"test accuracy is not judged (-15.00 points, {seeds} seed" in difference_message(one)
 
 
-def test_variants_are_set_beside_their_default_and_the_single_device(tmp_path: Path) -> None:
+def test_variants_are_compared_with_their_default_and_the_single_device(tmp_path: Path) -> None:
     epochs: list[dict[str, object]] = []
     for seed in range(3):
         epochs += plain_epochs("single", 1, seed, [90.0 + seed], [4.0], batch_size=32, global_batch_size=32)
@@ -167,7 +166,7 @@ def test_the_same_global_batch_is_preferred_to_the_same_batch_per_device(tmp_pat
     assert one.against == "single-d1-b32"
 
 
-def test_a_training_cut_short_is_left_out_of_accuracy_and_told(tmp_path: Path) -> None:
+def test_an_incomplete_training_is_left_out_of_accuracy_with_a_finding(tmp_path: Path) -> None:
     epochs = plain_epochs("ddp", 2, 0, [80.0, 90.0], [2.0, 2.0]) + plain_epochs("ddp", 2, 1, [99.0], [2.0])
     data = load_training(write_train_json(tmp_path, epochs))
     accuracy = final_accuracy(data.cells[0])
@@ -177,7 +176,7 @@ def test_a_training_cut_short_is_left_out_of_accuracy_and_told(tmp_path: Path) -
     assert any("seed 1 with 1" in note for note in training_tables(data)["test_accuracy"].missing)
 
 
-def test_a_loss_that_is_not_finite_is_a_finding_and_no_number(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_na_with_a_finding(tmp_path: Path) -> None:
     data = load_training(
         write_train_json(tmp_path, plain_epochs("ddp", 2, 0, [50.0, 10.0], [2.0, 2.0], losses=[1.0, None]))
     )
@@ -186,7 +185,7 @@ def test_a_loss_that_is_not_finite_is_a_finding_and_no_number(tmp_path: Path) ->
     assert training_tables(data)["test_accuracy"].rows[0][7] == "NA"
 
 
-def test_fractions_given_as_percent_are_doubted(tmp_path: Path) -> None:
+def test_fractions_instead_of_percent_are_reported(tmp_path: Path) -> None:
     fractions = load_training(write_train_json(tmp_path / "a", plain_epochs("ddp", 2, 0, [0.97], [2.0])))
     assert "accuracy_not_percent" in {finding.code for finding in training_findings(fractions)}
     percent = load_training(write_train_json(tmp_path / "b", plain_epochs("ddp", 2, 0, [97.0], [2.0])))
@@ -197,7 +196,7 @@ GOOD = plain_epochs("ddp", 2, 0, [90.0], [2.0])[0]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "is not a"),
         ('{"epochs": []}', "holds no epoch"),
@@ -212,9 +211,9 @@ GOOD = plain_epochs("ddp", 2, 0, [90.0], [2.0])[0]
         (json.dumps({"epochs": [GOOD, {**GOOD, "epoch": 3}]}), "epoch 3 follows epoch 1"),
     ],
 )
-def test_bad_files_are_one_line(tmp_path: Path, content: str, said: str) -> None:
+def test_bad_files_are_one_line(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "train.json").write_text(content)
-    with pytest.raises(DpscopeError, match=said) as caught:
+    with pytest.raises(DpscopeError, match=message) as caught:
         load_training(tmp_path)
     assert "\n" not in str(caught.value)
     assert "train.json" in str(caught.value)
@@ -234,7 +233,7 @@ def test_json_and_csv_hold_what_the_tables_show(tmp_path: Path) -> None:
     assert cell_records(data)[0]["training_s"] == 12.0  # three epochs of 4 s
 
 
-def test_a_cell_is_not_different_from_itself(tmp_path: Path) -> None:
+def test_a_cell_does_not_differ_from_itself(tmp_path: Path) -> None:
     single, _ = two_strategies(tmp_path).cells
     same = cell_difference(single, single, epoch_spread([single]))
     assert (same.points, same.verdict) == (0.0, "no_difference_shown")
@@ -268,12 +267,12 @@ def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8
     return row
 
 
-def test_accuracy_stands_beside_measured_cells(tmp_path: Path) -> None:
-    """The cell's own batch where it was trained, else the one that was, which is told."""
-    own, other = Cell(strategy="ddp", devices=2, batch_size=16), Cell(strategy="ddp", devices=2, batch_size=64)
+def test_measured_cells_get_the_accuracy_of_trained_ones(tmp_path: Path) -> None:
+    """Of the cell's batch if it was trained, or else of the trained one, whose batch is recorded."""
+    trained, other = Cell(strategy="ddp", devices=2, batch_size=16), Cell(strategy="ddp", devices=2, batch_size=64)
     records = [record(seed=seed, test_accuracy=90.0 + seed) for seed in range(3)]
-    training = load_training(write_trained(tmp_path, [own], records, epochs=1))
-    for cell in (own, other):
+    training = load_training(write_trained(tmp_path, [trained], records, epochs=1))
+    for cell in (trained, other):
         values = accuracy_of(cell, training).values
         assert values["test_accuracy_percent"] == 91.0  # of 90, 91, 92
         assert (values["test_accuracy_percent_min"], values["test_accuracy_percent_max"]) == (90.0, 92.0)
@@ -299,7 +298,7 @@ def test_accuracy_that_does_not_belong_to_a_cell_is_missing_with_a_reason(tmp_pa
     assert "ddp-d2-b16, ddp-d2-b32" in far.reasons["test_accuracy_percent"]
 
 
-def test_a_planned_cell_that_was_not_trained_is_told(tmp_path: Path) -> None:
+def test_a_planned_cell_that_was_not_trained_has_a_reason(tmp_path: Path) -> None:
     cells = [Cell(strategy="single", devices=1, batch_size=32), Cell(strategy="ddp", devices=2, batch_size=16)]
     folder = write_trained(tmp_path, cells, [record("single-d1-b32")], epochs=1)
     failed = TrainResult(
@@ -315,7 +314,7 @@ def test_a_planned_cell_that_was_not_trained_is_told(tmp_path: Path) -> None:
     assert finding.next_step.startswith(f"read {folder}/training/ddp-d2-b16/seed0/log.txt")
 
 
-def test_a_run_whose_trainings_all_failed_says_why(tmp_path: Path) -> None:
+def test_the_error_of_failed_trainings_names_the_failure(tmp_path: Path) -> None:
     cell = Cell(strategy="ddp", devices=2, batch_size=16)
     folder = write_trained(tmp_path, [cell], [], epochs=1)
     failed = TrainResult(cell=cell, seed=0, status="out_of_memory", epochs=0, duration_s=1.0, message="no memory left")
@@ -333,7 +332,7 @@ def test_the_documented_example_loads(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
-    """Names come from a file that anybody may have written: they are text and nothing else, in tables and in figures."""
+    """Names come from a file of unknown origin: they are escaped in tables and in figures."""
     hostile = "<script>alert(1)</script>"
     epochs = plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0])
     epochs += plain_epochs("ddp", 2, 0, [80.0, 91.0], [2.0, 2.0], variant=hostile)
@@ -350,39 +349,39 @@ def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
     assert "NA (seed spread" in (page.parent / "training.md").read_text()
 
 
-def test_what_is_current_is_not_drawn_again(tmp_path: Path) -> None:
-    """The second time nothing is written; another accuracy, format or result is, and so is what was changed or removed."""
+def test_a_current_report_is_not_drawn_again(tmp_path: Path) -> None:
+    """A repetition writes nothing, unless the target, format or result changes or a file is removed."""
     epochs = plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0])
     write_train_json(tmp_path, epochs)
-    told: list[str] = []
+    printed: list[str] = []
 
-    def shown(target: float | None = None, formats: tuple[str, ...] | None = None) -> bool:
-        """Whether the files are made; what is printed is always the same but for the target."""
+    def draws(target: float | None = None, formats: tuple[str, ...] | None = None) -> bool:
+        """Whether files are written."""
         before = times()
         text = io.StringIO()
         assert show_training(tmp_path, target, Console(file=text, width=200), formats)
-        told.append(text.getvalue())
+        printed.append(text.getvalue())
         return times() != before
 
     def times() -> dict[str, int]:
         return {str(path): path.stat().st_mtime_ns for path in (tmp_path / "report").rglob("*.*")}
 
-    assert shown()
-    assert not shown()
-    assert told[0] == told[1]
-    assert "Report: " in told[0]
-    assert [shown(85.0), shown(85.0)] == [True, False]
-    assert [shown(85.0, ("svg",)), shown(85.0)] == [True, False]  # those that stand there stay
+    assert draws()
+    assert not draws()
+    assert printed[0] == printed[1]
+    assert "Report: " in printed[0]
+    assert [draws(85.0), draws(85.0)] == [True, False]
+    assert [draws(85.0, ("svg",)), draws(85.0)] == [True, False]  # existing ones stay
     assert {path.suffix for path in (tmp_path / "report" / "figures").iterdir()} == {".svg"}
     (tmp_path / "report" / "training.csv").unlink()
-    assert [shown(85.0), shown(85.0)] == [True, False]
+    assert [draws(85.0), draws(85.0)] == [True, False]
     write_train_json(tmp_path, plain_epochs("single", 1, 0, [80.0, 95.0], [4.0, 4.0]))
-    assert [shown(85.0), shown(85.0)] == [True, False]
-    assert "95" in told[-1]
+    assert [draws(85.0), draws(85.0)] == [True, False]
+    assert "95" in printed[-1]
 
 
-def test_a_report_of_a_run_leaves_the_trainings_own_files(tmp_path: Path) -> None:
-    """They stand beside it; figures of the report before that are none of this one go."""
+def test_the_report_of_a_run_keeps_the_files_of_the_trainings(tmp_path: Path) -> None:
+    """Figures of the previous report that this one does not have are removed."""
     for name in ("training.csv", "training.md", "old.png", "report.html"):
         (tmp_path / name).write_text("")
     replace_stamp(tmp_path, "trainings", ["training.csv", "training.md", "old.png", "report.html"], ["png"], None)
@@ -405,10 +404,10 @@ def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.process
 def test_analyze_shows_a_folder_of_trainings_alone(tmp_path: Path) -> None:
     two_strategies(tmp_path)
-    shown = dpscope("analyze", tmp_path, "--target-accuracy", "90")
-    assert shown.returncode == 0, shown.stderr
-    assert "Training time to 90% test accuracy" in shown.stdout
-    assert f"Report: {tmp_path}/report/report.html" in shown.stdout
+    ended = dpscope("analyze", tmp_path, "--target-accuracy", "90")
+    assert ended.returncode == 0, ended.stderr
+    assert "Training time to 90% test accuracy" in ended.stdout
+    assert f"Report: {tmp_path}/report/report.html" in ended.stdout
     (tmp_path / "train.json").write_text('{"epochs": 1}')
     refused = dpscope("analyze", tmp_path, "--format", "json")
     assert (refused.returncode, refused.stdout) == (2, "")
