@@ -5,7 +5,7 @@ from typing import Literal
 
 from dpscope.analysis.runs.straggler import CellStraggler, straggler_of, with_broadcast_waits
 from dpscope.analysis.traces.ranks.ledger import whole_steps
-from dpscope.analysis.traces.ranks.parallelism import told_strategy
+from dpscope.analysis.traces.ranks.parallelism import traced_strategy
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import CellOptions
@@ -53,7 +53,7 @@ def traced_job(analysis: TraceAnalysis) -> TracedJob:
     ranks_read = counted(read, "rank") if processes == read else f"{read} of {counted(processes, 'rank')}"
     return TracedJob(
         name=f"traces of {ranks_read}" if processes > 1 else "trace of one process",
-        strategy=told_strategy(evidence, collectives),
+        strategy=traced_strategy(evidence, collectives),
         devices=max(processes, *(one.devices for one in evidence)),
         processes=processes,
     )

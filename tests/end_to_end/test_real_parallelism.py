@@ -36,7 +36,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("layers_equal", "shapes", "DDP-like; seen"),
         ("layers_equal", "plain", "DDP-like; seen"),
         ("layers_unequal", "shapes", "DDP-like; seen"),
-        ("averaged_by_hand", "shapes", "not told: it all-reduces after the backward pass"),
+        ("averaged_by_hand", "shapes", "unknown: it all-reduces after the backward pass"),
     ],
 )
 def test_each_way_has_its_name(traces: Path, way: str, shapes: str, named: str) -> None:

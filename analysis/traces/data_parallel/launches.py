@@ -90,7 +90,7 @@ def launch_phases(attribution: Attribution) -> LaunchPhases:
 def kinds_by_phase(attribution: Attribution) -> dict[int, str]:
     """Which collective DataParallel's are by the phase they were launched in, by event row: it broadcasts and reduces.
 
-    For kernels whose name tells of no collective, as RCCL's; DataParallel calls NCCL outside of process groups, so that nothing
+    For kernels whose name names no collective, such as RCCL's; DataParallel calls NCCL outside of process groups, so that nothing
     else records what it asked for.
     """
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))

@@ -65,7 +65,7 @@ def dp_phase_table(attribution: Attribution) -> Table:
     reach into the next step's window. `exposed_us` is the phase's communication that nothing hides, inside the step's window
     and disjoint over phases: they add up to the step's `exposed_us`. `copied_bytes` adds up the copies recorded on the
     device (a peer copy is recorded at its source). `collective_bytes` is what the phase's collectives moved as far as the
-    operators that launched them tell, else NA: buffers are broadcast outside of any operator.
+    operators that launched them record, else NA: buffers are broadcast outside of any operator.
 
     dp-host has no device: a row per phase and `replica` for that replica's own ranges, and one without a replica for the
     time in which any of them was in the phase, with `exposed_us`; bytes are NA.

@@ -18,7 +18,7 @@ _IntColumn = npt.NDArray[np.int64]
 
 
 class TrackScan:
-    """Sees all events of one trace and says which of them must move, and when the first one is."""
+    """Collects all events of one trace; finds those that must move, and the time of the first one."""
 
     def __init__(self) -> None:
         self.first_us = float("inf")  # of all events with a time

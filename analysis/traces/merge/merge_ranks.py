@@ -47,7 +47,7 @@ class RunTraces:
 
 
 def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None = None) -> RunTraces:
-    """The traces of the cell of that name, or of the only one on several devices; of its first repeat unless told.
+    """The traces of the cell of that name, or of the only one on several devices; default: its first repeat.
 
     Raises DpscopeError naming the choices when that is not one job that has traces.
     """
@@ -74,7 +74,7 @@ def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None =
 
 
 def _only_cell(path: Path, cells: Sequence[Cell]) -> str:
-    """The cell nobody needs to name: the only one of several ranks, else of several devices, else the only one there is."""
+    """The default cell: the only one of several ranks, else of several devices, else the only one of the run."""
     choices = (
         [cell for cell in cells if cell.processes > 1],
         [cell for cell in cells if cell.devices > 1],
@@ -96,7 +96,7 @@ _COUNTED_HERE = TraceCode.that_are("events_left_out")
 
 @dataclass(frozen=True)
 class MergedRank:
-    """One rank of a merged trace; metadata events are not counted, they are written anew."""
+    """One rank of a merged trace; metadata events are not counted: they are written again."""
 
     title: str
     source: Path
@@ -157,8 +157,8 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
             for one in written:
                 file.append(one.part)
             file.close(_fields(ranks[0].trace, first_us, merged))
-    told = [*found.of(""), *(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
-    findings = (*(finding for finding in told if finding.code not in _COUNTED_HERE), *_findings(merged))
+    every = [*found.of(""), *(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
+    findings = (*(finding for finding in every if finding.code not in _COUNTED_HERE), *_findings(merged))
     cut_short = tuple(rank.trace.source for rank in ranks if rank.trace.cut_short)
     return MergedTrace(output, tuple(merged), findings, cut_short)
 
@@ -191,7 +191,7 @@ def _titles(ranks: Sequence[RankFile]) -> list[str]:
 
 
 def _fields(reference: Trace, first_us: float, ranks: Sequence[MergedRank]) -> dict[str, Any]:
-    """What the merged trace says beside its events: as Kineto's fields where there are some, the rest under `dpscope`."""
+    """What the merged trace holds besides its events: as Kineto's fields where there are some, the rest under `dpscope`."""
     fields: dict[str, Any] = {
         "baseTimeNanoseconds": reference.zero_ns + round(first_us * 1e3),
         "deviceProperties": [{"id": index, "name": name} for index, name in enumerate(reference.device_names)],
@@ -230,5 +230,5 @@ def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:
     if moved := sum(rank.own_lanes for rank in ranks):
         yield TraceCode.EVENTS_IN_LANES.finding(
             message=f"{counted(moved, 'event')} partly overlap another event of their thread and are shown on a separate "
-            "lane beside it"
+            "lane next to it"
         )

@@ -19,7 +19,7 @@ NUMBER_STRIDE = 100_000  # numbers of processes and threads that each rank has; 
 _FIRST_TRACK, _FIRST_THREAD = 1_000, 10_000  # Perfetto orders a process's threads by number: added tracks come first
 PROCESS_STRIDE = 1000  # places in the order of processes that each rank has
 _THREAD_METADATA = frozenset({"thread_name", "thread_sort_index"})
-_PROFILER = frozenset({"Spans", "Traces", ""})  # Kineto's processes for what it says of itself: shown as one
+_PROFILER = frozenset({"Spans", "Traces", ""})  # Kineto's processes for its own records: shown as one
 _DEVICE_LABEL = re.compile(r"GPU (\d+)")
 
 
@@ -31,7 +31,7 @@ class Process:
     original: int | str
     on_device: bool = False
     has_operators: bool = False
-    told: dict[str, str] = field(default_factory=dict)  # its process_name and process_labels
+    labels: dict[str, str] = field(default_factory=dict)  # its process_name and process_labels
 
     def note(self, category: object) -> None:
         """Learn from an event of this category what the process is."""
@@ -41,12 +41,12 @@ class Process:
     @property
     def label(self) -> str:
         """CPU or GPU <index> where its label or its events say so, else its own name."""
-        told = self.told.get("process_labels", "")
-        if told == "CPU" or _DEVICE_LABEL.fullmatch(told):
-            return told
+        label = self.labels.get("process_labels", "")
+        if label == "CPU" or _DEVICE_LABEL.fullmatch(label):
+            return label
         if self.on_device:
             return f"GPU {self.original}"
-        return "CPU" if self.has_operators else self.told.get("process_name") or str(self.original)
+        return "CPU" if self.has_operators else self.labels.get("process_name") or str(self.original)
 
     @property
     def order(self) -> tuple[int, str, int]:
@@ -68,7 +68,7 @@ class RankTracks:
         self._processes: dict[int | str, Process] = {}
         self._threads: dict[tuple[int | str, int | str, int], tuple[Process, int]] = {}
         self._thread_args: dict[tuple[int | str, int | str], dict[str, dict[str, Any]]] = {}
-        self._process_told: dict[int | str, dict[str, str]] = {}
+        self._process_labels: dict[int | str, dict[str, str]] = {}
 
     def new_track(self) -> int:
         """The number of a further track, behind the tracks added before and before all threads of the file."""
@@ -85,8 +85,8 @@ class RankTracks:
         if pid in _PROFILER:
             pid = "profiler"
         if pid not in self._processes:
-            told = self._process_told.setdefault(pid, {})
-            self._processes[pid] = Process(next(self._process_numbers), pid, told=told)
+            labels = self._process_labels.setdefault(pid, {})
+            self._processes[pid] = Process(next(self._process_numbers), pid, labels=labels)
         return self._processes[pid]
 
     def learn(self, event: RawEvent) -> None:
@@ -99,7 +99,7 @@ class RankTracks:
             self._thread_args.setdefault((pid, hashable(event.get("tid"))), {})[name] = args
         for kind, key in (("process_name", "name"), ("process_labels", "labels")):
             if name == kind and isinstance(args.get(key), str):
-                self._process_told.setdefault(pid, {})[kind] = args[key]
+                self._process_labels.setdefault(pid, {})[kind] = args[key]
 
     def process_of_device(self, device: int | None) -> Process:
         """The process that shows a device; the host's for None, or where no process shows it."""
@@ -110,8 +110,8 @@ class RankTracks:
         """Names and order of the processes and threads that hold events."""
         for index, process in enumerate(sorted(self._processes.values(), key=lambda process: process.order)):
             yield metadata_event("process_name", process.number, 0, name=f"{title} {process.label}")
-            if process.told:
-                labels = ", ".join(dict.fromkeys(process.told.values()))
+            if process.labels:
+                labels = ", ".join(dict.fromkeys(process.labels.values()))
                 yield metadata_event("process_labels", process.number, 0, labels=labels)
             sort_index = self._position * PROCESS_STRIDE + index
             yield metadata_event("process_sort_index", process.number, 0, sort_index=sort_index)
@@ -126,7 +126,7 @@ class RankTracks:
 
 
 def metadata_event(kind: str, process: int, thread: int, /, **args: object) -> RawEvent:
-    """A trace event that tells of a process or thread."""
+    """A trace event that names or orders a process or thread."""
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": args}
 
 

@@ -1,6 +1,6 @@
 """One rank of a merged trace: what the first reading of its file leaves, and how the second writes its events.
 
-Both are work for a process of its own: what goes in and comes out is small, whatever the size of the file.
+Each can run in a separate process: what goes in and comes out is small, whatever the size of the file.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 @dataclass(frozen=True)
 class RankFile:
-    """A rank's file after its first reading; `moved` are the events that need a lane of their own."""
+    """A rank's file after its first reading; `moved` are the events that need a separate lane."""
 
     path: Path
     trace: Trace  # without its events
@@ -37,7 +37,7 @@ class RankFile:
 
     @property
     def order(self) -> tuple[bool, int, str]:
-        """Ranks by number, files that do not tell theirs by name behind them."""
+        """Ranks by number, then files of unknown ranks by name."""
         rank = self.trace.rank
         return rank is None, rank or 0, str(self.path)
 

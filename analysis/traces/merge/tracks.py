@@ -1,6 +1,6 @@
 """Tracks that a merged trace adds to those of its ranks: what communicates, how long it only waits, how long it transfers.
 
-A collective stands on the communication track for its whole duration. Where the traces of all its ranks tell, its beginning
+A collective stands on the communication track for its whole duration. If the traces of all its ranks were read, its beginning
 is on the wait track, until the latest rank came, and its end on the transfer track (see docs/measures.md).
 """
 
@@ -27,7 +27,7 @@ _ARGS = (
     "lower_bound_gb_per_s", "queue_us",
 )  # fmt: skip
 _FIRST_PLACE = -1000  # threads are ordered by number: before all of a device's streams
-_SHORTEST_US = 0.001  # what a trace can tell
+_SHORTEST_US = 0.001  # the resolution of a trace
 
 
 @dataclass(frozen=True)

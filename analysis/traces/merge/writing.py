@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class MergedPart:
-    """Some events of a merged trace in a file of their own: its text's checksum and length, for the gzip trailer."""
+    """Some events of a merged trace in a separate file: its text's checksum and length, for the gzip trailer."""
 
     path: Path
     crc: int
@@ -50,7 +50,7 @@ class PartWriter:
         self._text_bytes = 0
 
     def write(self, events: Iterable[RawEvent]) -> None:
-        """Append events; each ends on a line of its own, where readers may cut."""
+        """Append events; each ends on a separate line, where readers may cut."""
         remaining = iter(events)
         while batch := list(islice(remaining, _BATCH)):
             text = _SEPARATOR.join(encoded(event)[:-1] + b"\n  }" for event in batch)
@@ -95,8 +95,8 @@ class MergedFile:
 
     def close(self, fields: dict[str, Any]) -> None:
         """End the events and add these fields of the trace."""
-        told = "".join(f",\n  {json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items())
-        self._text(b"\n  ]" + told.encode() + b"\n}\n", isal_zlib.Z_FINISH)
+        text = "".join(f",\n  {json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items())
+        self._text(b"\n  ]" + text.encode() + b"\n}\n", isal_zlib.Z_FINISH)
         if self._compressed:
             self._file.write(struct.pack("<II", self._crc, self._text_bytes % 2**32))
 
@@ -135,7 +135,7 @@ def merged_file(path: Path) -> Iterator[MergedFile]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system says against writing `path` becomes a DpscopeError."""
+    """An error of the system in writing `path` becomes a DpscopeError."""
     try:
         yield
     except OSError as error:

@@ -172,7 +172,7 @@ def _places(table: Table) -> Table:
 
 
 class _Axis:
-    """One time axis on which every (rank, device), on the CPU every (rank, step), has a place of its own."""
+    """One time axis on which every (rank, device), on the CPU every (rank, step), has a separate place."""
 
     def __init__(self, collectives: Table, stretches: Table) -> None:
         both = joined([_places(collectives), _places(stretches)])

@@ -93,7 +93,7 @@ class Ledger:
 
 
 def whole_steps(steps: Table) -> Table:
-    """Steps with a window of their own; all of them if there is none."""
+    """Steps with a complete window; all of them if there is none."""
     whole = ~steps.truths("partial_window", missing=True) if len(steps) else np.zeros(0, dtype=bool)
     return steps.take(whole) if whole.any() else steps
 

@@ -1,4 +1,4 @@
-"""Which kind of parallelism a trace shows, said only with what was seen of it; where that does not tell, so much is said."""
+"""Which kind of parallelism a trace shows, with the evidence; unknown if the evidence does not distinguish kinds."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 
 _MESSAGES = frozenset({"send", "recv", "send_recv"})
 _DDP = "DDP-like"
-_DDP_BY_RANGE = "DDP-like by its forward range; no operators tell which of its collectives reduce gradients"
+_DDP_BY_RANGE = "DDP-like by its forward range; no operators show which of its collectives reduce gradients"
 _ACTIVATIONS = ", and all-reduces of activations (tensor-parallel)"
 _SHARDED_FORWARD = ", and reduce-scatters that the forward pass asks for too (sequence-parallel, or sharded embeddings)"
 
@@ -31,7 +31,7 @@ class ParallelismEvidence:
     data_parallel: bool  # DataParallel's operators or ranges, on several devices
     stand_in: bool  # dp-host's ranges
     ddp_forward: bool  # the range of DistributedDataParallel's forward call
-    autograd: bool  # nodes of a backward pass; without them nothing tells who asked
+    autograd: bool  # nodes of a backward pass; without them the origin of collectives is unknown
     asked_kinds: frozenset[str]  # of the operators
     all_reduces: Requests
     reduce_scatters: Requests
@@ -55,7 +55,7 @@ def parallelism_evidence(attribution: Attribution) -> ParallelismEvidence:
 
 
 def parallelism_finding(evidence: Sequence[ParallelismEvidence], collectives: Table) -> list[Finding]:
-    """An info finding that names the parallelism and what it was told from; none where nothing communicates."""
+    """An info finding that names the parallelism and its evidence; none if nothing communicates."""
     named = _name(evidence, collectives)
     if named is None or all(one.world_size == 1 and not one.data_parallel for one in evidence):
         return []
@@ -66,10 +66,10 @@ def parallelism_finding(evidence: Sequence[ParallelismEvidence], collectives: Ta
     ]
 
 
-def told_strategy(
+def traced_strategy(
     evidence: Sequence[ParallelismEvidence], collectives: Table
 ) -> Literal["single", "dp", "dp-host", "ddp", "other"]:
-    """Which of dpscope's strategies the traces show; other where they communicate in another way, or do not tell."""
+    """Which of dpscope's strategies the traces show; other if they communicate in another way, or it is unknown."""
     named = _name(evidence, collectives)
     if named is None:
         return "single" if all(one.world_size in (None, 1) and one.devices <= 1 for one in evidence) else "other"
@@ -105,26 +105,26 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
         shared = ", with all-to-alls (as of sharded embeddings or experts)" if "all_to_all" in kinds else ""
         return _DDP + shared + besides
     if scattered.untold:
-        return "sharded or sequence-parallel: the sizes that would tell gradients from activations are not recorded"
+        return "sharded or sequence-parallel: the sizes that distinguish gradients from activations are not recorded"
     return _without_gradients(reduced, kinds, besides)
 
 
 def _without_autograd(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:
     if any(one.ddp_forward for one in evidence) and "all_reduce" in kinds:
         return _DDP_BY_RANGE
-    return "not told: no operators of a backward pass in the trace tell who asked for its collectives"
+    return "unknown: no operators of a backward pass in the trace show what launched its collectives"
 
 
 def _without_gradients(reduced: Requests, kinds: set[str], besides: str) -> str:
-    """Where no collective is told to be of gradients, in the backward pass."""
+    """If no collective of the backward pass is known to reduce gradients."""
     if reduced.activations:
         return "not DDP: its backward pass all-reduces what others do too, and no gradients of parameters (tensor-parallel)"
     if reduced.untold:
-        return "DDP-like or tensor-parallel: the sizes that would tell gradients from activations are not recorded"
+        return "DDP-like or tensor-parallel: the sizes that distinguish gradients from activations are not recorded"
     if "all_reduce" in kinds and not reduced.seen:
-        return "not told: nothing in the trace asks for its all-reduces (replayed graphs have no operators)"
+        return "unknown: nothing in the trace launches its all-reduces (replayed graphs have no operators)"
     if reduced.large_after or (reduced.after and not reduced.forward):
-        return "not told: it all-reduces after the backward pass: gradients averaged without DDP, or metrics" + besides
+        return "unknown: it all-reduces after the backward pass: gradients averaged without DDP, or metrics" + besides
     if "all_reduce" in kinds:
         return "not DDP: its all-reduces are not launched by the backward pass (tensor-parallel or metrics)" + besides
     messages = ", but sends and receives (pipeline-like)" if kinds & _MESSAGES else ""

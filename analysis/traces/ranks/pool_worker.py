@@ -1,4 +1,4 @@
-"""One process of `process_pool`, started by path: does what it is sent until nobody is there to send. Standard library alone.
+"""One process of `process_pool`, started by path: does the work it receives until its connection closes. Standard library alone.
 
 It runs nothing of the calling program's: neither a copy of its memory, threads and handlers (as a fork would be), nor its main
 module again (as multiprocessing's spawn would).

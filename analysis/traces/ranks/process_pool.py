@@ -68,7 +68,7 @@ def files_as_read(
 
 
 def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[Path]) -> list[_Result]:
-    """`work` of every item, in order, by as many processes as are worth it: an item's share of work is that of its file.
+    """`work` of every item, in order, by as many processes as save time: an item's share of work is that of its file.
 
     Raises what `work` raises, and DpscopeError for a process that ends without an answer.
     """
@@ -88,7 +88,7 @@ def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: 
 
 
 def _worthwhile_processes(files: Sequence[Path], jobs: int | None = None) -> int:
-    """How many processes are worth it; below 2 there is no need for any."""
+    """How many processes save more time than they cost; 0 for none."""
     sizes = [_text_bytes(file) for file in files]
     count = min(jobs or _usable_cores(), len(files))
     inside_a_pool = multiprocessing.current_process().daemon  # whose processes have the cores already
@@ -194,7 +194,7 @@ def _answers(
 class _Worker:
     """A process that runs `pool_worker`, and the connection to it; it is gone when the `with` block ends.
 
-    It has a process group of its own: Ctrl-C on a terminal reaches the caller alone, which then ends it.
+    It has a separate process group: Ctrl-C on a terminal reaches only the caller, which then ends it.
     """
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ class _Worker:
         self._process.wait()
 
     def send(self, message: object) -> None:
-        """Send it; of a process that has ended, nothing is said before its answer is awaited."""
+        """Send it; that a process has ended is reported only when its answer is awaited."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(message)
 

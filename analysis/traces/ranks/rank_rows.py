@@ -53,7 +53,7 @@ _FINDING = pa.struct([(name, pa.string()) for name in ("severity", "code", "mess
 
 
 def _list(kind: pa.DataType) -> pa.DataType:
-    """With its elements named as Parquet names them, so that a file needs no other schema beside its own."""
+    """With its elements named as Parquet names them, so that a file needs only its own schema."""
     return pa.list_(pa.field("element", kind))
 
 
@@ -83,7 +83,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What of a summary has no column of its own."""
+    """The parts of a summary without a column."""
 
     range_counts: dict[str, dict[int | None, int]]
     parallelism: ParallelismEvidence
@@ -167,7 +167,7 @@ def _column(values: pa.Array, kind: Kind) -> Column:
 
 
 def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
-    """What each row's trace said beside its tables."""
+    """The summary of each row's trace."""
     decode = msgspec.msgpack.Decoder(_Evidence).decode
     own = [rows.column(name).to_pylist() for name in _OWN]
     read_on = rows.column(READ_ON).to_pylist() if READ_ON in rows.column_names else [None] * rows.num_rows
@@ -199,11 +199,11 @@ def timelines_of(rows: pa.Table) -> list[StepTimeline | None]:
 def renamed(rows: pa.Table, now: str, then: str) -> pa.Table:
     """With another path of their traces, in their sources and in what was found."""
     sources = [one.replace(now, then) for one in rows.column("source").to_pylist()]
-    told = [
+    findings = [
         [{key: text.replace(now, then) for key, text in one.items()} for one in found]
         for found in rows.column("findings").to_pylist()
     ]
-    for name, values in (("source", sources), ("findings", told)):
+    for name, values in (("source", sources), ("findings", findings)):
         place = SCHEMA.get_field_index(name)
         rows = rows.set_column(place, SCHEMA.field(name), pa.array(values, SCHEMA.field(name).type))
     return rows

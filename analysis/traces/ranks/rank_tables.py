@@ -77,7 +77,7 @@ def trace_identity(attribution: Attribution) -> TraceIdentity:
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """What one process's trace said, beside its tables."""
+    """What one process's trace shows besides its tables."""
 
     source: str
     rank: int | None
@@ -90,7 +90,7 @@ class TraceSummary:
     reduction_ends_us: dict[int | None, list[float]] = field(
         default_factory=dict
     )  # step -> when DDP had copied the last gradient out of its bucket, each time that it reduced
-    zero_ns: int = 0  # the trace's clock, as `Trace` tells it
+    zero_ns: int = 0  # the trace's clock, as in `Trace`
     host: str | None = None
     read_on: str | None = None  # the host that reduced the trace where it lay
     cut_short: bool = False  # the trace's file ends too early, or cannot be read to its end

@@ -44,7 +44,7 @@ class Requests:
 
 
 def has_autograd(events: EventTable) -> bool:
-    """Whether the trace shows autograd's nodes, by which alone a backward pass is told."""
+    """Whether the trace shows autograd's nodes, the only evidence of a backward pass."""
     return bool((events.is_category(Category.CPU_OP) & _beginning(events, _NODE)).any())
 
 

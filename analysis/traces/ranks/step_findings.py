@@ -36,16 +36,18 @@ def idle_findings(steps: Table, name: str = "", data_wait_us: float | None = Non
     share = float(idle.max())
     which = f"device {most['device']}" + (f" of rank {most['rank']}" if most["rank"] is not None else "")
     if len(means) == 1:
-        said = f"{which} is idle {share:.0%} of a step"
+        share_text = f"{which} is idle {share:.0%} of a step"
     else:
         least = f"{idle.min():.0%} to " if len(idle) > 1 else ""
-        said = f"{len(idle)} of {counted(len(means), 'device')} idle {least}{share:.0%} of a step, most of all {which}"
+        share_text = (
+            f"{len(idle)} of {counted(len(means), 'device')} idle {least}{share:.0%} of a step, most of all {which}"
+        )
     copies = most["host_copy_us"] or 0.0
     copying = (
         f", {show_time(copies)} of it copying from or to the host" if copies > COPY_SHARE * most["idle_us"] else ""
     )
     times = f"{show_time(most['idle_us'])} of {show_time(most['step_us'])}{copying}"
-    message = f"{name}: {said} ({times})".removeprefix(": ")
+    message = f"{name}: {share_text} ({times})".removeprefix(": ")
     unlaunched = most["unlaunched_us"]
     if None not in (data_wait_us, unlaunched) and unlaunched - data_wait_us >= IDLE_SHARE * most["step_us"]:
         yield TraceCode.LAUNCH_BOUND.finding(

@@ -1,6 +1,6 @@
 """One traced step of one rank as intervals to draw: compute, communication, copies, DataParallel's phases.
 
-The step is the middle one of those with a window of their own, so that every rank of a job picks the same. Times are
+The step is the middle one of those with a complete window, so that every rank of a job picks the same. Times are
 microseconds after the trace's start. Small on purpose: it travels from the process that reads the trace to the report.
 """
 
@@ -33,11 +33,11 @@ def drawn_ranks(ranks: Sequence[int | None], steps: Table, caused: Table) -> lis
     if len(ranks) <= MOST_TO_DRAW:
         return list(range(len(ranks)))
     late, own = _by_wait(caused, "late_rank"), _by_wait(steps, "rank")[::-1]
-    told = [ranks[0], *late[:_LATE]]
+    chosen = [ranks[0], *late[:_LATE]]
     if len(own):
-        told += [own[-1], own[len(own) // 2], own[0]]
+        chosen += [own[-1], own[len(own) // 2], own[0]]
     place = {rank: index for index, rank in enumerate(ranks)}
-    wanted = [place[rank] for rank in told if rank in place]
+    wanted = [place[rank] for rank in chosen if rank in place]
     spread = np.linspace(len(ranks) - 1, 0, _CHOSEN).astype(int).tolist()
     return sorted(list(dict.fromkeys([*wanted, *spread]))[:_CHOSEN])
 
@@ -95,7 +95,7 @@ class DeviceTimeline:
 class StepTimeline:
     """One step of one rank; `ranges` are dpscope's own on the host: forward, backward, optimizer, ...
 
-    `zero_ns` and `host` tell its clock, as `Trace` does.
+    `zero_ns` and `host` are those of its clock, as in `Trace`.
     """
 
     rank: int | None

@@ -191,7 +191,7 @@ def analyze_jobs(
 ) -> JobAnalyses:
     """As `analyze_traces` of each job whose traces are among the paths, by its name; one job's is ``""``.
 
-    `find_jobs` says which traces are of one job.
+    `find_jobs` decides which traces are of one job.
     """
     ranks, places, findings = _read(paths, limits, None, progress)
     found = find_jobs([one.summary.identity for one in ranks], places)

@@ -31,7 +31,7 @@ CATEGORIES |= {name.capitalize(): category for name, category in CATEGORIES.item
 # Of a device and not read: hpu_op, mtia_insight, glow_runtime, collective_comm, and what other vendors name like these.
 # Kineto's own names: libkineto/include/ActivityType.h.
 _UNREAD_DEVICE = re.compile(r"^(?:mtia|hpu|glow|collective_comm|npu|tpu|gcu|mlu|musa)|_(?:runtime|driver|kernel)$")
-# Kineto's own beside those: libkineto/include/ActivityType.h, and what it writes of the trace itself.
+# Kineto's other names: libkineto/include/ActivityType.h, and those of the trace itself.
 _NOT_READ = frozenset(
     {"Trace", "Instant", "python_function", "overhead", "ac2g", "fwdbwd", "gpu_user_annotation", "cpu_instant_event",
      "cuda_sync", "cuda_profiler_range", "async_cpu_to_gpu"}

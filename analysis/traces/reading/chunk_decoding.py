@@ -1,7 +1,7 @@
 """From a chunk's text to its events: all at once where the text is sound, event by event where it is not.
 
 Repair costs at most a constant times the chunk, whatever is broken. Text is cut into pieces that look like events; each
-is decoded once by itself. Where that fails, the braces tell which pieces may be one event that was cut inside, and brackets
+is decoded once by itself. Where that fails, the braces show which pieces may be one event that was cut inside, and brackets
 where the events may end; such tries over several pieces share an allowance, and are over when it is spent.
 """
 

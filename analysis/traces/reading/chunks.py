@@ -97,7 +97,7 @@ def open_trace(path: Path, max_bytes: int, report: ReportFinding) -> TraceText:
 
 
 def _no_trace(path: Path, text: TraceText, holds_something: bool) -> DpscopeError:
-    """What a file without events is, so that nobody looks for a trace where there was none."""
+    """What a file without events is, so that users do not look for a trace in it."""
     wanted = "name a file that export_chrome_trace or tensorboard_trace_handler wrote"
     if holds_something:
         content = "its decompressed content" if text.compressed else "it"

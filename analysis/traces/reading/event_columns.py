@@ -188,7 +188,7 @@ class TableBuilder:
         self.ranks.update([events[row].args.rank for row in launches or annotations])
 
     def _add_communication(self, events: Sequence[Event], names: IntColumn) -> None:
-        """Sizes and groups: of events that carry them, and whose name says that they communicate."""
+        """Sizes and groups of events that record them and whose name is that of communication."""
         for row in np.flatnonzero(np.array(self.communicates, dtype=np.bool_)[names]).tolist():
             args = events[row].args
             counted = args.input_elements is not None or args.output_elements is not None

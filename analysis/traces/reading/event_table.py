@@ -38,7 +38,7 @@ def is_among(codes: npt.NDArray[np.uint8], wanted: Iterable[int]) -> BoolColumn:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationArgs:
-    """What a trace says of one collective's size and group; None where it says nothing."""
+    """One collective's size and group; None where the trace does not record them."""
 
     collective_name: str | None = None
     input_elements: int | None = None
@@ -70,7 +70,7 @@ class EventTable:
     bytes: IntColumn
     shape: IntColumn  # equal for equal input sizes of an operator, and for equal grids and blocks of a kernel
     names: list[str]
-    communication: dict[int, CommunicationArgs]  # row -> what the trace says of it
+    communication: dict[int, CommunicationArgs]  # row -> its arguments
 
     def __len__(self) -> int:
         return len(self.start_us)
@@ -111,7 +111,7 @@ class EventTable:
     def from_its_start(self) -> tuple["EventTable", int]:
         """The table with whole microseconds taken from its times, so that its earliest event is near 0, and how many.
 
-        An event that lies more than 19 hours before the table's present 0 is damaged: beside it the others would lose digits.
+        An event that lies more than 19 hours before the table's present 0 is damaged: with it the others would lose digits.
         """
         sound = self.start_us[self.start_us > -_LONGEST_US]
         offset_us = math.floor(sound.min()) if len(sound) else 0
@@ -129,7 +129,7 @@ class ProcessGroup:
 
 @dataclass(frozen=True)
 class Trace:
-    """One process's trace: its events and what its header says of it; None where it says nothing."""
+    """One process's trace: its events and its header; None where the header has no such field."""
 
     source: str
     rank: int | None

@@ -18,7 +18,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 _SORTS = 8  # of calls, at least
 _MOST_CORRELATION = 2**59  # CUPTI's have 32 bits; beyond, a correlation and a sort do not fit one number
-_MOST_CALLS = 256  # per event that may be looked at on average; with more nothing could be told
+_MOST_CALLS = 256  # per event that may be looked at on average; with more no process is assigned
 
 
 class Launches:
@@ -40,7 +40,7 @@ class Launches:
         self._count = len(hosts)
 
     def owners(self, rows: IntColumn) -> IntColumn:
-        """The process that launched each of these rows, the events of one device's process; -1 where that cannot be told.
+        """The process that launched each of these rows, the events of one device's process; -1 if unknown.
 
         All rows are of one process, those without a launch in the file too, if it may have launched all that anybody may
         have, and twice as many as any other. Else processes share the device's number, and a row is whose launch alone fits.
@@ -81,13 +81,13 @@ _RANK = re.compile(rb"(?<![a-z])(?<!local_)(?<!local[ -])rank[ _:=#-]*(\d{1,10})
 _GPU = re.compile(rb"gpu|cuda|device", re.IGNORECASE)
 _LABELS = frozenset({"process_name", "process_labels"})
 _HOST = (Category.RUNTIME, Category.USER_ANNOTATION, Category.CPU_OP)
-_MOST_PROCESSES = 2000  # in one file; more are no ranks of a job but damage, and each costs tables of its own
+_MOST_PROCESSES = 2000  # in one file; more are no ranks of a job but damage, and each costs separate tables
 
 
 class Owner(NamedTuple):
-    """Whose an event says it is: the rank it names, if it does, and its process.
+    """The owner of an event: the rank it names, if any, and its process.
 
-    A process's number may be a device's too, of another rank: `on_device` tells them apart.
+    A process's number may be a device's too, of another rank: `on_device` distinguishes them.
     """
 
     rank: int | None
@@ -153,27 +153,27 @@ class FusedBuilder:
 class _Division:
     """Groups of owners that are one: of the same rank, or without a rank and of the same process.
 
-    An event's own rank says whose it is; what a process is called tells only of events that name no rank. A process that
-    is called by two ranks, or has events of two, tells nothing.
+    An event's own rank decides; the name of a process counts only for events that name no rank. A process that
+    is called by two ranks, or has events of two, is no evidence.
     """
 
     def __init__(self, owners: Sequence[Owner], labels: "_Labels") -> None:
-        told: _Labels = {}
+        named: _Labels = {}
         for rank, process, on_device in owners:
             if rank is not None:
-                told.setdefault((process, on_device), set()).add(rank)
-        told |= labels
+                named.setdefault((process, on_device), set()).add(rank)
+        named |= labels
         codes: dict[Owner, int] = {}
         of_owner = []
         for owner in owners:
-            known = owner.rank if owner.rank is not None else _only(told.get(owner[1:], set()))
+            known = owner.rank if owner.rank is not None else _only(named.get(owner[1:], set()))
             whole = owner if known is None else Owner(known, "", on_device=False)
             of_owner.append(codes.setdefault(whole, len(codes)))
         self.names = list(codes)
         self.of_owner = np.array(of_owner, dtype=np.int64)
 
     def with_devices(self, table: EventTable, group: IntColumn) -> IntColumn:
-        """Each row's group, devices in that of the process that launched them; -1 for rows of which it cannot be told.
+        """Each row's group, devices in that of the process that launched them; -1 if unknown.
 
         A process without a rank takes that of the device it launches on, if that names one.
         """
@@ -228,7 +228,7 @@ def _note_labels(labels: _Labels, event: LabelEvent) -> None:
 def _rank_numbers(names: Sequence[Owner]) -> tuple[list[int | None], bool]:
     """Rank of each group, and whether it had to be assumed from the order of the processes' ids."""
     processes = [name.process for name in names if name.rank is None]
-    if len(processes) < len(names):  # beside named ranks, a process without a name is of an unknown one
+    if len(processes) < len(names):  # next to named ranks, a process without a name is of an unknown one
         return [name.rank for name in names], False
     if set(processes) == set(range(len(processes))):
         return [process if isinstance(process, int) else None for process in processes], False

@@ -1,4 +1,4 @@
-"""What a trace says beside its events: rank, world size, backend, host, devices."""
+"""What a trace records besides its events: rank, world size, backend, host, devices."""
 
 import json
 import re

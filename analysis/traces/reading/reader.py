@@ -141,7 +141,7 @@ class Reading:
     skipped: int = 0
     repaired: int = 0
     ended: bool = False  # its events
-    damaged: bool = False  # as `TraceText` says
+    damaged: bool = False  # as in `TraceText`
 
 
 def read_events(
@@ -229,7 +229,7 @@ def _long_tail(path: Path) -> Finding:
     )
 
 
-# The profiler itself calls CUDA's and HIP's runtime (to synchronise, to ask for devices) beside work of the CPU alone.
+# The profiler itself calls CUDA's and HIP's runtime (to synchronise, to query devices) even if only the CPU works.
 _LAUNCHES_NOTHING = re.compile(r"^(?:cuda|cu|hip)(?!.*(?:Launch|Memcpy|Memset))", re.IGNORECASE)
 
 

@@ -51,7 +51,7 @@ def element_bytes(dtype: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """A rank's input and output buffer as far as shapes tell: elements and their one type, or bytes of mixed types."""
+    """A rank's input and output buffer as far as shapes show: elements and their one type, or bytes of mixed types."""
 
     input_elements: int | None = None
     output_elements: int | None = None
@@ -61,7 +61,7 @@ class Buffers:
 
 
 def group_size(args: CommunicationArgs, kind: str | None) -> int | None:
-    """Ranks of a collective's group: as recorded, else by the ratio of its buffers; None where neither tells.
+    """Ranks of a collective's group: as recorded, else by the ratio of its buffers; None if both are unknown.
 
     An all-gather's output is its input from every rank, a reduce-scatter's input is its output for every rank.
     """

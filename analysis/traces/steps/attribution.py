@@ -38,7 +38,7 @@ NO_STEP = -1
 class Windows:
     """A step that launched nothing has no window: NaN. One whose work all ended before an earlier step's is hidden: NaN too.
 
-    `whole` tells which have a start of their own; the first runs from its own first event.
+    `whole` marks those with a recorded start; the first runs from its first event.
     """
 
     start_us: FloatColumn
@@ -62,7 +62,7 @@ def windows_of(events: EventTable, kind: npt.NDArray[np.uint8], step: IntColumn,
     rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (step >= 0))
     ends = _latest(step[rows], events.end_us[rows], count)
     outlasting: IntColumn = np.empty(0, dtype=np.int64)
-    if _hidden(ends).any():  # a checkpoint's copy on a stream of its own may last for steps, and holds none of them up
+    if _hidden(ends).any():  # a checkpoint's copy on a separate stream may last for steps, and holds none of them up
         outlasting = _outlasting(events, rows[is_among(kind[rows], COPY_KINDS)], step, ends)
         rows = rows[~np.isin(rows, outlasting)]
         ends = _latest(step[rows], events.end_us[rows], count)
@@ -103,7 +103,7 @@ def with_engine_copies(events: EventTable, kind: npt.NDArray[np.uint8], launch_r
     """The kinds, with the copies of collectives that copy engines carry out marked as such.
 
     These are the copies between device buffers launched in an `nccl:` range that launched no NCCL kernel on that device;
-    beside a kernel a copy only packs or unpacks, and in a group of one rank it only copies. The first copy of a range and
+    next to a kernel a copy only packs or unpacks, and in a group of one rank it only copies. The first copy of a range and
     device is the COLLECTIVE, the others are its COLLECTIVE_PARTs.
     """
     ranges = nccl_ranges(events)
@@ -250,7 +250,7 @@ def _with_those_of_no_launch(
 ) -> tuple[IntColumn, Windows]:
     """Steps of all events, device events that no step launched given to the one they ran in, and the steps' windows.
 
-    Where no steps are marked all belong to the one there is. A step that launched nothing of its own takes what began
+    Where no steps are marked all belong to the one there is. A step that launched nothing takes what began
     during its range, and so gets a window; the rest goes by the windows. What was launched before the trace belongs to none.
     """
     rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (launched == NO_STEP))

@@ -1,7 +1,7 @@
 """Per (rank, device, step): compute, communication, what is exposed, copies, idle, phases.
 
 Definitions: docs/measures.md. A step is a window of its process, shared by the process's devices; on the CPU it is the
-ProfilerStep range. A window that is partial is no part of means: a device's first one, which has no start of its own, and
+ProfilerStep range. A window that is partial is no part of means: a device's first one, whose start was not recorded, and
 the CPU's last one, in which the tracer is stopped while gloo's threads still close their ranges.
 """
 
@@ -129,7 +129,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             phases_us = _device_phases(attribution, in_step, phase_of_row)
             if by_time_us[index] > 0.0:  # launched who knows when
                 times["unlaunched_us"] = None
-            if windows.hidden[index]:  # its own work ran, but when it began and ended is not told
+            if windows.hidden[index]:  # its own work ran, but its begin and end are unknown
                 times, phases_us = dict.fromkeys(inside, None), dict.fromkeys(_PHASE_COLUMNS, None)
             yield {
                 "device": int(device),

@@ -28,30 +28,30 @@ from dpscope.profiling.records import range_names as phases
 
 SHARD, REPLICATE = "mesh_shard", "mesh_replicate"  # torch's names for the two dimensions of dpscope's mesh
 
-ToldCollective = tuple[CommunicationArgs, str | None]
-"""What is told of a collective, and its kind."""
+NamedCollective = tuple[CommunicationArgs, str | None]
+"""The arguments of a collective, and its kind."""
 
 
-def in_mesh(told: Sequence[ToldCollective], groups: Sequence[ProcessGroup]) -> list[ToldCollective]:
+def in_mesh(named: Sequence[NamedCollective], groups: Sequence[ProcessGroup]) -> list[NamedCollective]:
     """The same, all-gathers and reduce-scatters in the group that shards, and all-reduces of a rank's shards between groups.
 
     Only where the process is in one group of each and in none besides but that of all ranks, and no collective names a group.
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: HSDP all-reduces what a reduce-scatter leaves to a rank.
     """
     shard, replicate = ([one for one in groups if one.description == name] for name in (SHARD, REPLICATE))
-    if (len(shard), len(replicate), len(groups)) != (1, 1, 3) or any(args.group is not None for args, _ in told):
-        return list(told)
+    if (len(shard), len(replicate), len(groups)) != (1, 1, 3) or any(args.group is not None for args, _ in named):
+        return list(named)
     within, between = shard[0], replicate[0]
     gathered = [
-        kind in ("all_gather", "reduce_scatter") and group_size(args, kind) == len(within.ranks) for args, kind in told
+        kind in ("all_gather", "reduce_scatter") and group_size(args, kind) == len(within.ranks) for args, kind in named
     ]
     shards = {
         min(args.input_elements or 0, args.output_elements or 0)
-        for (args, kind), own in zip(told, gathered, strict=True)
+        for (args, kind), own in zip(named, gathered, strict=True)
         if own and kind == "reduce_scatter"
     }
     found = []
-    for (args, kind), own in zip(told, gathered, strict=True):
+    for (args, kind), own in zip(named, gathered, strict=True):
         of_a_shard = kind == "all_reduce" and args.input_elements in shards
         group = within if own else between if of_a_shard else None
         found.append((args if group is None else _of_group(args, group), kind))
@@ -83,10 +83,10 @@ def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = 
     time a work of gloo's waited for a worker thread, `ready_us` when its data were ready, `compute_done` which share of its
     step's computing was done then, `compiled_share` which share of it the compiled graph did that its data came out of,
     `compute_stream` whether its stream is one that computes, `held_us` how long computing that was launched stood still during
-    it, `concurrent` how many others of the rank were in flight on its device at some time of its own (a link that they share
+    it, `concurrent` how many others of the rank were in flight on its device at the same time (a link that they share
     gives each a part). Unknown is NA. `step` is
     NA for a collective that no traced step launched.
-    `kind_of_row` is the kind of event rows of which neither a record nor a name tells, as RCCL's kernels in DataParallel.
+    `kind_of_row` is the kind of event rows whose kind neither a record nor a name shows, as RCCL's kernels in DataParallel.
     """
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     when = attribution.launch_us if attribution.on_device else attribution.events.start_us
@@ -111,14 +111,14 @@ def _rows(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, s
     events = attribution.events
     ends = _ends(attribution, rows)
     queued = np.full(len(rows), np.nan) if attribution.on_device else queue_us(events, rows)
-    named = list(_told(attribution, rows))
-    told = [(args, kind or kind_of_row.get(int(row))) for row, (args, kind) in zip(rows, named, strict=True)]
+    named = list(_named(attribution, rows))
+    known = [(args, kind or kind_of_row.get(int(row))) for row, (args, kind) in zip(rows, named, strict=True)]
     if not attribution.on_device:
-        told = in_mesh(told, attribution.trace.process_groups)
-    sizes = [group_size(args, kind) for args, kind in told]
+        known = in_mesh(known, attribution.trace.process_groups)
+    sizes = [group_size(args, kind) for args, kind in known]
     assumed = _assumed_group_size(attribution, sizes)
     for index, row in enumerate(rows):
-        args, kind = told[index]
+        args, kind = known[index]
         step = attribution.step[row]
         ranks = sizes[index] or assumed
         yield {
@@ -137,7 +137,7 @@ def _rows(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, s
         }
 
 
-def _told(attribution: Attribution, rows: IntColumn) -> Iterator[tuple[CommunicationArgs, str | None]]:
+def _named(attribution: Attribution, rows: IntColumn) -> Iterator[tuple[CommunicationArgs, str | None]]:
     """What each collective's own arguments, and those of what launched it, say of it; and which collective it is."""
     events = attribution.events
     sources = _sources(attribution, rows)
@@ -153,14 +153,14 @@ def _told(attribution: Attribution, rows: IntColumn) -> Iterator[tuple[Communica
 
 
 def _kind(names: list[str | None]) -> str | None:
-    """The collective that the first telling name means: metadata, operators and ranges before the kernel's own name."""
+    """The collective of the first name that has one: metadata, operators and ranges before the kernel's own name."""
     return next((found for name in names if name and (found := collective_kind(name))), None)
 
 
 def _sources(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
     """What each collective was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range; -1 for none.
 
-    Of gloo's the operator alone tells.
+    Of gloo's collectives only the operator is known.
     """
     events = attribution.events
     if not attribution.on_device:
@@ -206,10 +206,10 @@ def _ends(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     return ends
 
 
-def _assumed_group_size(attribution: Attribution, told: list[int | None]) -> int | None:
+def _assumed_group_size(attribution: Attribution, sizes: list[int | None]) -> int | None:
     """Without metadata a collective is taken to span the job; not where the trace shows groups of other sizes."""
     world_size = attribution.trace.world_size
-    return None if set(told) - {None, 1, world_size} else world_size
+    return None if set(sizes) - {None, 1, world_size} else world_size
 
 
 def _first_known(sources: list[CommunicationArgs]) -> CommunicationArgs:
@@ -223,7 +223,7 @@ def _first_known(sources: list[CommunicationArgs]) -> CommunicationArgs:
 
 
 def ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
-    """For each collective (event rows) when its data were ready, microseconds after the trace's start; NaN if not told.
+    """For each collective (event rows) when its data were ready, microseconds after the trace's start; NaN if unknown.
 
     On a device the collective's stream waits for an event recorded at its launch, that is for all compute kernels launched
     before it there: ready is the latest end of those, or the launch itself if that is later. On the CPU a collective is
@@ -246,7 +246,7 @@ def ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
 
 
 def concurrent(attribution: Attribution, rows: IntColumn) -> IntColumn:
-    """For each collective (event rows) how many others were in flight on its device at some time of its own."""
+    """For each collective (event rows) how many others were in flight on its device at the same time."""
     events = attribution.events
     spans = np.stack((events.start_us[rows], events.end_us[rows]), axis=1)
     if not attribution.on_device:
@@ -261,7 +261,7 @@ def concurrent(attribution: Attribution, rows: IntColumn) -> IntColumn:
 
 
 def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:
-    """How often each of dpscope's own ranges stands in each step."""
+    """How often each of dpscope's ranges occurs in each step."""
     counts: dict[str, dict[int | None, int]] = defaultdict(lambda: defaultdict(int))
     events = attribution.events
     steps = attribution.steps.index_at(events.start_us)

@@ -1,7 +1,7 @@
 """Which kernels communicate: the libraries whose names are known, and names that look as if they did.
 
-One entry a library, with where its names are to be found. A kernel of no library here counts as compute; if its name says
-reduce, gather, all-to-all or nvshmem, and no library of computation is known for such names, a finding tells of it.
+One entry a library, with where its names are to be found. A kernel of no library here counts as compute; if its name contains
+reduce, gather, all-to-all or nvshmem, and no library of computation is known for such names, a finding reports it.
 """
 
 import re

@@ -11,7 +11,7 @@ NO_RANGE = -1
 def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) -> IntColumn:
     """For each of `at_rows` (-1 for none) the innermost candidate range of its thread in which it begins, else -1.
 
-    Ranges of a thread nest: each lies within another or beside it.
+    Ranges of a thread nest: two of them never overlap in part.
     """
     result: npt.NDArray[np.int64] = np.full(len(at_rows), NO_RANGE, dtype=np.int64)
     ranges = np.flatnonzero(candidates)

@@ -58,12 +58,12 @@ _COLLECTIVE_WORDS = (
 )
 
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather", "send", "recv", "send_recv"})
-"""Collectives that do not make every rank wait for every other: no transfer and no wait can be told from them."""
+"""Collectives that do not make every rank wait for every other: they have no transfer and no wait."""
 
 
 @lru_cache(maxsize=4096)
 def collective_kind(name: str) -> str | None:
-    """Which collective a kernel's, an operator's or an annotation's name means; None where it does not tell.
+    """Which collective a kernel's, an operator's or an annotation's name means; None if it names none.
 
     >>> collective_kind("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     'all_reduce'
@@ -84,7 +84,7 @@ def with_peer_calls(events: EventTable, kind: npt.NDArray[np.uint8], launch_row:
     """The kinds, with copies that a call for two devices launched (hipMemcpyPeerAsync) as peer copies, whatever their names.
 
     ROCm's tracer calls a copy from one device to another and one within a device alike: CopyDeviceToDevice. What
-    hipMemcpyAsync launched stays a copy: Kineto writes both addresses and one device, of which neither tells the other
+    hipMemcpyAsync launched stays a copy: Kineto writes both addresses and one device, neither of which identifies the other
     device (libkineto, RocprofActivity_inl.h, RoctracerActivity_inl.h).
     """
     peer_call = np.array([bool(_PEER_COPY.search(name)) for name in events.names], dtype=bool)

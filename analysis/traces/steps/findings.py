@@ -24,7 +24,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 
 _WHOLE_FILE = "the file was cut short: read a whole copy of it, or trace again"
 _LEAST_SHARE = 0.01  # of device time, in events of no step: less is usual at a trace's edges
-_NAMED = 3  # kernels of unknown libraries that are told by name
+_NAMED = 3  # kernels of unknown libraries that are named
 _LONGEST_NAME = 80
 _NO_ARGS = CommunicationArgs()
 # Operators of torch.distributed, records of what they move, and a backend's ranges (gloo:all_reduce, mpi:broadcast, ...).
@@ -94,7 +94,7 @@ def _device_not_read(trace: Trace, nothing_read: bool) -> Finding:
 
 def _no_kernels(attribution: Attribution, source: str, cut: bool) -> Finding:
     if launching_calls(attribution.events).any():
-        message = f"{source} holds calls that launch work on a device but no kernel: nothing can be said of the device"
+        message = f"{source} holds calls that launch work on a device but no kernel: nothing is known of the device"
         next_step = None
     else:
         message = f"{source} holds collectives of NCCL and nothing of a device: it records the CPU alone"
@@ -151,13 +151,13 @@ def _share_of_device_time(attribution: Attribution, rows: BoolColumn) -> float:
 def _events_of_no_step(attribution: Attribution, outside: BoolColumn) -> Finding:
     events, collectives = attribution.events, attribution.rows(Kind.COLLECTIVE)
     parts = []
-    for rows, said in (
+    for rows, text in (
         (attribution.by_time, "are counted in the step during which they ran (by_time_us)"),
         (outside, "are not in any step's sums"),
     ):
         if count := int(rows.sum()):
             total_us = float(events.duration_us[rows].sum())
-            parts.append(f"{count} ({total_us:,.1f} µs, {int((rows & collectives).sum())} of them collectives) {said}")
+            parts.append(f"{count} ({total_us:,.1f} µs, {int((rows & collectives).sum())} of them collectives) {text}")
     return TraceCode.EVENTS_OF_NO_STEP.finding(
         message=f"device events of {attribution.trace.source} were launched in no traced step: {'; '.join(parts)}"
     )
@@ -177,10 +177,10 @@ def _steps_empty(attribution: Attribution, empty: IntColumn) -> Finding:
 def _outlasted(attribution: Attribution) -> Finding:
     windows = attribution.windows
     copies, hidden = len(windows.outlasting), int(windows.hidden.sum())
-    said = [f"{copies} copies end after a later step does: they bound no step"] if copies else []
+    parts = [f"{copies} copies end after a later step does: they bound no step"] if copies else []
     if hidden:
-        said.append(f"{counted(hidden, 'step')} ended before an earlier one's work did: their times are not given")
-    return TraceCode.STEPS_OUTLASTED.finding(f"in {attribution.trace.source} {'; '.join(said)}")
+        parts.append(f"{counted(hidden, 'step')} ended before an earlier one's work did: their times are unknown")
+    return TraceCode.STEPS_OUTLASTED.finding(f"in {attribution.trace.source} {'; '.join(parts)}")
 
 
 def _unknown_communication(attribution: Attribution) -> Iterator[Finding]:

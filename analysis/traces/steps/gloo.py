@@ -16,15 +16,15 @@ from dpscope.profiling.records import range_names as phases
 
 
 def queue_us(events: EventTable, rows: IntColumn) -> FloatColumn:
-    """For each `gloo:` range the time from its creation until a worker was free for it; NaN where that is not told."""
+    """For each `gloo:` range the time from its creation until a worker was free for it; NaN if unknown."""
     created = created_us(events, rows)
     return np.clip(_taken_up(events, rows) - created, 0.0, events.end_us[rows] - created)
 
 
 def created_us(events: EventTable, rows: IntColumn) -> FloatColumn:
-    """When each `gloo:` range's work was created, which is when its data were ready; NaN where that is not told.
+    """When each `gloo:` range's work was created, which is when its data were ready; NaN if unknown.
 
-    At its start where it overlaps the one before it on its thread. Elsewhere the start may be the taking up: what tells is the
+    At its start where it overlaps the one before it on its thread. Elsewhere the start may be the taking up: the evidence is the
     operator that created it.
     """
     starts = events.start_us[rows]
@@ -50,7 +50,7 @@ def _taken_up(events: EventTable, rows: IntColumn) -> FloatColumn:
 
 
 def _created(events: EventTable, rows: IntColumn) -> FloatColumn:
-    """End of the `c10d` operator that created each range; NaN where that is not told."""
+    """End of the `c10d` operator that created each range; NaN if unknown."""
     created = np.full(len(rows), np.nan)
     by_operator = creators(events, rows)
     known = by_operator >= 0
@@ -59,10 +59,10 @@ def _created(events: EventTable, rows: IntColumn) -> FloatColumn:
 
 
 def creators(events: EventTable, rows: IntColumn) -> IntColumn:
-    """The `c10d` operator (an event's row) that created each range; -1 where that is not told.
+    """The `c10d` operator (an event's row) that created each range; -1 if unknown.
 
     The operators of a kind and size and its ranges are in the same order, that of creation. gloo carries out a
-    reduce-scatter as an all-reduce of the whole, and names it so. Where they are not as many, or only some ranges tell their
+    reduce-scatter as an all-reduce of the whole, and names it so. Where they are not as many, or only some ranges record their
     size, since a worker had not closed its last one when the tracer stopped, a range that began within an operator is that
     one's (torch up to 2.11).
     """
@@ -105,9 +105,9 @@ def _in_order(events: EventTable, places: IntColumn, rows: IntColumn) -> IntColu
 
 
 def _elements(events: EventTable, rows: IntColumn) -> IntColumn:
-    """Of each event, 0 where it tells none."""
-    told = [events.communication[row].input_elements or 0 if row in events.communication else 0 for row in rows]
-    return np.array(told, dtype=np.int64)
+    """Of each event, 0 if not recorded."""
+    sizes = [events.communication[row].input_elements or 0 if row in events.communication else 0 for row in rows]
+    return np.array(sizes, dtype=np.int64)
 
 
 def ended_in_their_pass(events: EventTable) -> EventTable:

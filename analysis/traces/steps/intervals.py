@@ -1,6 +1,6 @@
 """Interval arithmetic on numpy arrays.
 
-A set of intervals is an array of shape (n, 2), float64: [start, end) rows, sorted and disjoint unless said
+A set of intervals is an array of shape (n, 2), float64: [start, end) rows, sorted and disjoint unless stated
 otherwise. Times are microseconds here, but any unit serves.
 """
 

@@ -29,7 +29,7 @@ def held_us(attribution: Attribution, rows: IntColumn, kinds: list[str | None]) 
     """For each reduction (event rows) how long during it the device computed nothing although computing had been launched.
 
     Counted are kernels that were launched before the last reduction of the step was: nothing that waits for a gradient is
-    among them, and if nothing held them they would run beside the reduction. A kernel counts from the end of its launch.
+    among them, and if nothing held them they would run during the reduction. A kernel counts from the end of its launch.
     NaN for other collectives, for those of no step, and on the CPU.
     """
     events = attribution.events

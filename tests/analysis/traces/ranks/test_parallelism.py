@@ -125,7 +125,7 @@ def test_equal_layers_whose_last_is_reduced_after_the_backward_pass(tmp_path: Pa
         ([*asked("allreduce", FORWARD, BACKWARD)], "not DDP: its backward pass all-reduces what others do too"),
         (
             [*asked("allreduce", AFTER, AFTER + 4)],
-            "not told: it all-reduces after the backward pass: gradients averaged",
+            "unknown: it all-reduces after the backward pass: gradients averaged",
         ),
         ([*asked("allreduce", BACKWARD), *asked("allreduce", AFTER, size=1)], "DDP-like; seen"),
         (  # metrics gathered and reduced to shards after the backward pass of a DDP job
@@ -165,7 +165,7 @@ def test_who_asks_tells_the_way(tmp_path: Path, events: list[Event], says: str) 
 
 
 def test_ranges_alone_tell_nothing(tmp_path: Path) -> None:
-    assert named(tmp_path, nodes=False).startswith("not told: no operators of a backward pass")
+    assert named(tmp_path, nodes=False).startswith("unknown: no operators of a backward pass")
 
 
 def test_one_rank_is_not_parallel(tmp_path: Path) -> None:

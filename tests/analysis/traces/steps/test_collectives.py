@@ -36,7 +36,7 @@ def test_collectives_by_copy_engines(tmp_path: Path) -> None:
     assert (step["communication_us"], step["hidden_us"], step["exposed_us"]) == (90.0, 10.0, 80.0)
     assert (step["compute_us"], step["host_copy_us"], step["device_copy_us"]) == (20.0, 10.0, 10.0)
     assert step["collective_count"] == 2
-    assert parallelism(analysis).startswith("not told: no operators of a backward pass")
+    assert parallelism(analysis).startswith("unknown: no operators of a backward pass")
 
 
 def test_ranges_of_the_second_engine_are_known_without_their_prefix(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> Non
     assert analysis.collectives["kind"].tolist() == ["all_reduce"] * 4
     assert analysis.collectives["bytes"].isna().all()
     assert "events_of_no_step" not in {finding.code for finding in analysis.findings}
-    assert parallelism(analysis).startswith("not told: no operators of a backward pass")
+    assert parallelism(analysis).startswith("unknown: no operators of a backward pass")
 
 
 @pytest.mark.parametrize(

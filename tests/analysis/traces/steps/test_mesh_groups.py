@@ -7,19 +7,19 @@ import pytest
 
 from dpscope.analysis.traces.reading.event_table import CommunicationArgs, ProcessGroup
 from dpscope.analysis.traces.reading.reader import read_trace
-from dpscope.analysis.traces.steps.collectives import ToldCollective, in_mesh
+from dpscope.analysis.traces.steps.collectives import NamedCollective, in_mesh
 
 ALL = ProcessGroup("0", "default_pg", (0, 1, 2, 3))
 ACROSS = ProcessGroup("1", "mesh_replicate", (0, 2))
 WITHIN = ProcessGroup("3", "mesh_shard", (0, 1))
 GROUPS = (ALL, ACROSS, WITHIN)
-GATHER: ToldCollective = (CommunicationArgs(input_elements=35, output_elements=70), "all_gather")
-SCATTER: ToldCollective = (CommunicationArgs(input_elements=88, output_elements=44), "reduce_scatter")
-REDUCE: ToldCollective = (CommunicationArgs(input_elements=44), "all_reduce")
+GATHER: NamedCollective = (CommunicationArgs(input_elements=35, output_elements=70), "all_gather")
+SCATTER: NamedCollective = (CommunicationArgs(input_elements=88, output_elements=44), "reduce_scatter")
+REDUCE: NamedCollective = (CommunicationArgs(input_elements=44), "all_reduce")
 
 
 def places(
-    told: list[ToldCollective], groups: tuple[ProcessGroup, ...] = GROUPS
+    told: list[NamedCollective], groups: tuple[ProcessGroup, ...] = GROUPS
 ) -> list[tuple[str | None, str | None, int | None]]:
     return [(args.group, args.group_ranks, args.group_size) for args, _ in in_mesh(told, groups)]
 
@@ -44,13 +44,13 @@ def test_other_groups_tell_nothing(groups: tuple[ProcessGroup, ...]) -> None:
 
 
 def test_an_all_reduce_of_something_else_and_a_gather_over_all_ranks_stay_untold() -> None:
-    loss: ToldCollective = (CommunicationArgs(input_elements=1), "all_reduce")
-    over_all: ToldCollective = (CommunicationArgs(input_elements=10, output_elements=40), "all_gather")
+    loss: NamedCollective = (CommunicationArgs(input_elements=1), "all_reduce")
+    over_all: NamedCollective = (CommunicationArgs(input_elements=10, output_elements=40), "all_gather")
     assert places([SCATTER, loss, over_all])[1:] == [(None, None, None)] * 2
 
 
 def test_a_trace_that_names_groups_is_left_as_it_is() -> None:
-    named: ToldCollective = (CommunicationArgs(input_elements=1, group="7"), "all_reduce")
+    named: NamedCollective = (CommunicationArgs(input_elements=1, group="7"), "all_reduce")
     assert places([GATHER, named]) == [(None, None, None), ("7", None, None)]
 
 
