@@ -1,4 +1,4 @@
-"""`dpscope whatif` beside measured steps on shaped links: network namespaces, real gloo, a paced model. Bounded; needs root.
+"""`dpscope whatif` compared with measured steps on shaped links: network namespaces, real gloo, a paced model. Needs root.
 
 python benchmarks/what_if_network.py [OUT] [--quick] [--delay]
 
@@ -46,7 +46,7 @@ class ShapedCell:
     hosts: int = 2
     mbit: int | None = None
     options: tuple[str, ...] = ("--bucket-mb", "5")
-    scenario: Scenario = AS_THE_BASE  # what it is beside hosts and rate
+    scenario: Scenario = AS_THE_BASE  # its settings besides hosts and rate
 
     @property
     def name(self) -> str:
@@ -154,7 +154,7 @@ def _beside(question: Question) -> str:
     base = question.base
     return (
         f"{base.step_us / 1e3:.1f} ms; two all-reduces in flight take "
-        f"{base.slowdown:.2f} times as long as one, computing beside one {1 + base.gamma:.2f} times"
+        f"{base.slowdown:.2f} times as long as one, computing next to one {1 + base.gamma:.2f} times"
     )
 
 
@@ -165,7 +165,7 @@ def _told(question: Question, predicted_us: float | None, measured_us: float, of
 
 
 def measure(cell: ShapedCell, out: Path) -> float:
-    """The median step, microseconds, of a cell that is run on hosts of its own."""
+    """The median step, microseconds, of a cell that is run on separate hosts."""
     with several_hosts(cell.hosts, rate=None if cell.mbit is None else f"{cell.mbit}mbit") as hosts:
         return run_cell(cell, out, hosts, INTERFACE)
 

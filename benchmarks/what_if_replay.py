@@ -136,7 +136,7 @@ def left_out(runs: list[Path]) -> Iterator[str]:
 
 
 def _band_left_out(question: Question, own: CellErrors, cell: CellError, tally: Tally) -> None:
-    """With the method's error on the cells beside the one that is predicted."""
+    """With the method's error on all cells but the predicted one."""
     others = CellErrors(tuple(one for one in own.cells if one is not cell))
     assert question.run is not None
     again = errors_of_cells(replace(question, base=replace(question.base, method_error=others.half_band)), question.run)

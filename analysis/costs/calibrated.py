@@ -16,9 +16,9 @@ _TAILS = (0.025, 0.975)
 
 @dataclass(frozen=True)
 class Slowdown:
-    """How many times as long something takes beside something else: ratio of medians with its 95% interval.
+    """How many times as long something takes next to something else: ratio of medians with its 95% interval.
 
-    The interval is a bootstrap over iterations, `count` of them; it tells how well these iterations know the ratio.
+    The interval is a bootstrap over iterations, `count` of them; it shows how well these iterations determine the ratio.
     """
 
     value: float
@@ -32,7 +32,7 @@ class Slowdown:
 
 @dataclass(frozen=True)
 class ContentionRatios:
-    """Of one device count: two collectives at once over one alone, a collective beside computing, computing beside it."""
+    """Of one device count: two collectives at once over one alone, a collective next to computing, computing next to it."""
 
     two_in_flight: Slowdown
     beside_compute: Slowdown
@@ -41,7 +41,7 @@ class ContentionRatios:
 
     @property
     def told(self) -> str:
-        return f"two in flight take {self.two_in_flight}, one beside computing {self.beside_compute}"
+        return f"two in flight take {self.two_in_flight}, one next to computing {self.beside_compute}"
 
 
 def contention_of(calibration: Calibration | None, devices: int) -> ContentionRatios | None:
@@ -108,7 +108,7 @@ def rate_between(calibration: Calibration) -> NodeRate | None:
 
 
 def nodes_of(calibration: Calibration, timed: "CalibrationPoint") -> int | None:
-    """Hosts that a point's ranks were on; None where that is not told."""
+    """Hosts that a point's ranks were on; None where that is not known."""
     return timed.nodes or calibration.nodes_of(timed.devices)
 
 

@@ -1,8 +1,8 @@
 """From a calibration's points to the fit of each collective, and from a fit to a prediction with its error.
 
 The value of a size is the median of its iterations. Intervals (95%) are percentiles of a bootstrap with the breakpoints
-held: over the iterations of every size where there are enough of them, else over the fit's relative residuals. They say how
-well a line is known, not how well a line describes the machine: that is the fit's error, stated beside them.
+held: over the iterations of every size where there are enough of them, else over the fit's relative residuals. They show how
+well a line is known, not how well it describes the machine: that is the fit's error, given next to them.
 """
 
 from collections.abc import Sequence
@@ -162,7 +162,7 @@ def _bandwidth_gb_per_s(slope_us_per_byte: float) -> float | None:
 def predict_us(fit: CollectiveFit, size_bytes: float) -> FittedTime:
     """The time of one call that moves `size_bytes` (the larger of a rank's input and output buffer).
 
-    Outside the measured sizes the nearest piece's line is extended: said in `extrapolated`, and no interval is given.
+    Outside the measured sizes the nearest piece's line is extended, `extrapolated` is set, and no interval is given.
     """
     piece = piece_of(fit, size_bytes)
     time_us = piece.alpha_us + (size_bytes / piece.bandwidth_gb_per_s / 1e3 if piece.bandwidth_gb_per_s else 0.0)
@@ -198,8 +198,8 @@ def find_fit(
 ) -> CollectiveFit | None:
     """The fit of a collective on exactly this many devices; None where it was not measured.
 
-    Of the statistic asked for, or of the slowest ranks where a calibration has no other; `Calibration.on_nodes` chooses the
-    number of hosts.
+    With the requested statistic, or that of the slowest ranks where a calibration has no other; `Calibration.on_nodes` chooses
+    the number of hosts.
     """
     fits = [fit for fit in calibration.fits if (fit.collective, fit.devices) == (collective, devices)]
     return next((fit for fit in fits if fit.statistic == statistic), fits[0] if fits else None)

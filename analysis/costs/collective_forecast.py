@@ -10,7 +10,7 @@ the logarithms of the times with a loss that single points and single counts can
 (protocols, algorithms) is kept as the median residual of that size and its neighbours over the largest counts.
 
 Measured counts and sizes are interpolated and not fitted. The band is what leaving out the largest measured counts shows; it
-grows with the distance, and where it is wider than WIDEST either way, nothing is said.
+grows with the distance, and where it is wider than WIDEST either way, no time is given.
 """
 
 import math
@@ -44,7 +44,7 @@ Times = Mapping[tuple[int, int], Mapping[int, float]]
 
 @dataclass(frozen=True)
 class CollectiveForecast:
-    """One collective, count and size; `time_us` is None where nothing can be said, for what `source` says."""
+    """One collective, count and size; `time_us` is None where it is not known, for the reason in `source`."""
 
     collective: str
     devices: int
@@ -177,8 +177,10 @@ def _fitted(kind: str, times: Times) -> _Law:
 
     def residuals(logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         a, b, per_byte = np.exp(logs)
-        told = np.log(a + b * doublings + moved * per_byte)
-        return np.append(told - measured, 0.5 * (logs[1] - logs[0] - math.log(0.3)))  # a weak view of how latency grows
+        fitted = np.log(a + b * doublings + moved * per_byte)
+        return np.append(
+            fitted - measured, 0.5 * (logs[1] - logs[0] - math.log(0.3))
+        )  # a weak view of how latency grows
 
     starts = [np.log([least_us, 0.3 * least_us, one]) for one in (slope, rate)]
     found = min(
@@ -238,7 +240,7 @@ def _times(calibration: Calibration) -> dict[str, dict[tuple[int, int], dict[int
 
 
 def _per_node(calibration: Calibration) -> int:
-    """Devices on a full node: the most that were measured on one; where all of it was one node, as many as are asked for."""
+    """Devices on a full node: the most that were measured on one; where there was only one node, the requested number."""
     layouts = [key for times in _times(calibration).values() for key in times]
     if not any(nodes > 1 for nodes, _ in layouts):
         return max(LARGEST_NODE, *(devices for _, devices in layouts))

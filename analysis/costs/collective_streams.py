@@ -34,7 +34,7 @@ def run_collectives(
     longer the transfer of each of two takes than alone (2 shares every byte), and each further one adds as much. No server
     is free before `free_us`; one stream needs `turn_us` from one collective to the next.
 
-    >>> run_collectives([0.0, 0.0], [5.0, 5.0], [10.0, 10.0], servers=2)  # latencies beside each other, then half speed each
+    >>> run_collectives([0.0, 0.0], [5.0, 5.0], [10.0, 10.0], servers=2)  # latencies in parallel, then half speed each
     ([0.0, 0.0], [25.0, 25.0])
     """
     if servers == 1:

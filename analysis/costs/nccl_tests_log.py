@@ -62,7 +62,7 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: L
     """The logs as one calibration with its fits; in-place columns instead of out-of-place ones on request.
 
     A log holds one mean per size and no samples. The link is `link` where the user states one, else what the GPUs'
-    names tell of it, else unknown. Raises DpscopeError, naming file and line, for what is no such log or is damaged.
+    names show, else unknown. Raises DpscopeError with the file and line of what is no such log or is damaged.
     """
     if not paths:
         raise DpscopeError("--from-nccl-tests: name one log or more")
@@ -212,8 +212,7 @@ def _collective(path: Path, section: _Section) -> Collective:
     if named is not None and (not candidates or named in candidates):
         return named
     raise DpscopeError(
-        f"--from-nccl-tests {path}: its columns do not tell which collective it is; name the file after it, "
-        "such as all_gather.log"
+        f"--from-nccl-tests {path}: its columns fit several collectives; name the file after it, such as all_gather.log"
     )
 
 

@@ -17,7 +17,7 @@ _MOST_SENTENCES = 4  # more are read more easily in the table
 
 @dataclass(frozen=True)
 class Prediction:
-    """One configuration. Microseconds; `low_us` to `high_us` is the 90% band; None is unknown, and `reason` says why.
+    """One configuration. Microseconds; `low_us` to `high_us` is the 90% band; None is unknown, and `reason` is the reason.
 
     A range without `step_us` is no band: it is what two assumptions give that the measurements cannot choose between.
     `efficiency` is t_1 / t_N at equal batch per device. `ledger` is where the step goes, `missing` the reason by unknown part,

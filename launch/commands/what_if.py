@@ -1,4 +1,4 @@
-"""`dpscope whatif`: the step of a configuration that nobody has run, with its error shown."""
+"""`dpscope whatif`: the step of a configuration that was not measured, with its error."""
 
 import sys
 from pathlib import Path
@@ -63,7 +63,7 @@ def whatif(
     figure: Annotated[Path | None, typer.Option(help="draw efficiency over devices, *.png or *.svg")] = None,
     output_format: Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="what to print")] = "table",
 ) -> None:
-    """Predict steps that nobody has run, from a run, a trace or a table of measured ones, with a band, or say why not."""
+    """Predict steps that were not measured from a run, a trace or a table of measured steps, with a band or a reason."""
     from dpscope.analysis.what_if.answers.options import WhatIfOptions
 
     requested = WhatIfOptions(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunQuestion:
-    """What is asked of a run or a trace."""
+    """A question about a run or a trace."""
 
     requested: WhatIfOptions
     cell: str | None
@@ -42,7 +42,7 @@ def of_run_or_traces(
     question: RunQuestion,
     stated: tuple[int | None, int | None, float | None, float | None],
 ) -> None:
-    """Answer and print. `told` is what the user says of a trace: devices, batch, bucket cap, bytes of gradients."""
+    """Answer and print. `stated` is what the user states about a trace: devices, batch, bucket cap, bytes of gradients."""
     scenarios = scenarios_of(question.requested)
     _check(question, len(scenarios))
     from rich.console import Console

@@ -148,7 +148,7 @@ def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
 
 
 TYPICAL = 3  # profiles that a prediction is the mean of
-_ONE_REPEAT = 0.03  # half a band of a step that one repeat, or a trace alone, tells; assumed
+_ONE_REPEAT = 0.03  # half a band of a step with one repeat, or from a trace alone; assumed
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Question:
 
 @dataclass(frozen=True)
 class StatedJob:
-    """What the user says of a foreign trace, which it may not tell itself."""
+    """What the user states about a trace that may not show it."""
 
     devices: int | None = None
     batch_size: int | None = None
@@ -237,13 +237,13 @@ def _with_contention(run: RunData, data: CellData) -> Ledger | None:
 
 
 def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Question:
-    """Anybody's traces of one job as base; what they lack is in `lacks`. Raises DpscopeError where they cannot be read."""
+    """Traces of one job as base; what they lack is in `lacks`. Raises DpscopeError where they cannot be read."""
     stated = stated or StatedJob()
     files, _ = find_traces(list(paths))
     job = job_profile(files, gradient_bytes=stated.gradient_bytes)
     devices = stated.devices or job.devices
     if devices is None:
-        raise DpscopeError(f"{paths[0]}: the trace does not tell how many devices the job had; give --base-devices")
+        raise DpscopeError(f"{paths[0]}: the trace does not show how many devices the job had; give --base-devices")
     ledger = analyze_traces(files).ledger
     interference = interference_of_traces(ledger, job.profiles)
     job = job.at_slowdown(interference.slowdown)
@@ -289,7 +289,7 @@ def _chosen(run: RunData, name: str | None, path: Path) -> CellData:
 
 
 def _joined(jobs: Sequence[JobProfile]) -> JobProfile:
-    """The repeats of a cell as one job: steps of different repeats are told apart."""
+    """The repeats of a cell as one job; the steps of each repeat keep distinct numbers."""
     profiles = [
         replace(one, step=None if one.step is None else one.step + 1_000_000 * index)
         for index, job in enumerate(jobs)
@@ -321,7 +321,7 @@ def single_steps_us(run: RunData, data: CellData) -> dict[int, float]:
 def repeats_band(medians: Sequence[float]) -> float:
     """Half a 90% band, in logarithms, of the median step of one more repeat: a prediction interval by Student's distribution.
 
-    Few repeats tell their deviation badly, so what is assumed of one counts as one degree of freedom.
+    Few repeats show their deviation poorly, so the value assumed for one repeat counts as one degree of freedom.
     """
     if len(medians) < 2:
         return _ONE_REPEAT

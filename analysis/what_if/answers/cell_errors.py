@@ -1,4 +1,4 @@
-"""How wrong the method is on the run's own cells: each other measured cell predicted from the base, and set beside its time."""
+"""How wrong the method is on the run's other cells: each one predicted from the base and compared with its measured time."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What `dpscope whatif` says of a run or a trace: a table, JSON, sentences."""
+"""The answer of `dpscope whatif` for a run or a trace: tables, JSON, CSV, sentences."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _ON_CPU = "The devices are processes on a CPU: none of this applies to GPUs."
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """`predictions` in the order asked, each with what it says of itself."""
+    """`predictions` in the requested order, each with the options that make its scenario."""
 
     question: Question
     own: CellErrors
@@ -108,7 +108,7 @@ def replay_error(question: Question) -> float:
 
 
 def run_table(answer: RunAnswer) -> TextTable:
-    """The predictions as a table; what the options vary has columns of its own."""
+    """The predictions as a table, with a column for each option that varies."""
     varied = [name for name in _options(answer) if name not in ("devices", "batch_size")]
     headings = (
         *("devices", "nodes", "batch"),

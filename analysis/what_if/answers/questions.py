@@ -211,7 +211,7 @@ def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str,
 
 
 def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
-    """The caps around the best that cannot be told from it: differences within the method's error make one flat region."""
+    """The caps around the best one: those whose step differs by less than the method's error form one flat region."""
     predictions = [(cap, predict(base, replace(scenario, bucket_mb=cap), costs)) for cap in _CAPS]
     known = [(cap, one.step_us) for cap, one in predictions if one.step_us is not None]
     if not known:

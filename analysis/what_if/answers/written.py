@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EfficiencyPoint = tuple[int, float, float, float]  # devices, efficiency and the ends of its band
-_MOST_LINES = 8  # that a reader tells apart
+_MOST_LINES = 8  # that a reader can distinguish
 _LOGARITHMIC = 8  # times the least count, from which small counts would stand on each other
 _KINDS = (".png", ".svg", ".pdf")
 
@@ -44,10 +44,10 @@ def write_figure(answer: RunAnswer, path: Path) -> None:
     """Draw it. Raises DpscopeError where no scenario has an efficiency, and where there are too many."""
     drawn = efficiency_figure(answer)
     if drawn is None:
-        raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table says why")
+        raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table gives the reasons")
     if (lines := len(_lines(answer))) > _MOST_LINES:
         raise DpscopeError(
-            f"--figure would hold {counted(lines, 'line')}; ask for {_MOST_LINES} or fewer beside --devices"
+            f"--figure would hold {counted(lines, 'line')}; vary at most {_MOST_LINES} configurations besides --devices"
         )
     from dpscope.analysis.figures.draw import to_pdf, to_png, to_svg
 
@@ -72,7 +72,7 @@ def efficiency_figure(answer: RunAnswer) -> "Figure | None":
 
 
 def _lines(answer: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
-    """A line for everything that is asked beside the number of devices, by what it is called."""
+    """A line for each configuration apart from its number of devices, by label."""
     found: dict[str, list[EfficiencyPoint]] = {}
     for words, _, one in answer.predictions:
         if one.efficiency is None or not one.step_us or not one.low_us or not one.high_us:
@@ -142,7 +142,7 @@ def write_replayed(answer: RunAnswer, path: Path) -> None:
     profile = base.profiles[0]
     inputs = inputs_of(base, profile, scenario, answer.question.costs)
     if isinstance(inputs, str) or prediction.step_us is None or traits_of(scenario.strategy or "").peer_copies:
-        why = inputs if isinstance(inputs, str) else prediction.reason or "DataParallel is told by its formula"
+        why = inputs if isinstance(inputs, str) else prediction.reason or "DataParallel is predicted by its formula"
         raise DpscopeError(f"no replay to write: {why}")
     measured = replay(base.prepared(profile, AS_IT_WAS), measured_conditions(profile), with_spans=True)
     predicted = replay(base.prepared(profile, inputs.compute), inputs.conditions, with_spans=True)

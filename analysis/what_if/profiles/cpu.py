@@ -1,4 +1,4 @@
-"""One rank's step on the CPU as a profile: stretches of time between gradients, gloo's collectives beside them."""
+"""One rank's step on the CPU as a profile: stretches of time between gradients, with gloo's collectives in parallel."""
 
 from collections.abc import Sequence
 

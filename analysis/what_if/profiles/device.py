@@ -106,7 +106,7 @@ def _launched(attribution: Attribution, step: int, began: float) -> _Launched:
     starts = np.minimum(np.maximum(events.start_us[rows], before), ends)
     return _Launched(
         launch, starts, ends, kernel_bounds(events.names)[events.name[rows]]
-    )  # what another stream does meanwhile takes no time of its own
+    )  # time on another stream in parallel is not added
 
 
 def _before(works: _Launched, when: float) -> int:
@@ -178,13 +178,13 @@ def _works(
     launch_gap = np.where(by_launch, gap, np.minimum(usual, works.start_us - works.launch_us))
     order_gap = np.where(by_launch, np.minimum(gap, _IN_ORDER_US), gap)
     duration = works.end_us - works.start_us
-    beside = duration <= 0  # hidden behind another stream's
+    hidden = duration <= 0  # behind another stream's
     return (
         Works(
             host_us=np.maximum(0.0, host),
             device_us=duration,
-            launch_gap_us=np.where(beside, NEVER, launch_gap),
-            order_gap_us=np.where(beside, 0.0, order_gap),
+            launch_gap_us=np.where(hidden, NEVER, launch_gap),
+            order_gap_us=np.where(hidden, 0.0, order_gap),
             sync_us=wait.sync_us,
             needs=needs,
             by_samples=np.arange(count) < (gradients.after[-1] if len(gradients.after) else count),

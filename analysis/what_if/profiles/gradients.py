@@ -147,7 +147,7 @@ class StepCollectives:
 
 
 def split_collectives(rows: pd.DataFrame, backward: tuple[float, float]) -> StepCollectives:
-    """All-reduces that the backward pass launched are buckets of gradients; what the pass was, `backward_span` tells."""
+    """All-reduces that the backward pass (`backward_span`) launched are buckets of gradients."""
     reduced = rows["kind"].eq("all_reduce").fillna(False).astype(bool)
     reduced &= (rows["launch_us"] >= backward[0]) & (rows["launch_us"] <= backward[1])
     return StepCollectives(rows[reduced].sort_values("launch_us"), rows[~reduced].sort_values("launch_us"))
@@ -176,7 +176,7 @@ def measured_buckets(rows: pd.DataFrame, start_us: float) -> list[MeasuredBucket
 def backward_span(events: EventTable, step: tuple[float, float]) -> tuple[float, float]:
     """From a step's first gradient, or the pass's own range, to that range's end or the optimizer's start, by the host's clock.
 
-    Where the trace tells none of them it is all time.
+    All time if the trace shows none of them.
     """
     passes = _rows(events, step, phases.BACKWARD)
     nodes = _rows(events, step, NODE)
@@ -208,7 +208,7 @@ def shared_as_replayed(
 ) -> list[MeasuredBucket]:
     """The buckets of several servers with costs at which a replay ends each as nearly as it can where it was measured to end.
 
-    What one costs moves the ends of those beside it, so the costs are moved by what the replay misses, time and again.
+    The cost of one moves the ends of those in flight with it, so the costs are corrected iteratively by what the replay misses.
     """
     ready = [one.ready_us + start_gap_us + one.late_us for one in measured]
     costs = np.array([one.cost_us for one in measured])
@@ -239,7 +239,7 @@ def _alone(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def _lateness(ready: np.ndarray, begin: np.ndarray, moving: np.ndarray) -> np.ndarray:
-    """How long after this rank the last one was ready. What queued on both tells only that it was no later than that."""
+    """How long after this rank the last one was ready. A collective that queued on both ranks gives only an upper bound."""
     late = np.zeros(len(ready))
     before = 0.0
     for index in range(len(ready)):

@@ -41,7 +41,7 @@ _TRIED = tuple(round(1.0 + step / 20, 2) for step in range(21))
 _OUTSIDE = (
     1.35  # half the 90% quantile of chi-squared with one degree of freedom: log likelihoods that far apart differ
 )
-_PROFILES = 16  # that are enough to tell
+_PROFILES = 16  # enough to estimate it
 
 
 def at_slowdown(profile: StepProfile, slowdown: float) -> StepProfile:
@@ -53,7 +53,7 @@ def at_slowdown(profile: StepProfile, slowdown: float) -> StepProfile:
 
 
 def slowdown_of(profiles: Sequence[StepProfile]) -> tuple[float, float, float] | None:
-    """The factor at which buckets of one size cost alike alone, however long others ran beside them, and its 90% interval.
+    """The factor at which buckets of one size cost the same alone, however long others were in flight, and its 90% interval.
 
     Of all factors from 1 (none slows another) to 2 (they share every byte) the one with the least mean absolute deviation, in
     logarithms, from a line through the sizes. None where the link shared is as likely, or nothing overlaps.
@@ -100,7 +100,7 @@ _CODE = (Path(__file__).parents[1], Path(__file__).parents[2] / "costs")  # besi
 
 @dataclass(frozen=True)
 class JobProfile:
-    """`profiles` of one job; `kinds` of collectives it ran; `devices` None where no trace tells the world's size."""
+    """`profiles` of one job; `kinds` of collectives it ran; `devices` None where no trace has the world size."""
 
     profiles: tuple[StepProfile, ...]
     ranks: int
@@ -190,7 +190,7 @@ def _device_name(attributions: Sequence[Attribution]) -> str | None:
 
 
 def with_bytes(profile: StepProfile, gradient_bytes: float) -> StepProfile:
-    """A profile whose trace tells no bytes, with so many spread evenly over its buckets; any other as it is."""
+    """The profile with these bytes spread evenly over its buckets if its trace shows none; else unchanged."""
     if profile.gradients.known != UNKNOWN or not profile.buckets:
         return profile
     share = gradient_bytes / profile.gradients.total_bytes
@@ -231,15 +231,15 @@ def _of_rank(attribution: Attribution, rows: pd.DataFrame, parameter_bytes: Sequ
 
 
 def _lacks(attributions: Sequence[Attribution], profiles: Sequence[StepProfile], devices: int | None) -> list[str]:
-    """What the traces do not tell, in words."""
-    said = []
+    """What the traces do not show, in words."""
+    lacks = []
     if devices is None:
-        said.append("the number of devices: give --base-devices")
+        lacks.append("the number of devices: give --base-devices")
     if len(attributions) < (devices or 1):
-        said.append(
+        lacks.append(
             f"{(devices or 1) - len(attributions)} of {counted(devices or 1, 'rank')}: transfers are upper bounds "
             "that hold waiting"
         )
     if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
-        said.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")
-    return said
+        lacks.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")
+    return lacks

@@ -231,7 +231,7 @@ def scaled(works: Works, compute: Compute) -> Works:
 
 
 def replay(prepared: Prepared, conditions: Conditions, with_spans: bool = False) -> Replayed:
-    """The second of two steps in a row; its collectives are listed where asked for."""
+    """The second of two steps in a row; its collectives are listed on request."""
     entered = (prepared.profile.first_host_us, 0.0, NEVER)
     began = 0.0
     if prepared.profile.on_device:  # else nothing runs ahead, and the first step is as the second

@@ -110,8 +110,8 @@ class StepProfile:
     turn_us: float
     exposed_us: float
     servers: int  # collectives in flight at once: 1 stream of NCCL, 2 workers of gloo
-    slowdown: float = SHARES_THE_LINK  # of each of two in flight, with which the buckets' costs were told
-    lacks: tuple[str, ...] = ()  # what the trace does not tell, in words
+    slowdown: float = SHARES_THE_LINK  # of each of two in flight, with which the buckets' costs were computed
+    lacks: tuple[str, ...] = ()  # what the trace does not show, in words
 
     @property
     def on_device(self) -> bool:

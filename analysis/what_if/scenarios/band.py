@@ -1,6 +1,6 @@
 """The 90% band of a replayed prediction: what each thing that it rests on may be off by, below and above, joined.
 
-The repeats of the base; the method's own error on other cells; the costs of collectives; two in flight and computing beside a
+The repeats of the base; the method's error on other cells; the costs of collectives; two in flight and computing next to a
 collective, where they are assumed or measured with an interval; the distance in devices; another GPU, another batch, unknown
 lateness. They are independent, so their squares add. A cost that a specification bounds can be dearer and no cheaper.
 """
@@ -18,7 +18,7 @@ from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 Parts = Mapping[str, tuple[float, float]]
 """By name, half a 90% band below and above the step, in logarithms."""
 
-ASSUMED_ERROR = 0.04  # of the method where no other cell tells it: what cells of the live experiments were off by
+ASSUMED_ERROR = 0.04  # of the method where no other cell measures it: the error of cells in the live experiments
 GPU_ERROR = 0.12  # of times on another GPU by its speed alone, as published for such predictors (Habitat, ATC 2021)
 _ONE_BATCH = 0.10  # samples may cost otherwise where one batch alone was measured
 _NO_JITTER = 0.03
@@ -45,14 +45,14 @@ def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replaye
         else 0.0
         for one in base.gamma_band
     ]
-    found = {"costs": costs, "two in flight": in_flight, "computing beside them": slower}
+    found = {"costs": costs, "two in flight": in_flight, "computing next to them": slower}
     return {name: _below_above(values, step_us) for name, values in found.items()}
 
 
 def half_band(
     base: Base, scenario: Scenario, parts: Sequence[Parts], exposed_share: float, times: float
 ) -> tuple[float, float]:
-    """Half the band below and above; `times` is how many times the largest measured count is asked for."""
+    """Half the band below and above; `times` is the requested count over the largest measured one."""
     alike = scenario == Scenario()
     spread, method = base.spread, ASSUMED_ERROR
     if base.method_error is not None:  # the repeats' noise is in the errors on own cells

@@ -68,7 +68,7 @@ def hop_us(kind: str, latency_us: float, devices: int) -> float:
     return max(0.0, latency_us) / max(1, ring_hops(kind, devices))
 
 
-_FULL = 3  # counts from which latency that grows with the hops can be told from what does not grow
+_FULL = 3  # counts needed to separate latency that grows with the hops from what does not grow
 
 
 def carried_us(times_us: Mapping[int, float], devices: int) -> float:
@@ -123,7 +123,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Links:
-    """What the question states of the links; None is as measured. `inter` is one node's, all its devices sharing it."""
+    """The links that the question states; None is as measured. `inter` is one node's, all its devices sharing it."""
 
     intra: LinkRate | None = None
     inter: LinkRate | None = None
@@ -228,7 +228,7 @@ class Costs:
         found = self._between()
         if found is None:
             return (
-                "nothing tells what the link between nodes costs: give --inter, such as --inter 100Gb/s, or calibrate over "
+                "the cost of the link between nodes is not known: give --inter, such as --inter 100Gb/s, or calibrate over "
                 "several nodes"
             )
         rate, latency = found
@@ -254,7 +254,7 @@ class Costs:
             return _calibrated(fit, size)
         if not fits:
             return (
-                f"{kind} was measured over several nodes, and {devices} devices of one are asked for: run dpscope calibrate "
+                f"{kind} was measured over several nodes, and {devices} devices of one were requested: run dpscope calibrate "
                 f"with --devices {devices}, or give --intra"
             )
         if len(fits) > 1:
@@ -285,7 +285,7 @@ class Costs:
         stated: LinkRate,
         reached: tuple[float, str] | None = None,
     ) -> Cost | str:
-        """`reached`: what of the rate is, and how that is told, where it was measured and is no specification."""
+        """`reached`: the reached share of the rate and its description, where it was measured and is not a specification."""
         nodes, inside = -(-devices // per_node), min(per_node, devices)
         at_other_layout = reached is not None
         if stated.source == REACHED_RATE:
@@ -330,7 +330,7 @@ class Costs:
         return reached, f" x {reached:.2f}, reached on {self.specified.name}"
 
     def _hop(self, kind: str, between: bool) -> tuple[float, str]:
-        """The latency of one hop as it was calibrated, on that level where it was, and where; 0 where nothing tells."""
+        """The latency of one hop as it was calibrated, on that level where it was, and where; 0 where it is not known."""
         one_node = self.devices <= self.per_node
         if between and one_node and (found := self._between()) is not None:
             return found[1], f", {found[1]:.3g} us a hop as calibrated on {found[0].layout} devices"

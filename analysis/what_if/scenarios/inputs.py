@@ -61,7 +61,7 @@ def bucketing_of(base: Base, scenario: Scenario) -> Bucketing:
 
 
 def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Inputs | str:
-    """What to replay a profile under, or the reason why it cannot be told."""
+    """What to replay a profile under, or the reason why that is not known."""
     place = place_of(base, scenario)
     bucketing = bucketing_of(base, scenario)
     hook = scenario.hook or base.hook
@@ -180,11 +180,11 @@ def _later_us(base: Base, scenario: Scenario, place: Place) -> float:
 
 
 def uneven(base: Base, scenario: Scenario) -> str | None:
-    """Why the micro-batches asked for cannot be made of the base's step; None where they can."""
+    """Why the requested micro-batches cannot be made from the base's step; None where they can."""
     wanted = scenario.accumulate or base.accumulate
     if wanted % base.accumulate:
         return (
-            f"the base's step is {base.accumulate} micro-batches, which its trace does not tell apart: give --accumulate "
+            f"the base's step is {base.accumulate} micro-batches, which its trace does not separate: give --accumulate "
             f"{base.accumulate} or a multiple of it, or take a cell without accumulation as the base"
         )
     if scenario.batch_size is not None and scenario.batch_size % wanted:
@@ -241,7 +241,7 @@ def _by_bound(base: Base, scenario: Scenario) -> tuple[float, ...] | str:
     if asked is None:
         return ()
     if not all(profile.on_device for profile in base.profiles):
-        return f"the base computed on a CPU, so its times tell nothing of {asked.title}: trace it on a GPU"
+        return f"the base computed on a CPU, so its times are no evidence for {asked.title}: trace it on a GPU"
     if base.device_name is None:
         return (
             f"the traces do not name the base's GPU, so what {asked.title} changes is not known: give --faster a factor"
@@ -255,7 +255,7 @@ def _by_bound(base: Base, scenario: Scenario) -> tuple[float, ...] | str:
 def _samples_factor(base: Base, wanted: int, own: int) -> float | str:
     """How many times as long the works take that samples make longer, from `own` to `wanted` samples a pass.
 
-    By t_1 at both, less what no batch changes (the optimizer); by the samples where fewer than two batches of one device tell.
+    By t_1 at both, less what no batch changes (the optimizer); by the samples if fewer than two batches of one device are known.
     """
     if wanted == own:
         return 1.0
@@ -275,7 +275,7 @@ def _samples_factor(base: Base, wanted: int, own: int) -> float | str:
     if after is None or min(after, before) <= fixed:
         return (
             f"one device's steps at {own} and {counted(wanted, 'sample')} a pass are not longer than what no batch changes, "
-            f"{fixed / 1e3:.3g} ms: they do not tell what a sample costs"
+            f"{fixed / 1e3:.3g} ms: what a sample costs is not known"
         )
     return (after - fixed) / (before - fixed)
 

@@ -2,7 +2,7 @@
 
 Taken from matched collectives, so no clock is compared. The latest of N is the expected maximum of N draws: from the quantiles of
 what was seen, E max = integral of x dF(x)^N, with a generalised Pareto tail above the 90% quantile where 200 independent samples
-or more tell one (Pickands, Annals of Statistics 3(1), 1975), else that of a normal distribution, which is then an assumption.
+or more show one (Pickands, Annals of Statistics 3(1), 1975), else that of a normal distribution, which is then an assumption.
 """
 
 import math

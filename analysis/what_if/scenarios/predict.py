@@ -1,4 +1,4 @@
-"""The step of a configuration that nobody has run: measured base + (replay of the scenario - replay of the base)."""
+"""The step of a configuration that was not measured: measured base + (replay of the scenario - replay of the base)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -102,13 +102,15 @@ def _base_refusal(base: Base) -> str | None:
         if abs(off) > MOST_OFF:
             return f"the replay of the base is {100 * off:+.1f}% off its measured step: something in its trace is not modelled"
     if foreign := sorted(base.kinds & _OTHERS):
-        return f"the job runs {' and '.join(foreign)} beside DDP's all-reduces: it is no plain data parallelism"
+        return (
+            f"the job runs {' and '.join(foreign)} in addition to DDP's all-reduces: it is not plain data parallelism"
+        )
     if base.devices > 1 and not any(profile.buckets for profile in base.profiles):
         return (
             "the trace of the base shows no all-reduce of gradients: communication was not recorded, or this is no DDP"
         )
     if any(np.isnan(one.bytes) for profile in base.profiles for one in profile.buckets):
-        return "the trace does not tell the bytes of its all-reduces: trace with record_shapes=True, or state --gradient-bytes"
+        return "the trace does not show the bytes of its all-reduces: trace with record_shapes=True, or state --gradient-bytes"
     factor = HOOK_FACTORS.get(base.hook)
     if factor is None:
         return f"the base's hook {base.hook} is not modelled: take a cell without it as the base"
@@ -119,13 +121,13 @@ def _base_refusal(base: Base) -> str | None:
     if alone is not None and base.devices > 1 and base.step_us < _IMPOSSIBLE * alone:
         return (
             f"{base.devices} devices take {base.step_us / 1e3:.1f} ms where one takes {alone / 1e3:.1f} ms at the same batch: "
-            "something else changed between these cells, or they are noisier than what is asked"
+            "something else changed between these cells, or they are noisier than the requested change"
         )
     return None
 
 
 def _host_share(base: Base) -> float:
-    """The share of the base's step that a host without time of its own would save."""
+    """The share of the base's step that a host without any cost would save."""
     return (
         max(_host_gap_us(base.prepared(one, AS_IT_WAS)) / one.step_us for one in base.profiles if one.on_device)
         if any(one.on_device for one in base.profiles)
@@ -172,7 +174,7 @@ def _remains_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str,
 
 
 def _host_gap_us(prepared: Prepared) -> float:
-    """What a host without time of its own would save of the step without communication; worked out once."""
+    """What a host without any cost would save of the step without communication; computed once."""
     if ("host",) not in prepared.kept:
         alone = silent(prepared.profile)
         free = Prepared(prepared.profile, replace(prepared.compute, host=0.0))

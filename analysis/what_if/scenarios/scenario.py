@@ -1,4 +1,4 @@
-"""What is asked (a scenario) and what it is asked of (a base): plain data, no torch. Microseconds, bytes."""
+"""A scenario and the base from which it is predicted: plain data, no torch. Microseconds, bytes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -119,7 +119,7 @@ class Base:
         return self._buckets[key]
 
     def refused(self, why: "Callable[[Base], str | None]") -> str | None:
-        """What `why` says of this base, asked once."""
+        """The result of `why` for this base, computed once."""
         if not self._refused:
             self._refused.append(why(self))
         return self._refused[0]

@@ -71,7 +71,7 @@ def test_in_place_columns_and_a_stated_link() -> None:
         (ALL_GATHER, "all_gather_perf", "all_gather"),
         (ALL_GATHER, "alltoall_perf", "all_to_all"),
         (REDUCE_SCATTER, "reduce_scatter_perf", "reduce_scatter"),
-        (REDUCE_SCATTER, "unnamed", "reduce_scatter"),  # told from all-reduce by busbw / algbw = 3/4
+        (REDUCE_SCATTER, "unnamed", "reduce_scatter"),  # distinguished from all-reduce by busbw / algbw = 3/4
         (ALL_REDUCE, "unnamed", "all_reduce"),  # 6/4
     ],
 )
@@ -90,7 +90,7 @@ def test_the_file_s_name_decides_what_columns_leave_open(tmp_path: Path) -> None
     text = NEW.format(name="unnamed") + NEW_HEADING + ALL_GATHER
     calibration = calibration_from_logs([write(tmp_path, text, "all_gather-4gpus.log")])
     assert calibration.points[0].collective == "all_gather"
-    with pytest.raises(DpscopeError, match="do not tell which collective"):
+    with pytest.raises(DpscopeError, match="fit several collectives"):
         calibration_from_logs([write(tmp_path, text, "run.log")])
 
 

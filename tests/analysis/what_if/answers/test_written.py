@@ -52,7 +52,7 @@ def test_a_line_for_each_bucket_and_none_for_what_has_no_efficiency() -> None:
     ("asked", "message"),
     [
         ([({"devices": "2"}, 2, None)], "nothing to draw"),
-        ([({"bucket_mb": str(one)}, 2, 0.5) for one in range(9)], "--figure would hold 9 lines; ask for 8 or fewer"),
+        ([({"bucket_mb": str(one)}, 2, 0.5) for one in range(9)], "--figure would hold 9 lines; vary at most 8"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(

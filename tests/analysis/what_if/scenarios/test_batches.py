@@ -35,7 +35,7 @@ def test_micro_batches_of_a_base_that_has_some_are_run_whole() -> None:
 def test_other_micro_batches_than_whole_steps_of_the_base_are_refused(more: dict[str, int]) -> None:
     found = question(TWO, **more)
     assert found.step_us is None
-    assert "2 micro-batches, which its trace does not tell apart: give --accumulate 2 or a multiple" in (
+    assert "2 micro-batches, which its trace does not separate: give --accumulate 2 or a multiple" in (
         found.reason or ""
     )
 
@@ -72,7 +72,7 @@ def test_one_device_at_the_batch_asked_for_is_taken_as_it_was_measured() -> None
         (HEAVY, 100_000, "a forward pass of 100,000 samples is too far from what one device was measured at (4, 8)"),
         (HEAVY, 1, "too far from what one device was measured at (4, 8): 2 times beyond at most"),
         (BASE, 9, "too far from what the base was measured at (4)"),
-        (replace(HEAVY, single_us={4: 210.0, 8: 55.0}), 8, "0.06 ms: they do not tell what a sample costs"),
+        (replace(HEAVY, single_us={4: 210.0, 8: 55.0}), 8, "0.06 ms: what a sample costs is not known"),
     ],
 )
 def test_a_batch_too_far_from_what_was_measured_is_refused(base: Base, batch: int, expected: str) -> None:
