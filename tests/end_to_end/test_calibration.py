@@ -167,21 +167,25 @@ def test_a_job_that_fails_says_why_in_one_line(tmp_path: Path, monkeypatch: pyte
 
 
 BROKEN_CONTENTION = """
-import importlib.abc, importlib.machinery, sys
-
-class Broken(importlib.abc.Loader):
-    def create_module(self, spec):
-        return None
-
-    def exec_module(self, module):
-        def time_contention(*_):
-            raise RuntimeError("no such event on this device")
-        module.time_contention = time_contention
+import importlib.abc, importlib.util, sys
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name == "dpscope.launch.calibration.collective_timing":
-            return importlib.machinery.ModuleSpec(name, Broken())
+        if name != "dpscope.launch.calibration.collective_timing":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+
+            def time_contention(*_):
+                raise RuntimeError("no such event on this device")
+            module.time_contention = time_contention
+
+        spec.loader.exec_module = exec_module
+        return spec
 
 sys.meta_path.insert(0, Finder())
 """
