@@ -1,19 +1,43 @@
-"""What a training run will train: its cells, their learning rates, and what about them misleads. Imports no torch."""
+"""The cells of a training run: learning rates, misleading settings, and the jobs of their processes. Imports no torch."""
 
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_matrix, resolved_workload
-from dpscope.launch.training.learning_rate_scaling import batch_growth, scaled_learning_rate
+from dpscope.launch.training.checkpoint_folder import CheckpointFolder
+from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import Cell, PlannedCell
 from dpscope.profiling.records.settings import shown
 from dpscope.profiling.records.strategies import strategy_order, traits_of
-from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig
+from dpscope.profiling.records.training import LearningRateScaling, PlannedTraining, ResolvedTrainConfig, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.training_folders import TrainingFolder
+
+
+def scaled_learning_rate(config: TrainConfig, cell: Cell) -> float:
+    """The rate a cell learns with, before warm-up and milestones."""
+    return config.optimizer.learning_rate * scaling_factor(config.learning_rate_scaling, batch_growth(config, cell))
+
+
+def batch_growth(config: TrainConfig, cell: Cell) -> int:
+    """A cell's global batch over that of the single device it is compared with: 1 under strong scaling."""
+    return cell.devices if config.matrix.scaling == "weak" else 1
+
+
+def scaling_factor(scaling: LearningRateScaling, growth: float) -> float:
+    """By what a learning rate grows when the global batch does.
+
+    linear: P. Goyal et al., Accurate, Large Minibatch SGD (arXiv:1706.02677), which holds while batches are small against
+    the gradient's noise; sqrt: A. Krizhevsky, One weird trick (arXiv:1404.5997), which keeps the noise's variance.
+    """
+    return {"none": 1.0, "sqrt": math.sqrt(growth), "linear": growth}[scaling]
+
 
 TRAINING_BATCH_SIZE = 32
 
@@ -124,3 +148,32 @@ def _repeated_findings(plan: tuple[PlannedTraining, ...]) -> list[Finding]:
             next_step="Nothing, unless the data set is so small that this matters: then use device counts that divide it.",
         )
     ]
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What a job's processes are to train, and where it goes."""
+
+    config: ResolvedTrainConfig
+    cell: Cell
+    seed: int
+    kind: DeviceType
+    threads: int
+    folder: TrainingFolder
+    resume_from: Path | None = None  # the checkpoint to begin from; its own last one comes first
+
+    @property
+    def checkpoints(self) -> CheckpointFolder:
+        """Where it is saved."""
+        return CheckpointFolder(self.folder.checkpoints_path)
+
+    @property
+    def workload(self) -> Workload:
+        """What is trained, with this training's seed."""
+        return msgspec.structs.replace(self.config.workload, seed=self.seed)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer's settings, with this training's learning rate."""
+        learning_rate = scaled_learning_rate(self.config, self.cell)
+        return msgspec.structs.replace(self.config.optimizer, learning_rate=learning_rate)

@@ -15,8 +15,7 @@ from dpscope.launch.jobs.starting import SeveralNodesJob
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.launch.planning.cells import threads_per_process
 from dpscope.launch.planning.run_config import setting_text
-from dpscope.launch.training.cells import make_train_plan, resolve_training, train_findings
-from dpscope.launch.training.job import TrainJob
+from dpscope.launch.training.cells import TrainJob, make_train_plan, resolve_training, train_findings
 from dpscope.launch.training.resume import PREVIOUS, OwnCheckpoint, Resumption, resumption
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import checked_model_size

@@ -8,8 +8,8 @@ from typing import Literal
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.planning.run_config import flag_name
+from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
-from dpscope.launch.training.job import TrainJob
 from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode

@@ -17,11 +17,10 @@ from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, synchronise
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.worker_process import starting_up
+from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoint_schedule import TrainCheckpoints
 from dpscope.launch.training.evaluation import Learned, LearningSums, check_learnable, evaluate, shard
-from dpscope.launch.training.job import TrainJob
-from dpscope.launch.training.learning_rate import LearningRateSchedule
-from dpscope.launch.training.loop import TrainState, train
+from dpscope.launch.training.loop import LearningRateSchedule, TrainState, train
 from dpscope.launch.workload.image_sets import check_classes, random_words, test_images
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model

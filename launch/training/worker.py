@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 from dpscope.launch.jobs.place import TorchrunPlace, check_process_count
 from dpscope.launch.jobs.worker_process import TellProgress, starting_up, work
-from dpscope.launch.training.job import TrainJob
+from dpscope.launch.training.cells import TrainJob
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
 

@@ -14,8 +14,8 @@ from dpscope.launch.jobs.torchrun import command_nodes
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config
-from dpscope.launch.training.manifest import open_train_manifest
 from dpscope.launch.training.planned_jobs import plan_trainings
+from dpscope.launch.training.run import open_train_manifest
 from dpscope.launch.training.settings import load_train_config
 from dpscope.profiling.records.equality import EQUALITY_FOLDER
 from dpscope.profiling.store.files import write_json

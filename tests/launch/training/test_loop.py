@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dpscope.launch.training import run
 from dpscope.launch.training.evaluation import LearningSums, shard
-from dpscope.launch.training.learning_rate import LearningRateSchedule
+from dpscope.launch.training.loop import LearningRateSchedule
 from dpscope.launch.training.settings import load_train_config
 from dpscope.profiling.mirrors.mirror import TrainingMirror
 from dpscope.profiling.records.config import Optimizer, Workload
