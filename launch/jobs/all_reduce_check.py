@@ -1,4 +1,4 @@
-"""One all-reduce over all GPUs in a job of its own: whether NCCL works here, by the way that DDP goes. Imports no torch.
+"""One all-reduce over all GPUs in a separate job: checks whether NCCL works here as DDP uses it. Imports no torch.
 
 `dpscope doctor` starts the job; each of its processes is this module.
 """
@@ -49,9 +49,9 @@ class _Answer(Stored, frozen=True):
 
 
 def all_reduce_once(kind: DeviceType, processes: int, console: Console) -> str:
-    """Reduce a tensor over as many processes, a device each; returns the backend that did.
+    """Reduce a tensor over this number of processes, one device each; returns the backend.
 
-    Raises DpscopeError with the first failure's own words where the job fails, hangs or sums up wrongly.
+    Raises DpscopeError with the first failure's message if the job fails, hangs or computes a wrong sum.
     """
     folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-doctor-")))
     stop = StopRequest()

@@ -1,4 +1,4 @@
-"""A torchrun job that somebody waits for: its state shown, its end seen to, how it ended told. Imports no torch."""
+"""Waits for a torchrun job: shows its state, ends its processes, returns its outcome. Imports no torch."""
 
 from collections.abc import Callable, Sequence
 

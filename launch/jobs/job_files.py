@@ -1,6 +1,6 @@
-"""What the processes of one job leave for whoever started them: their pass, and why they failed. Imports no torch.
+"""Files by which a job's processes report their current pass and their failures. Imports no torch.
 
-Both lie in the repeat's folder while the job runs and are removed when it is recorded.
+They are in the repeat's folder while the job runs and are removed when it is recorded.
 """
 
 import os
@@ -27,14 +27,14 @@ _OUT_OF_MEMORY_SIGNS = (
     "status_alloc_failed",
     "not enough memory",
 )
-# What libraries say where they got no memory for themselves, and in other cases too.
+# Messages of libraries that got no memory, and in other cases too.
 _LIBRARY_FAILURE_SIGNS = (
     *("cublas_status_not_initialized", "cublas_status_internal_error", "cublas_status_execution_failed"),
     *("cudnn_status_not_initialized", "cudnn_status_internal_error", "cudnn_status_execution_failed"),
     *("cudnn_status_not_supported", "unable to find a valid cudnn algorithm", "unable to find an engine"),
     *("unhandled cuda error", "ncclunhandledcudaerror"),
 )
-_FULL = 0.9  # of a device's memory: above it such a failure is taken for want of memory
+_FULL = 0.9  # of a device's memory: above it such a failure counts as out of memory
 _PEER_LOST_SIGNS = (
     "connection closed by peer",
     "connection reset by peer",
@@ -49,7 +49,7 @@ _PEER_LOST_SIGNS = (
 
 
 class FailureNote(Stored, frozen=True, kw_only=True):
-    """Why one process failed, in its own words."""
+    """Why one process failed, with its message."""
 
     rank: int
     at_ns: int  # Unix time
@@ -59,13 +59,13 @@ class FailureNote(Stored, frozen=True, kw_only=True):
 
 
 def looks_like_out_of_memory(text: str) -> bool:
-    """Whether an error's text is that of an allocator, a GPU's or the host's."""
+    """Whether an error's text is that of a memory allocator, on a GPU or the host."""
     lowered = text.lower()
     return any(sign in lowered for sign in _OUT_OF_MEMORY_SIGNS)
 
 
 def fullest_memory() -> float | None:
-    """How full the fullest GPU is that this process holds memory on, 0 to 1; None where torch uses none, or cannot tell."""
+    """Largest used share of memory (0 to 1) among the GPUs that this process uses; None if torch uses none or fails."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -75,13 +75,13 @@ def fullest_memory() -> float | None:
             if torch.cuda.memory_reserved(index) > 0:
                 free_bytes, total_bytes = torch.cuda.mem_get_info(index)
                 shares.append(1 - free_bytes / total_bytes)
-        except RuntimeError:  # after some failures a device answers nothing
+        except RuntimeError:  # after some failures a device does not respond
             continue
     return max(shares, default=None)
 
 
 def _library_lacked_memory(text: str) -> bool:
-    """Whether cuBLAS, cuDNN or NCCL failed as they do without memory of their own, on a GPU that was nearly full."""
+    """Whether cuBLAS, cuDNN or NCCL failed as they do without memory, on a GPU that was nearly full."""
     lowered = text.lower()
     if not any(sign in lowered for sign in _LIBRARY_FAILURE_SIGNS):
         return False
@@ -90,7 +90,7 @@ def _library_lacked_memory(text: str) -> bool:
 
 
 def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> None:
-    """Leave a note on why this process ends."""
+    """Write a note about the failure of this process."""
     text = str(error) if isinstance(error, DpscopeError) else f"{type(error).__name__}: {error}"
     first_line = next((line.strip() for line in text.splitlines() if line.strip()), text)
     lowered = text.lower()
@@ -108,18 +108,18 @@ def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> N
 
 
 def read_failures(folder: Path) -> list[FailureNote]:
-    """The notes of a job, in the order in which its processes failed."""
+    """The notes of a job, in the order of the failures."""
     notes = [msgspec.json.decode(path.read_bytes(), type=FailureNote) for path in folder.glob("failure_*.json")]
     return sorted(notes, key=lambda note: note.at_ns)
 
 
 def write_progress(folder: Path, state: str) -> None:
-    """Tell which pass the job is in."""
+    """Report the job's current pass."""
     write_text(folder / PROGRESS_NAME, state)
 
 
 def read_progress(folder: Path) -> str | None:
-    """The pass the job is in, None before its first and after its last."""
+    """The job's current pass; None before its first and after its last."""
     try:
         return (folder / PROGRESS_NAME).read_text()
     except FileNotFoundError:  # a job that ends removes it at any moment
@@ -127,7 +127,7 @@ def read_progress(folder: Path) -> str | None:
 
 
 def remove_job_files(folder: Path) -> None:
-    """Remove the notes and the progress of a job that is over."""
+    """Remove the notes and the progress of a finished job."""
     for path in [*folder.glob("failure_*.json"), folder / PROGRESS_NAME, folder / JOB_NAME]:
         path.unlink(missing_ok=True)
 

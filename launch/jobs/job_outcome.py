@@ -1,4 +1,4 @@
-"""How a torchrun job ended, told from what it left: result, notes, log. Imports no torch."""
+"""How a torchrun job ended, from its result, failure notes and log. Imports no torch."""
 
 import re
 import signal
@@ -35,7 +35,7 @@ class JobOutcome:
 
 
 def memory_kills() -> int | None:
-    """How many processes the kernel has killed on this host for lack of memory so far; None where it does not tell."""
+    """Number of processes that the kernel has killed on this host for lack of memory; None where it is not available."""
     try:
         counted = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     except OSError:
@@ -44,9 +44,9 @@ def memory_kills() -> int | None:
 
 
 def judged_by_kernel(outcome: JobOutcome, kills_before: int | None) -> JobOutcome:
-    """The outcome, out of memory if a process of it was killed and the kernel has killed for memory since `kills_before`.
+    """The outcome, changed to out of memory if a process was killed and the kernel's count has grown since `kills_before`.
 
-    SIGKILL alone does not say so: a person, a batch system or another program may have sent it.
+    SIGKILL alone is not enough: a person, a batch system or another program may have sent it.
     """
     kills = memory_kills()
     killed = outcome.status == "crashed" and outcome.signal == signal.SIGKILL
@@ -84,14 +84,14 @@ def job_outcome(
 
 
 def interrupted(folder: JobFolder, last_pass: str | None) -> JobOutcome:
-    """The outcome of a job that its sweep was told to stop."""
+    """The outcome of a job that was stopped on request."""
     log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
     message = f"interrupted ({_where(last_pass)}); the same command resumes the run"
     return JobOutcome(status="interrupted", message=message, log_tail=_log_tail(log, None))
 
 
 def node_lost(folder: JobFolder, lost: str, last_pass: str | None) -> JobOutcome:
-    """The outcome of a job over several nodes one of which is gone; `lost` says which, and how that showed."""
+    """The outcome of a job on several nodes that lost a node; `lost` names it and the evidence."""
     if folder.status() == "ok":
         return JobOutcome(status="ok")
     log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
@@ -118,7 +118,7 @@ class _Failure(NamedTuple):
 
 
 def _timed_out_collective(log: str) -> _Failure | None:
-    """The first collective that NCCL's watchdog gave up, in its own words: its rank was ended by a signal and left no note."""
+    """The first collective that NCCL's watchdog aborted, with its message: a signal ends the rank, which writes no note."""
     found = next((match for line in log.splitlines() if (match := _WATCHDOG.search(line))), None)
     return None if found is None else _Failure(int(found[1]), f"rank {found[1]}: NCCL: {found[2].strip()}")
 
@@ -126,7 +126,7 @@ def _timed_out_collective(log: str) -> _Failure | None:
 def _first_failure(
     notes: Sequence[FailureNote], exits: dict[int, int], torchrun_status: int, timed_out: _Failure | None
 ) -> _Failure:
-    """The failure that the others follow from."""
+    """The failure that caused the others."""
     killed = [rank for rank, status in exits.items() if status < 0 and -status not in _CONSEQUENT_SIGNALS]
     causes = [note for note in notes if note.kind == "out_of_memory"]
     if not causes and killed:

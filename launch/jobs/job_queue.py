@@ -1,4 +1,4 @@
-"""The jobs of one command in order: what is done is kept, what fails is recorded, a signal ends it. Imports no torch."""
+"""Runs the jobs of one command in order: keeps results, records failures, ends on a signal. Imports no torch."""
 
 import time
 from abc import ABC, abstractmethod
@@ -133,11 +133,11 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         """Of the job at `index` and those after it; None while nothing is known."""
 
     def reason_to_skip(self, job: JobT) -> str | None:
-        """Why a job would fail as an earlier one did, None for one that is worth a try."""
+        """Why a job would fail as an earlier one did; None if it may succeed."""
         return None
 
     def watch(self, job: JobT) -> Callable[[str | None], None]:
-        """What is told the running job's state many times a second, and once more, None, when it has ended."""
+        """The function that gets the running job's state many times a second, and None once it has ended."""
         return self.progress.state
 
     def work_off(self) -> Iterator[ResultT]:

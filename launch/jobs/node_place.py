@@ -1,4 +1,4 @@
-"""Which node this is of how many, and where they meet: told by options, Slurm, MPI, PMI or Kubernetes. Imports no torch."""
+"""This node's number, the number of nodes and where they meet, by options, Slurm, MPI, PMI or Kubernetes. Imports no torch."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,10 +8,7 @@ from zlib import crc32
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_PORT = 29500
-_FIRST_PORT, _PORTS = (
-    20_000,
-    10_000,
-)  # of jobs that a scheduler numbers: two of them on one host rarely take the same one
+_FIRST_PORT, _PORTS = 20_000, 10_000  # derived from a scheduler's job number: two jobs on one host rarely collide
 
 
 @dataclass(frozen=True)
@@ -33,13 +30,13 @@ class NodePlace:
     rank: int
     told_by: str  # such as "Slurm"
     address: Address | None  # at which node 0 is met; None: only by the run folder
-    job: str | None = None  # what all nodes of one start know alike, and those of no other; None where nothing tells it
-    port_stated: bool = True  # by the user or what started the nodes: no other one will do
+    job: str | None = None  # identifier of this start, equal on all its nodes; None if unknown
+    port_stated: bool = True  # by the user or the launcher: it must not be replaced
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """What a launcher tells each of the processes it starts."""
+    """What a launcher sets for each of its processes."""
 
     name: str
     count: int | None
@@ -53,9 +50,9 @@ class _Launcher:
 def node_place(
     nodes: str | None, node_rank: int | None, rendezvous: str | None, environment: Mapping[str, str]
 ) -> NodePlace | None:
-    """The place that --nodes, --node-rank and --rendezvous give, and for `auto` the launcher; None for one node alone.
+    """The place from --nodes, --node-rank and --rendezvous, and the launcher; None for a single node.
 
-    Raises DpscopeError for what does not fit, or is not told.
+    Raises DpscopeError for contradictory or missing values.
     """
     if nodes is None:
         return None
@@ -83,7 +80,7 @@ def node_place(
 
 
 def launched_rank(environment: Mapping[str, str]) -> int | None:
-    """The number of this node, where a launcher says it."""
+    """The number of this node, if a launcher sets it."""
     launcher = _launcher(environment)
     return None if launcher is None else launcher.rank
 
@@ -135,7 +132,7 @@ def _check_one_task(nodes: str, launcher: _Launcher) -> None:
 
 
 def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
-    """The first launcher that tells something."""
+    """The first launcher that has set its variables."""
     for ask in (_slurm, _open_mpi, _pmi, _pytorch_job, _indexed_job):
         if (found := ask(environment)) is not None:
             return found
@@ -143,7 +140,7 @@ def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
 
 
 def _slurm(environment: Mapping[str, str]) -> _Launcher | None:
-    """srun's task. sbatch itself starts its script on one node alone, and tells no SLURM_STEP_NUM_NODES."""
+    """A task of srun. sbatch starts its script on one node only, without SLURM_STEP_NUM_NODES."""
     number = _numbers(environment)
     nodes = number("SLURM_STEP_NUM_NODES")
     if nodes is None:
@@ -178,7 +175,7 @@ def _open_mpi(environment: Mapping[str, str]) -> _Launcher | None:
 
 
 def _pmi(environment: Mapping[str, str]) -> _Launcher | None:
-    """MPICH's and Intel's launchers; they tell no name of the job that all processes know."""
+    """MPICH's and Intel's launchers, which set no common job name."""
     number = _numbers(environment)
     if (size := number("PMI_SIZE")) is None:
         return None
@@ -186,7 +183,7 @@ def _pmi(environment: Mapping[str, str]) -> _Launcher | None:
 
 
 def _pytorch_job(environment: Mapping[str, str]) -> _Launcher | None:
-    """Kubeflow's PyTorchJob, one process a pod: as it tells torchrun, else as it tells a process of torch."""
+    """Kubeflow's PyTorchJob, one process per pod: its variables for torchrun, else those for a process of torch."""
     number = _numbers(environment)
     for count, rank, host, port in (
         ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
@@ -202,7 +199,7 @@ def _pytorch_job(environment: Mapping[str, str]) -> _Launcher | None:
 
 
 def _indexed_job(environment: Mapping[str, str]) -> _Launcher | None:
-    """A Kubernetes job with completionMode Indexed, which tells each pod its number and not how many there are."""
+    """A Kubernetes job with completionMode Indexed, which sets each pod's number and not their count."""
     index = _numbers(environment)("JOB_COMPLETION_INDEX")
     return None if index is None else _Launcher("Kubernetes", count=None, rank=index)
 

@@ -1,4 +1,4 @@
-"""The run folder as a place to write to: whether it can be, and by one process at a time. Imports no torch."""
+"""Checks and locks for the folder that a command writes to. Imports no torch."""
 
 import errno
 import fcntl
@@ -30,7 +30,7 @@ from dpscope.profiling.store.training_folders import TRAIN_LOG_NAME, TRAININGS_N
 LOCK_NAME = ".lock"
 
 _BEFORE_A_MANIFEST = (LOCK_NAME, TRAIN_LOG_NAME, CALIBRATION_NAME, CALIBRATION_FIGURE_NAME, EQUALITY_NAME)
-"""What a command that was killed while it began leaves at the top, and what others may have put there for dpscope to read."""
+"""Files at the top of a folder that a killed command leaves, or that others provide for dpscope."""
 
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF)  # as file systems over a network answer
 
@@ -57,14 +57,14 @@ def check_train_place(out: Path) -> None:
 
 
 def check_equality_place(out: Path) -> None:
-    """The same for `dpscope equal`, which replaces an earlier comparison of its own."""
+    """The same for `dpscope equal`, which replaces an earlier comparison."""
     if _check_begun_by_dpscope(out):
         _told(out, lambda: check_place(out, EQUALITY_FOLDER))
         _told(out, lambda: check_overwritable(out / EQUALITY_NAME))
 
 
 def check_calibration_place(out: Path, calibration: Path) -> None:
-    """The same for `dpscope calibrate`, which replaces an earlier calibration of its own and its figure beside it."""
+    """The same for `dpscope calibrate`, which replaces an earlier calibration and its figure."""
     if out != calibration:
         _check_begun_by_dpscope(out)
     else:
@@ -122,8 +122,8 @@ def _unwritable(out: Path, error: OSError, place: Path) -> DpscopeError:
 def locked(folder: Path, wait: bool, note: Callable[[str], None]) -> Iterator[None]:
     """Hold the folder's lock, made with the folder where it is absent.
 
-    Without `wait` a lock that another process holds is a DpscopeError. Where the file system has no locks the block
-    runs without one, and `note` is told.
+    Without `wait`, a lock that another process holds is a DpscopeError. On a file system without locks, `note` gets a message and
+    the block runs without a lock.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,9 +149,9 @@ def _lock(descriptor: int, folder: Path, wait: bool, note: Callable[[str], None]
 
 
 def claim(folder: Path) -> None:
-    """Mark a folder as one this process alone writes in, until it ends, however it ends; `claimed` tells others.
+    """Claim a folder for this process until it ends; `claimed` shows this to others.
 
-    Raises DpscopeError where another process has claimed it.
+    Raises DpscopeError if another process has claimed it.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     for attempt in range(_CLAIM_ATTEMPTS):  # `claimed` holds it for an instant

@@ -1,9 +1,8 @@
 """Ties a process's life to its parent's, so that a killed run leaves nothing behind.
 
-torchrun starts its workers in sessions of their own: a signal to torchrun's process group does not reach them,
-and a torchrun killed outright cannot pass one on. Linux's parent-death signal does both, from the moment it is asked
-for; whether the parent died before that is checked. Imports the standard library alone, so that a worker can ask
-before it imports anything slow.
+torchrun starts each worker in a separate session: a signal to torchrun's process group does not reach them, and a killed
+torchrun cannot pass one on. Linux's parent-death signal does both once a process has requested it; an earlier death of the parent
+is checked. Imports only the standard library, so that a worker can request the signal before slow imports.
 """
 
 import ctypes
@@ -32,9 +31,9 @@ def die_with_process(parent_id: int) -> None:
 
 
 def dying_with_process(parent_id: int, command: Sequence[str]) -> list[str]:
-    """A command that first asks for `die_with_process` and then becomes `command`.
+    """A command that calls `die_with_process` and then becomes `command`.
 
-    For whoever has threads, in which nothing may run between fork and exec: a program of its own asks, and exec keeps it.
+    For callers with threads, where nothing may run between fork and exec: a separate program requests the signal; exec keeps it.
     """
     return [sys.executable, "-I", "-S", __file__, str(parent_id), *command]
 
@@ -56,7 +55,7 @@ def die_with_job() -> None:
 
 
 def has_token(process_id: int, token: str) -> bool:
-    """Whether a live process was started with `token` (NAME=value) in its environment; False where it is not told."""
+    """Whether a live process has `token` (NAME=value) in its environment; False if that cannot be read."""
     try:
         environment = Path(f"/proc/{process_id}/environ").read_bytes()
     except OSError:  # gone, or another user's

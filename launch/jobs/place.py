@@ -1,4 +1,4 @@
-"""Where a process stands in its job, as torchrun tells it."""
+"""A process's place in its job, from torchrun's variables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 @dataclass(frozen=True)
 class TorchrunPlace:
-    """This process's place in its job, as torchrun says."""
+    """This process's ranks, and the sizes of its job."""
 
     rank: int
     local_rank: int

@@ -1,4 +1,4 @@
-"""What starts jobs: this host alone, or whoever speaks for several (launch/nodes). Imports no torch."""
+"""Starters of jobs: this host, or several nodes (launch/nodes). Imports no torch."""
 
 import hashlib
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Signals as a request to stop, for whoever waits for a torchrun job or trains in one. Imports no torch."""
+"""Signals as a request to stop, for processes that wait for a torchrun job or train in one. Imports no torch."""
 
 import signal
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 
 class StoppedError(DpscopeError):
-    """A command was told to stop by a signal, and has; `exit_status` is 128 + the signal's number."""
+    """A signal has stopped a command; `exit_status` is 128 + the signal's number."""
 
     def __init__(self, message: str, exit_status: int) -> None:
         super().__init__(message)
@@ -17,7 +17,7 @@ class StoppedError(DpscopeError):
 
 
 class StopRequest:
-    """Whether this process was told to stop. Signals only set it, so that none can cut a file or a cleaning-up short."""
+    """Whether this process was asked to stop. Signals only set this flag, so that files and clean-up are completed."""
 
     def __init__(self) -> None:
         self.requested = False

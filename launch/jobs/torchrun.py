@@ -53,19 +53,21 @@ def _place(node: int, address: str, port: int) -> list[str]:
 
 
 def processes_on_a_node(command: Sequence[str]) -> int:
-    """That a command of `torchrun_prefix` starts on each node."""
-    told = [part for part in command if part.startswith("--nproc-per-node=")]
-    return int(told[0].partition("=")[2]) if told else 1
+    """Number of processes that a command of `torchrun_prefix` starts on each node."""
+    return _number_option(command, "--nproc-per-node=")
 
 
 def command_nodes(command: Sequence[str]) -> int:
-    """The nodes that a command of `torchrun_prefix` starts processes on."""
-    told = [part for part in command if part.startswith("--nnodes=")]
-    return int(told[0].partition("=")[2]) if told else 1
+    """Number of nodes of a command of `torchrun_prefix`."""
+    return _number_option(command, "--nnodes=")
+
+
+def _number_option(command: Sequence[str], option: str) -> int:
+    return next((int(part.removeprefix(option)) for part in command if part.startswith(option)), 1)
 
 
 def on_node(command: Sequence[str], node: int, address: str, port: int, folder: JobFolder) -> list[str]:
-    """A command over several nodes as one of them runs it: with its number, where they meet, and a folder of its own."""
+    """A command over several nodes as one of them runs it, with its number, the meeting point and its own folder."""
     own = {
         part.partition("=")[0]: part for part in (*_place(node, address, port), f"--log-dir={_torchrun_folder(folder)}")
     }
@@ -80,9 +82,9 @@ def _torchrun_folder(folder: JobFolder) -> Path:
 class TorchrunJob:
     """A running torchrun with all its processes, found by a token in their environment.
 
-    torchrun puts every worker into a session of its own, and workers have children (data loaders): neither a
+    torchrun puts every worker into a separate session, and workers have children (data loaders): neither a
     process group nor the tree under a dead torchrun would reach them all. Where processes cannot be listed (without
-    /proc) torchrun's process group has to do: torchrun, when told to end, ends its workers.
+    /proc) its process group is signalled: torchrun then ends its workers.
     """
 
     lost: str | None = None  # which node is, of a job over several
@@ -127,7 +129,7 @@ class TorchrunJob:
         on_progress: Callable[[str | None], None],
         stop_requested: Callable[[], bool],
     ) -> tuple[JobWait, int | None]:
-        """How waiting ended, and torchrun's exit status if it did; `on_progress` is told the job's pass."""
+        """How waiting ended, and torchrun's exit status if it did; `on_progress` gets the job's pass."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if stop_requested():
@@ -140,7 +142,7 @@ class TorchrunJob:
         return "timed_out", None
 
     def ask_to_end(self, grace_s: float) -> None:
-        """Tell torchrun, which tells its workers, and wait at most `grace_s` while they finish what they do last."""
+        """Ask torchrun and so its workers to end, and wait for at most `grace_s` while they finish."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

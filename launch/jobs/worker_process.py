@@ -1,4 +1,4 @@
-"""What every process under torchrun does around its job: reads it, tells how far it is, says why it failed."""
+"""Frame of every process under torchrun: reads its job, reports progress and failures."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""What each node says of itself in a torch.distributed.TCPStore, and who is still there. Imports no torch."""
+"""The states that nodes exchange in a torch.distributed.TCPStore, and which nodes are alive. Imports no torch."""
 
 import itertools
 import threading
@@ -21,15 +21,15 @@ _Told = TypeVar("_Told", Here, State)
 
 
 class Board:
-    """What this node tells, and what the others do.
+    """The published state of this node, and the states of the others.
 
-    A thread exchanges it, because a call of the store waits for ever when the network is cut. Each value is sealed with the
-    run's secret; one that is not, or is no known state, counts as the loss of its node.
+    A thread exchanges them, because a call to the store blocks for ever if the network is cut. Each value is sealed with the
+    run's secret; any other value counts as the loss of its node.
     """
 
     def __init__(self, store: "Store", secret: str, node: int, others: Iterable[int]) -> None:
         """`store` has the run's prefix already."""
-        self.here: dict[int, Here] = {}  # the others, once they have told
+        self.here: dict[int, Here] = {}  # the others that have joined
         self.states: dict[int, State] = {other: State() for other in others}
         self._store = store
         self._secret = secret
@@ -43,17 +43,17 @@ class Board:
         self._thread.start()
 
     def tell(self, here: Here | None = None, **changes: Any) -> None:
-        """Tell all other nodes."""
+        """Publish changes of this node's state."""
         self._own_here = here or self._own_here
         self._own = msgspec.structs.replace(self._own, **changes)
 
     def lost(self, node: int) -> str | None:
-        """How it showed that a node is lost; None while it is there."""
+        """The evidence that a node is lost; None while it is alive."""
         silent = f"it was silent for {LOST_S:g} s" if time.monotonic() - self._heard_s[node] > LOST_S else None
         return self.states[node].left or self._why.get(node) or silent
 
     def close(self) -> None:
-        """Tell the rest, and end."""
+        """Publish the last changes, and end."""
         self._closed.set()
         self._thread.join(timeout=2.0)
 
@@ -80,8 +80,8 @@ class Board:
         except ValueError as error:
             self._why[other] = f"what was said in its name is nothing that a node of this run says ({error})"
 
-    def _write(self, key: str, told: Here | State) -> None:
-        self._store.set(key, sealed(self._secret, key, told))
+    def _write(self, key: str, value: Here | State) -> None:
+        self._store.set(key, sealed(self._secret, key, value))
 
     def _read(self, key: str, kind: type[_Told]) -> _Told | None:
         return unsealed(self._secret, key, self._store.get(key), kind) if self._store.check([key]) else None

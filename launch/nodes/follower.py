@@ -1,4 +1,4 @@
-"""What every node but the first does: its part of each planned job that node 0 begins, until all is done. Imports no torch."""
+"""Every node except the first: runs its part of each planned job that node 0 starts, until the end. Imports no torch."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -36,9 +36,9 @@ class Follower:
         self._stopped_at_s: float | None = None
 
     def follow(self) -> int:
-        """Take part to the end; returns the exit status that node 0 says.
+        """Take part until the end; returns node 0's exit status.
 
-        Raises NodeLostError where node 0 is lost, DpscopeError for what is no planned job.
+        Raises NodeLostError if node 0 is lost, DpscopeError for a job that is not planned.
         """
         done = 0
         with self._stop.listening():
@@ -95,7 +95,7 @@ class Follower:
         )
 
     def _stop_ignored(self) -> bool:
-        """Whether this node was asked to stop, has told node 0, and nothing came of it."""
+        """Whether this node was asked to stop, has notified node 0, and got no response."""
         if self._stop.requested and self._stopped_at_s is None:
             self._stopped_at_s = time.monotonic()
             self._board.tell(signal=self._stop.signal_number or 0)

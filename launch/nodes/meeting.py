@@ -1,4 +1,4 @@
-"""How nodes meet: node 0 opens a TCPStore and says so in the run folder, where the others find it. Imports no torch."""
+"""How nodes meet: node 0 opens a TCPStore and announces it in the run folder for the others. Imports no torch."""
 
 import ipaddress
 import queue
@@ -93,19 +93,19 @@ def found_meeting(place: NodePlace, out: Path, note: Callable[[str], None], wait
                     f"--out {out}: {own} does not see what node 0 at {address} wrote there (it looked in {out.absolute()}); "
                     "name one folder that all nodes share"
                 )
-        told = ", ".join(f"{address}: {why}" for address, why in reasons.items()) or f"no trace of it in {out}"
+        seen = ", ".join(f"{address}: {why}" for address, why in reasons.items()) or f"no trace of it in {out}"
         if now_s - noted_s > NOTE_EVERY_S:
             noted_s = now_s
-            note(f"Still looking for node 0, {now_s - began_s:.0f} s of {wait_s:g} s: {told}.")
+            note(f"Still looking for node 0, {now_s - began_s:.0f} s of {wait_s:g} s: {seen}.")
         time.sleep(_POLL_S)
     raise DpscopeError(
-        f"{own} did not find node 0 within {wait_s:g} s ({told}): check that it is running, that it can be reached, and that all "
+        f"{own} did not find node 0 within {wait_s:g} s ({seen}): check that it is running, that it can be reached, and that all "
         "nodes share that folder"
     )
 
 
 def _answer(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found | DpscopeError | str:
-    """As `_met`; the call of a thread, for it may last for ever."""
+    """As `_met`, called in a thread, because it may block for ever."""
     answers: queue.SimpleQueue[Found | DpscopeError | str] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(_met(place, address, meetings)), name=THREAD_NAME, daemon=True).start()
     try:
@@ -142,7 +142,7 @@ def _public(place: NodePlace) -> str:
 
 
 def _listener(place: NodePlace) -> socket.socket:
-    """For the store; a port that dpscope chose and that is taken is replaced by a free one, which the folder tells."""
+    """The store's socket; a taken port that dpscope chose is replaced by a free one, which the folder announces."""
     host, port = (place.address.host, place.address.port) if place.address else (socket.gethostname(), 0)
     try:
         return listening_socket(host, port)

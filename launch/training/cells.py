@@ -21,17 +21,17 @@ from dpscope.profiling.store.training_folders import TrainingFolder
 
 
 def scaled_learning_rate(config: TrainConfig, cell: Cell) -> float:
-    """The rate a cell learns with, before warm-up and milestones."""
+    """A cell's learning rate, before warm-up and milestones."""
     return config.optimizer.learning_rate * scaling_factor(config.learning_rate_scaling, batch_growth(config, cell))
 
 
 def batch_growth(config: TrainConfig, cell: Cell) -> int:
-    """A cell's global batch over that of the single device it is compared with: 1 under strong scaling."""
+    """A cell's global batch divided by that of the single device that it is compared with: 1 under strong scaling."""
     return cell.devices if config.matrix.scaling == "weak" else 1
 
 
 def scaling_factor(scaling: LearningRateScaling, growth: float) -> float:
-    """By what a learning rate grows when the global batch does.
+    """Factor of the learning rate for a global batch that grows by `growth`.
 
     linear: P. Goyal et al., Accurate, Large Minibatch SGD (arXiv:1706.02677), which holds while batches are small against
     the gradient's noise; sqrt: A. Krizhevsky, One weird trick (arXiv:1404.5997), which keeps the noise's variance.
@@ -43,7 +43,7 @@ TRAINING_BATCH_SIZE = 32
 
 
 def resolve_training(config: TrainConfig, devices: Devices, nodes: int = 1) -> ResolvedTrainConfig:
-    """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be."""
+    """The configuration with every automatic value chosen for this machine; raises DpscopeError for an impossible one."""
     workload = resolved_workload(config.workload, devices.kind)
     matrix = resolved_matrix(config.matrix, devices, nodes=nodes)
     if config.matrix.batch_sizes is None:
@@ -101,7 +101,7 @@ def _planned_training(config: TrainConfig, planned: PlannedCell) -> PlannedTrain
 def train_findings(
     config: ResolvedTrainConfig, plan: tuple[PlannedTraining, ...], kind: DeviceType
 ) -> tuple[Finding, ...]:
-    """What about this plan will mislead a reader who is not told."""
+    """Findings about settings of this plan that may mislead a reader."""
     found = [*plan_findings(config.workload, config.matrix, kind)]
     late = [milestone for milestone in config.milestones if milestone >= config.epochs]
     if late:
@@ -152,7 +152,7 @@ def _repeated_findings(plan: tuple[PlannedTraining, ...]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """What a job's processes are to train, and where it goes."""
+    """The training of a job's processes, and its folder."""
 
     config: ResolvedTrainConfig
     cell: Cell
@@ -160,16 +160,16 @@ class TrainJob:
     kind: DeviceType
     threads: int
     folder: TrainingFolder
-    resume_from: Path | None = None  # the checkpoint to begin from; its own last one comes first
+    resume_from: Path | None = None  # the checkpoint to begin from, unless the training has one itself
 
     @property
     def checkpoints(self) -> CheckpointFolder:
-        """Where it is saved."""
+        """The training's checkpoints."""
         return CheckpointFolder(self.folder.checkpoints_path)
 
     @property
     def workload(self) -> Workload:
-        """What is trained, with this training's seed."""
+        """The workload with this training's seed."""
         return msgspec.structs.replace(self.config.workload, seed=self.seed)
 
     @property

@@ -1,8 +1,9 @@
-"""Checkpoints as files: written whole, sealed, kept with their predecessor, verified before they are read. Imports no torch.
+"""Checkpoints as files: written atomically, sealed, kept with their predecessor, verified before reading. Imports no torch.
 
-A checkpoint is what `torch.save` writes (a zip archive), and in the archive's comment its seal: a first line that says
-whose file it is, the SHA-256 of all before the comment and of the description, and the description as JSON.
-`torch.load` takes no notice of the comment. The zip format's own checksums cover neither its directory nor a file cut short.
+A checkpoint is a zip archive written by `torch.save`. The archive's comment, which `torch.load` ignores, is its seal: a line that
+identifies the file, the SHA-256 of everything before the comment and of the description, and the description as JSON. The zip
+format's checksums cover neither its directory nor a truncated file. `torch.distributed.checkpoint.save` writes a folder with a
+file per rank, without a digest, which is not replaced as a whole.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ _ZIP_START = b"PK\x03\x04"
 _ZIP_END = b"PK\x05\x06"  # of the end record: 22 bytes, the last two the comment's length
 _ZIP_END_BYTES = 22
 _LONGEST_COMMENT_BYTES = 0xFFFF
-_WHAT_TO_DO = "give --resume-from previous for the one before it, another file, or --fresh to begin anew"
+_WHAT_TO_DO = "give --resume-from previous for the one before it, another file, or --fresh to start over"
 
 
 class CheckpointFolder:
@@ -46,9 +47,9 @@ class CheckpointFolder:
         return self.path / "best.pt"
 
     def write(self, description: CheckpointDescription, write: Callable[[BinaryIO], None], best: bool) -> None:
-        """Write the last checkpoint and keep the one before it; with `best` it is also the best one.
+        """Write the last checkpoint and keep the previous one; with `best` it is also the best one.
 
-        At every moment `last.pt` is there and whole, if it ever was.
+        Once `last.pt` has been written, it is complete at every moment.
         """
         if self.last.exists():
             give_name(self.last, self.previous)
@@ -57,26 +58,26 @@ class CheckpointFolder:
             give_name(self.last, self.best)
 
     def go_back(self) -> CheckpointDescription:
-        """Make the checkpoint before the last one the last; raises DpscopeError unless it is there and whole."""
+        """Replace the last checkpoint by the previous one; raises DpscopeError unless that exists and is complete."""
         description = verify(self.previous)
         give_name(self.previous, self.last)
         return description
 
     def remove_unfinished(self) -> None:
-        """Remove what a process killed while it wrote left behind."""
+        """Remove unfinished files of a killed process."""
         for path in self.path.glob(".tmp-*"):
             path.unlink(missing_ok=True)
 
 
 def write_sealed(path: Path, description: CheckpointDescription, write: Callable[[BinaryIO], None]) -> None:
-    """Write and seal a checkpoint, whole or not at all; `write` writes a zip archive without a comment."""
-    told = msgspec.json.encode(description)
+    """Write and seal a checkpoint atomically; `write` writes a zip archive without a comment."""
+    encoded = msgspec.json.encode(description)
     with atomic_path(path) as temporary, open(temporary, "w+b") as file:
         write(file)
         file.seek(-2, os.SEEK_END)
         body_bytes = file.tell()
         assert file.read() == b"\0\0", "an archive without a comment ends with its length, 0"
-        comment = _MARK + _digest(file, body_bytes, told) + b"\n" + told
+        comment = _MARK + _digest(file, body_bytes, encoded) + b"\n" + encoded
         assert len(comment) <= _LONGEST_COMMENT_BYTES
         file.seek(body_bytes)
         file.write(len(comment).to_bytes(2, "little") + comment)
@@ -85,7 +86,7 @@ def write_sealed(path: Path, description: CheckpointDescription, write: Callable
 
 
 def give_name(file: Path, name: Path) -> None:
-    """Give a file another name besides its own, in place of what has that name; a copy where there are no links."""
+    """Give a file a second name, replacing any file of that name; copies it where links are not supported."""
     with atomic_path(name) as temporary:
         temporary.unlink()
         try:
@@ -95,31 +96,31 @@ def give_name(file: Path, name: Path) -> None:
 
 
 def verify(path: Path) -> CheckpointDescription:
-    """The description of a checkpoint that is whole and unchanged; raises DpscopeError for any other file."""
+    """The description of a complete and unchanged checkpoint; raises DpscopeError for any other file."""
     try:
         with open(path, "rb") as file:
-            body_bytes, digest, told = _read_seal(path, file)
-            if _digest(file, body_bytes, told) != digest:
+            body_bytes, digest, encoded = _read_seal(path, file)
+            if _digest(file, body_bytes, encoded) != digest:
                 raise DpscopeError(f"{path} is damaged: its bytes are not those that were written; {_WHAT_TO_DO}")
     except OSError as error:
         raise DpscopeError(f"the checkpoint: {unreadable(path, error)}; check the path") from error
-    return _description(path, told)
+    return _description(path, encoded)
 
 
-def _digest(file: BinaryIO, body_bytes: int, told: bytes) -> bytes:
-    """SHA-256, as hexadecimal characters, of a file's first bytes and of the description."""
+def _digest(file: BinaryIO, body_bytes: int, encoded: bytes) -> bytes:
+    """Hexadecimal SHA-256 of a file's first bytes and the description."""
     digest = hashlib.sha256()
     file.seek(0)
     left = body_bytes
     while block := file.read(min(left, 1 << 20)):
         digest.update(block)
         left -= len(block)
-    digest.update(told)
+    digest.update(encoded)
     return digest.hexdigest().encode()
 
 
 def _read_seal(path: Path, file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """How many bytes the digest covers, the digest, the description."""
+    """Number of bytes that the digest covers, the digest, the description."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     if file.read(len(_ZIP_START)) != _ZIP_START:
@@ -138,16 +139,16 @@ def _read_seal(path: Path, file: BinaryIO) -> tuple[int, bytes, bytes]:
     comment = tail[start:]
     if int.from_bytes(end_record[-2:], "little") != len(comment):
         raise DpscopeError(f"{path} is torn: its last bytes are missing, or others follow them; {_WHAT_TO_DO}")
-    digest, _, told = comment[len(_MARK) :].partition(b"\n")
-    return size - len(comment) - 2, digest, told
+    digest, _, encoded = comment[len(_MARK) :].partition(b"\n")
+    return size - len(comment) - 2, digest, encoded
 
 
-def _description(path: Path, told: bytes) -> CheckpointDescription:
-    """A description whose digest is right: what cannot be read of it, another version wrote."""
-    version = msgspec.json.decode(told, type=_Version)
+def _description(path: Path, encoded: bytes) -> CheckpointDescription:
+    """Decode a description with a correct digest: one that cannot be decoded was written by another version."""
+    version = msgspec.json.decode(encoded, type=_Version)
     try:
         if version.format_version == CHECKPOINT_FORMAT_VERSION:
-            return decoded(told, CheckpointDescription)
+            return decoded(encoded, CheckpointDescription)
         reason = f"it has format {version.format_version}, this dpscope reads {CHECKPOINT_FORMAT_VERSION}"
     except msgspec.ValidationError as error:
         reason = str(error)
@@ -155,7 +156,7 @@ def _description(path: Path, told: bytes) -> CheckpointDescription:
 
 
 class _Version(msgspec.Struct):
-    """What every version's description has."""
+    """Fields that every version's description has."""
 
     format_version: int
     dpscope_version: str

@@ -23,9 +23,9 @@ _LONGEST_PAUSE_STEPS = 50  # a device's queue hides how long steps take
 
 
 def host_group() -> distributed.ProcessGroup | None:
-    """A group of all processes of the job that talk by gloo, whatever their devices; None for a process alone.
+    """A gloo group of all processes of the job; None for a single process.
 
-    Every process must make it, in the same order as its other groups.
+    Every process must create it, in the same order as its other groups.
     """
     if not distributed.is_initialized():
         return None
@@ -35,10 +35,10 @@ def host_group() -> distributed.ProcessGroup | None:
 
 
 class StopAgreement:
-    """Whether any process of the job was told to stop.
+    """Agreement of a job's processes on whether any of them was asked to stop, so that all stop after the same step.
 
-    The processes ask each other about twice a second, after the same steps, by gloo while the next step computes: no
-    device waits for it, and they agree less than a second or two steps after a signal. Alone, a process asks nobody.
+    About twice a second, after the same steps, they exchange their states by gloo during the next step: no device waits, and they
+    agree within a second or two steps after a signal. A single process uses its own state.
     """
 
     def __init__(self, request: StopRequest, group: distributed.ProcessGroup | None) -> None:
@@ -51,7 +51,7 @@ class StopAgreement:
         self._pause_steps = 1  # from one question to the next
 
     def reached(self) -> bool:
-        """Whether to stop now, the same on every process; each must ask as often as the others.
+        """Whether to stop now, the same on every process; all must call this equally often.
 
         Raises RuntimeError when a process is lost, whatever the devices still wait for.
         """
@@ -65,7 +65,7 @@ class StopAgreement:
         return False
 
     def settle(self) -> bool:
-        """As `reached`, with what the processes know by now: they wait for each other."""
+        """As `reached`, with the current states: the processes wait for each other."""
         if self._group is None:
             return self._request.requested
         if self._answer():
@@ -77,7 +77,7 @@ class StopAgreement:
         now_s = time.monotonic()
         step_s = (now_s - self._asked_at_s) / max(1, self._steps)
         pause_steps = min(_LONGEST_PAUSE_STEPS, max(1, int(_PAUSE_S / max(step_s, 1e-9))))
-        # The maximum over processes: whether one was told to, and the shortest pause that one of them wants.
+        # The maximum over processes: whether one was asked to stop, and the shortest pause requested.
         question = torch.tensor([int(self._request.requested), -pause_steps])
         work = distributed.all_reduce(question, distributed.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
@@ -94,9 +94,9 @@ class StopAgreement:
 
 
 class TrainCheckpoints:
-    """Saves a training after every epoch, every so many steps, and after any step when a process of it is told to stop.
+    """The hooks of a training's loop: they save it after every epoch, every `checkpoint_steps`, and when it is stopped.
 
-    These are the hooks of its loop. Every process of its job has one.
+    Every process of the job has one.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class TrainCheckpoints:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What differs because the training was begun under other conditions."""
+        """Differences from the conditions under which the training began."""
         return self._training.findings
 
     def go_on(self, state: TrainState) -> None:
-        """Bring a training that has not begun to where its checkpoint is, if it has one; raises as `resumption` does."""
+        """Restore a training that has not begun from its checkpoint, if it has one; raises as `resumption` does."""
         found = resumption(self._job)
         if found is not None:
             self._take_over(state, found)
@@ -132,18 +132,18 @@ class TrainCheckpoints:
             self._folder.remove_unfinished()
 
     def pause_after_step(self, state: TrainState) -> bool:
-        """Whether a checkpoint is due, or a process was told to stop."""
+        """Whether a checkpoint is due or a process was asked to stop."""
         self._stopping = self._agreement.reached()
         every = self._training.config.checkpoint_steps
         return self._stopping or (every is not None and state.steps % every == 0)
 
     def paused(self, state: TrainState) -> bool:
-        """Save the training in the middle of an epoch; whether a process was told to stop."""
+        """Save the training in the middle of an epoch; returns whether a process was asked to stop."""
         self._save(state, best=False)
         return self._stopping
 
     def after_epoch(self, state: TrainState) -> bool:
-        """Save the epoch's end; whether a process was told to stop."""
+        """Save the end of an epoch; returns whether a process was asked to stop."""
         *earlier, last = (record.test_accuracy for record in state.records)
         self._save(state, best=last > max(earlier, default=-math.inf))
         return self._agreement.settle()
@@ -165,7 +165,7 @@ class TrainCheckpoints:
         self._training = msgspec.structs.replace(self._training, findings=(*found.had.findings, *found.findings))
 
     def _check_same_place(self, state: TrainState) -> None:
-        """Raise DpscopeError unless every process of the job goes on from the same place."""
+        """Raise DpscopeError unless every process of the job continues from the same step."""
         if self._group is None:
             return
         places: list[tuple[int, int] | None] = [None] * self._place.world_size

@@ -135,7 +135,7 @@ def read_checkpoint(path: Path) -> Content:
     except pickle.UnpicklingError as error:
         raise DpscopeError(
             f"{path}: the state of the model holds other things than tensors and plain values, which are not loaded "
-            f"({str(error).splitlines()[0]}); begin anew with --fresh, and save weights alone in get_extra_state"
+            f"({str(error).splitlines()[0]}); start over with --fresh, and return only weights from get_extra_state"
         ) from error
     return content
 
@@ -148,11 +148,11 @@ def restore(
     content: Content,
     cell: Cell,
 ) -> None:
-    """Give a checkpoint's state to a process of a cell that has not begun.
+    """Restore a checkpoint's state in a process of a cell that has not begun.
 
-    A rank that the checkpoint does not know keeps its generators. Under another global batch than the checkpoint's, the
-    process's own schedule of learning rates holds. Of the epochs recorded, those that this cell trained are kept. Raises
-    DpscopeError when the model is another one.
+    A rank that the checkpoint does not have keeps its generators. With another global batch than the checkpoint's, the schedule
+    of learning rates stays the process's own. Only the records of epochs that this cell trained are kept. Raises DpscopeError
+    if the model is another one.
     """
     own_ranks = content["ranks"][place.rank : place.rank + 1]
     _restore_model(state, found.path, content["model"], own_ranks)
@@ -182,14 +182,14 @@ def _restore_model(state: TrainState, path: Path, weights: Content, own_ranks: S
         load_model_state(state.model, weights, is_sharded(state.step.model))
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise DpscopeError(f"{path} does not fit the model: {reason[:300]}; begin anew with --fresh") from error
+        raise DpscopeError(f"{path} does not fit the model: {reason[:300]}; start over with --fresh") from error
     for own in own_ranks:
         if own["buffers"] is not None:
             state.model.load_state_dict(own["buffers"], strict=False)
 
 
 def _restore_rates(state: TrainState, content: Content, same_batch: bool) -> None:
-    """Optimizer and schedule; under another global batch the process's own schedule, advanced to the epoch."""
+    """Restore optimizer and schedule; with another global batch, advance the process's own schedule to the epoch."""
     optimizer = state.step.optimizer
     own_rates = [{name: group[name] for name in ("lr", "initial_lr")} for group in optimizer.param_groups]
     load_optimizer_state(optimizer, content["optimizer"])
@@ -207,7 +207,7 @@ def _restore_rates(state: TrainState, content: Content, same_batch: bool) -> Non
 
 
 def _sums(ranks: Sequence[dict[str, Any]], place: TorchrunPlace) -> Tensor:
-    """A rank's sums; where the checkpoint has another number of ranks, rank 0 takes those of all."""
+    """A rank's sums; if the checkpoint has another number of ranks, rank 0 takes the total."""
     if len(ranks) == place.world_size:
         own: Tensor = ranks[place.rank]["sums"]
         return own
@@ -228,7 +228,7 @@ def rng_states(devices: Sequence[torch.device]) -> dict[str, Any]:
 
 
 def set_rng_states(states: dict[str, Any], devices: Sequence[torch.device]) -> None:
-    """Set what `rng_states` returned; CUDA devices beyond those it knew keep their states, and so do those on the CPU."""
+    """Restore what `rng_states` returned; further CUDA devices keep their states."""
     random.setstate(states["python"])
     inner = states["numpy"]["state"]
     key = np.array(inner["key"], dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""Testing a model on images it did not learn from, each of them once, shared by the processes of a job."""
+"""Tests of a model on the test samples, each of them once, divided among the processes of a job."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -25,18 +25,18 @@ class Learned:
 
 
 class LearningSums:
-    """Sums over the samples one process has seen, kept on its device: nothing waits for it until they are read."""
+    """Sums over one process's samples, on its device, which is not synchronised until they are read."""
 
     def __init__(self, device: torch.device) -> None:
         # Loss, correct answers, samples: whole numbers are exact in float64 up to 2^53.
         self.values = torch.zeros(3, dtype=torch.float64, device=device)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset the sums."""
         self.values.zero_()
 
     def add(self, logits: Tensor, labels: Tensor, mean_loss: Tensor) -> None:
-        """Count samples whose mean loss is known; of several answers a sample (tokens) its share of correct ones."""
+        """Add samples with their mean loss; a sample of several tokens counts by its share of correct ones."""
         classes = -1 if logits.ndim == labels.ndim + 1 and logits.shape[:-1] == labels.shape else 1
         correct = (logits.argmax(dim=classes) == labels).sum()
         self.values[0] += mean_loss.double() * len(labels)
@@ -44,7 +44,7 @@ class LearningSums:
         self.values[2] += len(labels)
 
     def over_all_processes(self) -> Learned:
-        """Means over what all processes of the job counted; each must ask."""
+        """Means over all processes of the job, which all must call this."""
         total = self.values.clone()
         if distributed.is_initialized():
             distributed.all_reduce(total)
@@ -58,7 +58,7 @@ class LearningSums:
 
 
 def check_learnable(name: str, built: BuiltModel) -> None:
-    """Raise DpscopeError for a model whose targets are no classes: trainings are compared by their accuracy."""
+    """Raise DpscopeError for a model whose targets are not classes: trainings are compared by their accuracy."""
     if built.make_batch is None:
         return
     targets = built.make_batch(0, 1)[1]
@@ -70,7 +70,7 @@ def check_learnable(name: str, built: BuiltModel) -> None:
 
 
 def shard(samples: int, rank: int, world_size: int) -> range:
-    """The samples that one process tests: as many as another's or one more, none twice.
+    """The samples that one process tests; processes have equal numbers, or one more.
 
     >>> [list(shard(5, rank, 2)) for rank in (0, 1)]
     [[0, 1], [2, 3, 4]]
@@ -87,11 +87,11 @@ def evaluate(
     together: int | None = None,
     loss: BatchLoss | None = None,
 ) -> Learned:
-    """Loss (the model's own, else cross-entropy) and accuracy over the samples of all processes, this one's being `samples`.
+    """Loss (the model's own, else cross-entropy) and accuracy over all processes; `samples` are this process's.
 
-    The model is tested as it would be saved, which is as rank 0 has it, in eval mode; it comes back as it was. `together` is
-    how many forward passes all processes take where the model is sharded over them: whoever has fewer batches takes part
-    with one that does not count.
+    The model is tested with rank 0's buffers, as it would be saved, in eval mode; afterwards its state is as before. For a model
+    that is sharded over the processes, `together` is the number of forward passes that all of them take: a process with fewer
+    batches repeats one that does not count.
     """
     sums = LearningSums(device)
     was_training = model.training
@@ -113,7 +113,7 @@ def evaluate(
 
 @contextmanager
 def _buffers_of_rank_zero(model: nn.Module) -> Iterator[None]:
-    """Rank 0's buffers on every process: each rank's batch norm has running statistics of its own share."""
+    """Use rank 0's buffers on every process: each rank's batch norm has the running statistics of its share."""
     if not distributed.is_initialized():
         yield
         return

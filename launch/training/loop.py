@@ -15,10 +15,10 @@ from dpscope.profiling.records.training import EpochRecord, TrainConfig
 
 
 class LearningRateSchedule:
-    """torch's MultiStepLR, stepped by the epoch, and during warm-up LinearLR on top of it, stepped by the step.
+    """torch's MultiStepLR, stepped every epoch, combined during warm-up with LinearLR, stepped every step.
 
-    Warm-up over W steps takes step k (from 1) at k/W of the rate. Milestones count epochs trained: after that many the
-    rate is multiplied by gamma.
+    In a warm-up of W steps, step k (from 1) uses k/W of the rate. Milestones count trained epochs; at each of them the rate is
+    multiplied by gamma.
     """
 
     def __init__(self, optimizer: Optimizer, config: TrainConfig, steps_per_epoch: int) -> None:
@@ -34,19 +34,19 @@ class LearningRateSchedule:
         return rate
 
     def after_step(self) -> None:
-        """An optimizer step was taken."""
+        """Advance by an optimizer step."""
         self._warmup.step()
 
     def after_epoch(self) -> None:
-        """An epoch's last step was taken."""
+        """Advance by an epoch."""
         self._milestones.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` takes; the rate itself is the optimizer's."""
+        """State for `load_state_dict`; the rate itself is in the optimizer's."""
         return {"milestones": self._milestones.state_dict(), "warmup": self._warmup.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another schedule was."""
+        """Continue from another schedule's state."""
         self._milestones.load_state_dict(state["milestones"])
         self._warmup.load_state_dict(state["warmup"])
 
@@ -72,7 +72,7 @@ class TrainState:
 
 
 EpochEnded = Callable[[Learned, Learned, float], None]
-"""Told what was learned from an epoch, what the test says after it, and how many seconds the test took."""
+"""Called with an epoch's training results, its test results, and the seconds of the test."""
 
 
 class TrainHooks(Protocol):

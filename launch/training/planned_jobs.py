@@ -1,4 +1,4 @@
-"""What `dpscope train` would do on this machine, before it does anything: cells, seeds, commands. Imports no torch."""
+"""The plan of `dpscope train` on this machine: cells, seeds, commands. Imports no torch."""
 
 import dataclasses
 import shlex
@@ -39,7 +39,7 @@ class PlannedTrainJob:
     seed: int
     folder: TrainingFolder
     command: tuple[str, ...]
-    resumption: Resumption | None = None  # what it goes on from
+    resumption: Resumption | None = None  # the checkpoint that it continues from
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class PlannedTrainJob:
 
 @dataclass(frozen=True)
 class TrainDescription:
-    """What `dpscope train` would do, before it does anything."""
+    """Plan of `dpscope train`."""
 
     config: ResolvedTrainConfig
     device_type: DeviceType
@@ -66,9 +66,9 @@ class TrainDescription:
 def plan_trainings(
     config: TrainConfig, out: Path, fresh: bool = False, resume_from: str | None = None, nodes: int = 1
 ) -> TrainDescription:
-    """What `run_trainings` would do; starts and writes nothing. Raises DpscopeError for what cannot be trained.
+    """Plan of `run_trainings`; starts and writes nothing. Raises DpscopeError for an impossible training.
 
-    Cells may span as many as `nodes`.
+    Cells may span up to `nodes` nodes.
     """
     devices = resolve_devices(config.workload.device)
     resolved = resolve_training(config, devices, nodes)
@@ -108,7 +108,7 @@ def plan_trainings(
 
 
 def planned_trainings(resume_from: str | None, out: Path) -> list[SeveralNodesJob]:
-    """The jobs of trainings that have begun, as their manifest has them; no result is looked at."""
+    """The jobs in the manifest of trainings that have begun, with or without results."""
     folder = TrainFolder(out)
     if not is_train_folder(out):
         return []
@@ -135,7 +135,7 @@ def _command(cell: Cell, seed: int, out: TrainFolder, max_restarts: int, resume_
     folder = out.training(cell, seed)
     worker = ("-m", "dpscope.launch.training.worker", "--out", str(out.path), "--cell", cell.name, "--seed", str(seed))
     origin = () if resume_from is None else ("--resume-from", str(resume_from))
-    # torchrun's agents on several nodes would restart their processes each by itself: the same command goes on instead.
+    # On several nodes, torchrun's agents would restart their processes independently: the same command resumes instead.
     restarts = max_restarts if cell.nodes == 1 else 0
     return (*torchrun_prefix(cell.processes, folder, restarts, cell.nodes), *worker, *origin)
 
@@ -149,7 +149,7 @@ def _planned_job(job: TrainJob, out: TrainFolder, own: OwnCheckpoint) -> Planned
 
 
 def _check_resume_from(resume_from: str | None, folder: TrainFolder, fresh: bool) -> None:
-    """Raise DpscopeError for what --fresh is about to remove."""
+    """Raise DpscopeError for a checkpoint that --fresh would remove."""
     trainings = (folder.path / TRAININGS_NAME).resolve()
     if (
         fresh
@@ -162,14 +162,14 @@ def _check_resume_from(resume_from: str | None, folder: TrainFolder, fresh: bool
 
 
 def _check_same_settings(folder: TrainFolder, config: ResolvedTrainConfig) -> None:
-    """Raise DpscopeError, naming the setting, unless what is trained now belongs to what was trained before."""
+    """Raise DpscopeError that names the setting unless the settings are those of the earlier trainings."""
     had, asked = settings_of(folder.manifest().config), settings_of(config)
     for field in (name for name in asked if name not in TRAINING_MAY_CHANGE):
         then, now = had[field], asked[field]
         if then != now:
             raise DpscopeError(
                 f"--out {folder.path}: holds trainings with {setting_text(field, then)}, not {setting_text(field, now)}; "
-                "use the same settings to go on, --fresh to begin anew, or another --out"
+                "use the same settings to go on, --fresh to start over, or another --out"
             )
 
 
@@ -181,7 +181,7 @@ def describe_trainings(
     resume_from: str | None = None,
     nodes: int = 1,
 ) -> None:
-    """Print the plan of trainings and the commands of those to do; starts and writes nothing."""
+    """Print the plan of trainings and the remaining commands; starts and writes nothing."""
     description = plan_trainings(config, out, fresh, resume_from, nodes)
     print_train_plan(description, console)
     for job in description.jobs:
@@ -197,7 +197,7 @@ def describe_trainings(
 
 
 def print_train_plan(description: TrainDescription, console: Console) -> None:
-    """Print the cells that are trained, with what they learn from and how."""
+    """Print the cells that are trained, with data and settings."""
     config = description.config
     table = Table(Column("cell", no_wrap=True), "devices", "global batch", "learning rate", "seeds", "done")
     for one in description.plan:

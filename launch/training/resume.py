@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: whether it is of the same learning, and what differs under another cell. Imports no torch."""
+"""Resuming from a checkpoint: whether its settings are the same, and what differs under another cell. Imports no torch."""
 
 import math
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ OwnCheckpoint = Literal["last", "previous", "none"]
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a training goes on from."""
+    """The checkpoint that a training continues from."""
 
     path: Path
     had: CheckpointDescription
@@ -44,10 +44,10 @@ class Resumption:
 
 
 def resumption(job: TrainJob, own: OwnCheckpoint = "last") -> Resumption | None:
-    """What a training goes on from, verified; None when it begins anew.
+    """The verified checkpoint that a training continues from; None if it starts from the beginning.
 
-    That is a checkpoint of its own, which one `own` says, and while it has none, the job's `resume_from`. Raises
-    DpscopeError for a checkpoint that is not whole, or of another learning.
+    This is one of its own checkpoints, chosen by `own`, or, if it has none, the job's `resume_from`. Raises DpscopeError for a
+    checkpoint that is incomplete or has other settings.
     """
     path = job.resume_from if own == "none" else _origin(job, own == PREVIOUS)
     if path is None:
@@ -68,14 +68,14 @@ def _origin(job: TrainJob, go_back: bool) -> Path | None:
         return own.previous
     if go_back and own.last.exists():
         raise DpscopeError(
-            f"--resume-from {PREVIOUS}: {own.path} holds none before its last one; remove {job.folder.path} to begin this "
-            "training anew"
+            f"--resume-from {PREVIOUS}: {own.path} holds none before its last one; remove {job.folder.path} to start this "
+            "training over"
         )
     return own.last if own.last.exists() else job.resume_from
 
 
 def restore_progress(found: Resumption, folder: TrainingFolder) -> None:
-    """Make the checkpoint that a training goes on from its last one, and forget the epochs after it."""
+    """Make the checkpoint that a training continues from its last one, and remove the records of later epochs."""
     checkpoints = CheckpointFolder(folder.checkpoints_path)
     if found.path == checkpoints.previous:
         checkpoints.go_back()
@@ -84,13 +84,13 @@ def restore_progress(found: Resumption, folder: TrainingFolder) -> None:
 
 
 def describe_saved_state(folder: TrainingFolder) -> str:
-    """Where a training that ended early was saved."""
+    """The position at which a training that ended early was saved."""
     last = CheckpointFolder(folder.checkpoints_path).last
     return f"saved at {verify(last).place}" if last.exists() else "nothing was saved yet"
 
 
 def check_same_learning(path: Path, had: CheckpointDescription, config: TrainConfig, cell: Cell, seed: int) -> None:
-    """Raise DpscopeError, naming the field, unless `cell` may go on with `config` from the checkpoint at `path`."""
+    """Raise DpscopeError that names the field unless `cell` can continue with `config` from the checkpoint at `path`."""
     trained, asked = settings_of(had.config), settings_of(config)
     pairs = [
         *((flag_name(name), trained[name], asked[name]) for name in _OF_LEARNING),
@@ -100,11 +100,11 @@ def check_same_learning(path: Path, had: CheckpointDescription, config: TrainCon
         if then != now:
             raise DpscopeError(
                 f"{path} was trained with {flag} {shown(then)}, not {shown(now)}; give the same settings to go on "
-                "from it, or --fresh to begin anew"
+                "from it, or --fresh to start over"
             )
     if had.epochs > config.epochs or (had.epochs == config.epochs and had.step):
         raise DpscopeError(
-            f"--epochs {config.epochs}: {path} is at {had.place} already; ask for more epochs, or begin anew with --fresh"
+            f"--epochs {config.epochs}: {path} is at {had.place} already; ask for more epochs, or start over with --fresh"
         )
     if had.step and had.cell.global_batch_size != cell.global_batch_size:
         raise DpscopeError(
@@ -117,9 +117,9 @@ def check_same_learning(path: Path, had: CheckpointDescription, config: TrainCon
 def what_differs(
     had: CheckpointDescription, cell: Cell, device_type: DeviceType, threads_per_process: int
 ) -> tuple[Finding, ...]:
-    """What is no longer as it was where a cell goes on from a checkpoint of another one, or on another machine.
+    """A finding about everything that differs where a cell continues from another cell's checkpoint, or on another machine.
 
-    Nothing when all is as it was: on a CPU the training then is the one that was never interrupted, bit for bit.
+    Without differences there is none: on a CPU the training then equals an uninterrupted one, bit for bit.
     """
     differences = list(_differences(had, cell, device_type, threads_per_process))
     if not differences:
@@ -166,7 +166,7 @@ def _differences(
 
 def _random_streams(then: int, now: int) -> Iterator[str]:
     if now > then:
-        yield f"{_ranks(then, now)} had no random numbers (of dropout) yet and draw them anew from the seed"
+        yield f"{_ranks(then, now)} had no random numbers (of dropout) yet and draw new ones from the seed"
     if now < then:
         yield f"the random numbers (of dropout) of {_ranks(now, then)} come to an end"
 
@@ -176,7 +176,7 @@ def _ranks(first: int, end: int) -> str:
 
 
 def _normalised_together(cell: Cell) -> int:
-    """Samples that batch norm sees at once: a device's, or those of one of its micro-batches."""
+    """Samples that batch norm normalises together: those of a device's micro-batch."""
     return cell.batch_size // cell.options.accumulate
 
 

@@ -41,9 +41,9 @@ from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder
 def open_train_manifest(
     folder: TrainFolder, description: TrainDescription, starter: JobStarter = THIS_HOST
 ) -> TrainManifest:
-    """The folder's manifest, written if this is the beginning, or adds seeds or epochs to trainings that are there.
+    """The folder's manifest, written for new trainings or with added seeds or epochs.
 
-    Raises DpscopeError when they were begun on another machine.
+    Raises DpscopeError if the trainings began on another machine.
     """
     manifest = _new(description, starter)
     if is_train_folder(folder.path):
@@ -86,7 +86,7 @@ class TrainLogFile:
     """train.json: every epoch of every training of a run folder, in the order of the plan."""
 
     def __init__(self, folder: TrainFolder, manifest: TrainManifest) -> None:
-        """Begins with what earlier calls trained."""
+        """Starts with the epochs of earlier calls."""
         self._path = folder.log_path
         self._epochs = {
             (one.cell.name, seed): folder.training(one.cell, seed).epochs()
@@ -96,7 +96,7 @@ class TrainLogFile:
         self._findings: list[Finding] = []
 
     def add(self, findings: Sequence[Finding]) -> None:
-        """Findings on all of it."""
+        """Add findings."""
         self._findings += findings
 
     def update(self, job: PlannedTrainJob, records: Sequence[EpochRecord]) -> None:
@@ -105,7 +105,7 @@ class TrainLogFile:
         self.write()
 
     def write(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         epochs = tuple(record for records in self._epochs.values() for record in records)
         log = TrainLog(schema_version=TRAIN_SCHEMA_VERSION, epochs=epochs, findings=tuple(self._findings))
         write_json(self._path, log)
@@ -122,7 +122,7 @@ class TrainingWatch:
         console: Console,
         on_epochs: Callable[[Sequence[EpochRecord]], None],
     ) -> None:
-        """`epochs` is how many there will be; `on_epochs` gets all so far whenever there is a new one."""
+        """`epochs` is their total number; `on_epochs` gets all records so far whenever there is a new one."""
         self._job = job
         self._epochs = epochs
         self._progress = progress
@@ -134,7 +134,7 @@ class TrainingWatch:
         self._changed_ns = -1
 
     def state(self, state: str | None) -> None:
-        """Called many times a second with the job's own state: look whether there is a new epoch."""
+        """Look for a new epoch; called many times a second with the job's state."""
         records = self._new_records()
         if records:
             for record in records[self._known :]:
@@ -180,13 +180,12 @@ def run_trainings(
     resume_from: str | None = None,
     starter: JobStarter = THIS_HOST,
 ) -> Outcome[TrainManifest, TrainResult]:
-    """Train every cell with every seed, seed by seed, but for what is trained already.
+    """Train every cell with every seed, seed by seed, except what is trained already.
 
-    One that was cut short goes on from its last checkpoint, or from what `resume_from` says (see `resumption`). A training
-    that fails is recorded as such and the others go on. SIGINT and SIGTERM have the running one save itself, and end it
-    with all its processes. Every epoch is at once in train.json, and shown by `mirrors`. `starter` starts the jobs, over its
-    nodes. Raises DpscopeError for a mistake of the
-    user's, before anything is started.
+    An interrupted training continues from its last checkpoint, or from `resume_from` (see `resumption`). A training that fails
+    is recorded, and the others follow. SIGINT and SIGTERM save and end the running one. Every epoch is written to train.json and
+    to `mirrors` at once. `starter` starts the jobs on its nodes. Raises DpscopeError for a mistake of the user before anything
+    starts.
     """
     description = plan_trainings(config, out, fresh, resume_from, starter.count)
     print_train_plan(description, console)
@@ -204,7 +203,7 @@ def run_trainings(
 
 
 def _remove_trainings(folder: TrainFolder) -> None:
-    """Remove what dpscope wrote of the cells that the manifest records, the manifest last: nothing is removed without it."""
+    """Remove dpscope's files of the cells in the manifest, and then the manifest."""
     for run in events_folder(folder.path).glob("*/*"):
         remove_events(run)
     remove_empty_folders(events_folder(folder.path))
@@ -242,7 +241,7 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
         results = []
         with contextlib.ExitStack() as shown:
             for mirror in self._mirrors:
-                shown.callback(mirror.close)  # however this ends: what was shown is not lost
+                shown.callback(mirror.close)  # in any case, so that nothing written is lost
             for result in self.work_off():
                 results.append(result)
                 self._log.add(result.findings)
@@ -287,7 +286,7 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
         return result
 
     def time_left_s(self, index: int) -> float | None:
-        """As long each as those that are done took on average."""
+        """The average time of the finished trainings, for each that is left."""
         if not self._took_s:
             return None
         left = sum(not job.done(self._epochs) for job in self.jobs[index:])

@@ -23,7 +23,7 @@ from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 _SETTINGS = tuple(name for name in setting_names(TrainConfig) if name != "seed")
-"""What a training takes; its workload's seed is one of its seeds."""
+"""Settings of a training; its workload's seed is one of `seeds`."""
 
 _DEFAULTS: dict[str, object] = {
     "data": "digits",
@@ -33,7 +33,7 @@ _DEFAULTS: dict[str, object] = {
     "epochs": 12,
 }
 _SCHEDULE: dict[str, object] = {"epochs": 12, "warmup_epochs": 1, "milestones": (7, 10)}
-"""What holds as a whole where none of it is given: digits are learned to 99% with it."""
+"""Used together if none of them is given; digits are learned to 99% with it."""
 _EXAMPLES = {"seeds": "0,1,2", "milestones": "6,8"}
 _CHOICES = {"learning_rate_scaling": "none, sqrt, linear"}
 
@@ -58,7 +58,7 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
 
 
 def _learning_config(parts: dict[str, ConfigPart], values: dict[str, object], origins: dict[str, str]) -> TrainConfig:
-    """The configuration of these parts and the settings that are learning's own."""
+    """The configuration of these parts and the training's own settings."""
     for field, example in _EXAMPLES.items():
         value = values.get(field)
         if isinstance(value, str | int | float):
@@ -80,7 +80,7 @@ def _learning_config(parts: dict[str, ConfigPart], values: dict[str, object], or
 
 
 def _idle_fields(config: TrainConfig) -> dict[str, str]:
-    """Fields of learning that do nothing with the others as they are, and why."""
+    """Fields that have no effect with the other settings, and why."""
     idle = {}
     if config.workload.data == "fake":
         idle["augment"] = "fake images are random already"
@@ -92,7 +92,7 @@ def _idle_fields(config: TrainConfig) -> dict[str, str]:
 
 
 def _checks(config: TrainConfig) -> list[tuple[str, bool, str]]:
-    """(field, whether it holds, the fix) of every field of learning that can be wrong by itself."""
+    """(field, whether it is valid, the fix) of every field that is checked by itself."""
     return [
         ("epochs", config.epochs >= 1, "must be 1 or more"),
         ("seeds", bool(config.seeds), "no seed; write it as 0,1,2"),
@@ -109,7 +109,7 @@ def _checks(config: TrainConfig) -> list[tuple[str, bool, str]]:
 
 
 def _check_shared(workload: Workload, matrix: Matrix, origins: dict[str, str]) -> None:
-    """Raise DpscopeError for settings that a measurement can have and a training cannot."""
+    """Raise DpscopeError for settings that are valid for a measurement and not for a training."""
     if workload.data == "synthetic":
         raise DpscopeError(
             f"{origins['data']} synthetic: one random batch teaches nothing; train on digits, cifar10 or fake"

@@ -1,4 +1,4 @@
-"""One process's part of a training: process group, model, data, epochs, and what is saved of them."""
+"""One process's part of a training: process group, model, data, epochs, records."""
 
 import functools
 import importlib.metadata
@@ -36,14 +36,14 @@ from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord, TrainResult
 from dpscope.profiling.store.files import write_json
 
-_LONGEST_WAIT_S = 1800.0  # of one collective for a late rank: torch's default for gloo, and enough to save a checkpoint
+_LONGEST_WAIT_S = 1800.0  # of a collective for a late rank: torch's default for gloo, and enough to save a checkpoint
 
 
 def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Callable[[str], None]) -> None:
-    """Train a cell in this process; global rank 0 saves each epoch's record and, last, the result.
+    """Train a cell in this process; global rank 0 saves each epoch's record and finally the result.
 
-    It goes on from its last checkpoint, and ends with status 128 + N, saved, when signal N tells it to stop. `began_s` is
-    the Unix time the job started, `report` is told what begins.
+    The training continues from its last checkpoint. Signal N saves and ends it with status 128 + N. `began_s` is the Unix time at
+    which the job started; `report` gets the name of each phase at its start.
     """
     torch.set_num_threads(job.threads)
     devices = devices_of(job.cell, job.kind, place)
@@ -84,12 +84,12 @@ def _compilation_findings(job: TrainJob) -> list[Finding]:
     compiled, name = compiled_so_far(), f"{job.cell.name} seed {job.seed}"
     if compiled.graphs == 0:
         return [RunCode.NOT_COMPILED.finding(f"{name}: no graph was captured, so the model ran as without --compile.")]
-    told = f"{name}: compiling {counted(compiled.graphs, 'graph')} took {compiled.seconds:.1f} s of its first epoch and test."
-    return [LearningCode.COMPILED_WHILE_TRAINING.finding(told)]
+    text = f"{name}: compiling {counted(compiled.graphs, 'graph')} took {compiled.seconds:.1f} s of its first epoch and test."
+    return [LearningCode.COMPILED_WHILE_TRAINING.finding(text)]
 
 
 def _begun(job: TrainJob, state: TrainState) -> CheckpointDescription:
-    """What a checkpoint of this training says of itself, before its first step."""
+    """The description of this training's checkpoints before its first step."""
     return CheckpointDescription(
         dpscope_version=importlib.metadata.version("dpscope"),
         torch_version=str(torch.__version__),
@@ -120,7 +120,7 @@ def prepare(
     model = built.model.to(device).train()
     precise = with_precision(model, workload.amp, device)
     wrapped = wrap_for(precise, cell, device)
-    # From here on each process draws numbers of its own, so that ranks do not drop the same units.
+    # From here on each process has its own random numbers, so that dropout differs between ranks.
     _seed_all(int(random_words(job.seed, 0, [place.rank])[0] >> np.uint64(1)))
     batches = open_stream(workload, cell, built, place.rank, device, job.config.augment)
     sums = LearningSums(device)
@@ -148,9 +148,10 @@ def _test(
     precise: nn.Module,
     device: torch.device,
 ) -> Callable[[], Learned]:
-    """DataParallel tests on all its devices; where each device has a process, each tests its samples.
+    """The test: on all devices under DataParallel; else each process tests its share of the samples.
 
-    DDP's do with a model of their own, FSDP's gather theirs in every forward pass, so that all take as many.
+    A DDP process tests with its own copy of the model. FSDP gathers the model in every forward pass, so that all processes need
+    the same number of them.
     """
     images = test_images(job.workload, built)
     samples = shard(len(images), place.rank, place.world_size)

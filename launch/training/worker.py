@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> TrainJob:
-    """The job the arguments name in the folder's manifest; raises DpscopeError."""
+    """The job in the folder's manifest that the arguments name; raises DpscopeError."""
     parser = argparse.ArgumentParser(prog="train_worker.py", description="Train one cell; run it under torchrun.")
     parser.add_argument("--out", type=Path, required=True, help="the run folder")
     parser.add_argument("--cell", required=True, help="a cell of its train_manifest.json, such as ddp-d2-b16")

@@ -59,7 +59,7 @@ def test_from_one_device_to_two() -> None:
         "so results differ in their last digits from this step on; the global batches stay the same, divided among "
         "other devices; batch norm, if the model has it, takes its statistics over 4 samples instead of 8; "
         "an epoch repeats 1 sample instead of 0; "
-        "rank 1 had no random numbers (of dropout) yet and draw them anew from the seed."
+        "rank 1 had no random numbers (of dropout) yet and draw new ones from the seed."
     )
 
 
