@@ -40,7 +40,7 @@ found, places = placed(analyze_partials(sys.argv[1]), HostOptions())
 fold_ranks(found, places)
 said = [one.message for one in found.findings if one.code == "waiting_for_node"]
 peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps([time.perf_counter() - start, peak_mb, len(found.collectives), said, time.process_time()]))
+print(json.dumps([time.perf_counter() - start, peak_mb, len(found.tables.collectives), said, time.process_time()]))
 """
 
 

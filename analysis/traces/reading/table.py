@@ -136,7 +136,7 @@ def joined(tables: Sequence[Table]) -> Table:
 def is_known(column: Column) -> BoolColumn:
     """Which values are not missing."""
     if column.dtype == object:
-        return np.array([value is not None for value in column.tolist()], dtype=bool)
+        return np.asarray(np.not_equal(column, None), dtype=np.bool_)
     return ~np.isnan(column) if column.dtype == np.float64 else np.asarray(column != UNKNOWN, dtype=bool)
 
 
@@ -231,8 +231,9 @@ class Groups:
 def _codes(column: Column, in_order: bool = False) -> tuple[IntColumn, int]:
     """Numbers that are equal for equal values, in their order with missing values last if wanted, and how many there are."""
     if column.dtype == object:
-        numbers: dict[str | None, int] = {}
-        code = np.array([numbers.setdefault(value, len(numbers)) for value in column.tolist()], dtype=np.int64)
+        words: list[str | None] = column.tolist()
+        numbers = {word: number for number, word in enumerate(dict.fromkeys(words))}
+        code = np.fromiter(map(numbers.__getitem__, words), dtype=np.int64, count=len(words))
         if in_order and len(code):
             ordered = sorted(numbers, key=lambda word: (word is None, word or ""))
             place = np.empty(len(ordered), dtype=np.int64)
