@@ -1,7 +1,6 @@
-"""DDP's own runtime counters, read in a pass of their own: an oracle for what the traces say.
+"""DDP's runtime counters, read in a separate traced pass to check the traces.
 
-Reading them makes DDP synchronise the device in every iteration, so they share no step with the timed or the
-traced pass; their pass is traced too, so that both describe the same steps.
+Reading them makes DDP synchronise the device in every iteration, so they are not read in the timed or the traced pass.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ def stop_counting(model: DistributedDataParallel) -> None:
 
 
 def count_by_default(model: DistributedDataParallel) -> None:
-    """Let DDP collect its counters as often as it does by itself."""
+    """Let DDP collect its counters at its default rate."""
     model._set_ddp_runtime_logging_sample_rate(_BY_DEFAULT)  # type: ignore[no-untyped-call]
 
 
@@ -42,7 +41,7 @@ class StepCounters:
     def __init__(self, model: DistributedDataParallel) -> None:
         self.counters: list[DdpCounters] = []
         self._model = model
-        self._iteration: int | None = None  # DDP's number of the last one that was read
+        self._iteration: int | None = None  # DDP's number of the last one read
         self._waited_us = cpu_wait_us()
         self._step_waits_us: dict[int, float | None] = {}
         model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
@@ -50,8 +49,10 @@ class StepCounters:
     def read_previous(self, step: int) -> None:
         """After step `step`, counted from the trace's first: read the counters of the step before it."""
         before_us, self._waited_us = self._waited_us, cpu_wait_us()
-        known = before_us is not None and self._waited_us is not None
-        self._step_waits_us[step] = max(self._waited_us - before_us, 0.0) if known else None
+        after_us = self._waited_us
+        self._step_waits_us[step] = (
+            max(after_us - before_us, 0.0) if before_us is not None and after_us is not None else None
+        )
         if step < WARMUP_STEPS:
             return
         logged = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
@@ -104,7 +105,7 @@ def counters_of(
     def microseconds(name: str) -> float:
         return int(str(logged[name])) / 1000
 
-    # Where DDP looks for unused parameters it rebuilds no buckets, and does not tell of rebuilt ones.
+    # With find_unused_parameters DDP rebuilds no buckets and logs no rebuilt sizes.
     bucket_bytes = str(logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"])
     return DdpCounters(
         step=step,

@@ -8,14 +8,14 @@ from dpscope.profiling.records.run import ParameterSizes, TensorSize
 
 
 def parameter_sizes(model: nn.Module) -> ParameterSizes:
-    """What a strategy has to move for this model; shared parameters count once."""
+    """The sizes of this model; shared parameters count once."""
     return tensor_sizes(model.parameters(), model.buffers())
 
 
 def tensor_sizes(
     parameters: Iterable[Tensor], buffers: Iterable[Tensor], trained_ids: Collection[int] = ()
 ) -> ParameterSizes:
-    """The same of tensors, each given once; those of `trained_ids` have gradients even if they require none now."""
+    """The sizes of distinct tensors; those in `trained_ids` have gradients even if they currently require none."""
     all_parameters, all_buffers = list(parameters), list(buffers)
     trained = [one for one in all_parameters if one.requires_grad or id(one) in trained_ids]
     return ParameterSizes(

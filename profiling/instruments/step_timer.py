@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 SAMPLE_COLUMNS = ("measuring_pass", "epoch", "step", "step_us", "data_wait_us", "samples")
 """Columns of `samples_<node>_<rank>.parquet`, a row per step. `measuring_pass` is timed or traced; `step_us`
-includes `data_wait_us`, the wait for the loader on the same clock (on CUDA the device's: what queued work hides is no
-wait); transfer and optimizer belong to the step either way."""
+includes `data_wait_us`, the wait for the loader on the same clock (on CUDA the device's, so a wait hidden by queued
+work does not count); transfer and optimizer are part of the step."""
 
 _KINDS = ("unicode", "int64", "int64", "float64", "float64", "int64")
 _DTYPES = ("str", "Int64", "int64", "float64", "float64", "int64")
@@ -34,14 +34,14 @@ _FOR_PANDAS = {
         for name, kind, dtype in zip(SAMPLE_COLUMNS, _KINDS, _DTYPES, strict=True)
     ],
 }
-"""What pandas leaves in a file of these columns: an epoch that is missing is read as that, not as a float."""
+"""The metadata that pandas would write for these columns, so that an epoch with missing values is read as an integer."""
 
 
 BatchArrived = Callable[[], None]
-"""What a step calls as soon as its batch is there."""
+"""A step calls it as soon as its batch has arrived."""
 
 _Mark = torch.cuda.Event | int
-"""A moment on the device's clock, or in nanoseconds on the host's where the device is the host."""
+"""A moment on the device's clock, or in nanoseconds on the host's if the device is the CPU."""
 
 
 class StepTimer:
@@ -54,7 +54,7 @@ class StepTimer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        # Taken within the timed steps: as little as possible is done, and nothing is asked of the device's name again.
+        # Called within timed steps: the device type is checked only once.
         self._mark: Callable[[], _Mark] = partial(_event_on, device) if device.type == "cuda" else time.perf_counter_ns
         self._boundaries: list[_Mark] = []
         self._arrivals: list[_Mark] = []
@@ -68,7 +68,7 @@ class StepTimer:
         self._arrivals.append(self._mark())
 
     def drop_unfinished(self) -> None:
-        """Forget the boundaries that the device has not come to yet; nothing is waited for."""
+        """Drop the boundaries that the device has not reached yet, without waiting."""
         there = [isinstance(mark, int) or bool(mark.query()) for mark in self._boundaries]  # type: ignore[no-untyped-call]
         if False in there:
             del self._boundaries[there.index(False) :]
@@ -78,9 +78,9 @@ class StepTimer:
         return [_between_us(first, second) for first, second in pairwise(self._boundaries)]
 
     def data_waits_us(self) -> list[float]:
-        """Of every step, microseconds from its start until its batch was there; call after a synchronisation.
+        """Microseconds from each step's start until its batch had arrived; call after a synchronisation.
 
-        Missing (NaN) of every step where no batch's arrival was ever marked.
+        All are missing (NaN) if no arrival was marked.
         """
         if not self._arrivals:
             return [math.nan] * (len(self._boundaries) - 1)
@@ -116,17 +116,17 @@ class StepSample:
 
 @dataclass(frozen=True)
 class StepCounts:
-    """What one step reports of itself."""
+    """The result of one step."""
 
     samples: int  # of this process
 
 
 RunStep = Callable[[BatchArrived], StepCounts]
-"""Runs one step, and calls what it is given once the step's batch is there."""
+"""Runs one step, and calls its argument once the step's batch has arrived."""
 
 
 def nothing() -> None:
-    """Heeds no batch's arrival: for steps that nobody times."""
+    """Ignore a batch's arrival: for steps that are not timed."""
 
 
 def time_block(
@@ -169,7 +169,7 @@ def time_block(
 
 def save_samples(path: Path, samples: Iterable[StepSample]) -> None:
     """Write samples as parquet with the columns SAMPLE_COLUMNS, whole or not at all."""
-    # Of buffers: pyarrow imports pandas for anything else that it is given, which takes longer than what is measured here.
+    # From buffers: for other inputs pyarrow imports pandas, which takes longer than the measurement.
     import pyarrow as pa
     import pyarrow.parquet as pq
 

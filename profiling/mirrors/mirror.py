@@ -1,4 +1,4 @@
-"""Epochs shown elsewhere while trainings run: the same scalars for TensorBoard and wandb. Imports no torch."""
+"""Mirrors epochs of running trainings: the same scalars for TensorBoard and wandb. Imports no torch."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,30 +11,30 @@ TRAINED_S = "seconds/trained"
 
 
 class MirroredRun(Protocol):
-    """One training where it is shown."""
+    """The mirrored run of one training."""
 
     def epoch(self, record: EpochRecord) -> None:
-        """Show an epoch at once."""
+        """Write an epoch at once."""
 
     def close(self) -> None:
-        """No epoch follows."""
+        """End the run after its last epoch."""
 
 
 class TrainingMirror:
-    """Passes every epoch on once; trainings follow one another, each to a run of its own.
+    """Writes every epoch once; trainings follow one another, each with its own run.
 
-    A training that is resumed begins a run anew, with the epochs an earlier process trained: one run holds it all.
+    A resumed training starts its run again with the epochs of the earlier process, so that one run holds all epochs.
     """
 
     def __init__(self, open_run: Callable[[EpochRecord], MirroredRun]) -> None:
-        """`open_run` gets the training's first epoch and replaces what an earlier process left of its run."""
+        """`open_run` gets the training's first epoch and replaces the run of an earlier process."""
         self._open_run = open_run
         self._training: tuple[str, int] | None = None  # cell and seed
         self._run: MirroredRun | None = None
         self._last_epoch = 0
 
     def write(self, records: Sequence[EpochRecord]) -> None:
-        """Take all epochs of one training so far, in order; those passed on before are not passed on again."""
+        """Write the new ones of all epochs of one training so far, in order."""
         for record in records:
             if self._run is None or self._training != (record.cell, record.seed):
                 self.close()
@@ -67,7 +67,7 @@ def training_scalars(record: EpochRecord) -> dict[str, float]:
 
 
 def training_settings(record: EpochRecord, config: TrainConfig | None) -> dict[str, str | float | int | bool]:
-    """What a training is told apart by; without a config as far as its epochs tell."""
+    """The settings of a training; without a config only those stored with its epochs."""
     settings: dict[str, str | float | int | bool] = {
         "strategy": record.strategy,
         "devices": record.devices,
