@@ -136,7 +136,7 @@ def joined(tables: Sequence[Table]) -> Table:
 def is_known(column: Column) -> BoolColumn:
     """Which values are not missing."""
     if column.dtype == object:
-        return np.asarray(np.not_equal(column, None), dtype=np.bool_)
+        return np.asarray(np.not_equal(column, np.array(None)), dtype=np.bool_)
     return ~np.isnan(column) if column.dtype == np.float64 else np.asarray(column != UNKNOWN, dtype=bool)
 
 
