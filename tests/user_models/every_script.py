@@ -41,9 +41,9 @@ def main() -> None:
         )
         bare, _ = printed(command, ports[0], None)
         attached, notes = printed(command, ports[1], settings)
-        record = {"bare": bare, "attached": attached, "notes": notes, "seconds": perf_counter() - began_s}
+        told = {"bare": bare, "attached": attached, "notes": notes, "seconds": perf_counter() - began_s}
         (out / name).mkdir(exist_ok=True)
-        (out / name / f"rank{rank}.json").write_text(json.dumps(record))
+        (out / name / f"rank{rank}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One tiny model, whose making plants a mistake in this process's strategy: given as ``planted_mistakes:function``.
 
-Checking the name imports this module without calling anything. torchrun sets a process's place.
+Whoever only checks the name imports this and calls nothing. What a process is, torchrun tells it.
 """
 
 import os
@@ -69,7 +69,7 @@ def skipped_average() -> Workload:
 
 
 def no_set_epoch() -> Workload:
-    """DDP's sampler never gets its epoch."""
+    """DDP's sampler is never told its epoch."""
 
     def nothing(self: DistributedSampler[Any], epoch: int) -> None:
         return

@@ -1,4 +1,4 @@
-"""Run under torchrun: processes with different buffers test uneven shards; rank 0 saves the results.
+"""Run under torchrun: processes whose models have buffers of their own test uneven shards; rank 0 saves what came out.
 
     torchrun ... sharded_test.py SAVED
 

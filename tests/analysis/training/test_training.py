@@ -324,7 +324,7 @@ def test_the_error_of_failed_trainings_names_the_failure(tmp_path: Path) -> None
 
 
 def test_the_documented_example_loads(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "learning.md").read_text()
+    page = (ROOT / "docs" / "training.md").read_text()
     example = page.partition("```json\n")[2].partition("```")[0]
     (tmp_path / "train.json").write_text(example)
     (cell,) = load_training(tmp_path).cells

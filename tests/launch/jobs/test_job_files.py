@@ -65,7 +65,7 @@ OTHER = "CUDA error: device-side assert triggered"
         ({0: 11}, (0,), "crashed"),  # 89%
         ({0: 60, 1: 9}, (0, 1), "out_of_memory"),  # DataParallel's second GPU
         ({0: 60, 1: 9}, (0,), "crashed"),  # GPU 1 is somebody else's
-        ({0: None}, (0,), "crashed"),  # a lost device does not respond
+        ({0: None}, (0,), "crashed"),  # a device that is gone tells nothing
     ],
 )
 def test_a_library_failure_on_a_full_gpu_is_out_of_memory(

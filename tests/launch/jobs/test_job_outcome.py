@@ -162,7 +162,7 @@ def test_a_rank_that_lost_its_communicator_lost_its_peer(folder: RepeatFolder) -
 pytestmark = pytest.mark.process
 
 
-def outcome_of(path: Path, code: str, timeout_s: float = 60.0, stop: bool = False) -> tuple[str, str]:
+def told(path: Path, code: str, timeout_s: float = 60.0, stop: bool = False) -> tuple[str, str]:
     """What is raised of a job that runs `code` (empty: nothing), and what is printed."""
     folder, shown, request = JobFolder(path), Console(file=io.StringIO(), width=200), StopRequest()
     request.requested = stop
@@ -183,25 +183,23 @@ PASS = "open('{}/" + PROGRESS_NAME + "', 'w').write('timed')"
 
 
 def test_a_job_with_a_result_is_done(tmp_path: Path) -> None:
-    assert outcome_of(tmp_path, f"{PASS.format(tmp_path)}; {RESULT.format(tmp_path, 'ok')}")[0] == ""
+    assert told(tmp_path, f"{PASS.format(tmp_path)}; {RESULT.format(tmp_path, 'ok')}")[0] == ""
 
 
 def test_a_job_without_a_result_failed_however_it_exits(tmp_path: Path) -> None:
-    line, printed = outcome_of(tmp_path / "a", "print('[rank0]: no such device'); raise SystemExit(3)")
+    line, printed = told(tmp_path / "a", "print('[rank0]: no such device'); raise SystemExit(3)")
     assert line == "it failed: torchrun ended with exit status 3 and no result (before its first pass)"
     assert printed == "[rank0]:  no such device\n"
-    silent, _ = outcome_of(tmp_path / "b", "")
+    silent, _ = told(tmp_path / "b", "")
     assert silent == "it failed: torchrun ended with exit status 0 and no result (before its first pass)"
     (tmp_path / "c").mkdir()
-    begun, _ = outcome_of(tmp_path / "c", f"{PASS.format(tmp_path / 'c')}; {RESULT.format(tmp_path / 'c', 'crashed')}")
+    begun, _ = told(tmp_path / "c", f"{PASS.format(tmp_path / 'c')}; {RESULT.format(tmp_path / 'c', 'crashed')}")
     assert begun == "it failed: torchrun ended with exit status 0 and no result (in its timed pass)"
 
 
 def test_a_slow_or_stopped_job_is_ended(tmp_path: Path) -> None:
-    assert (
-        "passed its time limit of 0.3 s" in outcome_of(tmp_path / "a", "import time; time.sleep(60)", timeout_s=0.3)[0]
-    )
-    line, printed = outcome_of(tmp_path / "b", "import time; time.sleep(60)", stop=True)
+    assert "passed its time limit of 0.3 s" in told(tmp_path / "a", "import time; time.sleep(60)", timeout_s=0.3)[0]
+    line, printed = told(tmp_path / "b", "import time; time.sleep(60)", stop=True)
     assert line == "it failed: interrupted [143]"  # 128 + SIGTERM
     assert "rank" not in printed
 
@@ -209,5 +207,5 @@ def test_a_slow_or_stopped_job_is_ended(tmp_path: Path) -> None:
 def test_unfinished_files_of_a_killed_process_are_removed_and_other_hidden_files_stay(tmp_path: Path) -> None:
     (tmp_path / ".tmp-failure_0_1.json-xr17fgzj").write_text('{"rank": 1, "at_')
     (tmp_path / ".tmp-mine").write_text("not dpscope's")
-    outcome_of(tmp_path, RESULT.format(tmp_path, "ok"))
+    told(tmp_path, RESULT.format(tmp_path, "ok"))
     assert sorted(path.name for path in tmp_path.glob(".tmp-*")) == [".tmp-mine"]

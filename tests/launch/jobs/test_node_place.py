@@ -1,4 +1,4 @@
-"""This node's place, from the variables of every launcher or from options; refusals of missing values."""
+"""Which node this is: told by every launcher's variables as they are set, or by options; and refused where it is not told."""
 
 import pytest
 
@@ -19,8 +19,8 @@ PYTORCH_JOB = {
 }  # fmt: skip
 
 
-def place(variables: dict[str, str], nodes: str = "auto", rank: int | None = None, met: str | None = None) -> NodePlace:
-    found = node_place(nodes, rank, met, variables)
+def place(told: dict[str, str], nodes: str = "auto", rank: int | None = None, met: str | None = None) -> NodePlace:
+    found = node_place(nodes, rank, met, told)
     assert found is not None
     return found
 
@@ -71,7 +71,7 @@ def test_a_single_node_has_no_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "rank", "variables", "expected"),
+    ("nodes", "rank", "told", "said"),
     [
         ("auto", None, {}, "--nodes auto: neither srun, MPI, PMI nor"),
         # sbatch starts its script on one node: that is no step
@@ -98,10 +98,10 @@ def test_a_single_node_has_no_place() -> None:
     ],
 )
 def test_missing_or_contradictory_values_are_refused(
-    nodes: str, rank: int | None, variables: dict[str, str], expected: str
+    nodes: str, rank: int | None, told: dict[str, str], said: str
 ) -> None:
-    with pytest.raises(DpscopeError, match=expected):
-        node_place(nodes, rank, None, variables)
+    with pytest.raises(DpscopeError, match=said):
+        node_place(nodes, rank, None, told)
 
 
 @pytest.mark.parametrize("text", ["", "host:0", "host:99999", "a b", "host:port", "1:2:3", "a..b", "x" * 70])

@@ -43,9 +43,9 @@ class Nodes:
         self._threads: list[threading.Thread] = []
 
     def place(self, node: int, **more: object) -> NodePlace:
-        place: dict[str, object] = {"count": self.count, "rank": node, "told_by": "options", "job": None}
-        place["address"] = Address("127.0.0.1", self.port)
-        return NodePlace(**{**place, **more})  # type: ignore[arg-type]
+        told: dict[str, object] = {"count": self.count, "rank": node, "told_by": "options", "job": None}
+        told["address"] = Address("127.0.0.1", self.port)
+        return NodePlace(**{**told, **more})  # type: ignore[arg-type]
 
     def start(
         self,

@@ -21,7 +21,7 @@ from tests.launch.nodes.conftest import Nodes, environment
 
 
 def stranger(port: int) -> TCPStore:
-    """A peer that speaks the store's protocol and cannot read the run folder."""
+    """Whoever speaks the store's protocol and cannot read the run folder."""
     return TCPStore("127.0.0.1", port, None, False, timedelta(seconds=3), False)
 
 

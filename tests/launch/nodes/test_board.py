@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torch._C
 
 from dpscope.launch.commands.several_nodes import check_devices
-from dpscope.launch.nodes import board as board_module
+from dpscope.launch.nodes import board as told
 from dpscope.launch.nodes.board import Board
 from dpscope.launch.nodes.team import Team
 from dpscope.profiling.machine.interfaces import host_at
@@ -54,7 +54,7 @@ def test_states_arrive_including_the_last_one(pair: Pair) -> None:
 def test_silence_is_a_loss(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = pair.boards
     wait_until(lambda: first.states[1].beat > 1, timeout_s=5)
-    monkeypatch.setattr(board_module, "LOST_S", 0.5)
+    monkeypatch.setattr(told, "LOST_S", 0.5)
     time.sleep(1.0)
     assert first.lost(1) is None  # which beats
     second.close()
@@ -86,7 +86,7 @@ def test_a_replayed_state_is_not_a_sign_of_life(pair: Pair, monkeypatch: pytest.
     earlier = pair.store.get("1/state")
     wait_until(lambda: first.states[1].beat > 3, timeout_s=5)
     second.close()
-    monkeypatch.setattr(board_module, "LOST_S", 1.0)
+    monkeypatch.setattr(told, "LOST_S", 1.0)
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
         pair.store.set("1/state", earlier.decode())
@@ -128,7 +128,7 @@ def test_every_node_ends_leftover_processes_of_the_folder(pair: Pair) -> None:
     second.tell(left="gone")
     pair.boards[0].states[1] = second._own
     began_s = time.monotonic()
-    team.clear()  # the other nodes have gone
+    team.clear()  # nobody answers any more
     assert time.monotonic() - began_s < 5
 
 

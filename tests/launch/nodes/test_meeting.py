@@ -178,11 +178,11 @@ def test_the_reason_why_node_0_is_not_found_is_printed(
     nodes: Nodes, host: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meeting, "NOTE_EVERY_S", 0.5)
-    notes: list[str] = []
+    told: list[str] = []
     place = nodes.place(1, address=Address(host, nodes.port))
     with pytest.raises(DpscopeError, match=f"did not find node 0 within 1 s \\({host}:{nodes.port}: .*({why})"):
-        found_meeting(place, nodes.out, notes.append, wait_s=1)
-    assert any(one.startswith("Still looking for node 0, ") and f"{host}:{nodes.port}: " in one for one in notes)
+        found_meeting(place, nodes.out, told.append, wait_s=1)
+    assert any(one.startswith("Still looking for node 0, ") and f"{host}:{nodes.port}: " in one for one in told)
 
 
 def test_a_listener_that_never_answers_blocks_no_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

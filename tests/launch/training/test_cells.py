@@ -58,7 +58,7 @@ def test_learning_rates_follow_the_global_batch(scaling: str, two: float, four: 
 
 
 def test_learning_rate_scaling_has_no_effect_under_strong_scaling(tmp_path: Path) -> None:
-    """The option is refused; in a file, which other trainings may share, it is a finding."""
+    """As an option it is refused; a file, which may serve other trainings as well, is told."""
     with pytest.raises(DpscopeError, match="--learning-rate-scaling does nothing here: under --scaling strong"):
         planned(devices="2", learning_rate_scaling="linear")
     (tmp_path / "train.toml").write_text('learning_rate_scaling = "linear"')

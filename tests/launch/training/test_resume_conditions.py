@@ -44,7 +44,7 @@ def checkpoint(cell: Cell, **changes: Any) -> CheckpointDescription:
     return msgspec.structs.replace(made, **changes)
 
 
-def differences(had: CheckpointDescription, cell: Cell, threads: int = 1) -> str:
+def told(had: CheckpointDescription, cell: Cell, threads: int = 1) -> str:
     return " ".join(finding.message for finding in what_differs(had, cell, "cpu", threads))
 
 
@@ -54,7 +54,7 @@ def test_nothing_differs_where_nothing_changed() -> None:
 
 def test_from_one_device_to_two() -> None:
     # 65 samples on two devices are 33 each: one is repeated.
-    assert differences(checkpoint(SINGLE), DDP) == (
+    assert told(checkpoint(SINGLE), DDP) == (
         "ddp-d2-b4 with seed 0 goes on from the end of epoch 2 of single-d1-b8: gradients are summed in another order, "
         "so results differ in their last digits from this step on; the global batches stay the same, divided among "
         "other devices; batch norm, if the model has it, takes its statistics over 4 samples instead of 8; "
@@ -65,26 +65,26 @@ def test_from_one_device_to_two() -> None:
 
 def test_from_many_processes_to_one_with_another_batch() -> None:
     had = checkpoint(Cell(strategy="ddp", devices=4, batch_size=4), device_type="cuda", steps_per_epoch=5)
-    message = differences(had, Cell(strategy="dp-host", devices=2, batch_size=4))
+    said = told(had, Cell(strategy="dp-host", devices=2, batch_size=4))
     # ceil(65 / 16) = 5 steps, ceil(65 / 8) = 9; 3 samples fill 4 shares of 17, 1 fills 2 of 33
-    assert "a step trains on 8 samples instead of 16, an epoch has 9 steps instead of 5, and learning rates" in message
-    assert "batch norm" not in message
-    assert "an epoch repeats 1 sample instead of 3;" in message
-    assert "the random numbers (of dropout) of ranks 1 to 3 come to an end;" in message
-    assert message.endswith("it computes on cpu instead of cuda.")
+    assert "a step trains on 8 samples instead of 16, an epoch has 9 steps instead of 5, and learning rates" in said
+    assert "batch norm" not in said
+    assert "an epoch repeats 1 sample instead of 3;" in said
+    assert "the random numbers (of dropout) of ranks 1 to 3 come to an end;" in said
+    assert said.endswith("it computes on cpu instead of cuda.")
 
 
 def test_variants_and_threads() -> None:
     hook = Cell(strategy="ddp", devices=2, batch_size=4, options=CellOptions(comm_hook="fp16", accumulate=2))
-    message = differences(checkpoint(DDP), hook, threads=3)
-    assert "batch norm, if the model has it, takes its statistics over 2 samples instead of 4;" in message
-    assert "the variant is hook-fp16-accumulate-2 instead of the default;" in message
-    assert message.endswith("a process computes with 3 threads instead of 1, which sum in another order.")
-    assert "gradients are summed" not in message
+    said = told(checkpoint(DDP), hook, threads=3)
+    assert "batch norm, if the model has it, takes its statistics over 2 samples instead of 4;" in said
+    assert "the variant is hook-fp16-accumulate-2 instead of the default;" in said
+    assert said.endswith("a process computes with 3 threads instead of 1, which sum in another order.")
+    assert "gradients are summed" not in said
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "said"),
     [
         ({"model": "other"}, "--model tiny, not other"),
         ({"data": "fake"}, "--data synthetic, not fake"),
@@ -95,9 +95,9 @@ def test_variants_and_threads() -> None:
         ({"label_smoothing": 0.1}, "--label-smoothing"),
     ],
 )
-def test_different_training_settings_are_named(change: dict[str, Any], message: str) -> None:
+def test_different_training_settings_are_named(change: dict[str, Any], said: str) -> None:
     config = with_settings(CONFIG, **change)
-    with pytest.raises(DpscopeError, match=f"last.pt was trained with {message}"):
+    with pytest.raises(DpscopeError, match=f"last.pt was trained with {said}"):
         check_same_learning(HERE, checkpoint(DDP), config, DDP, seed=0)
 
 

@@ -1,4 +1,4 @@
-"""Training's settings: defaults, files and flags, mistakes in one line."""
+"""Training's settings: defaults, files and flags, mistakes told in one line."""
 
 from pathlib import Path
 
