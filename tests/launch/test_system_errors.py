@@ -28,6 +28,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return said
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize(
     "arguments",
@@ -53,6 +54,7 @@ def test_a_full_disk_under_the_output_is_one_line(
     assert said == "dpscope: cannot write: No space left on device; make room there, or choose another place\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -83,6 +85,7 @@ def test_a_name_that_is_too_long_is_one_line_that_names_it(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third file cannot be written: the report that stood there stays whole, and a new one has no file."""
     shutil.copytree(EXAMPLE_RUN, tmp_path / "run", ignore=shutil.ignore_patterns("report"))

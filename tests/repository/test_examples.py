@@ -31,6 +31,7 @@ def test_the_notebook_runs_in_a_kernel_that_starts_in_its_folder() -> None:
     assert set(re.findall(r"dpscope[\w.]*", sources)) - {"dpscope"} == {"dpscope.analysis"}
 
 
+@pytest.mark.long
 def test_the_example_run_is_small_and_holds_all_that_was_asked_for(tmp_path: Path) -> None:
     files = [path for path in (ROOT / "examples" / "run_cpu").rglob("*") if path.is_file()]
     stored = [path for path in files if not path.name.endswith(".tables.parquet")]  # kept by whoever read it
@@ -42,6 +43,7 @@ def test_the_example_run_is_small_and_holds_all_that_was_asked_for(tmp_path: Pat
     assert {result.status for cell in run.cells.values() for result in cell.results} == {"ok"}
 
 
+@pytest.mark.long
 def test_the_example_run_makes_a_report_from_five_repeats(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
     run = load_run(tmp_path / "run")

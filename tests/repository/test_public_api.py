@@ -77,6 +77,7 @@ def test_importing_the_package_loads_nothing() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.long
 def test_paths_are_strings_or_paths(tmp_path: Path) -> None:
     job = ROOT / "tests" / "data" / "v100x8_ddp_dlrm"
     whole = dpscope.analysis.analyze_traces(job)

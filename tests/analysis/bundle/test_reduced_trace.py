@@ -14,6 +14,7 @@ from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a100x2_ddp_resnet50_rank0", "v100x8_ddp_dlrm/rank0"])
 def test_a_real_trace_measures_the_same(name: str, tmp_path: Path) -> None:
     source = DATA / f"{name}.json.gz"

@@ -33,6 +33,7 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_unpacked_it_is_the_same_run_without_names(run: Path, tmp_path: Path) -> None:
     bundle = collect(run, [FINDING], {"doctor": {"hostname": "n0417", "checks": []}})
     write(bundle, tmp_path / "b.zip")

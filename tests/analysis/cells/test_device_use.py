@@ -22,6 +22,7 @@ def test_convolutions_and_products_have_their_own_peak() -> None:
     assert least_step_us(flops, speed) == pytest.approx(3e6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flops", "name", "least_us", "reason"),
     [

@@ -29,6 +29,7 @@ def made(run: RunData, lines: dict[Collective, tuple[float, float]], later_s: fl
     return msgspec.structs.replace(calibration(lines), created_at=moment.isoformat())
 
 
+@pytest.mark.long
 def test_a_calibration_of_all_reduces_predicts_them_and_names_what_it_lacks(run: RunData) -> None:
     report = make_report(run, calibration=made(run, REDUCE))
     titles = [table.title for table in terminal_tables(report.tables)]
@@ -47,6 +48,7 @@ def test_a_calibration_of_all_reduces_predicts_them_and_names_what_it_lacks(run:
     assert "calibration_incomplete" in {finding.code for finding in report.findings}
 
 
+@pytest.mark.long
 def test_a_calibration_of_both_predicts_exposed_communication_too(run: RunData) -> None:
     report = make_report(run, calibration=made(run, BOTH))
     values = report.comparison.table.set_index("cell").loc["ddp-d2-b8"]
@@ -57,11 +59,13 @@ def test_a_calibration_of_both_predicts_exposed_communication_too(run: RunData) 
     assert all(row[predicted] != "NA" for row in table.rows)
 
 
+@pytest.mark.long
 def test_without_any_source_there_is_no_table(run: RunData) -> None:
     report = make_report(run)
     assert not {"predictions", "collectives"} & set(report.tables)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("later_s", [-1.0, 1.0])
 def test_a_calibration_made_later_is_no_forecast(run: RunData, later_s: float) -> None:
     report = make_report(run, calibration=made(run, BOTH, later_s))
@@ -73,6 +77,7 @@ AS_ON = "exposed is predicted as on torch's engine ProcessGroupNCCL, whose all-r
 FOR = "exposed is predicted for torch's engine ProcessGroupNCCL, on which the cells ran"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ran", "calibrated", "told", "said"),
     [

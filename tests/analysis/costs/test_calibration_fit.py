@@ -163,6 +163,7 @@ def test_real_logs(log: str, collective: str, time_column: int) -> None:
         assert size * factor / by_pieces(fit, size) / 1e3 == pytest.approx(busbw[size], rel=0.03)
 
 
+@pytest.mark.long
 def test_sizes_left_out_are_predicted_within_the_stated_error() -> None:
     held = []
     for fit_of in calibration_from_logs(sorted(LOGS.glob("*.log"))).fits:

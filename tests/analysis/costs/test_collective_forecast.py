@@ -106,6 +106,7 @@ def test_bands_grow_and_beyond_three_times_nothing_is_said(tmp_path: Path) -> No
         assert 64 <= int(one.source.rpartition("measure at ")[2]) <= one.devices
 
 
+@pytest.mark.long
 def test_most_truths_are_inside_and_errors_are_within_the_aims(tmp_path: Path) -> None:
     """All shapes, noise of 10%: median error at most 35% at twice, 40% at four times; the benchmark has more."""
     errors: dict[int, list[float]] = {64: [], 128: []}

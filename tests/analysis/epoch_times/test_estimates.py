@@ -208,6 +208,7 @@ _ROW = st.tuples(
 )
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
 @given(rows=st.lists(_ROW, min_size=1, max_size=12, unique_by=lambda row: (row[0], row[1], row[3])), drop=st.booleans())
 def test_any_table_gives_ordered_bounds_or_a_reason(tmp_path: Path, rows: list[tuple[object, ...]], drop: bool) -> None:

@@ -46,6 +46,7 @@ def told(run: RunData, samples: int, steps_per_epoch: int, epochs: int | None = 
     return [finding.message for finding in found if finding.code == "synthetic_epochs"]
 
 
+@pytest.mark.long
 def test_whole_synthetic_batches_beyond_the_data_set_are_told(run: RunData) -> None:
     """4 batches of 16 (two devices) are 64 samples where 50 were asked for: 28% more."""
     (message,) = told(run, samples=50, steps_per_epoch=4)
@@ -69,6 +70,7 @@ def with_steps(run: RunData, **factors: float) -> RunData:
     return replace(run, cells=cells)
 
 
+@pytest.mark.long
 def test_the_faster_strategy_is_named_with_its_factor(run: RunData) -> None:
     assert "dp-host's step is 2.00x as fast as DDP's" in codes(with_steps(run, ddp=2.0))["strategy_gap"]
     assert "DDP's step is 1.50x as fast as dp-host's" in codes(with_steps(run, dp_host=1.5))["strategy_gap"]
@@ -77,6 +79,7 @@ def test_the_faster_strategy_is_named_with_its_factor(run: RunData) -> None:
     assert "strategy_gap" not in codes(alone)
 
 
+@pytest.mark.long
 def test_a_tracer_that_slows_the_steps_is_told(run: RunData) -> None:
     assert "takes 1.30x as long as an untraced one" in codes(with_steps(run, traced=1.3))["tracer_cost"]
     assert "tracer_cost" not in codes(with_steps(run, traced=1.1))
@@ -89,6 +92,7 @@ def test_a_cell_that_was_left_out_is_told_with_its_reason(run: RunData) -> None:
     assert "cell_skipped" not in codes(run)
 
 
+@pytest.mark.long
 def test_a_lost_repeat_is_told_and_the_setting_counts_truly(run: RunData, tmp_path: Path) -> None:
     copied = shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     (copied / "cells" / "ddp-d2-b8" / "repeat0" / "result.json").unlink()
@@ -106,6 +110,7 @@ def test_a_cell_never_begun_is_told(run: RunData) -> None:
     assert codes(waiting)["repeats_missing"].startswith("ddp-d2-b999: 0 of 2 repeats measured: ")
 
 
+@pytest.mark.long
 def test_one_repeat_tells_no_spread_between_repeats(tmp_path: Path) -> None:
     copied = shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     for repeat in (copied / "cells").glob("*/repeat1"):
@@ -116,6 +121,7 @@ def test_one_repeat_tells_no_spread_between_repeats(tmp_path: Path) -> None:
     assert "; 1 repeat of every cell; " in setting_of(alone)
 
 
+@pytest.mark.long
 def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
     data = run.cells["ddp-d2-b8"]
     message = "interrupted (before its first pass); the same command resumes the run"
@@ -153,6 +159,7 @@ def test_cells_of_a_script_with_different_threads_do_not_compare(run: RunData) -
     assert "threads_differ" not in codes(with_threads(*same))
 
 
+@pytest.mark.long
 def test_a_training_without_an_epoch_leaves_the_measured_cells_readable(tmp_path: Path) -> None:
     """`dpscope train` and `dpscope run` may share a folder."""
     shutil.copytree(EXAMPLE_RUN, tmp_path / "run")

@@ -49,6 +49,7 @@ def shares(waits: np.ndarray) -> np.ndarray:
     return np.asarray(caused / waits.sum())
 
 
+@pytest.mark.long
 def test_the_bad_node_and_its_local_rank_are_named(folder: Path, waits: np.ndarray) -> None:
     caused = shares(waits)
     node = caused.reshape(-1, PER_NODE).sum(axis=1)
@@ -113,6 +114,7 @@ def test_eight_ranks_are_drawn_and_the_late_one_is_among_them(analysis: TraceAna
     assert drawn == sorted(drawn)
 
 
+@pytest.mark.long
 def test_waiting_is_folded_by_switch(folder: Path, tmp_path: Path, waits: np.ndarray) -> None:
     switches = tmp_path / "topology.conf"
     switches.write_text("# leaves\nSwitchName=s0 Nodes=n[0000-0015]\nSwitchName=s1 Nodes=n[0016-0127] LinkSpeed=1\n"
@@ -132,6 +134,7 @@ def test_waiting_is_folded_by_switch(folder: Path, tmp_path: Path, waits: np.nda
         assert said in str(bad.exception)
 
 
+@pytest.mark.long
 def test_hosts_are_numbered_where_that_is_asked_for(folder: Path) -> None:
     ended = CliRunner().invoke(app, ["analyze", str(folder), "--hide-hosts", "--format", "json"])
     assert "n0017" not in ended.output
@@ -139,6 +142,7 @@ def test_hosts_are_numbered_where_that_is_asked_for(folder: Path) -> None:
     assert "n0017" not in CliRunner().invoke(app, ["analyze", str(folder), "--hide-hosts"]).output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("left_out", "known"), [(5, True), (40, False)])
 def test_missing_ranks_are_told(left_out: int, known: bool, tmp_path: Path) -> None:
     """Of 1,024, 99% are 1,014."""

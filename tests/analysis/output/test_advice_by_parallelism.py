@@ -76,6 +76,7 @@ def _answers(page: str) -> list[str]:
     return [html.unescape(re.sub(r"<[^>]*>", " ", text.split("<h2")[0]))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", ["tensor_parallel", "pipeline", "fully_sharded", "unknown"])
 def test_no_advice_about_ddp(tmp_path: Path, capsys: pytest.CaptureFixture[str], job: str) -> None:
     if job == "unknown":

@@ -115,6 +115,7 @@ def test_the_verdict_comes_first_and_fits_a_narrow_terminal(tmp_path: Path) -> N
     assert max(map(len, rows)) <= 80
 
 
+@pytest.mark.long
 def test_json_github_and_junit_say_what_the_exit_status_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +205,7 @@ def test_a_history_goes_by_commit_where_that_is_asked(tmp_path: Path, capsys: py
     assert json.loads(capsys.readouterr().out)["history"][-1]["commit"] == "NA"
 
 
+@pytest.mark.long
 def test_a_cell_that_hides_the_change_is_not_judged_in_any_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

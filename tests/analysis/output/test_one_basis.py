@@ -36,6 +36,7 @@ def shown_times(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"(\d+\.\d+) ms", text)]
 
 
+@pytest.mark.long
 def test_every_row_of_the_first_table_adds_up(report: Report) -> None:
     table = report.first["step"]
     for row in table.rows:
@@ -125,6 +126,7 @@ def test_waiting_named_as_a_reason_is_exposed(report: Report) -> None:
     assert waiting == "waiting: 2.06 ms of it a step for late ranks, which the model leaves out"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["v100x8_ddp_dlrm", "compiled_ddp"])
 def test_what_foreign_traces_lose_waiting_is_exposed(place: str) -> None:
     """Compute plus what is lost does not exceed the step; a late rank is named on every surface, or on none."""
@@ -139,6 +141,7 @@ def test_what_foreign_traces_lose_waiting_is_exposed(place: str) -> None:
         assert "rank 7, which the others wait for, is itself without a launch" in verdict.action.text
 
 
+@pytest.mark.long
 def test_a_run_folder_elsewhere_gives_the_same_verdict(tmp_path: Path, report: Report) -> None:
     import shutil
 

@@ -26,6 +26,7 @@ def shown(report: PrintedReport, whole: bool = False) -> list[str]:
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined,no-any-return]
 
 
+@pytest.mark.long
 def test_the_readme_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run_cpu")
     monkeypatch.chdir(tmp_path)
@@ -37,6 +38,7 @@ def test_the_readme_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.Mo
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.long
 def test_the_readme_shows_what_is_printed_of_gpu_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     printed = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["analyze", "tests/data/v100x8_ddp_dlrm"]).stdout
@@ -99,6 +101,7 @@ def test_the_rows_shown_first_are_those_of_the_answers() -> None:
     assert [cells[index][0] for index in chosen] == ["single-d1-b8", "dp-d2-b8", "ddp-d2-b8"]
 
 
+@pytest.mark.long
 def test_a_run_folder_that_may_only_be_read_is_printed_without_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

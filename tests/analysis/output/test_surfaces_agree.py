@@ -82,6 +82,7 @@ def check_csv(report: Report, verdict: Verdict) -> None:
         assert found == (pytest.approx(value) if value is not None else pytest.approx(float("nan"), nan_ok=True)), part
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_surfaces_of_a_run_agree(folder: Path) -> None:
     report = reported(folder)
@@ -94,11 +95,13 @@ def test_surfaces_of_a_run_agree(folder: Path) -> None:
     assert report.verdict.late is None or folder == EXAMPLE_RUN  # five repeats show no late rank
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", REAL, ids=lambda place: place.name)
 def test_surfaces_of_real_traces_agree(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check_traces(place, capsys)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MADE)
 def test_surfaces_of_made_traces_agree(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ranks, make = MADE[name]

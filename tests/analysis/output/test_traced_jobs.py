@@ -37,6 +37,7 @@ def test_each_job_is_what_it_is_alone(two_jobs: Path) -> None:
         assert "ranks_not_unique" not in {finding.code for finding in analysis.findings}
 
 
+@pytest.mark.long
 def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
     jobs = analyze_jobs(two_jobs)
     (steps,) = [table for table in job_tables(jobs) if table.title == "Steps"]
@@ -56,6 +57,7 @@ def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
     assert said[0].startswith("jobs first, second: ")
 
 
+@pytest.mark.long
 def test_tables_of_other_columns_stand_apart(tmp_path: Path) -> None:
     """One A100 job of a single rank has no waiting; eight V100 ranks have."""
     shutil.copytree(DATA / "v100x8_ddp_dlrm", tmp_path / "v100")
@@ -74,6 +76,7 @@ def test_one_job_is_printed_as_ever(two_jobs: Path) -> None:
     assert job_csv(jobs).startswith("rank,device,step,")
 
 
+@pytest.mark.long
 def test_what_is_of_one_job_is_refused_for_several(two_jobs: Path) -> None:
     with pytest.raises(
         DpscopeError, match=r"holds the traces of 2 jobs \(first, second\): a TensorBoard folder takes one"

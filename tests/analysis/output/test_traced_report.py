@@ -72,6 +72,7 @@ def calibration(*kinds: Collective) -> Calibration:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_ring_formula_and_what_the_trace_implies(traces: Path) -> None:
     report = reported(traces)
     row = row_of(report)
@@ -85,6 +86,7 @@ def test_the_ring_formula_and_what_the_trace_implies(traces: Path) -> None:
     assert formula[3:5] == ("390.4 µs", "196.0 µs")
 
 
+@pytest.mark.long
 def test_what_traces_do_not_tell_is_missing_and_says_so(traces: Path) -> None:
     report = reported(traces)
     row = row_of(report)
@@ -96,6 +98,7 @@ def test_what_traces_do_not_tell_is_missing_and_says_so(traces: Path) -> None:
     assert {"time", "epoch", "checks"} & set(report.tables) == set()
 
 
+@pytest.mark.long
 def test_a_calibration_predicts_what_was_traced(traces: Path, tmp_path: Path) -> None:
     """Per all-reduce 100 us + S / 100 GB/s: 300 + 195.2 us; a broadcast of 38,400 B takes 100.384 us, of 160 B 100.0016."""
     write_json(tmp_path / "part.json", calibration("all_reduce"))
@@ -108,6 +111,7 @@ def test_a_calibration_predicts_what_was_traced(traces: Path, tmp_path: Path) ->
     assert float(str(whole["predicted_exposed_us"])) > 200  # both broadcasts at least
 
 
+@pytest.mark.long
 def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrated(traces: Path, tmp_path: Path) -> None:
     """Alone 160, 215.2 and 120 us, ready at 0, 104 and 190 us, when computing ends. Beside it each takes three times as long.
 
@@ -132,6 +136,7 @@ def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrate
     assert any("without contention, as on an idle machine" in note for note in idle.tables["predictions"].notes)
 
 
+@pytest.mark.long
 def test_the_logs_of_nccl_tests_are_a_calibration(tmp_path: Path) -> None:
     fits = costs_at(DATA / "nccl_tests").fits
     assert {(fit.collective, fit.devices) for fit in fits} >= {("all_reduce", 8), ("broadcast", 8)}
@@ -141,6 +146,7 @@ def test_the_logs_of_nccl_tests_are_a_calibration(tmp_path: Path) -> None:
             costs_at(none)
 
 
+@pytest.mark.long
 def test_the_schedule_predicts_ddp_alone(tmp_path: Path) -> None:
     """A fully sharded job: its transfers are predicted by the ring, what it exposes is not."""
     for rank in range(4):
@@ -166,6 +172,7 @@ def test_data_parallel_runs_no_ring(tmp_path: Path) -> None:
     assert model_tables(report)[0].title == "No model applies"
 
 
+@pytest.mark.long
 def test_json_holds_the_row_and_the_predictions_where_models_are_asked_for(traces: Path) -> None:
     analysis = analyze_traces([traces])
     plain, modelled = traces_json({"": analysis}, None), json.loads(traces_json({"": analysis}, reported(traces)))
@@ -175,6 +182,7 @@ def test_json_holds_the_row_and_the_predictions_where_models_are_asked_for(trace
     assert {one["kind"] for one in modelled["predictions"]} == {"all_reduce", "broadcast"}
 
 
+@pytest.mark.long
 def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path: Path) -> None:
     console = Console(file=StringIO(), width=200)
     folder = tmp_path / "report"
@@ -187,6 +195,7 @@ def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path:
     assert (folder / "comparison.csv").read_text().startswith("cell,strategy,devices,")
 
 
+@pytest.mark.long
 def test_two_jobs_are_compared_and_one_a_side_decides_nothing(traces: Path, tmp_path: Path) -> None:
     """The same job with every time 1.5 times as long."""
     slower = write_ddp_job(tmp_path / "slower", factor=1.5)
@@ -209,6 +218,7 @@ def scaled_jobs(folder: Path, factors: tuple[float, ...]) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_several_jobs_a_side_are_repeats_and_give_an_interval(tmp_path: Path) -> None:
     """Three jobs 1% apart against three 20% slower: a regression. Against themselves made anew: none, with what would show."""
     before = scaled_jobs(tmp_path / "before", (1.0, 1.01, 1.02))
@@ -235,6 +245,7 @@ def test_jobs_unlike_each_other_are_no_repeats(tmp_path: Path) -> None:
         load_traces(folder)
 
 
+@pytest.mark.long
 def test_tensorboard_gets_the_page_and_the_traces(traces: Path, tmp_path: Path) -> None:
     folder = export_traces([traces], TraceRequest(LINK), tmp_path / "shown")
     assert folder == tmp_path / "shown" / "tensorboard"
@@ -263,6 +274,7 @@ def no_collective(folder: Path, device: bool, ranks: int = 1) -> str:
     return next(line for line in lines if line.startswith("Cost")).removeprefix("Cost").strip()
 
 
+@pytest.mark.long
 def test_a_trace_without_communication_has_its_sentence(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("device", "cpu", "ranks")]
     for folder in folders:
@@ -276,6 +288,7 @@ def test_a_trace_without_communication_has_its_sentence(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_each_of_several_jobs_in_one_folder_has_its_heading(tmp_path: Path) -> None:
     for job in (0, 1):
         write_job(tmp_path, f"j{job}r", later_s=265.0 * job, process=100 * job)

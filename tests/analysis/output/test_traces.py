@@ -18,6 +18,7 @@ def notes(*paths: Path) -> dict[str, str]:
     return {table.title: "\n".join(table.notes) for table in to_tables(analyze_traces(paths))}
 
 
+@pytest.mark.long
 def test_bytes_that_differ_over_ranks_are_told_where_they_do(tmp_path: Path) -> None:
     said = notes(V100)["Collectives (means)"]
     assert "ranks sent different amounts" in said
@@ -25,6 +26,7 @@ def test_bytes_that_differ_over_ranks_are_told_where_they_do(tmp_path: Path) -> 
     assert "different amounts" not in notes(write_ddp_job(tmp_path))["Collectives (means)"]
 
 
+@pytest.mark.long
 def test_a_rank_that_is_missing_is_told_only_where_one_is() -> None:
     alone = notes(DATA / "a100x2_ddp_resnet50_rank0.json.gz")["Collectives (means)"]
     assert "need the traces of all ranks of a group" in alone
@@ -32,6 +34,7 @@ def test_a_rank_that_is_missing_is_told_only_where_one_is() -> None:
     assert "wait or bandwidth for" not in notes(V100)["Collectives (means)"]
 
 
+@pytest.mark.long
 def test_the_bandwidth_of_an_all_to_all_is_of_its_largest_bytes() -> None:
     """53,248 B on one rank in 7 us: 7.607 GB/s on all ranks, of which others move 13,568 B."""
     table = analyze_traces([V100]).collectives
@@ -40,6 +43,7 @@ def test_the_bandwidth_of_an_all_to_all_is_of_its_largest_bytes() -> None:
     assert row["algbw_gb_per_s"] == pytest.approx(53_248 / 7 / 1e3)
 
 
+@pytest.mark.long
 def test_a_star_is_explained_where_there_is_one(tmp_path: Path) -> None:
     assert "* no whole step was traced" in notes(V100)["Steps"]
     assert "left out of averages" not in notes(V100)["Steps"]  # averages are of these steps

@@ -54,6 +54,7 @@ def assert_equal(found: TraceAnalysis, expected: TraceAnalysis) -> None:
     assert found.timelines == expected.timelines
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), parts=st.integers(1, 4), depth=st.integers(0, 2))
 def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
@@ -102,6 +103,7 @@ def test_every_table_of_every_kind_of_job_goes_through(kind: str, tmp_path: Path
     assert_equal(analyze_partials(tmp_path / "partials"), expected)
 
 
+@pytest.mark.long
 def test_the_command_prints_of_partials_what_it_prints_of_traces(traces: Path, tmp_path: Path) -> None:
     reduce_traces(traces, tmp_path)
     of_traces = CliRunner().invoke(app, ["analyze", str(traces), "--format", "json"])
@@ -111,6 +113,7 @@ def test_the_command_prints_of_partials_what_it_prints_of_traces(traces: Path, t
     assert of_partials.exit_code == of_traces.exit_code == 0
 
 
+@pytest.mark.long
 def test_a_report_is_made_of_partials(traces: Path, tmp_path: Path) -> None:
     reduce_traces(traces, tmp_path / "partials")
     page = tmp_path / "page"
@@ -146,6 +149,7 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytes
         find_partials(tmp_path)
 
 
+@pytest.mark.long
 def test_partials_of_several_jobs_are_told_apart_by_their_folders_and_compared_as_repeats(tmp_path: Path) -> None:
     """As their traces are; a folder in which a job's partials lie beside one that joins them is still one job."""
     for side, factor in (("before", 1.0), ("after", 1.5)):

@@ -40,6 +40,7 @@ def entry(table: TextTable, strategy: str, quantity: str) -> float:
     return float(row[3])
 
 
+@pytest.mark.long
 def test_an_epoch_is_steps_per_epoch_times_a_step(study: tuple[Study, dict[str, dict[str, float]]]) -> None:
     """So the sum of an epoch's parts compares with its subtraction: both are seconds of the same epoch."""
     tables, cells = study
@@ -82,6 +83,7 @@ def test_what_is_empty_is_not_printed_and_says_why(study: tuple[Study, dict[str,
         assert said.count(reason) == 1, reason
 
 
+@pytest.mark.long
 def test_the_command_prints_them_and_keeps_data_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from rich.console import Console
 
@@ -111,6 +113,7 @@ def with_published(run: RunData, *values: PublishedValue) -> RunData:
     return replace(run, recorded=msgspec.structs.replace(run.manifest, config=config, published=values))
 
 
+@pytest.mark.long
 def test_published_values_stand_beside_those_of_the_same_cell(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     run = load_run(tmp_path / "run")
@@ -141,6 +144,7 @@ def test_published_values_stand_beside_those_of_the_same_cell(tmp_path: Path) ->
     assert not any("others.csv" in line for line in tables.left_out)
 
 
+@pytest.mark.long
 def test_a_table_without_these_cells_is_said_in_a_line(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     run = load_run(tmp_path / "run")

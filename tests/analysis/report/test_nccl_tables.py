@@ -95,6 +95,7 @@ def analyze(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.long
 def test_traces_with_the_log_of_their_job(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
@@ -124,12 +125,14 @@ def test_traces_with_the_log_of_their_job(tmp_path: Path) -> None:
     assert "1 line of choices or cost tables is cut" in output.replace("\n", " ")
 
 
+@pytest.mark.long
 def test_traces_with_the_log_of_another_job(tmp_path: Path) -> None:
     status, message = analyze(DLRM, "--nccl-log", written_log(tmp_path, 64, *LINES))
     assert status == 2
     assert "a log of another job" in message
 
 
+@pytest.mark.long
 def test_a_run_with_the_log_of_one_of_its_jobs(tmp_path: Path) -> None:
     status, output = analyze(EXAMPLE_RUN, "--nccl-log", written_log(tmp_path, 2, *LINES), "--format", "json")
     content = json.loads(output)

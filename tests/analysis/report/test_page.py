@@ -45,6 +45,7 @@ def example() -> Report:
     return make_report(loaded(), parse_link("1GB/s"))
 
 
+@pytest.mark.long
 def test_every_table_has_its_section_and_every_heading_its_meaning(example: Report) -> None:
     tables = example.tables
     assert {"time", "gap", "dp_phases", "waits", "predictions", "projection", "checks"} <= set(tables)

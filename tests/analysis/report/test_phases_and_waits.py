@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pandas as pd
+import pytest
 
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
@@ -82,6 +83,7 @@ def test_phases_are_means_over_repeats_without_the_first_step() -> None:
     assert (row["cell"], row["device"], row["gather [µs]"], row["scatter [µs]"]) == ("dp-d2-b8", "1", "25.0", "NA")
 
 
+@pytest.mark.long
 def test_the_example_run_tells_both_in_tables_and_json() -> None:
     report = make_report(loaded())
     shown = report.tables

@@ -72,6 +72,7 @@ def copied(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("run")
 
 
+@pytest.mark.long
 def test_the_same_is_shown_and_no_file_is_written(run: Path, analyzed: tuple[Path, str]) -> None:
     times = {path: path.stat().st_mtime_ns for path in (run / "report").rglob("*")}
     assert shown(run, "everything") == analyzed[1]
@@ -120,6 +121,7 @@ def test_another_question_another_format_or_other_code_makes_it_again(
         shown(run)
 
 
+@pytest.mark.long
 def test_figures_are_of_the_formats_asked_for_and_stay_so(report: Report) -> None:
     folder = report.run.folder.report_path
 
@@ -138,6 +140,7 @@ def test_figures_are_of_the_formats_asked_for_and_stay_so(report: Report) -> Non
     assert files(None) == {"waits.svg"}
 
 
+@pytest.mark.long
 def test_a_file_of_that_name_that_is_not_dpscopes_is_refused(report: Report) -> None:
     stamp = report.run.folder.report_path / "made_from.json"
     stamp.parent.mkdir()

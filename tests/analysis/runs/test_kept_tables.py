@@ -93,6 +93,7 @@ def kept(warm: Path, cache: Path) -> str:
     return (warm / "rows.txt").read_text()
 
 
+@pytest.mark.long
 def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(
     run: Path, read: list[Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_damaged_profile_is_made_again(run: Path, cache: Path, damage: Callabl
     assert kept.read_bytes() == whole
 
 
+@pytest.mark.long
 def test_what_is_kept_moves_with_the_run_and_names_its_new_place(run: Path, read: list[Path]) -> None:
     damaged = run / DDP
     damaged.write_bytes(damaged.read_bytes()[:-2000])  # findings about it name its path
@@ -164,6 +166,7 @@ def exchange_two_ranks(run: Path) -> None:
     shutil.copy2(tables_of((run / DDP).with_name("0_1.pt.trace.json.gz")), tables_of(run / DDP))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [touch_the_trace, truncate_the_tables, change_a_byte, put_a_foreign_file, exchange_two_ranks, damage_nothing],
@@ -180,6 +183,7 @@ def test_what_may_be_stale_is_made_again_alone(
     assert read == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["FORMAT_VERSION", "code_digest"])
 def test_another_version_reads_again(
     kept: str, run: Path, read: list[Path], name: str, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +194,7 @@ def test_another_version_reads_again(
     assert len(read) == 8  # two repeats of two ranks, and their counters' passes
 
 
+@pytest.mark.long
 def test_the_tables_used_least_recently_are_removed(
     kept: str, run: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +208,7 @@ def test_the_tables_used_least_recently_are_removed(
     assert set(cache.iterdir()) == {used, tables_of(other)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["a file", "below a file"])
 def test_a_cache_that_cannot_be_written_is_no_error(
     kept: str, run: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
@@ -216,6 +222,7 @@ def state(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
 
 
+@pytest.mark.long
 def test_commands_that_read_leave_the_folder_as_it_is(run: Path, tmp_path: Path) -> None:
     before = state(run)
     load_run(run)

@@ -78,6 +78,7 @@ def test_repeats_over_other_numbers_of_nodes_are_not_pooled(tmp_path: Path) -> N
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_cell_that_ran_on_two_nodes_is_read_as_one_of_two(tmp_path: Path) -> None:
     """Its name is from before the nodes were part of it: nothing of one node predicts it."""
     run = Path(shutil.copytree(EXAMPLE_RUN, tmp_path / "run"))

@@ -23,6 +23,7 @@ def codes(run: Path) -> set[str]:
     return {finding.code for finding in load_run(run).cells["ddp-d2-b8"].findings}
 
 
+@pytest.mark.long
 def test_a_whole_run_has_no_such_finding(run: Path) -> None:
     assert not codes(run) & {"repeat_incomplete", "counters_not_compared", "trace_incomplete"}
 
@@ -50,6 +51,7 @@ def test_counters_that_are_gone_are_told(run: Path) -> None:
     assert "counters_not_compared" in codes(run)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("slower_mhz", "told"), [(1_340, False), (1_338, True)])
 def test_a_rank_that_its_power_limit_makes_the_slow_one_is_told(run: Path, slower_mhz: int, told: bool) -> None:
     """Each rank knows its own GPU alone; 95% of 1,410 MHz is 1,339.5."""
@@ -60,6 +62,7 @@ def test_a_rank_that_its_power_limit_makes_the_slow_one_is_told(run: Path, slowe
     assert ("device_throttled" in codes(run)) == told
 
 
+@pytest.mark.long
 def test_communication_without_a_trace_is_not_known(run: Path) -> None:
     whole = load_run(run).cells["ddp-d2-b8"]
     assert (whole.communication_known, len(whole.ranks)) == (True, 4)
@@ -73,6 +76,7 @@ def test_a_run_without_one_measured_cell_names_the_first_failure(run: Path) -> N
         load_run(run)
 
 
+@pytest.mark.long
 def test_the_wait_for_the_loader_is_the_slowest_ranks(run: Path) -> None:
     """Rank 1 waits 4 ms in each step, rank 0 nothing but for rank 1: without the loader both would be 4 ms faster."""
     for path in run.glob("cells/ddp-d2-b8/repeat*/samples_*.parquet"):
@@ -85,6 +89,7 @@ def test_the_wait_for_the_loader_is_the_slowest_ranks(run: Path) -> None:
     assert row["step_without_wait_us"] == 6_000.0
 
 
+@pytest.mark.long
 def test_short_steps_are_no_samples_of_the_cell(run: Path) -> None:
     for path in run.glob("cells/single-d1-b8/repeat*/samples_*.parquet"):
         samples = pd.read_parquet(path)

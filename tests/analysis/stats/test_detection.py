@@ -50,6 +50,7 @@ def pairs_of_runs(repeats: int, slower: float) -> tuple[float, float]:
     return found / 600, float(np.median(told))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 def test_of_changes_as_large_as_told_four_in_five_are_shown(repeats: int) -> None:
     """What runs that are alike call detectable is found in about 80% of runs that differ by it, half of it seldom."""

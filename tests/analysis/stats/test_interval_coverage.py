@@ -70,6 +70,7 @@ def test_other_cells_make_two_repeats_tell_more() -> None:
     assert beside.half_width < 0.8 * alone.half_width
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("repeats", [2, 5])
 def test_intervals_of_medians_and_differences_hold_the_truth_too(repeats: int) -> None:
     """Six cells of one run: each median, and the difference of neighbours; 1,200 of each, not independent."""

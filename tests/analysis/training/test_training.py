@@ -331,6 +331,7 @@ def test_the_documented_example_loads(tmp_path: Path) -> None:
     assert (cell.name, final_accuracy(cell).value) == ("ddp-d2", 70.5)
 
 
+@pytest.mark.long
 def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
     """Names come from a file of unknown origin: they are escaped in tables and in figures."""
     hostile = "<script>alert(1)</script>"
@@ -389,6 +390,7 @@ def test_the_report_of_a_run_keeps_the_files_of_the_trainings(tmp_path: Path) ->
     assert {path.name for path in tmp_path.iterdir()} == {"training.csv", "training.md", "report.html", STAMP_NAME}
 
 
+@pytest.mark.long
 def test_the_page_of_a_measured_run_is_left_alone(tmp_path: Path) -> None:
     write_train_json(tmp_path, plain_epochs("single", 1, 0, [80.0], [4.0]))
     shutil.copy(EXAMPLE_RUN / "manifest.json", tmp_path)

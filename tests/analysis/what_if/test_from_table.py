@@ -189,6 +189,7 @@ def test_the_slowest_of_several() -> None:
     assert expected_maximum(np.array([1.0, 2.0, 8.0])) == pytest.approx([0.0, 0.564, 1.424], abs=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["cifar10", "imagenet"])
 def test_a_public_series_is_predicted_beyond_the_devices_it_was_fitted_on(name: str) -> None:
     rows = read_step_table(SERIES / f"ddp_t4_{name}.csv")

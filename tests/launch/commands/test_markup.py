@@ -20,6 +20,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -20,6 +20,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mine"
 
 
+@pytest.mark.long
 def test_it_lists_and_writes(run: Path) -> None:
     listed = CliRunner().invoke(app, ["bundle", "mine", "--list"])
     assert listed.exit_code == 0, listed.output

@@ -20,6 +20,7 @@ def whatif(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["whatif", *map(str, arguments)])
 
 
+@pytest.mark.long
 def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
     stated = json.loads(whatif(EXAMPLE_RUN, "--devices", "2,4", "--overlap", "on,off", "--format", "json").stdout)
     prediction = stated["predictions"]
@@ -48,6 +49,7 @@ def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
     )  # further from what was measured
 
 
+@pytest.mark.long
 def test_the_terminal_says_the_base_its_error_and_what_saves_most() -> None:
     text = " ".join(whatif(EXAMPLE_RUN, "--devices", "4").stdout.split())
     assert "Base: ddp-d2-b8 on 2 devices" in text
@@ -58,6 +60,7 @@ def test_the_terminal_says_the_base_its_error_and_what_saves_most() -> None:
     assert "base: ddp-d2-b8" in text
 
 
+@pytest.mark.long
 def test_the_replayed_step_and_the_figure_are_written(tmp_path: Path) -> None:
     trace, figure = tmp_path / "step.json.gz", tmp_path / "efficiency.svg"
     ended = whatif(EXAMPLE_RUN, "--devices", "2,4", "--trace", trace, "--figure", figure, "--format", "csv")
@@ -69,6 +72,7 @@ def test_the_replayed_step_and_the_figure_are_written(tmp_path: Path) -> None:
     assert "<svg" in figure.read_text()[:600]
 
 
+@pytest.mark.long
 def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     text = " ".join(whatif(A100, "--devices", "4", "--jitter", "3%").stdout.split())
     assert "1 of 2 ranks: transfers are upper bounds" in text
@@ -81,6 +85,7 @@ def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     assert "the host bounds this step" in refused["predictions"][0]["reason"]
 
 
+@pytest.mark.long
 def test_where_there_is_no_number_the_reason_stands_once() -> None:
     refused = whatif(A100, "--devices", "2,4", "--intra", "NVLink 3").stdout
     assert " ".join(refused.split()).count("the host bounds this step") == 1
@@ -88,6 +93,7 @@ def test_where_there_is_no_number_the_reason_stands_once() -> None:
     assert all(line == line.rstrip() for line in refused.splitlines())
 
 
+@pytest.mark.long
 def test_the_inverse_is_answered_in_a_sentence() -> None:
     text = " ".join(whatif(EXAMPLE_RUN, "--solve", "bucket-mb").stdout.split())
     assert "MiB are alike" in text  # 1,072 bytes of gradients are one bucket, whatever the cap
@@ -95,6 +101,7 @@ def test_the_inverse_is_answered_in_a_sentence() -> None:
     assert "cannot be reached at any device speed" in text
 
 
+@pytest.mark.long
 def test_the_solved_row_is_printed_next_to_the_base() -> None:
     run = ROOT / "examples" / "run_cpu"
     text = whatif(run, "--solve", "faster", "--need", "step-ms=20").stdout
@@ -135,6 +142,7 @@ def test_the_csv_carries_the_ledgers_of_base_and_predictions() -> None:
         assert float(row["step_us"]) == pytest.approx(known["step_us"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("placed", "level"), [(["--devices", "2"], "intra"), (["--devices", "4", "--per-node", "1"], "inter")]
 )
@@ -148,11 +156,13 @@ def test_one_link_is_that_between_nodes_if_there_are_several_else_that_within_th
     assert predicted("--link", "1GB/s") == predicted(f"--{level}", "1GB/s") != predicted("--link", "2GB/s")
 
 
+@pytest.mark.long
 def test_the_link_that_limits_is_solved_for() -> None:
     need = ("--need", "efficiency=0.01")
     assert whatif(EXAMPLE_RUN, "--solve", "link", *need).stdout == whatif(EXAMPLE_RUN, "--solve", "intra", *need).stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -15,6 +15,7 @@ from dpscope.launch.jobs.parent_death import dying_with_process
 from dpscope.profiling.store.errors import DpscopeError
 
 
+@pytest.mark.long
 def test_progress_is_read_while_the_job_removes_it(tmp_path: Path) -> None:
     """Whatever moment the reader comes at: the text or None, as of a job that ends while it is watched."""
     over = threading.Event()

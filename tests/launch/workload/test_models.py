@@ -84,6 +84,7 @@ def test_a_users_module_that_fails_is_named_with_the_line(
     assert f"{tmp_path / 'broken.py'}, line {line}" in message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(SIZES))
 def test_sizes_that_are_known_without_torch_are_those_of_the_models(name: str) -> None:
     with torch.device("meta"):

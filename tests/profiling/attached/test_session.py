@@ -395,6 +395,7 @@ def test_a_child_of_the_script_saves_nothing(tmp_path: Path) -> None:
     assert measured(tmp_path)[2].blocks[0].steps == 1
 
 
+@pytest.mark.long
 def test_compiled_models_and_optimizers_are_measured_and_stay_in_one_graph(tmp_path: Path) -> None:
     graphs: list[int] = []
     torch._dynamo.reset()

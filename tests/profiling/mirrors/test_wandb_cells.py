@@ -4,6 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from dpscope.analysis.output.cell_summaries import cell_summaries
 from dpscope.analysis.report.build import make_report
 from dpscope.profiling.mirrors.wandb_cells import CellMirror
@@ -23,6 +25,7 @@ class Recorded:
         self.finished = True
 
 
+@pytest.mark.long
 def test_every_cell_is_a_run_with_the_numbers_of_its_row(tmp_path: Path) -> None:
     runs: list[Recorded] = []
 

@@ -37,6 +37,7 @@ def test_a_stand_in_takes_the_place_of_its_original() -> None:
     assert strategy_order("hsdp") < strategy_order("custom") < strategy_order("pipeline")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("top", ["profiling", "launch", "analysis"])
 def test_no_other_code_compares_the_name_of_a_strategy(top: str) -> None:
     """Whoever needs to distinguish strategies asks the record."""

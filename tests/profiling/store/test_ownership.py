@@ -301,6 +301,7 @@ def test_every_file_of_a_run_that_an_older_version_wrote_is_known(tmp_path: Path
     assert is_run_folder(EXAMPLE_RUN)
 
 
+@pytest.mark.long
 def test_a_report_of_ours_is_written_again_and_a_foreign_figure_is_not_overwritten(tmp_path: Path) -> None:
     out = example(tmp_path / "run")
     report = make_report(load_run(out))
@@ -325,6 +326,7 @@ def test_figures_of_an_older_version_are_known_by_the_png_beside_them(tmp_path: 
     assert known == {"scaling.png": True, "scaling.svg": True, "scaling.pdf": True, "mine.svg": False}
 
 
+@pytest.mark.long
 def test_tensorboard_replaces_its_own_runs_and_no_others(tmp_path: Path) -> None:
     out = example(tmp_path / "run")
     written(out, "tensorboard/mine/events.out.tfevents.1.host.2.0", "tensorboard/notes.txt")

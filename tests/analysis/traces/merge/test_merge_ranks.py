@@ -86,6 +86,7 @@ def contents(events: Sequence[Event]) -> Counter[tuple[object, ...]]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("files", [V100, A100, GLOO], ids=["v100x8", "a100", "gloo"])
 def test_nothing_is_lost_and_all_measures_stay(files: list[Path], tmp_path: Path) -> None:
     trace, made = merged(files, tmp_path)
@@ -137,6 +138,7 @@ def links(events: Sequence[Event]) -> tuple[int, int, int]:
     return len(kernels), len(kernels & launches), len(kernels & flows)
 
 
+@pytest.mark.long
 def test_correlations_stay_with_their_launches_and_flows(v100: Merged) -> None:
     each = [links(load(file)["traceEvents"]) for file in V100]
     assert links(v100[0]["traceEvents"]) == tuple(sum(counts) for counts in zip(*each, strict=True))

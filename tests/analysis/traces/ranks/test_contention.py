@@ -30,6 +30,7 @@ def measured(folder: Path, options: Contended) -> Contention:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("factor", "shapes"), [(1.0, False), (1.05, True), (1.3, False)])
 def test_intervals_hold_the_planted_slowdown(tmp_path: Path, factor: float, shapes: bool) -> None:
     inside = 0

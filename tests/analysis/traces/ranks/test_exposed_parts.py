@@ -3,6 +3,7 @@
 from typing import Any
 
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ _COLLECTIVES = st.lists(
 )
 
 
+@pytest.mark.long
 @given(spans=st.lists(_SPANS, min_size=3, max_size=3), drawn=_COLLECTIVES, at_once=st.sampled_from([4, 500_000]))
 def test_parts_are_those_of_a_raster(
     spans: list[list[tuple[int, int]]], drawn: list[tuple[int, int, int, int, bool]], at_once: int

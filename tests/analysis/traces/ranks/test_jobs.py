@@ -152,6 +152,7 @@ def test_rank_0_of_a_run_of_one_process_is_left_out_everywhere(tmp_path: Path) -
     assert any("rank0.json was left out" in one for one in profile.lacks)
 
 
+@pytest.mark.long
 def test_two_jobs_in_one_folder_are_answered_one_by_one(tmp_path: Path) -> None:
     first = write_job(tmp_path, "a_rank", ranks=4)
     second = write_job(tmp_path, "b_rank", ranks=4, later_s=265, process=5000)

@@ -50,6 +50,7 @@ def test_data_parallel_is_all_other(tmp_path: Path) -> None:
     assert sum(found.parts_us.values()) == pytest.approx(found.traced_step_us, abs=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "place",
     [
@@ -73,6 +74,7 @@ def test_every_step_of_real_traces_adds_up(place: Path) -> None:
     assert sum(found.other_by_kind_us.values()) == pytest.approx(found.exposed_other_us or 0.0)
 
 
+@pytest.mark.long
 def test_eight_gpus_mostly_wait_for_rank_7() -> None:
     found = ledger(analyze_traces([DATA / "v100x8_ddp_dlrm"]))
     assert found.exposed_wait_us == pytest.approx(5660)

@@ -75,6 +75,7 @@ def relabelled(trace: dict[str, Any]) -> dict[str, Any]:
     return trace
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["one line", "indented"])
 def test_a100_shifted_relabelled_and_saved_again_gives_the_same_table(tmp_path: Path, layout: str) -> None:
     trace = relabelled(json.loads(gzip.decompress(A100.read_bytes())))
@@ -83,6 +84,7 @@ def test_a100_shifted_relabelled_and_saved_again_gives_the_same_table(tmp_path: 
     check_a100(step_breakdown(attribute(read_trace(again))), offset=90)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rank", "total", "hidden", "exposed"), [(0, 5_798, 261, 5_537), (7, 1_746, 166, 1_580)])
 def test_v100_breakdown(v100: TraceAnalysis, rank: int, total: float, hidden: float, exposed: float) -> None:
     (row,) = v100.steps[v100.steps["rank"] == rank].to_dict("records")

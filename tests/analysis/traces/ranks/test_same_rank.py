@@ -20,6 +20,7 @@ def cycle(communicates: bool, number: int) -> list[Event]:
     return events
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "communicates",
     [(False, False), (True, False), (False, True), (True, True), (False,) * 60],

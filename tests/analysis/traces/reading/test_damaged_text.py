@@ -147,6 +147,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BROKEN)
 def test_repair_is_linear_whatever_is_broken(tmp_path: Path, name: str) -> None:
     """2 to 4 MB on one line in the middle of the events: it costs seconds at most, and the events around it are there."""
@@ -160,6 +161,7 @@ def test_repair_is_linear_whatever_is_broken(tmp_path: Path, name: str) -> None:
     assert codes_of(trace) & {"events_unreadable", "events_repaired", "trace_truncated"}
 
 
+@pytest.mark.long
 def test_events_behind_megabytes_of_damage_are_read(tmp_path: Path) -> None:
     """Ten times as much as above is given up piece by piece, until events are there again, damaged ones among them."""
     behind = json.dumps(events(2000)[180:])[1:-1].replace('"gemm"', '"ge\x01mm"', 3)

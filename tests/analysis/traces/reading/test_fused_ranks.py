@@ -104,6 +104,7 @@ def split_jobs() -> dict[Numbers, TraceAnalysis]:
 MARKINGS: tuple[Marking, ...] = ("args_rank", "label", "device_label", "plain")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("marking", MARKINGS)
 @pytest.mark.parametrize(
     ("devices", "processes"),

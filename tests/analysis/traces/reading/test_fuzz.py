@@ -13,6 +13,7 @@ from tests.generated_traces.generator import ddp_trace, write_trace
 CASES = 30
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, CASES, 10))
 def test_no_mutation_breaks_the_reader(tmp_path: Path, first: int) -> None:
     for number in range(first, first + 10):

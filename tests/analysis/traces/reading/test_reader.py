@@ -200,6 +200,7 @@ def test_gzip_damage(tmp_path: Path) -> None:
     assert len(members.events) == len(trailing.events)
 
 
+@pytest.mark.long
 def test_a_file_of_too_many_events_is_refused_before_it_is_read(tmp_path: Path) -> None:
     """Few bytes of gzip hold them; the second file must not be read beyond the first chunk that exceeds the limit."""
     event = b'{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 1}'
@@ -251,6 +252,7 @@ def test_folder_with_other_files(tmp_path: Path) -> None:
     assert "file_not_read" not in {finding.code for finding in analyze_traces([tmp_path]).findings}
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_traces_never_crash_and_say_what_they_lost(tmp_path: Path, data: st.DataObject) -> None:
@@ -277,6 +279,7 @@ def test_mutated_traces_never_crash_and_say_what_they_lost(tmp_path: Path, data:
     assert (steps["idle_us"].dropna() >= -1e-6).all()
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_one_event_turned_to_rubbish_costs_no_other(tmp_path: Path, data: st.DataObject) -> None:

@@ -163,6 +163,7 @@ def test_sizes_of_gathers_and_scatters_from_their_operators(tmp_path: Path) -> N
         assert set(table.loc[table["kind"] == kind, "bytes"]) == {size}
 
 
+@pytest.mark.long
 def test_the_parallelism_is_told_with_its_evidence(tmp_path: Path) -> None:
     ddp = analyzed(tmp_path, *(ddp_trace(rank, 2).trace for rank in range(2)))
     assert parallelism(ddp).startswith("DDP-like; seen in 2 traces: 18 all_reduce")

@@ -113,6 +113,7 @@ def analyzed(path: Path) -> tuple[pd.DataFrame, float, int, set[str]] | None:
     return steps, moved, len(trace.events), {finding.code for finding in trace.findings}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -149,6 +150,7 @@ def test_damage_to_some_events_costs_no_other_step(tmp_path: Path, data: st.Data
     assert count >= base.count - len(touched)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -33,6 +33,7 @@ from tests.helpers.replayed_steps import BASE, COSTS, LEDGER, PROFILE
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
 
+@pytest.mark.long
 def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node() -> None:
     asked = base_of_run(EXAMPLE_RUN, None)
     assert asked.cell is not None
@@ -107,6 +108,7 @@ def optioned(data: CellData, times: float, **options: str | int | float) -> Cell
     return replace(data, cell=cell, samples=data.samples.assign(step_us=data.samples["step_us"] * times))
 
 
+@pytest.mark.long
 def test_only_cells_that_a_scenario_describes_tell_the_error() -> None:
     """Another precision, a compiled model or buckets as views are other programs; buckets and hooks are scenarios."""
     asked = base_of_run(EXAMPLE_RUN, None)
@@ -122,6 +124,7 @@ def test_only_cells_that_a_scenario_describes_tell_the_error() -> None:
     assert [one.cell for one in prediction.cells] == [f"{asked.cell.cell.name}-bucket-5mb-amp-bf16"]
 
 
+@pytest.mark.long
 def test_one_device_is_that_of_the_base_s_own_precision_and_micro_batches() -> None:
     asked = base_of_run(EXAMPLE_RUN, None)
     assert asked.run is not None
@@ -162,6 +165,7 @@ def test_few_cells_correct_the_size_of_an_assumed_error(errors: list[float], exp
     assert CellErrors(cells).half_band == (None if expected is None else pytest.approx(expected))
 
 
+@pytest.mark.long
 def test_the_error_of_one_other_cell_is_used_and_named() -> None:
     """No sentence says that no cell measures the error where one does."""
     asked = base_of_run(EXAMPLE_RUN, None)

@@ -25,6 +25,7 @@ def chapter(example: RunData) -> WhatIfChapter:
     return found
 
 
+@pytest.mark.long
 def test_the_measured_count_comes_first_and_numbers_end_at_eight_times_it(chapter: WhatIfChapter) -> None:
     table = chapter.tables["what_if"]
     assert [row[0] for row in table.rows] == ["2", "4", "8", "16"]
@@ -68,6 +69,7 @@ def test_traces_alone_have_no_chapter(example: RunData) -> None:
     assert chapter_of(replace(example, recorded=None)) is None
 
 
+@pytest.mark.long
 def test_the_page_shows_it(tmp_path: Path, example: RunData) -> None:
     from dpscope.analysis.report.build import make_page, make_report
 

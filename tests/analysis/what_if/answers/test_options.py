@@ -16,6 +16,7 @@ from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [EXAMPLE_RUN, ROOT / "examples" / "run_cpu"])
 def test_the_base_s_step_and_ledger_are_the_report_s(path: Path) -> None:
     question = base_of_run(path, None)
@@ -30,6 +31,7 @@ def test_the_base_s_step_and_ledger_are_the_report_s(path: Path) -> None:
     assert f"{row['traced_step_us'] / 1e3:.1f} ms per traced step (mean)" in base_sentences(prediction)[0]
 
 
+@pytest.mark.long
 def test_the_step_of_traces_is_that_of_their_verdict() -> None:
     path = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
     question, ledger = base_of_traces([path]), analyze_traces([path]).ledger
@@ -38,6 +40,7 @@ def test_the_step_of_traces_is_that_of_their_verdict() -> None:
     assert "ms per traced step (mean)" in base_sentences(run_answer(question, CellErrors(()), [({}, Scenario())]))[0]
 
 
+@pytest.mark.long
 def test_the_ledgers_of_base_and_predictions_are_one_table() -> None:
     question = base_of_run(ROOT / "examples" / "run_cpu", None)
     asked = [({"devices": str(count)}, Scenario(devices=count)) for count in (1, 4)]

@@ -61,6 +61,7 @@ def test_communication_that_is_not_split_is_one_part() -> None:
     assert [one.change for one in savings(base, Scenario(), COSTS) if one.is_part] == [UNSPLIT]
 
 
+@pytest.mark.long
 def test_the_largest_saving_is_the_part_that_the_report_advises_to_remove() -> None:
     run = load_run(ROOT / "examples" / "run_cpu")
     action = run_verdict(run, compare(run))
@@ -71,6 +72,7 @@ def test_the_largest_saving_is_the_part_that_the_report_advises_to_remove() -> N
     assert largest.saved_us <= action.saves_us * (1 + 1e-9)  # which is what removing it saves at most
 
 
+@pytest.mark.long
 def test_the_largest_saving_is_that_of_the_action_of_its_ledger() -> None:
     """Of a run that is not advised to use several devices: its part by the rule of the report."""
     question = base_of_run(EXAMPLE_RUN, None)

@@ -58,6 +58,7 @@ def test_a_straggler_s_lateness_is_read_off_the_other_rank(tmp_path: Path) -> No
     assert late.buckets[0].late_us == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "files", [[A100], V100, sorted(EXAMPLE.glob("repeat0/traces/*.gz"))], ids=["A100", "V100", "CPU"]
 )
