@@ -23,7 +23,7 @@ PYTEST_ARGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=
 # What is held against DDP's own clock, or a link's rate, has the machine to itself.
 TESTED_ALONE := tests/end_to_end/test_real_run.py tests/end_to_end/test_shaped_link.py
 
-.PHONY: demo check check-lint check-tests test test-tests lint docs bench gpu digits frameworks constraints clean
+.PHONY: demo check check-lint check-tests test test-tests lint docs site bench gpu digits frameworks constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpscope run --fresh --out $(DEMO_OUT)
@@ -96,6 +96,11 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/_tools/findings_docs.py
 	$(BIN)/python docs/_tools/glossary_docs.py
 
+# The documents as pages with search, in build/site; a broken link is an error.
+site: $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("dpscope needs Python 3.11 or later; this is " + sys.version.split()[0] + ": give another with PYTHON=python3.12")'
 ifeq ($(TORCH),system)
@@ -119,7 +124,7 @@ endif
 # The newest versions of everything, as a fresh environment gets them: run `make test` with them, then commit the file.
 constraints:
 	rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install -qq --disable-pip-version-check --editable '.[digits,dev]'
+	.venv-newest/bin/python -m pip install -qq --disable-pip-version-check --editable '.[digits,dev,docs]'
 	.venv-newest/bin/python .ci/constraints.py installed > constraints.txt
 	rm -rf .venv-newest
 
