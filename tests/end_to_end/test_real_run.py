@@ -45,7 +45,7 @@ def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("real") / "run"
     finished = dpscope(
-        "run", *MODEL, "--model", "tiny_models:tiny", "--batch-size", "8", "--scaling", "both", "--steps", "12",
+        "run", *MODEL, "--model", "tiny_models:tiny", "--batch-size", "8", "--scaling", "both", "--steps", "12", "--ddp-alone",
         "--repeats", "1", "--link", "1GB/s", "--out", out,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout + finished.stderr
