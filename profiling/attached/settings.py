@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpscope.profiling.records.finding import counted
-from dpscope.profiling.store.folders import is_run_folder
-
 RAISED = "the script raised"  # start of the description of a script's end by an exception
 TRACER_STEPS = 3  # traced in addition to the whole ones: two under a tracer that discards, and one before them
 SETTLING_STEPS = 2  # after a trace: in the first, processes wait for those that wrote their traces more slowly
@@ -54,6 +51,8 @@ class AttachSettings:
 
 def not_measured(how: str, steps: int, backwards: int, settings: AttachSettings) -> str:
     """For a script that ended (`how`) after `steps` steps, none of them timed, with so many backward passes before them."""
+    from dpscope.profiling.records.finding import counted  # dpscope --help needs the settings alone
+
     fewest = settings.fewest_steps
     if how.startswith(RAISED) or not (steps or backwards or settings.steps_by != "optimizer"):
         when = f"after {steps} of the {fewest} steps that are needed" if steps else "before its first training step"
@@ -71,6 +70,8 @@ def not_measured(how: str, steps: int, backwards: int, settings: AttachSettings)
 
 def resumed_hint(how: str, settings: AttachSettings) -> str:
     """A script may have few steps because it resumed from the checkpoint of an earlier job in the same folder."""
+    from dpscope.profiling.store.folders import is_run_folder
+
     if how.startswith(RAISED) or settings.own_folder or not is_run_folder(settings.out):
         return ""
     return "; if it resumed from an earlier job's checkpoint, give each job its own folder: --work-folders DIR"

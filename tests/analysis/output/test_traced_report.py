@@ -131,8 +131,8 @@ def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrate
     assert row_of(free)["predicted_transfer_us"] == pytest.approx(495.2, rel=1e-3)
     assert row_of(slowed)["predicted_transfer_us"] == pytest.approx(621.9, rel=1e-3)
     assert row_of(slowed)["calibrated_gb_per_s"] == row_of(idle)["calibrated_gb_per_s"]  # the calibration's own rate
-    assert "beside computing 3.00x" in str(row_of(slowed)["prediction_contention"])
-    assert any("one beside computing 3.00x" in note for note in slowed.tables["predictions"].notes)
+    assert "next to computing 3.00x" in str(row_of(slowed)["prediction_contention"])
+    assert any("one next to computing 3.00x" in note for note in slowed.tables["predictions"].notes)
     assert any("without contention, as on an idle machine" in note for note in idle.tables["predictions"].notes)
 
 
