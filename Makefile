@@ -17,11 +17,11 @@ ifeq ($(origin GPU_OUT),undefined)
 GPU_OUT := runs/gpu/$(shell date -u +%Y%m%d-%H%M%S)
 endif
 # Test files run in parallel, those that start jobs first (tests/conftest.py sorts them), so that all cores are busy until the
-# end. Jobs wait for each other: one more file than there are cores. PYTEST_ARGS= runs one test at a time.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 4))')
+# end. PYTEST_ARGS= runs one test at a time.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count(), 4))')
 PYTEST_ARGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
-# What is held against DDP's own clock, or a link's rate, has the machine to itself.
-TESTED_ALONE := tests/end_to_end/test_real_run.py tests/end_to_end/test_shaped_link.py
+# These compare times with DDP's own clock, a link's rate or planted delays, so nothing else runs next to them.
+TESTED_ALONE := $(addprefix tests/end_to_end/,test_real_run.py test_shaped_link.py test_overlap_causes.py)
 
 .PHONY: demo check check-lint check-tests test test-tests lint docs site bench gpu digits frameworks constraints clean
 
