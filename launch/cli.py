@@ -1,45 +1,84 @@
-"""The `dpscope` command: a table of contents. Each command is in commands/ and imports what it runs when it runs."""
+"""The `dpscope` command: a table of contents. Each command is a module of commands/, imported when it is called."""
 
 import contextlib
-import functools
 import gc
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from dpscope.launch.commands import attach, learn, measure, read, reduce, share, what_if
-from dpscope.launch.commands.options import DefaultsInHelp
 from dpscope.profiling.store.errors import DpscopeError
 
+if TYPE_CHECKING:
+    from typer.core import TyperCommand
+
+COMMANDS = {
+    "run": "Run single, DP and DDP under torchrun, trace them, compare, report.",
+    "attach": "Measure a training script as it is, on one or more device counts.",
+    "analyze": "Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring.",
+    "compare": "Report what got faster or slower between two runs; exit status 1: slower beyond noise, 3: cannot be judged.",
+    "merge": "Make one trace of all ranks for Perfetto: clocks aligned, communication, wait and transfer as tracks.",
+    "reduce": "Reduce traces to one small file where they are stored, to analyze anywhere; traces already reduced are not read "
+    "again.",
+    "calibrate": "Time this machine's collectives by message size and fit what they cost; predictions use it.",
+    "tensorboard": "Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars (live of trainings), and the "
+    "traces.",
+    "estimate": "Report what published or hand-timed epoch times can and cannot show, and audit what was derived from them.",
+    "whatif": "Predict steps that were not measured from a run, a trace or a table of measured steps, with a band or a reason.",
+    "doctor": "Check devices, driver, backends, peer access, shared memory, the tracer and disk space, in seconds.",
+    "bundle": "Pack a run into one file of at most 16 MB for a bug report: host and user names replaced, traces reduced.",
+    "train": "Train single, DP and DDP on the same batches, with the same settings; losses and accuracies per epoch.",
+    "equal": "Train from one seed on the same global batches under every strategy; report whether, where and why they differ.",
+}
+"""Each with its help."""
+
+
+class _Loaded(Mapping[str, "TyperCommand"]):
+    """The commands by name, loaded when they are looked up."""
+
+    def __getitem__(self, name: str) -> "TyperCommand":
+        text = COMMANDS[name]
+        from dpscope.launch.commands.command import load_command
+
+        return load_command(name, text)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Contents(TyperGroup):
+    """All commands; listing them loads none."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.commands = _Loaded()  # type: ignore[assignment]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
 app = typer.Typer(
+    cls=_Contents,
     help="Measure what data-parallel training costs on this machine, and where the time goes.",
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-_command = functools.partial(app.command, cls=DefaultsInHelp)
-
-_command()(measure.run)
-app.command(cls=attach.ScriptLast)(attach.attach)
-_command()(read.analyze)
-_command()(read.compare)
-_command()(read.merge)
-_command()(reduce.reduce)
-_command()(measure.calibrate)
-_command()(read.tensorboard)
-_command()(read.estimate)
-_command()(what_if.whatif)
-_command()(measure.doctor)
-_command()(share.bundle)
-_command()(learn.train)
-_command()(learn.equal)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(", ".join(f"{name} {_installed_version(name)}" for name in ("dpscope", "torch")))
         raise typer.Exit
 
@@ -70,7 +109,7 @@ def _options(
 
 
 def main() -> None:
-    """Entry point: a user's mistake or what the system refuses is one line on standard error and status 2; Ctrl-C is 130."""
+    """Entry point: a user's mistake or an error of the system is one line on standard error and status 2; Ctrl-C is 130."""
     _open_standard_files()
     gc.set_threshold(
         100_000
@@ -92,11 +131,11 @@ def main() -> None:
         sys.exit(2)
     finally:
         if "torch" not in sys.modules:  # its bindings call what is not freed at the end a leak, on standard error
-            gc.freeze()  # what is left ends with the process: searching it for cycles takes a quarter of a short command's time
+            gc.freeze()  # the process ends: searching the rest for cycles takes a quarter of a short command's time
 
 
 def _open_standard_files() -> None:
-    """Open those that are closed (`>&-`) on nothing: the next file that is opened would get their number."""
+    """Open standard files that are closed (`>&-`) on /dev/null: the next file that is opened would get their number."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -109,13 +148,13 @@ def _open_standard_files() -> None:
 
 
 def _discard_output() -> None:
-    """Let Python's end write the rest of the output nowhere."""
+    """Discard what Python would write to standard output when it ends."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refused(error: OSError) -> str:
-    """What the system refuses, in one line."""
+    """A system error in one line."""
     if isinstance(error, PermissionError) and error.filename is not None:
         return _denied(error)
     reason = error.strerror or str(error)
@@ -125,7 +164,7 @@ def _refused(error: OSError) -> str:
 
 
 def _denied(error: PermissionError) -> str:
-    """What may not be done: reading where the file is there and closed to this user, else writing."""
+    """A missing permission: to read where the file exists and this user cannot read it, else to write."""
     path = error.filename
     closed = os.path.lexists(path) and not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0))
     if closed:

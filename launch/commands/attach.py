@@ -6,14 +6,16 @@ from typing import Annotated, Any
 import typer
 
 from dpscope.launch.commands import options
+from dpscope.launch.commands.command import Command
 from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.store.errors import DpscopeError
 
+IDLE = (options.ONE_DETAIL,)
 _DEFAULT = AttachSettings(Path(), "")
 
 
-class ScriptLast(options.DefaultsInHelp):
-    """A command whose own options end where the script begins, or -m and a module: as with Python and torchrun."""
+class ScriptLast(Command):
+    """A command whose options end where the script begins, or -m and a module: as with Python and torchrun."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As typer does; raises DpscopeError for an option of the command's own behind the script, where -- is missing."""
@@ -35,6 +37,9 @@ class ScriptLast(options.DefaultsInHelp):
         return super().parse_args(ctx, args)
 
 
+COMMAND = ScriptLast
+
+
 def attach(
     script: Annotated[list[str], typer.Argument(metavar="-- SCRIPT [ARGUMENT]", help="the script, or -m and a module")],
     devices: Annotated[
@@ -51,7 +56,7 @@ def attach(
     traced_steps: Annotated[int, typer.Option(help="whole traced steps")] = _DEFAULT.traced_steps,
     steps_by: Annotated[str, typer.Option(help="what ends a step: optimizer, forward or call")] = _DEFAULT.steps_by,
     batch_size: Annotated[
-        int | None, typer.Option(help="samples per device and step; as the model is called if not given")
+        int | None, typer.Option(help="samples per device and step; default: as the model is called")
     ] = None,
     repeats: Annotated[int, typer.Option(help="times that each device count is measured")] = 1,
     work_folders: Annotated[
@@ -63,7 +68,6 @@ def attach(
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure a training script as it is, on one or more device counts."""
     detail = options.detail(verbose, quiet)
     from rich.console import Console
 
@@ -86,7 +90,7 @@ def attach(
     ]
     given += [] if batch_size is None else ["--batch-size", str(batch_size)]
     given += ["--stop-after"] if stop_after else []
-    attachment(["--out", str(out), *given, "--", *script])  # a mistake is told before anything is started
+    attachment(["--out", str(out), *given, "--", *script])  # a mistake is reported before anything is started
     if repeats < 1:
         raise DpscopeError(f"--repeats {repeats}: must be 1 or more")
     found = resolve_devices("auto")
@@ -122,7 +126,7 @@ def attach(
 def parse_jobs(text: str) -> tuple[int | None, ...]:
     """Device counts from ``single,1,2``; None for a script without torchrun. Raises ValueError."""
     from dpscope.launch.attach.jobs import SINGLE
-    from dpscope.launch.planning.run_config import parse_devices
+    from dpscope.profiling.records.matrix import parse_devices
 
     parts = [part.strip() for part in text.split(",")]
     counts = [part for part in parts if part != SINGLE]

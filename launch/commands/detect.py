@@ -8,9 +8,8 @@ from rich.console import Console
 
 from dpscope.analysis.runs.repeats import repeat_costs
 from dpscope.analysis.stats.detection import RepeatCost, choose_repeats
-from dpscope.launch.jobs.job_queue import Outcome
-from dpscope.launch.jobs.progress import duration_text
-from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
+from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter
+from dpscope.launch.jobs.job_queue import Outcome, duration_text
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.profiling.records.config import Measurement, RunConfig
 from dpscope.profiling.records.finding import counted
@@ -19,8 +18,8 @@ from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 
-FIRST_REPEATS = 3  # from which the noise is told
-MOST_ROUNDS = 4  # of choosing anew from what has been measured since
+FIRST_REPEATS = 3  # the fewest that show the noise
+MOST_ROUNDS = 4  # of choosing again from what has been measured since
 
 
 def parse_change(text: str) -> float:
@@ -53,7 +52,7 @@ def run_until_detected(
 ) -> Outcome[Manifest, CellResult]:
     """Measure `config`'s first repeats of every cell, then as many more of each as `change` needs, within `limit_s` in all.
 
-    What the folder holds from before counts; what it was to hold is chosen anew.
+    Earlier results in the folder count; how many repeats it is to hold is chosen again.
     """
     began = time.monotonic()
     stored = RunFolder(out).manifest().repeats_by_cell if is_run_folder(out) and not fresh else {}
@@ -63,7 +62,7 @@ def run_until_detected(
             break
         cells = repeat_costs(RunFolder(out))
         if not cells:
-            raise DpscopeError(f"--detect: {out} has too few timed steps to tell its noise; time more (--steps)")
+            raise DpscopeError(f"--detect: {out} has too few timed steps to show its noise; time more (--steps)")
         left_s = max(0.0, limit_s - (time.monotonic() - began))
         chosen = choose_repeats(cells, change, left_s)
         console.print(choice_text(cells, chosen, change, limit_s), highlight=False, soft_wrap=True)

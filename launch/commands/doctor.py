@@ -11,6 +11,7 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import Literal
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -33,6 +34,10 @@ from dpscope.profiling.store.errors import DpscopeError
 _SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
 _ROCM_FIX = "install a ROCm build of torch, and let this user open /dev/kfd (groups render and video)"
 _DISK_WANTED = 5_000_000_000  # bytes
+
+
+def doctor() -> None:
+    raise typer.Exit(0 if print_checks(run_doctor(), Console(markup=False)) else 1)
 
 
 @dataclass(frozen=True)

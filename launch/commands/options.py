@@ -1,160 +1,69 @@
-"""Options that several commands of `dpscope` share: type and help text of each flag. Imports typer alone."""
+"""Options that several commands of `dpscope` share, the situations in which they have no effect, and how they are read."""
 
 import math
-import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand, TyperOption
 
-from dpscope.launch.commands.idle_options import check_options
-from dpscope.profiling.records.strategies import STRATEGY_LIST
+from dpscope.launch.commands.command import Idle, Request, setting_option
+from dpscope.profiling.records.config import Reporting
+from dpscope.profiling.records.settings import own_declarations
 from dpscope.profiling.records.typed_text import choose_from, parse_size
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from dpscope.analysis.traces.reading.limits import ReadLimits
+    from dpscope.profiling.machine.gpu_speed import StatedFlops
     from dpscope.profiling.records.links import LinkRate
 
 DEFAULT_OUT = Path("runs/default")
+DEFAULT_DEVICES = "all GPUs in powers of two; 1,2 on the CPU"
 Out = Annotated[Path, typer.Option(help="the run folder; what is done there already is kept")]
-
-Strategy = Annotated[str | None, typer.Option(help=f"{STRATEGY_LIST}, or several: single,ddp")]
-Devices = Annotated[str | None, typer.Option(help="device counts, such as 1,2,4; 2x4 is 2 nodes with 4 each")]
-BatchSize = Annotated[
-    str | None, typer.Option(help="per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...")
-]
-Scaling = Annotated[str | None, typer.Option(help="weak, strong or both")]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        help="auto, resnet18_cifar, resnet8_cifar, gpt_5m, a torchvision model, or your own package.module:function"
-    ),
-]
-Data = Annotated[str | None, typer.Option(help="synthetic, fake, digits or cifar10")]
-DataDir = Annotated[str | None, typer.Option(help="where cifar10 lies")]
-Download = Annotated[bool | None, typer.Option("--download/--no-download", help="fetch cifar10")]
-SamplesPerEpoch = Annotated[int | None, typer.Option(help="samples an epoch of synthetic and fake data")]
-Workers = Annotated[int | None, typer.Option(help="loader workers per process")]
-WorkersTotal = Annotated[int | None, typer.Option(help="loader workers per cell, shared by its processes")]
-Transforms = Annotated[
-    Literal["per-batch", "per-image"] | None,
-    typer.Option(
-        help="images are transformed a batch at a time from memory, or one by one from PIL images by torchvision's transforms"
-    ),
-]
-PinMemory = Annotated[
-    bool | None, typer.Option("--pin-memory/--no-pin-memory", help="copy batches to GPUs from page-locked memory")
-]
-Amp = Annotated[str | None, typer.Option(help="off, bf16 or fp16, or several: off,bf16")]
-Lr = Annotated[float | None, typer.Option(help="SGD's learning rate")]
-Momentum = Annotated[float | None, typer.Option(help="SGD's momentum")]
-WeightDecay = Annotated[float | None, typer.Option(help="SGD's weight decay")]
-Warmup = Annotated[int | None, typer.Option(help="untimed steps before anything is measured, 5 or more")]
-Steps = Annotated[int | None, typer.Option(help="timed steps per repeat")]
-Epochs = Annotated[int | None, typer.Option(help="whole timed epochs instead, after one untimed")]
-TracedSteps = Annotated[int | None, typer.Option(help="whole traced steps; one more is traced")]
-Repeats = Annotated[int | None, typer.Option(help="interleaved repeats of every cell")]
+Config = Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="print every table and finding, not only the first screen")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="print the report's path alone")]
+OpenPage = Annotated[bool, typer.Option("--open", help="open the report's page in the browser")]
 Detect = Annotated[
     str | None,
     typer.Option(metavar="CHANGE", help="instead of --repeats: as many as show a change of this size, such as 5%"),
 ]
-DETECT_LIMIT_S = 1800.0
 DetectLimit = Annotated[
     float | None,
-    typer.Option(
-        help=f"no repeat beyond the first three begins after so many seconds; {DETECT_LIMIT_S:g} unless given"
-    ),
-]
-Seed = Annotated[int | None, typer.Option(help="of weights and data")]
-Timeout = Annotated[float | None, typer.Option(help="seconds one cell's job may take")]
-Device = Annotated[str | None, typer.Option(help="auto, cuda or cpu")]
-CommHook = Annotated[
-    str | None, typer.Option(help="gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several")
-]
-NcclEngines = Annotated[
-    str | None, typer.Option(help="torch's engine for NCCL: default, legacy or nccl2 (torch 2.15 or newer), or several")
-]
-DdpArgs = Annotated[
-    str | None,
-    typer.Option(help="more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE"),
-]
-BucketMb = Annotated[
-    str | None, typer.Option(help="DDP's bucket cap in MiB, or with a unit (25MB), or default, or several")
-]
-Overlap = Annotated[str | None, typer.Option(help="on, off (one bucket, after backward), or on,off")]
-GradientAsBucketView = Annotated[
-    bool | None,
-    typer.Option("--gradient-as-bucket-view/--no-gradient-as-bucket-view", help="DDP: gradients live in the buckets"),
-]
-StaticGraph = Annotated[
-    bool | None, typer.Option("--static-graph/--no-static-graph", help="DDP: the graph never changes")
-]
-Compile = Annotated[str | None, typer.Option(help="torch.compile: off, a mode such as default, aot_eager, or several")]
-Accumulate = Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")]
-BroadcastBuffers = Annotated[str | None, typer.Option(help="on, off, or on,off")]
-DdpAlone = Annotated[bool | None, typer.Option("--ddp-alone/--no-ddp-alone", help="also measure DDP on one device")]
-Config = Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")]
-Wandb = Annotated[bool, typer.Option("--wandb", help="mirror the scalars to wandb, offline unless WANDB_MODE is set")]
-WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="mirror them to wandb's server")]
-
-GlobalBatchSize = Annotated[
-    str | None, typer.Option(help="of a step over all devices (strong) or per device (weak): 32")
-]
-TrainScaling = Annotated[str | None, typer.Option(help="strong: same global batch everywhere; weak: it grows")]
-TrainEpochs = Annotated[int | None, typer.Option("--epochs", help="epochs of every training")]
-Seeds = Annotated[str | None, typer.Option(help="0,1,2: a training of every cell with each")]
-TrainModel = Annotated[
-    str | None,
-    typer.Option("--model", help="resnet8_cifar, resnet18_cifar, a torchvision model, or package.module:function"),
-]
-TrainData = Annotated[str | None, typer.Option("--data", help="digits, cifar10 or fake")]
-Augment = Annotated[bool | None, typer.Option("--augment/--no-augment", help="random shifts, and flips of cifar10")]
-FakeSamples = Annotated[int | None, typer.Option("--samples", help="samples an epoch of fake data")]
-LearningRateScaling = Annotated[str | None, typer.Option(help="none, sqrt or linear in the growth of the global batch")]
-WarmupEpochs = Annotated[int | None, typer.Option(help="epochs over which the learning rate grows, step by step")]
-Milestones = Annotated[str | None, typer.Option(help="6,8: epochs after which it is multiplied by gamma")]
-Gamma = Annotated[float | None, typer.Option(help="factor at every milestone")]
-LabelSmoothing = Annotated[float | None, typer.Option(help="of the training loss, 0 for none")]
-EvalBatchSize = Annotated[int | None, typer.Option(help="samples a device tests at a time")]
-CheckpointSteps = Annotated[int | None, typer.Option(help="a checkpoint every so many steps, besides every epoch's")]
-MaxRestarts = Annotated[int | None, typer.Option(help="times torchrun restarts a failed training from its checkpoint")]
-ResumeFrom = Annotated[
-    str | None,
-    typer.Option(help="previous: the checkpoint before the last; or a file, of any strategy, to begin trainings from"),
-]
-TrainTimeout = Annotated[float | None, typer.Option("--timeout", help="seconds one training may take")]
-
-Calibrate = Annotated[
-    bool | None,
-    typer.Option(
-        "--calibrate/--no-calibrate", help="time the collectives first, in seconds, unless the folder holds it"
-    ),
-]
-Link = Annotated[
-    str | None,
-    typer.Option(help='the link between the devices, one way: 100Gb/s, 12.5GB/s, "PCIe 4.0 x16", "NVLink 3"'),
+    typer.Option(help="no repeat beyond the first three begins after so many seconds; default: 1800"),
 ]
 CalibrationFile = Annotated[
     Path | None,
     typer.Option("--calibration", help="predict from it: calibration.json, a run folder, or nccl-tests' logs"),
+]
+Flops = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COUNT",
+        help="FLOPs of one step on one device, for jobs that did not count them: 1.2T; with MFU: 1.2T:bf16",
+    ),
 ]
 NcclLogs = Annotated[
     list[Path] | None,
     typer.Option("--nccl-log", help="NCCL's own log (NCCL_DEBUG=INFO) of the job: a file or a folder; may be repeated"),
 ]
 ReportFolder = Annotated[Path | None, typer.Option("--report", help="where the report goes; a run's into its folder")]
-TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
-Published = Annotated[
-    str | None,
-    typer.Option(help="a CSV file of published values, which --tables shows beside the measured ones"),
-]
 TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]
 Figures = Annotated[
     str | None,
-    typer.Option(help="files of figures beside the page: png, svg, pdf or some of them, or none"),
+    typer.Option(help="files of figures next to the page: png, svg, pdf or some of them, or none"),
 ]
+MaxBytes = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="read no more of a trace than this, uncompressed, such as 4GB; default: 16 GiB"),
+]
+MaxEvents = Annotated[int | None, typer.Option(help="refuse a trace with more events than this; default: 10 million")]
+Wandb = Annotated[bool, typer.Option("--wandb", help="mirror the scalars to wandb, offline unless WANDB_MODE is set")]
+WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="mirror them to wandb's server")]
 Nodes = Annotated[
     str | None,
     typer.Option(help="nodes that this command is started on, once on each: auto (from srun, mpirun, ...) or a number"),
@@ -164,151 +73,74 @@ Rendezvous = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="where the nodes meet, on node 0, if no launcher gives it")
 ]
 WaitForNodes = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="how long nodes wait for each other; 300 unless given", min=1)
+    float | None, typer.Option(metavar="SECONDS", help="how long nodes wait for each other; default: 300", min=1)
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
-MaxBytes = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="read no more of a trace than this, uncompressed, such as 4GB; default: 16 GiB"),
-]
-MaxEvents = Annotated[int | None, typer.Option(help="refuse a trace with more events than this; default: 10 million")]
+Link = Annotated[str | None, setting_option(own_declarations(Reporting)["link"])]
+TargetEfficiency = Annotated[float | None, setting_option(own_declarations(Reporting)["target_efficiency"])]
 
 
-_REPLACED = {"--link-gbps": "it is --link now, with a unit: --link 25GB/s (bytes) or --link 200Gb/s (bits)"}
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions(Request):
+    """Where the nodes of a command meet."""
+
+    out: Path
+    nodes: Nodes = None
+    node_rank: NodeRank = None
+    rendezvous: Rendezvous = None
+    wait_for_nodes: WaitForNodes = None
 
 
-class DefaultsInHelp(TyperCommand):
-    """A command whose --help ends each option with its default, and whose one line in the list is never cut.
+@dataclass(frozen=True, kw_only=True)
+class MirrorOptions(Request):
+    """Where scalars are mirrored."""
 
-    An option that was replaced is refused by the name of the one that replaced it.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does; raises DpscopeError for an option that is no more."""
-        before_files = args[: args.index("--")] if "--" in args else args
-        for name in (one.partition("=")[0] for one in before_files):
-            if name in _REPLACED:
-                raise DpscopeError(f"{name}: {_REPLACED[name]}")
-        try:
-            return list(super().parse_args(ctx, args))
-        except typer.BadParameter as error:
-            if wrong := re.search(r"'([^']*)' is not one of (.*)\.$", error.message):
-                known = re.findall(r"'([^']*)'", wrong[2])
-                error.message = f"{wrong[1]!r}: {choose_from(wrong[1], known)}"
-            raise
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """As typer does, of options that say what they are by default."""
-        from dpscope.launch.commands.option_defaults import defaults
-
-        found = defaults(self.name or "")
-        for option in self.params:
-            if isinstance(option, TyperOption) and (default := found.get(option.opts[0])):
-                option.help = f"{option.help or ''}  [default: {default}]"
-        super().format_help(ctx, formatter)
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Options under the headings of OPTION_GROUPS, in its order; what is in no group stands under "Options"."""
-        groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Arguments", *OPTION_GROUPS, "Options")}
-        headings = {name: heading for heading, names in OPTION_GROUPS.items() for name in names}
-        for parameter in self.get_params(ctx):
-            if (record := parameter.get_help_record(ctx)) is not None:
-                is_argument = parameter.param_type_name == "argument"
-                heading = "Arguments" if is_argument else headings.get(parameter.name or "", "Options")
-                groups[heading].append(record)
-        for heading, records in groups.items():
-            if records:
-                with formatter.section(heading):
-                    formatter.write_dl(records)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run it, unless an option was given that does nothing."""
-        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-        stated = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-        flags = {parameter.name: parameter.opts[0] for parameter in self.params if parameter.name is not None}
-        check_options(self.name or "", stated, ctx.params, flags)
-        if "out" not in stated and ctx.params.get("config") is not None:
-            from dpscope.launch.planning.run_config import out_folder
-
-            ctx.params["out"] = out_folder(ctx.params["config"]) or ctx.params["out"]
-        return super().invoke(ctx)
-
-    def get_short_help_str(self, limit: int = 45) -> str:
-        """The first sentence of its help, whole."""
-        return (self.help or "").partition("\n")[0]
+    wandb: Wandb = False
+    wandb_online: WandbOnline = False
 
 
-OPTION_GROUPS = {
-    "What is compared": (
-        *("strategy", "devices", "batch_size", "scaling", "amp", "comm_hook", "bucket_mb", "overlap", "accumulate"),
-        "compile",
-        "nccl_engine",
-        "ddp_alone",
-        *(
-            "gradient_as_bucket_view",
-            "static_graph",
-            "ddp_args",
-            "broadcast_buffers",
-            "sync_batch_norm",
-            "freeze_batch_norm",
-        ),
-    ),
-    "Model and data": (
-        *("model", "data", "data_dir", "download", "augment", "samples", "workers", "workers_total", "pin_memory"),
-        *(
-            "transforms",
-            "lr",
-            "learning_rate_scaling",
-            "warmup_epochs",
-            "milestones",
-            "gamma",
-            "momentum",
-            "weight_decay",
-        ),
-        *("label_smoothing", "dtype", "seed", "seeds"),
-    ),
-    "How much is measured": (
-        *(
-            "warmup",
-            "steps",
-            "epochs",
-            "traced_steps",
-            "repeats",
-            "detect",
-            "detect_limit",
-            "iterations",
-            "collectives",
-        ),
-        *(
-            "min_bytes",
-            "max_bytes",
-            "max_events",
-            "eval_batch_size",
-            "checkpoint_steps",
-            "max_restarts",
-            "timeout",
-            "device",
-        ),
-    ),
-    "Models and targets": (*("calibrate", "calibration", "link", "target_efficiency", "target_accuracy", "published"),),
-    "Files and output": (
-        *(
-            "config",
-            "out",
-            "report",
-            "fresh",
-            "resume_from",
-            "dry_run",
-            "output_format",
-            "classic",
-            "figures",
-            "open_page",
-        ),
-        *("verbose", "quiet", "wandb", "wandb_online"),
-    ),
-    "Several nodes": ("nodes", "node_rank", "rendezvous", "wait_for_nodes"),
-}  # how --help groups options of all commands, by the names of their parameters
+PLAN_ALONE = "--dry-run prints the plan and makes no report"
+ONE_DETAIL = Idle(
+    ("verbose",), lambda values: values["quiet"], "--quiet prints the report's path alone; give one of them"
+)
+ONE_MIRROR = Idle(("wandb",), lambda values: values["wandb_online"], "--wandb-online mirrors already; give one of them")
+_MEETING = ("node_rank", "rendezvous", "wait_for_nodes")
+ONE_NODE = Idle(_MEETING, lambda values: values["nodes"] in (None, "1"), "without --nodes there is one node")
+NODES_IDLE = (
+    ONE_NODE,
+    Idle(_MEETING, lambda values: values["dry_run"], "--dry-run prints the plan and starts nothing on any node"),
+)
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a path is a run folder."""
+    from dpscope.profiling.store.folders import is_run_folder
+
+    return is_run_folder(path)
+
+
+def holds_trainings(path: Path) -> bool:
+    """Whether a path is a folder with trained epochs."""
+    from dpscope.profiling.store.training_folders import holds_epochs
+
+    return holds_epochs(path)
+
+
+def any_run(values: Mapping[str, Any]) -> bool:
+    """Whether one of the paths holds a run or trainings."""
+    return any(holds_run(path) or holds_trainings(path) for path in values["paths"])
+
+
+def any_partial(values: Mapping[str, Any]) -> bool:
+    """Whether one of the paths is or holds a partial."""
+    return any(
+        path.suffix == ".dpscope" or (path.is_dir() and any(path.rglob("*.dpscope"))) for path in values["paths"]
+    )
+
+
+def trainings_alone(values: Mapping[str, Any]) -> bool:
+    """Whether the first path holds trainings and no run."""
+    path = values["paths"][0]
+    return holds_trainings(path) and not holds_run(path)
 
 
 def read_link(text: str | None) -> "LinkRate | None":
@@ -321,6 +153,18 @@ def read_link(text: str | None) -> "LinkRate | None":
         return parse_link(text)
     except ValueError as error:
         raise DpscopeError(f"--link {error}") from error
+
+
+def read_flops(text: str | None) -> "StatedFlops | None":
+    """What --flops states; raises DpscopeError for a text that is no count."""
+    if text is None:
+        return None
+    from dpscope.profiling.machine.gpu_speed import parse_flops
+
+    try:
+        return parse_flops(text)
+    except ValueError as error:
+        raise DpscopeError(f"--flops {error}") from error
 
 
 def check_targets(target_efficiency: float | None = None, target_accuracy: float | None = None) -> None:
@@ -368,11 +212,6 @@ def read_limits(max_bytes: str | None, max_events: int | None) -> "ReadLimits":
     return ReadLimits(
         max(1, round(size)) if size else DEFAULT_LIMITS.max_bytes, max_events or DEFAULT_LIMITS.max_events
     )
-
-
-OpenPage = Annotated[bool, typer.Option("--open", help="open the report's page in the browser")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="print every table and finding, not only the first screen")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="print the report's path alone")]
 
 
 def detail(verbose: bool, quiet: bool) -> Literal["summary", "everything", "path"]:

@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpscope.launch.commands import options
+from dpscope.launch.commands.command import Idle
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from dpscope.analysis.partials.reduce import Reduced
+
+IDLE = (
+    Idle(
+        ("share", "jobs", "max_bytes", "max_events"),
+        options.any_partial,
+        "partials are joined by one task, which reads no trace",
+    ),
+)
 
 
 def reduce(
@@ -29,18 +38,16 @@ def reduce(
             help="which share of the traces in a shared folder: auto (from Slurm, Open MPI or PMI), or K/N such as 3/16"
         ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="processes that read traces; one per core unless given")] = None,
+    jobs: Annotated[int | None, typer.Option(help="processes that read traces; default: one per core")] = None,
     max_bytes: options.MaxBytes = None,
     max_events: options.MaxEvents = None,
 ) -> None:
-    """Reduce traces to one small file where they are stored, to analyze anywhere; traces already reduced are not read again."""
     limits = options.read_limits(max_bytes, max_events)
     if jobs is not None and jobs < 1:
         raise DpscopeError(f"--jobs {jobs}: must be 1 or more")
     from rich.console import Console
 
-    from dpscope.analysis.partials.reduce import reduce_traces
-    from dpscope.analysis.partials.share import read_share
+    from dpscope.analysis.partials.reduce import read_share, reduce_traces
     from dpscope.analysis.text.terminal import progress
 
     own = None if share is None else read_share(share)
@@ -53,13 +60,13 @@ def reduce(
             jobs=jobs,
             progress=lambda done, of: tell(f"{done} of {of} read"),
         )
-    Console(markup=False).print(_said(made), highlight=False, soft_wrap=True)
+    Console(markup=False).print(_summary(made), highlight=False, soft_wrap=True)
     for one in made.unread:
         sys.stderr.write(f"dpscope: not read: {one.message}\n")
     raise typer.Exit(2 if made.unread else 0)
 
 
-def _said(made: "Reduced") -> str:
+def _summary(made: "Reduced") -> str:
     from dpscope.profiling.records.finding import counted
 
     size_kb = made.path.stat().st_size / 1e3

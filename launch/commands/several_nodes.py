@@ -1,4 +1,4 @@
-"""A command that is started on several nodes: node 0 does what it says, the others their part of its jobs."""
+"""A command started on several nodes: node 0 runs it, the others do their part of its jobs."""
 
 import functools
 import importlib.metadata
@@ -13,29 +13,29 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import typer
 
+from dpscope.launch.commands.options import NodeOptions
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dpscope.launch.jobs.attended_job import JobStarter, SeveralNodesJob
     from dpscope.launch.jobs.node_place import NodePlace
-    from dpscope.launch.jobs.starting import JobStarter, SeveralNodesJob
     from dpscope.launch.nodes.meeting import Found
-    from dpscope.profiling.records.nodes import Here, Meeting
+    from dpscope.profiling.records.nodes import Meeting, NodeInfo
 
 _NODE_S_OWN = ("node_rank", "wait_for_nodes", "out")  # and compared in another way
 _WAIT_S = 300.0  # people start the command on one node after another
 _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
-def this_node(
-    nodes: str | None, node_rank: int | None, rendezvous: str | None, plan_alone: bool = False
-) -> "NodePlace | None":
+def this_node(options: NodeOptions, plan_alone: bool = False) -> "NodePlace | None":
     """This node's place by the command's options and its environment; None where it is alone.
 
-    Of a command that only plans it is told how many nodes there are, and no more is asked; where a launcher has started this on
-    several, all but the first one end here.
+    A command that only plans needs no more than the number of nodes; where a launcher has started it on several, all but the
+    first one end here.
     """
+    nodes, node_rank, rendezvous = options.nodes, options.node_rank, options.rendezvous
     if nodes is None:
         return None
     from dpscope.launch.jobs.node_place import launched_rank, node_place
@@ -52,14 +52,18 @@ def this_node(
 
 @contextmanager
 def on_all_nodes(
-    place: "NodePlace | None", out: Path, given: Mapping[str, object], device: str, console: "Console"
+    place: "NodePlace | None",
+    request: NodeOptions,
+    device: str,
+    console: "Console",
+    folder: Path | None = None,
 ) -> "Iterator[JobStarter]":
-    """What starts the command's jobs, on this node or on all of them, which are met first.
+    """What starts the command's jobs, on this node or on all of them, which meet first.
 
-    Any other node than the first does its part of the jobs instead and ends with the status of the first one. `given`
-    are the options that must be the same everywhere.
+    Any other node than the first does its part of the jobs instead and ends with the status of the first one. The options must
+    be the same on all nodes. The nodes share `folder`, by default the run folder.
     """
-    from dpscope.launch.jobs.starting import THIS_HOST
+    from dpscope.launch.jobs.attended_job import THIS_HOST
 
     if place is None:
         yield THIS_HOST
@@ -68,6 +72,7 @@ def on_all_nodes(
     def note(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    out, given = folder or request.out, request.given
     options = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items() if name not in _NODE_S_OWN}
     options["--out"] = str(out)
     wait_s = cast(float, given.get("wait_for_nodes", _WAIT_S))
@@ -125,13 +130,13 @@ def _follow(
     why = ""
     try:
         check_alike(place, found.meeting, options)
-        leader, here = f"node 0 ({found.meeting.hostname})", _here(place, found, device)
-        return Follower(out, here, found.board, leader, plan, note).follow()
+        leader, info = f"node 0 ({found.meeting.hostname})", _node_info(place, found, device)
+        return Follower(out, info, found.board, leader, plan, note).follow()
     except DpscopeError as error:
         why = str(error)
         raise
     finally:
-        found.board.tell(left=why)
+        found.board.publish(left=why)
         found.board.close()
 
 
@@ -163,13 +168,13 @@ def check_devices(place: "NodePlace", meeting: "Meeting", on_gpus: bool) -> None
         )
 
 
-def _here(place: "NodePlace", found: "Found", device: str) -> "Here":
+def _node_info(place: "NodePlace", found: "Found", device: str) -> "NodeInfo":
     """What this node is; raises DpscopeError where it cannot take part."""
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.profiling.machine.environment import collect_environment
     from dpscope.profiling.machine.interfaces import host_at
     from dpscope.profiling.machine.nvml import open_nvml
-    from dpscope.profiling.records.nodes import Here
+    from dpscope.profiling.records.nodes import NodeInfo
 
     try:
         devices = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device))
@@ -178,11 +183,11 @@ def _here(place: "NodePlace", found: "Found", device: str) -> "Here":
     on_gpus = devices.kind == "cuda"
     check_devices(place, found.meeting, on_gpus)
     environment = collect_environment(open_nvml() if on_gpus else None, on_gpus=on_gpus)
-    return Here(host_at(place.rank, found.own_address, environment), found.node0_address, devices.count)
+    return NodeInfo(host_at(place.rank, found.address, environment), found.node0_address, devices.count)
 
 
 def _plan(out: Path, resume_from: str | None) -> "list[SeveralNodesJob]":
-    """What is planned over several nodes, as the run folder says: every node derives the same, and none is sent a command."""
+    """The jobs over several nodes that the run folder plans: every node derives the same, and none is sent a command."""
     from dpscope.launch.calibration.run import planned_calibrations
     from dpscope.launch.equality.run import planned_comparisons
     from dpscope.launch.jobs.torchrun import command_nodes

@@ -7,14 +7,7 @@ from pathlib import Path
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType, resolve_devices
-from dpscope.launch.planning.device_counts import (
-    check_device_count,
-    check_layouts,
-    default_device_counts,
-    default_layouts,
-)
-from dpscope.launch.planning.idle_settings import check_idle, idle_settings
-from dpscope.launch.planning.run_config import settings_told
+from dpscope.launch.planning.run_config import check_idle, flag_name, raising_user_errors
 from dpscope.launch.planning.skip_reasons import too_few_devices, too_large, uncompilable
 from dpscope.launch.planning.variants import alone_options, other_options, strategy_options
 from dpscope.launch.workload.data_files import CIFAR_RESNET, SMALL_RESNET, TRAINING_SAMPLES
@@ -25,6 +18,7 @@ from dpscope.profiling.records.matrix import (
     BY_CUDA_GRAPHS,
     Amp,
     CompileMode,
+    Layout,
     Matrix,
     ResolvedMatrix,
     check_micro_batches,
@@ -33,6 +27,7 @@ from dpscope.profiling.records.matrix import (
 )
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, CellOptions, PlannedCell
+from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.strategies import (
     Strategy,
     any_reducer,
@@ -47,7 +42,7 @@ DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (128, 512), "c
 """On a modern GPU ResNet-18 for CIFAR at batch 32 only measures how fast the host launches kernels."""
 DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 60}
 DEFAULT_MODELS: dict[DeviceType, str] = {"cuda": CIFAR_RESNET, "cpu": SMALL_RESNET}
-DEFAULT_REPEATS: dict[DeviceType, int] = {"cuda": 2, "cpu": 5}
+DEFAULT_REPEATS: dict[DeviceType, int] = {"cuda": 2, "cpu": 6}
 """A CPU's cores are shared with other programs, so repeats differ more than a GPU's do; its steps are short instead."""
 
 
@@ -55,7 +50,7 @@ def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None
     """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be.
 
     `nodes` are the hosts that the command was started on, each with this one's devices. Of a job started by hand that may
-    span several hosts, `on_this_host` tells how many of its processes, a device each, run here.
+    span several hosts, `on_this_host` is how many of its processes, a device each, run here.
     """
     chosen = {
         "workload": resolved_workload(config.workload, devices.kind),
@@ -87,7 +82,7 @@ def _check_precisions(precisions: Sequence[Amp], kind: DeviceType) -> None:
 def _check_compile(modes: Sequence[CompileMode], kind: DeviceType) -> None:
     for mode in (one for one in modes if one in BY_CUDA_GRAPHS and kind == "cpu"):
         other = BY_CUDA_GRAPHS[mode]
-        raise DpscopeError(f"--compile {mode} on the CPU: only CUDA graphs tell it from {other}; use {other}")
+        raise DpscopeError(f"--compile {mode} on the CPU: only CUDA graphs distinguish it from {other}; use {other}")
 
 
 def _resolved_measurement(measurement: Measurement, kind: DeviceType) -> ResolvedMeasurement:
@@ -99,7 +94,7 @@ def _resolved_measurement(measurement: Measurement, kind: DeviceType) -> Resolve
 def resolved_matrix(
     matrix: Matrix, devices: Devices, on_this_host: int | None = None, nodes: int = 1
 ) -> ResolvedMatrix:
-    """The matrix for this machine's devices, as `resolve` says; raises DpscopeError."""
+    """The matrix for this machine's devices, as `resolve` chooses it; raises DpscopeError."""
     _check_precisions(matrix.amp_variants, devices.kind)
     _check_compile(matrix.compile, devices.kind)
     if devices.kind == "cpu" and matrix.nccl_engine != ("default",):
@@ -108,18 +103,18 @@ def resolved_matrix(
         )
     counts, layouts = matrix.devices, matrix.layouts
     if counts is None:
-        counts = default_device_counts(devices)
-        layouts = default_layouts(max(counts), nodes) if spans_nodes(matrix.strategies) else ()
-    check_layouts(counts, layouts, matrix.strategies, nodes)
+        counts = _default_device_counts(devices)
+        layouts = _default_layouts(max(counts), nodes) if spans_nodes(matrix.strategies) else ()
+    _check_layouts(counts, layouts, matrix.strategies, nodes)
     if on_this_host is None:
-        check_device_count("--devices", max((*counts, *(parse_layout(one).per_node for one in layouts))), devices)
+        _check_device_count("--devices", max((*counts, *(parse_layout(one).per_node for one in layouts))), devices)
     else:
-        check_device_count("--nproc-per-node", on_this_host, devices)
+        _check_device_count("--nproc-per-node", on_this_host, devices)
     everywhere = (*counts, *(parse_layout(one).devices for one in layouts))
     sizes = matrix.batch_sizes or _default_batch_sizes(matrix, devices.kind, everywhere)
     ddp_alone = devices.kind == "cuda" if matrix.ddp_alone is None else matrix.ddp_alone
     chosen = {"devices": counts, "layouts": layouts, "batch_sizes": sizes, "ddp_alone": ddp_alone}
-    with settings_told():
+    with raising_user_errors():
         resolved = ResolvedMatrix(**{**msgspec.structs.asdict(matrix), **chosen})
         _check_split(resolved)
         check_micro_batches(resolved)
@@ -127,13 +122,65 @@ def resolved_matrix(
 
 
 def check_idle_here(config: RunConfig, flags: Collection[str], nodes: int = 1) -> None:
-    """Raise DpscopeError for one of the `flags` (fields) that does nothing with the devices that this machine has."""
-    needing_several = {"link", "target_efficiency", "calibrate", "scaling", "ddp_alone"} & set(flags)
-    if config.matrix.devices is None and needing_several:
-        here = resolve(config, resolve_devices(config.workload.device), nodes=nodes)
-        check_idle(
-            idle_settings(here.workload, here.matrix),
-            {field: f"--{field.replace('_', '-')}" for field in needing_several},
+    """Raise DpscopeError for one of the `flags` (options) that has no effect with the devices that this machine has."""
+    given = {
+        name: flag_name(name)
+        for name, one in declarations(RunConfig).items()
+        if one.option in flags and one.setting.idle is not None
+    }
+    if config.matrix.devices is None and given:
+        check_idle(resolve(config, resolve_devices(config.workload.device), nodes=nodes), given)
+
+
+def _default_device_counts(devices: Devices) -> tuple[int, ...]:
+    if devices.count is None:
+        return (1, 2)
+    powers = [2**exponent for exponent in range(devices.count.bit_length())]
+    return tuple(sorted({count for count in powers if count <= devices.count} | {devices.count}))
+
+
+def _default_layouts(per_node: int, nodes: int) -> tuple[str, ...]:
+    """Whole nodes: 2, 4, 8, ... and all of them."""
+    doubling = [2**exponent for exponent in range(1, nodes.bit_length())]
+    return tuple(str(Layout(count, per_node)) for count in sorted({*doubling, nodes}) if 1 < count <= nodes)
+
+
+def _check_layouts(counts: Sequence[int], layouts: Sequence[str], strategies: Sequence[str], nodes: int) -> None:
+    """Raise DpscopeError for cells over more nodes than there are, for none over the nodes that there are."""
+    written = ",".join((*map(str, counts), *layouts))
+    most = max((parse_layout(one).nodes for one in layouts), default=1)
+    if layouts and not spans_nodes(strategies):
+        raise DpscopeError(
+            f"--devices {written}: only strategies with a process for each device span nodes, and --strategy "
+            f"{','.join(strategies)} has none; add ddp"
+        )
+    if most > nodes:
+        there = "one node is" if nodes == 1 else f"{counted(nodes, 'node')} are"
+        raise DpscopeError(
+            f"--devices {written}: {there} available, {most} are needed; start the same command on {counted(most, 'node')}, with "
+            f"--nodes {most} or --nodes auto"
+        )
+    if nodes > most:
+        raise DpscopeError(
+            f"--nodes {nodes} with --devices {written}: only {most} of the nodes would be used; name counts over "
+            f"all of them, such as {nodes}x{max(counts, default=1)}, or give --nodes {most}"
+            if most > 1
+            else f"--nodes {nodes} with --devices {written} and --strategy {','.join(strategies)}: nothing spans nodes; "
+            f"name counts over all of them, such as --devices {nodes}x{max(counts, default=1)} with ddp, or omit --nodes"
+        )
+
+
+def _check_device_count(flag: str, count: int, devices: Devices) -> None:
+    if devices.count is not None and count > devices.count:
+        raise DpscopeError(
+            f"{flag} {count}: this machine has {counted(devices.count, 'GPU')} that torch can use; "
+            f"ask for {devices.count} at most"
+        )
+    most = max(8, 4 * usable_cores())
+    if devices.count is None and count > most:
+        raise DpscopeError(
+            f"{flag} {count}: on the CPU a device is a process, and {counted(usable_cores(), 'core')} are there "
+            f"for them; use {usable_cores()}; up to {most} are accepted, to see how things work"
         )
 
 
@@ -251,7 +298,7 @@ def threads_per_process(matrix: ResolvedMatrix) -> int:
 def plan_findings(
     workload: Workload, matrix: ResolvedMatrix, kind: DeviceType, on_this_host: int | None = None
 ) -> list[Finding]:
-    """What about this plan will mislead a reader who is not told; `on_this_host` as `resolve` has it."""
+    """Findings about what in this plan may mislead a reader; `on_this_host` as for `resolve`."""
     findings = []
     largest, cores = max(matrix.counts), usable_cores()
     here = matrix.most_on_a_node if on_this_host is None else on_this_host

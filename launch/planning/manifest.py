@@ -1,4 +1,4 @@
-"""Makes a run's manifest. Imports torch only when asked to make one."""
+"""Makes a run's manifest. Imports torch only to make one."""
 
 import importlib.metadata
 from collections.abc import Iterable, Sequence
@@ -13,11 +13,10 @@ from dpscope.launch.workload.data_files import normalisation
 from dpscope.profiling.machine.conditions import ConditionDifference, condition_differences, machine_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
-from dpscope.profiling.records.commit import Commit
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import SCHEMA_VERSION, Cell, Environment, Host, Manifest, PlannedCell
+from dpscope.profiling.records.run import SCHEMA_VERSION, Cell, Commit, Environment, Host, Manifest, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -91,7 +90,7 @@ def hosts_findings(first: Environment, hosts: Sequence[Host]) -> tuple[Finding, 
 
 
 def host_findings(first: Environment, other: Environment) -> tuple[Finding, ...]:
-    """What makes a job over several hosts unfair, told by another one than the first."""
+    """Conditions that make a job over several hosts unfair, found on another host than the first."""
     differences = machine_differences(first, other, partly=["GPUs"])
     if not differences:
         return ()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpscope.launch.jobs.devices import DeviceType
-from dpscope.launch.jobs.progress import duration_text
+from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.planning.cells import threads_per_process
 from dpscope.launch.workload.data_files import CIFAR_RESNET
 from dpscope.launch.workload.model_size import SIZES, ModelSize
@@ -29,7 +29,7 @@ _UNCOUNTED = "this model's multiplications cannot be counted and are taken as th
 
 _START_S = {"cuda": 15.0, "cpu": 6.5}  # torchrun, imports, process group, model; on GPUs a second of sampled load
 _COMPILE_S = {"off": 0.0, "aot_eager": 6.0, "default": 30.0}  # small models; inductor less once its caches are there
-_PROFILER_STEPS = 6  # steps under the profiler's warm-up, and the steps beside the traced ones
+_PROFILER_STEPS = 6  # steps under the profiler's warm-up, and steps that are not traced
 _YARDSTICK = SIZES[CIFAR_RESNET]
 _TRACED_STEP_BYTES = {"cuda": 300_000, "cpu": 110_000}  # gzip, one process or replica
 
@@ -91,10 +91,10 @@ def estimate_findings(
 
 
 def _steps(cell: Cell, config: ResolvedConfig) -> int:
-    beside = _traced_passes(cell) * (config.measurement.traced_steps + _PROFILER_STEPS)
+    others = _traced_passes(cell) * (config.measurement.traced_steps + _PROFILER_STEPS)
     if config.measurement.epochs is None:
-        return config.measurement.warmup_steps + (config.measurement.steps or 0) + beside
-    return (1 + config.measurement.epochs) * math.ceil(config.workload.samples / cell.global_batch_size) + beside
+        return config.measurement.warmup_steps + (config.measurement.steps or 0) + others
+    return (1 + config.measurement.epochs) * math.ceil(config.workload.samples / cell.global_batch_size) + others
 
 
 def _traced_passes(cell: Cell) -> int:

@@ -1,4 +1,4 @@
-"""Values that others published of the same cells: read from a CSV file that `published` names. Imports no torch."""
+"""Values that others published for the same cells: read from a CSV file that `published` names. Imports no torch."""
 
 import csv
 import io
@@ -28,8 +28,8 @@ def read_published(path: Path, origin: str = "--published") -> tuple[PublishedVa
         try:
             values.append(msgspec.convert(dict(row), PublishedValue, strict=False))
         except msgspec.ValidationError as error:
-            told = str(error).replace("`$.", "column `")
-            raise DpscopeError(f"{origin} {path}, row {reader.line_num}: {told}; correct that row") from error
+            message = str(error).replace("`$.", "column `")
+            raise DpscopeError(f"{origin} {path}, row {reader.line_num}: {message}; correct that row") from error
     return tuple(values)
 
 

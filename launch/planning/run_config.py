@@ -11,28 +11,28 @@ from typing import Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from dpscope.launch.planning import variants
-from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.launch.planning.published import read_published
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
-from dpscope.profiling.records.matrix import VARIANT_EXAMPLES, Amp, Matrix, check_micro_batches, parse_layout
-from dpscope.profiling.records.settings import ConfigPart, SettingError, setting_names, shown
-from dpscope.profiling.records.strategies import STRATEGY_LIST
+from dpscope.profiling.records.matrix import Amp, Matrix, check_micro_batches
+from dpscope.profiling.records.settings import (
+    ConfigPart,
+    Declared,
+    SettingError,
+    declarations,
+    idle_settings,
+    own_declarations,
+    shown,
+)
+from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.records.typed_text import choose_from, nearest
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _Part = TypeVar("_Part", bound=ConfigPart)
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
-_FIELD_OF_FLAG = {
-    "strategy": "strategies",
-    "batch_size": "batch_sizes",
-    "lr": "learning_rate",
-    "warmup": "warmup_steps",
-    "timeout": "timeout_s",
-}
 _REPLACED = {"link_gbps": 'it is link now, with a unit: link = "25GB/s" (bytes) or link = "200Gb/s" (bits)'}
-_FLAG_OF_FIELD = {field: flag for flag, field in _FIELD_OF_FLAG.items()} | {"layouts": "devices"}
+_ALL = {**declarations(TrainConfig), **declarations(RunConfig)}
 
 
 def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig:
@@ -42,14 +42,14 @@ def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig
     names; lists may be given as lists or as text. `flags` holds only the flags that were given; None counts as
     not given. Raises DpscopeError naming field, value and fix.
     """
-    given, origins = given_settings(config_path, flags, setting_names(RunConfig))
+    given, origins = given_settings(config_path, flags, declarations(RunConfig))
     if given.get("link") is not None:
         given["link"] = _checked_link(str(given["link"]), origins["link"])
     if given.get("published") is not None:
         beside = config_path.parent if config_path is not None and flags.get("published") is None else Path()
         given["published"] = _checked_published(beside / str(given["published"]), origins["published"])
     workload = build_part(Workload, given, origins)
-    with settings_told(origins):
+    with raising_user_errors(origins):
         config = RunConfig(
             workload=workload,
             optimizer=build_part(Optimizer, given, origins),
@@ -57,32 +57,55 @@ def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig
             matrix=build_matrix(given, origins, workload.amp),
             reporting=build_part(Reporting, given, origins),
         )
-    check_idle(idle_settings(config.workload, config.matrix), origins)
+    check_idle(config, origins)
     return config
 
 
+def check_idle(config: msgspec.Struct, origins: Mapping[str, str]) -> None:
+    """Raise DpscopeError for a setting without effect that was given as a flag; a file may serve several commands."""
+    for field, why in idle_settings(config).items():
+        if origins.get(field, "").startswith("--"):
+            raise DpscopeError(f"{origins[field]} does nothing here: {why}; omit it")
+
+
 def given_settings(
-    config_path: Path | None, flags: dict[str, object], fields: Sequence[str]
+    config_path: Path | None, flags: Mapping[str, object], declared: Mapping[str, Declared]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """What a file and flags say of `fields`, and where each was said, such as ``--lr``; raises DpscopeError."""
-    given: dict[str, object] = {}
+    """Settings as a file and flags give them, texts read, and where each was given, such as ``--lr``; raises DpscopeError."""
+    raw: dict[str, object] = {}
     origins: dict[str, str] = {}
     if config_path is not None:
         for key, value in _read_toml(config_path).items():
             if key == "out":  # where a run lies is not a setting of it: `out_folder`
                 continue
-            field = _field_name(key, f"{config_path}: {key}", fields)
-            given[field], origins[field] = value, f"{config_path}: {key} ="
+            field = _field_name(key, f"{config_path}: {key}", declared)
+            raw[field], origins[field] = value, f"{config_path}: {key} ="
     for key, value in flags.items():
         if value is not None:
-            field = _field_name(key, f"--{key}", fields)
-            given[field], origins[field] = value, flag_name(field)
-    if "amp" in given:  # the first is the workload's precision, the others are the matrix's
-        precisions = given["amp"]
-        given["amp"], given["amp_variants"] = variants.precisions(
-            ",".join(map(str, precisions)) if isinstance(precisions, list | tuple) else str(precisions)
-        )
+            field = _field_name(key, f"--{key}", declared)
+            raw[field], origins[field] = value, flag_name(field)
+    given = dict(raw)
+    for field, value in raw.items():
+        for name, part in _read_setting(declared[field], value, origins[field]).items():
+            given[name] = part
+            origins.setdefault(name, origins[field])
     return given, origins
+
+
+def _read_setting(one: Declared, value: object, origin: str) -> dict[str, object]:
+    """The values that a setting's text stands for, also those of the other settings that it sets."""
+    if one.parse is None:
+        return {}
+    if isinstance(value, list | tuple) and one.setting.joins(value):
+        value = ",".join(map(str, value))
+    if not isinstance(value, str | int | float):
+        return {}
+    parsed = read_text(str(value), one.parse, origin, one.setting.example)
+    if not one.setting.sets:
+        return {one.name: parsed}
+    assert isinstance(parsed, tuple)
+    others = dict(zip(one.setting.sets, parsed[1:], strict=True))
+    return {one.name: parsed[0], **{name: part for name, part in others.items() if part}}
 
 
 def out_folder(config_path: Path | None) -> Path | None:
@@ -95,42 +118,7 @@ def out_folder(config_path: Path | None) -> Path | None:
 
 def flag_name(field: str) -> str:
     """The flag that sets a setting, such as ``--batch-size`` for ``batch_sizes``."""
-    return "--" + _FLAG_OF_FIELD.get(field, field).replace("_", "-")
-
-
-def parse_devices(text: str) -> tuple[int, ...]:
-    """Device counts from ``1,2,4``; raises ValueError."""
-    return tuple(sorted(set(whole_numbers(text))))
-
-
-def parse_counts_and_layouts(text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Device counts on one node and layouts over several from ``1,2,4,2x4``; raises ValueError."""
-    parts = text.split(",")
-    layouts = tuple(str(parse_layout(part)) for part in parts if "x" in part)
-    on_one_node = [part for part in parts if "x" not in part]
-    return parse_devices(",".join(on_one_node)) if on_one_node else (), layouts
-
-
-def parse_batch_sizes(text: str) -> tuple[tuple[int, ...], int | None]:
-    """Batch sizes and growth factor from ``32,128`` (no growth) or ``32x4`` (32, 128, 512, ...).
-
-    Raises ValueError.
-    """
-    growing = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", text)
-    if growing:
-        return (int(growing[1]),), int(growing[2])
-    return tuple(sorted(set(whole_numbers(text)))), None
-
-
-def whole_numbers(text: str) -> tuple[int, ...]:
-    """Numbers from ``6,8``, in their order; raises ValueError."""
-    return tuple(_whole_number(part) for part in text.split(","))
-
-
-def _whole_number(text: str) -> int:
-    if not re.fullmatch(r"\s*-?\d+\s*", text):
-        raise ValueError(f"{text.strip() or 'nothing'} is not a whole number")
-    return int(text)
+    return "--" + (_ALL[field].option if field in _ALL else field).replace("_", "-")
 
 
 def _read_toml(path: Path) -> dict[str, object]:
@@ -142,38 +130,34 @@ def _read_toml(path: Path) -> dict[str, object]:
         raise DpscopeError(f"--config {path}: not TOML: {error}; correct that line") from error
 
 
-def _field_name(key: str, origin: str, fields: Sequence[str]) -> str:
+def _field_name(key: str, origin: str, declared: Mapping[str, Declared]) -> str:
     name = key.replace("-", "_")
-    field = _FIELD_OF_FLAG.get(name, name)
+    by_option = {one.option: field for field, one in declared.items() if one.setting.help}
     if name in _REPLACED:
         raise DpscopeError(f"{origin}: {_REPLACED[name]}")
-    if field not in fields:
-        known = sorted(_FLAG_OF_FIELD.get(name, name) for name in fields)
-        if close := nearest(name, known):
+    if name not in by_option and name not in declared:
+        if close := nearest(name, by_option):
             raise DpscopeError(f"{origin}: no such setting; did you mean {close[0]}?")
-        raise DpscopeError(f"{origin}: no such setting; known are {', '.join(known)}")
-    return field
+        raise DpscopeError(f"{origin}: no such setting; known are {', '.join(sorted(by_option))}")
+    return by_option.get(name, name)
 
 
-def build_part(kind: type[_Part], given: dict[str, object], origins: dict[str, str]) -> _Part:
-    """A part of a configuration from what is given of its settings, lists as lists or text; raises DpscopeError."""
+def build_part(kind: type[_Part], given: Mapping[str, object], origins: Mapping[str, str]) -> _Part:
+    """A part of a configuration from the settings that are given; raises DpscopeError."""
     values = {name: value for name, value in given.items() if name in kind.__struct_fields__}
-    counts = values.get("devices")
-    if isinstance(counts, list) and any("x" in str(count) for count in counts):  # a file's, layouts among them
-        values["devices"] = ",".join(map(str, counts))
-    if isinstance(sizes := values.get("bucket_mb"), list) and any(isinstance(size, str) for size in sizes):
-        values["bucket_mb"] = ",".join(map(str, sizes))  # a file's, with units
-    for field, parse in _TEXT_PARSERS.items():
-        if isinstance(values.get(field), str | int | float):
-            _parse_text(values, field, parse, origins)
+    return build(kind, values, origins)
+
+
+def build(kind: type[_Struct], values: Mapping[str, object], origins: Mapping[str, str]) -> _Struct:
+    """A part or a configuration from its fields' values, lists as tuples or lists; raises DpscopeError."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        with settings_told(origins):
+        with raising_user_errors(origins):
             if isinstance(error.__cause__, SettingError):
                 raise error.__cause__ from None
-        raise DpscopeError(conversion_message(str(error), kind, _CHOICES, values, origins)) from error
+        raise DpscopeError(_conversion_message(str(error), kind, values, origins)) from error
 
 
 def _checked_link(text: str, origin: str) -> str:
@@ -191,80 +175,45 @@ def _checked_published(path: Path, origin: str) -> str:
     return os.path.normpath(path)
 
 
-def build_matrix(given: dict[str, object], origins: dict[str, str], amp: Amp) -> Matrix:
+def build_matrix(given: Mapping[str, object], origins: Mapping[str, str], amp: Amp) -> Matrix:
     """As `build_part`, of batches that can be cut into micro-batches; `amp` is the workload's precision, no variant of it."""
     matrix = build_part(Matrix, given, origins)
     others = tuple(one for one in matrix.amp_variants if one != amp)
     matrix = msgspec.structs.replace(matrix, amp_variants=others)
-    with settings_told(origins):
+    with raising_user_errors(origins):
         check_micro_batches(matrix)
     return matrix
 
 
 @contextmanager
-def settings_told(origins: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Tells a mistake in settings as one line, with where each was given, by default its flag; raises DpscopeError."""
+def raising_user_errors(origins: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turns a SettingError into a DpscopeError of one line that names where each setting was given, by default its flag."""
     try:
         yield
     except SettingError as error:
-        raise DpscopeError(error.told(lambda name: (origins or {}).get(name, flag_name(name)))) from error
-
-
-def _parse_text(values: dict[str, object], field: str, parse: Callable[[str], object], origins: dict[str, str]) -> None:
-    parsed = read_text(str(values[field]), parse, origins[field], _EXAMPLES.get(field, "1,2,4"))
-    if field == "devices":
-        assert isinstance(parsed, tuple)
-        values["devices"], layouts = parsed
-        if layouts:
-            values["layouts"] = layouts
-            origins.setdefault("layouts", origins[field])
-    elif field == "batch_sizes":
-        assert isinstance(parsed, tuple)
-        values["batch_sizes"], growth = parsed
-        if growth is not None:
-            values["batch_growth"] = growth
-            origins.setdefault("batch_growth", origins[field])
-    else:
-        values[field] = parsed
+        raise DpscopeError(error.message(lambda name: (origins or {}).get(name, flag_name(name)))) from error
 
 
 def read_text(text: str, parse: Callable[[str], object], origin: str, example: str) -> object:
-    """What `parse` makes of a text; its ValueError becomes a DpscopeError that says where the text stood."""
+    """What `parse` makes of a text; its ValueError becomes a DpscopeError that names where the text stood."""
     try:
         return parse(text)
     except ValueError as error:
         raise DpscopeError(f"{origin} {text}: {error}; write it as {example}") from error
 
 
-_TEXT_PARSERS: dict[str, Callable[[str], object]] = {
-    "devices": parse_counts_and_layouts,
-    "batch_sizes": parse_batch_sizes,
-    "strategies": lambda text: tuple(part.strip() for part in text.split(",")),
-    **variants.TEXT_PARSERS,
-}
-_CHOICES = {
-    "strategies": STRATEGY_LIST,
-    "device": "auto, cuda, cpu",
-    "scaling": "weak, strong, both",
-    "data": "synthetic, fake, digits, cifar10",
-    "amp": "off, bf16, fp16",
-    "amp_variants": "off, bf16, fp16",
-    **variants.CHOICES,
-}
-_EXAMPLES = {"batch_sizes": "32,128 or 32x4", **VARIANT_EXAMPLES}
-
-
-def conversion_message(
-    error: str, kind: type[msgspec.Struct], choices: dict[str, str], values: dict[str, object], origins: dict[str, str]
+def _conversion_message(
+    error: str, kind: type[msgspec.Struct], values: Mapping[str, object], origins: Mapping[str, str]
 ) -> str:
     """One line on a value that does not fit its field of `kind`, from msgspec's error."""
     where = re.search(r"at `\$\.(\w+)", error)
     field = where[1] if where else ""
     reason = error.partition(" - at ")[0]
-    if "Invalid enum value" in reason:
-        reason = f"unknown; {_choice(choices[field].split(', '), values.get(field))}"
-    elif kinds := [one.type for one in msgspec.structs.fields(kind) if one.name == field]:
-        reason = f"must be {_in_words(kinds[0])}"
+    declared = own_declarations(kind).get(field)
+    if declared is not None and "Invalid enum value" in reason:
+        reason = f"unknown; {_choice(declared.choices, values.get(field))}"
+    elif declared is not None:
+        reason = f"must be {_in_words(declared.kind)}"
     return f"{origins.get(field, flag_name(field))} {shown(values.get(field))}: {reason}"
 
 

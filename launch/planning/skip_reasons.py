@@ -29,7 +29,7 @@ def too_few_devices(cell: Cell) -> str | None:
 
 
 def uncompilable(cell: Cell) -> str | None:
-    """Why torch.compile cannot make what a cell's options say; None where it can, or is not asked to."""
+    """Why torch.compile cannot do what a cell's options request; None where it can, or does not have to."""
     if cell.options.compile == "off":
         return None
     if cell.traits.threaded:

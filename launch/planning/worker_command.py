@@ -7,11 +7,10 @@ from pathlib import Path
 import msgspec
 
 from dpscope.launch.planning.cells import threads_per_process
-from dpscope.launch.planning.idle_settings import idle_settings
 from dpscope.launch.planning.run_config import flag_name
 from dpscope.profiling.records.config import MAY_CHANGE, Measurement, Optimizer, ResolvedConfig, RunConfig, Workload
 from dpscope.profiling.records.run import Cell, CellOptions
-from dpscope.profiling.records.settings import settings_of
+from dpscope.profiling.records.settings import idle_settings, settings_of
 
 WORKER_SETTINGS = tuple(
     name
@@ -29,7 +28,7 @@ def standalone_worker_command(config: ResolvedConfig, cell: Cell, repeat: int, o
     strategy = cell.traits.stands_for or cell.strategy
     flags = ["--strategy", strategy, "--batch-size", str(cell.batch_size)]
     flags += ["--devices", str(cell.devices)] if cell.traits.threaded else []
-    left_out = {*idle_settings(config.workload, config.matrix), *(["amp"] if cell.options.amp else [])}
+    left_out = {*idle_settings(config), *(["amp"] if cell.options.amp else [])}
     flags += _flags(config, RunConfig(), [name for name in WORKER_SETTINGS if name not in left_out])
     flags += _flags(cell.options, CellOptions(), CellOptions.__struct_fields__)
     flags += ["--threads", str(threads_per_process(config.matrix))]

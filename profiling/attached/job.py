@@ -97,8 +97,11 @@ def missing_processes(place: Place) -> int:
         return 0
     store = distributed.distributed_c10d._get_default_store()
     deadline_s = time.monotonic() + _MAX_WAIT_S
-    while (missing := place.world_size - int(store.add(_COUNT_KEY, 0))) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
+    try:
+        while (missing := place.world_size - int(store.add(_COUNT_KEY, 0))) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+    except distributed.DistError:  # the process that holds the store has left the process group
+        return 0
     return missing
 
 

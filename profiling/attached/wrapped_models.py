@@ -14,11 +14,7 @@ from dpscope.profiling.records.matrix import Amp, CommHook
 from dpscope.profiling.records.run import CellOptions
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
 
-_HOOKS: dict[str, CommHook] = {
-    "fp16_compress_hook": "fp16",
-    "bf16_compress_hook": "bf16",
-    "powerSGD_hook": "powersgd",
-}
+_HOOKS: dict[str, CommHook] = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16", "powerSGD_hook": "powersgd"}
 _MIB = 1 << 20
 _SHARDING: dict[str, CellStrategy] = {  # by FullyShardedDataParallel's `sharding_strategy`, where it is not FULL_SHARD
     "SHARD_GRAD_OP": "fsdp-no-reshard",

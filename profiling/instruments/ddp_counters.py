@@ -30,7 +30,7 @@ def count_by_default(model: DistributedDataParallel) -> None:
 
 
 class StepCounters:
-    """DDP's counters read step by step, of the steps that a `StepTrace` records.
+    """Reads DDP's counters step by step during the steps that a `StepTrace` records.
 
     The counters read after iteration k describe iteration k - 1 (`set_runtime_stats_and_log` runs at the start of an
     iteration's forward), so one more step runs after the traced ones. An iteration is a forward pass that reduces gradients:
@@ -73,7 +73,7 @@ def record_counters(
     device: torch.device,
     synchronise: Callable[[], None],
 ) -> list[DdpCounters]:
-    """Count and trace the same steps; `step` of a counter is the number in the trace's ``ProfilerStep#``."""
+    """Count and trace the same steps; a counter's `step` is the number in the trace's ``ProfilerStep#``."""
     counting = StepCounters(model)
     record_trace(run_step, traced_steps, trace_path, device, False, synchronise, after_step=counting.read_previous)
     run_step(nothing)
@@ -83,7 +83,7 @@ def record_counters(
 
 
 def cpu_wait_us() -> float | None:
-    """Time that this process's threads were ready to run but waited for a core, summed; None if the kernel does not count it.
+    """Total time that this process's threads were ready to run but waited for a core; None if the kernel does not count it.
 
     Source: run_delay, the second field of ``/proc/self/task/*/schedstat`` (Linux, Documentation/scheduler/sched-stats), in ns.
     """

@@ -1,27 +1,54 @@
-"""`torch.profiler` around a few steps: one trace per process, written whole or not at all."""
+"""`torch.profiler` around a few steps: one trace per process, written whole or not at all, with dpscope's named ranges.
+
+Ranges are entered only while a trace is recorded: a `record_function` costs time even if nothing records it.
+"""
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from isal import igzip
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from dpscope.profiling.instruments.named_ranges import ranges_recorded
 from dpscope.profiling.instruments.step_timer import RunStep, StepCounts, StepSample, StepTimer
 from dpscope.profiling.store.files import atomic_path
 
-WARMUP_STEPS = 2  # run under a profiler that is on and discards: its start costs the first steps time
+WARMUP_STEPS = 2  # with a profiler that discards its events, as its start slows the first steps
+
+_UNNAMED = nullcontext()
+
+
+class _Recording:
+    """Whether this process records a trace, visible to the threads of replicas, unlike torch's thread-local state."""
+
+    now = False
+
+
+@contextmanager
+def ranges_recorded() -> Iterator[None]:
+    """Within this context `named_range` is a range of the trace."""
+    _Recording.now = True
+    try:
+        yield
+    finally:
+        _Recording.now = False
+
+
+def named_range(name: str) -> AbstractContextManager[Any]:
+    """A range called `name` in the trace that is being recorded; without one, nothing."""
+    return record_function(name) if _Recording.now else _UNNAMED
 
 
 class StepTrace:
-    """A trace that is recorded step by step: started between two steps, then told of the end of every step.
+    """A trace that is recorded step by step: started between two steps, then called at the end of each step.
 
-    It covers `traced_steps` whole steps and the one before them, after WARMUP_STEPS under a profiler that discards, and is
-    saved (gzip) at `path` when the last of its `steps` ends. `all_threads` also records Python threads that the profiler has
-    not seen before, as those of DataParallel. `synchronise` waits for the device's work, and may wait for other processes.
+    It covers `traced_steps` whole steps and the one before them, after WARMUP_STEPS with a profiler that discards its events, and
+    is saved (gzip) at `path` when the last of its `steps` ends. `all_threads` also records Python threads on which the profiler
+    was not started, such as those of DataParallel. `synchronise` waits for the device's work, and may wait for other processes.
     """
 
     def __init__(
@@ -52,12 +79,12 @@ class StepTrace:
         self._profiler.start()
 
     def batch_arrived(self) -> None:
-        """Mark that the batch of the step that runs is there."""
+        """Mark the arrival of the current step's batch."""
         if self._step >= WARMUP_STEPS:
             self._timer.batch_arrived()
 
     def step_ended(self, outcome: StepCounts) -> bool:
-        """End a step and begin the next; returns whether that was the last one, whose trace is saved by then."""
+        """End a step and begin the next; returns whether it was the last one, after which the trace is saved."""
         step = self._step
         last = step == self.steps - 1
         if step >= WARMUP_STEPS:
@@ -66,9 +93,9 @@ class StepTrace:
             self._timer.boundary()
             self.complete = True
         if step == WARMUP_STEPS - 1:
-            self._synchronise()  # else what is still queued would run in the recorded window, launched in none of its steps
+            self._synchronise()  # else queued work would run in the recorded window, launched in none of its steps
         self._profiler.step()
-        if last:  # not by on_trace_ready: the profiler is in a reference cycle, and would keep alive all that this object holds
+        if last:  # not by on_trace_ready: the profiler is in a reference cycle and would keep this object alive
             _export(self._profiler, self._path)
         self._step += 1
         if WARMUP_STEPS <= self._step < self.steps:
@@ -76,14 +103,14 @@ class StepTrace:
         return last
 
     def stop(self) -> None:
-        """Switch the profiler off; a trace whose last step has not ended is not saved."""
+        """Stop the profiler; a trace whose last step has not ended is not saved."""
         self._profiler.stop()
 
     def samples(self) -> list[StepSample]:
-        """One for every recorded step, `step` being the number in the trace's ``ProfilerStep#``; after a synchronisation.
+        """A sample per recorded step, with the number in the trace's ``ProfilerStep#`` as `step`; call after a synchronisation.
 
         A step's time runs from its start to the start of the next, the last one's to its end: what the tracer does during
-        steps is in it, writing the trace is not. Its wait is missing where no batch's arrival was told.
+        steps is in it, writing the trace is not. Its wait is missing if no batch's arrival was reported.
         """
         durations = zip(self._timer.step_durations_us(), self._timer.data_waits_us(), self._outcomes, strict=True)
         return [
@@ -101,7 +128,7 @@ def record_trace(
     synchronise: Callable[[], None],
     after_step: Callable[[int], None] | None = None,
 ) -> list[StepSample]:
-    """Run and trace steps as `StepTrace` has it; returns a sample of every recorded step.
+    """Run and trace steps with a `StepTrace`; returns a sample of each recorded step.
 
     `after_step` is called with each finished step's number.
     """
@@ -126,7 +153,7 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
 
 
 def _all_threads_config() -> torch._C._profiler._ExperimentalConfig:
-    # Private, and the only way to see threads that the profiler did not start on.
+    # Private, but the only way to record threads on which the profiler was not started.
     return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
 
 

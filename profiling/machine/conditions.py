@@ -18,14 +18,14 @@ _SET_FOR_JOBS = {
     "CUDA_MODULE_LOADING": "LAZY",  # by torch, once it uses CUDA
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # by torchrun
 }
-"""What a job's processes have of a variable that nobody set."""
+"""Values of variables in a job's processes if the user does not set them."""
 
 _OF_NO_EFFECT_PREFIXES = ("KINETO_", "NCCL_DEBUG", "TORCH_LOGS")
 _OF_NO_EFFECT = (
     "CUDA_CACHE_PATH",
     "CUDA_HOME",
     "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES",  # which GPUs; that they are alike is checked
+    "CUDA_VISIBLE_DEVICES",  # the GPUs themselves are compared
     "HIP_VISIBLE_DEVICES",
     "MKL_NUM_THREADS",  # dpscope sets the threads itself, and torchrun the variable
     "OMP_NUM_THREADS",
@@ -34,12 +34,12 @@ _OF_NO_EFFECT = (
     "TORCH_HOME",
     "TORCH_SHOW_CPP_STACKTRACES",
 )
-"""Variables that are recorded and that no time depends on."""
+"""Recorded variables on which no time depends."""
 
 
 @dataclass(frozen=True)
 class ConditionDifference:
-    """One condition that is not the same in two measurements."""
+    """A condition that differs between two measurements."""
 
     what: str  # such as "torch" or "NCCL_ALGO"
     then: object
@@ -55,7 +55,7 @@ class ConditionDifference:
 
 
 def condition_differences(then: Manifest | TrainManifest, now: Manifest | TrainManifest) -> list[ConditionDifference]:
-    """Everything but the settings in which two runs differ that times depend on: machine, variables, threads."""
+    """Differences between two runs in machine, variables and threads, on which times depend."""
     return [
         *machine_differences(then.environment, now.environment),
         *variable_differences(then.environment, now.environment),
@@ -64,9 +64,9 @@ def condition_differences(then: Manifest | TrainManifest, now: Manifest | TrainM
 
 
 def machine_differences(then: Environment, now: Environment, partly: Collection[str] = ()) -> list[ConditionDifference]:
-    """In what two machines differ that times depend on; hosts that are alike are the same machine.
+    """Differences between two machines on which times depend; identical hosts count as the same machine.
 
-    Of what `partly` names, "GPUs" or "cores", `now` may have less: a job may be given some of a machine.
+    `now` may have fewer of the resources that `partly` names ("GPUs", "cores"): a job may get a part of a machine.
     """
     found = [
         ("processor", then.cpu_name, now.cpu_name),
@@ -78,20 +78,18 @@ def machine_differences(then: Environment, now: Environment, partly: Collection[
         ("NCCL", then.nccl_version, now.nccl_version),
     ]
     some_of_the_gpus = {one.name for one in now.accelerators} <= {one.name for one in then.accelerators}
-    given_less = {name for name in partly if name != "GPUs" or some_of_the_gpus}
-    return list(
-        _differing((name, one or "none", other or "none") for name, one, other in found if name not in given_less)
-    )
+    ignored = {name for name in partly if name != "GPUs" or some_of_the_gpus}
+    return list(_differing((name, one or "none", other or "none") for name, one, other in found if name not in ignored))
 
 
 def _device_names(environment: Environment) -> str:
-    """Such as ``2 x NVIDIA H100``; how many there are tells what shares a host's power, links and cores."""
+    """Such as ``2 x NVIDIA H100``; the GPUs of a host share its power, links and cores."""
     counts = Counter(device.name or "unnamed" for device in environment.accelerators)
     return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "none"
 
 
 def variable_differences(then: Environment, now: Environment) -> list[ConditionDifference]:
-    """The environment variables that differ and that times may depend on, by name."""
+    """Differences in environment variables on which times may depend, by name."""
     stored, current = timing_variables(then), timing_variables(now)
     return list(
         _differing(
@@ -101,7 +99,7 @@ def variable_differences(then: Environment, now: Environment) -> list[ConditionD
 
 
 def timing_variables(environment: Environment) -> dict[str, str]:
-    """The variables that a job's processes had and that times may depend on."""
+    """The variables of a job's processes on which times may depend."""
     settings = {**_SET_FOR_JOBS, **environment.settings}
     return {
         name: value
@@ -112,11 +110,11 @@ def timing_variables(environment: Environment) -> dict[str, str]:
 
 _OF_NO_CELL = (*MAY_CHANGE, "steps", "data_dir", "devices", "batch_sizes", "strategies")
 SETTINGS = tuple(name for name in setting_names(RunConfig) if name not in _OF_NO_CELL)
-"""Settings on which the times of a cell may depend: neither how much is measured nor which cells there are."""
+"""Settings on which the times of a cell may depend, without those of the amount of measurement and the choice of cells."""
 
 
 def setting_differences(then: msgspec.Struct, now: msgspec.Struct, names: Sequence[str]) -> list[ConditionDifference]:
-    """Those of the named settings that differ in two configurations."""
+    """The named settings that differ between two configurations."""
     stored, current = settings_of(then), settings_of(now)
     return list(_differing((name, stored[name], current[name]) for name in names))
 
@@ -128,7 +126,7 @@ def _differing(pairs: Iterable[tuple[str, object, object]]) -> Iterator[Conditio
 def difference_findings(
     first: Manifest | TrainManifest, second: Manifest | TrainManifest, settings: Sequence[ConditionDifference]
 ) -> list[Finding]:
-    """A finding about two runs that are compared and were not made alike, none where all but the time is the same."""
+    """A finding about all differences between the conditions of two compared runs; empty if there are none."""
     hosts = _differing([("host", first.environment.hostname, second.environment.hostname)])
     differences = [*settings, *hosts, *condition_differences(first, second)]
     if not differences:

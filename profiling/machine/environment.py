@@ -1,10 +1,11 @@
-"""Where a run takes place: versions, devices and their state, settings. Imports torch only to ask its versions."""
+"""The environment of a run: versions, devices and their states, variables, commit. Imports torch only for its versions."""
 
 import importlib.metadata
 import os
 import platform
 import socket
 import statistics
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from dpscope.profiling.machine.checkout import commit_of
 from dpscope.profiling.machine.interconnect import active_nvlinks, interconnect
-from dpscope.profiling.machine.nvml import ask, bare_uuid, driver_version, gpu_handles
+from dpscope.profiling.machine.nvml import bare_uuid, driver_version, gpu_handles, query
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import DeviceState, Environment
+from dpscope.profiling.records.run import Commit, DeviceState, Environment
 
 _SETTING_PREFIXES = (
     *("NCCL_", "RCCL_", "GLOO_", "TORCH_", "PYTORCH_", "DDP_", "OMP_", "MKL_", "KINETO_"),
@@ -26,7 +26,9 @@ _SETTING_PREFIXES = (
 )
 ENGINE_VARIABLE = "TORCH_DIST_USE_NCCL2"  # 0: torch >= 2.15 runs NCCL on its legacy engine
 _POWER_CAP = "sw_power_cap"
-_SLOWER_CLOCK = 0.95  # of the fastest GPU's: below it a power limit makes a GPU the slow one
+_SLOWER_CLOCK = 0.95  # of the fastest GPU's clock: below this share, a power limit makes a GPU slower than the others
+
+_GIT_TIMEOUT_S = 10.0  # a large checkout on a slow disk; then the commit is unknown
 
 _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
 
@@ -49,11 +51,11 @@ def usable_cores() -> int:
 def device_states(
     nvml: Any | None, own_process_ids: Sequence[int] | None, visible: str | None = None
 ) -> tuple[DeviceState, ...]:
-    """State of every visible GPU at this moment, numbered as CUDA does in PCI order; empty without NVML.
+    """Current state of every visible GPU, numbered as by CUDA in PCI order; empty without NVML.
 
-    Of a GPU that does not answer at all, as one that fell off the bus, nothing but its index is told.
-    `visible` is the value of CUDA_VISIBLE_DEVICES. `own_process_ids` are not counted as others; None says that
-    they are not known (as in a container, where NVML counts in the host's process ids): others then are None.
+    A GPU that does not respond at all, such as one that fell off the bus, has only its index. `visible` is the value of
+    CUDA_VISIBLE_DEVICES. `own_process_ids` are not counted as other processes; if they are unknown (None, as in a container,
+    where NVML reports the host's process ids), the other processes are unknown, too.
     """
     handles = _visible_handles(nvml, visible)
     return tuple(_device_state(nvml, handle, index, own_process_ids) for index, handle in enumerate(handles))
@@ -62,15 +64,14 @@ def device_states(
 def torch_device_states(
     nvml: Any | None, own_process_ids: Sequence[int] | None, uuids: Mapping[int, str]
 ) -> tuple[DeviceState, ...]:
-    """State at this moment of the GPUs whose UUIDs torch tells, by torch's index; `own_process_ids` as above.
+    """Current states of the GPUs with these UUIDs, by torch's index; `own_process_ids` as in `device_states`.
 
-    Neither CUDA's order of devices nor what is visible matters. A GPU that NVML does not know by its UUID (a MIG instance)
-    is left out: its state is not known.
+    CUDA's order of devices and their visibility do not matter. A GPU whose UUID NVML does not know (a MIG instance) is omitted.
     """
     by_uuid = {
         bare_uuid(uuid): handle
         for handle in gpu_handles(nvml)
-        if handle is not None and (uuid := ask(nvml, "nvmlDeviceGetUUID", handle)) is not None
+        if handle is not None and (uuid := query(nvml, "nvmlDeviceGetUUID", handle)) is not None
     }
     return tuple(
         _device_state(nvml, by_uuid[bare_uuid(uuid)], index, own_process_ids)
@@ -80,9 +81,9 @@ def torch_device_states(
 
 
 def usable_device_states(nvml: Any | None, own_process_ids: Sequence[int] | None) -> tuple[DeviceState, ...]:
-    """State of every GPU that torch can use, by torch's index; those that NVML knows and the user left visible without torch's.
+    """States of all GPUs that torch can use, by torch's index; if it can use none, of NVML's GPUs that the user left visible.
 
-    A GPU that NVML does not know (AMD's, a MIG instance, of which NVML lists the whole GPU) has its name and UUID only.
+    A GPU that NVML does not list (AMD's, or a MIG instance, whose whole GPU NVML lists) only has its name and UUID.
     """
     import torch
 
@@ -98,7 +99,7 @@ def usable_device_states(nvml: Any | None, own_process_ids: Sequence[int] | None
 
 
 def states_under_load(samples: Sequence[Sequence[DeviceState]]) -> tuple[DeviceState, ...]:
-    """One state per device from several moments: median clocks and power, the highest temperature, every reason and process."""
+    """One state per device from several moments: median clocks and power, maximum temperature, all reasons and processes."""
     by_device: dict[int, list[DeviceState]] = {}
     for state in (one for moment in samples for one in moment):
         by_device.setdefault(state.index, []).append(state)
@@ -123,8 +124,8 @@ def _joined_state(states: Sequence[DeviceState]) -> DeviceState:
     return msgspec.structs.replace(states[-1], **changes)
 
 
-def own_processes_seen(nvml: Any | None, process_id: int) -> bool:
-    """Whether NVML lists `process_id`, so that its process ids are those of this process's namespace."""
+def lists_process(nvml: Any | None, process_id: int) -> bool:
+    """Whether NVML lists `process_id`, which shows that it uses the process ids of this process's namespace."""
     return any(process_id in (_process_ids(nvml, handle) or ()) for handle in gpu_handles(nvml) if handle is not None)
 
 
@@ -132,7 +133,7 @@ def _visible_handles(nvml: Any | None, visible: str | None) -> list[Any | None]:
     handles = gpu_handles(nvml)
     if visible is None:
         return handles
-    by_uuid = {ask(nvml, "nvmlDeviceGetUUID", handle) or "": handle for handle in handles if handle is not None}
+    by_uuid = {query(nvml, "nvmlDeviceGetUUID", handle) or "": handle for handle in handles if handle is not None}
     chosen: list[Any | None] = []
     for name in (part.strip() for part in visible.split(",")):
         if name.isdigit() and int(name) < len(handles):
@@ -150,40 +151,40 @@ def _device_state(
 ) -> DeviceState:
     if handle is None:
         return DeviceState(index=index)
-    power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
-    reasons = ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    power_mw = query(nvml, "nvmlDeviceGetPowerUsage", handle)
+    reasons = query(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     processes = _process_ids(nvml, handle)
     others = None
     if processes is not None and own_process_ids is not None:
         others = tuple(process for process in processes if process not in own_process_ids)
     return DeviceState(
         index=index,
-        uuid=ask(nvml, "nvmlDeviceGetUUID", handle),
-        name=ask(nvml, "nvmlDeviceGetName", handle),
-        sm_clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
-        memory_clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY),
-        max_sm_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, _CLOCK_SM),
-        temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+        uuid=query(nvml, "nvmlDeviceGetUUID", handle),
+        name=query(nvml, "nvmlDeviceGetName", handle),
+        sm_clock_mhz=query(nvml, "nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
+        memory_clock_mhz=query(nvml, "nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY),
+        max_sm_clock_mhz=query(nvml, "nvmlDeviceGetMaxClockInfo", handle, _CLOCK_SM),
+        temperature_c=query(nvml, "nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
         power_w=None if power_mw is None else power_mw / 1000,
         throttle_reasons=None
         if reasons is None
         else tuple(name for bit, name in _THROTTLE_REASONS.items() if reasons & bit),
         other_process_ids=others,
-        pcie_generation=ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
-        pcie_width=ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+        pcie_generation=query(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        pcie_width=query(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
         active_nvlinks=len(active_nvlinks(nvml, handle)),
     )
 
 
 def _process_ids(nvml: Any | None, handle: Any) -> tuple[int, ...] | None:
-    processes = ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+    processes = query(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
     return None if processes is None else tuple(process.pid for process in processes)
 
 
 def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = None) -> Environment:
-    """This machine as it is now. Imports torch; `on_gpus`: with the GPUs that torch can use.
+    """The current environment on this machine, with the GPUs that torch can use if `on_gpus`. Imports torch.
 
-    `code` is the folder of the code that is measured, whose commit is asked of git; None: that is not asked.
+    `code` is the folder of the measured code, whose commit is recorded; None: no commit.
     """
     import torch
 
@@ -209,7 +210,7 @@ def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = Non
 
 
 def platform_version(version: Any) -> str | None:
-    """What torch was built for, by `torch.version`: CUDA's version, or ROCm's with its name; None for a CPU build."""
+    """The platform torch was built for, from `torch.version`: CUDA's version, or "ROCm" and its version; None for the CPU."""
     cuda: str | None = version.cuda
     return cuda or (f"ROCm {hip}" if (hip := getattr(version, "hip", None)) else None)
 
@@ -221,7 +222,7 @@ def _nccl_version(torch: Any) -> str | None:
 
 
 def default_engine(distributed: Any, environment: Mapping[str, str]) -> str | None:
-    """Class of the process group that "nccl" means to this torch: >= 2.15 has two, and a variable chooses the older one."""
+    """Class of the process group that "nccl" names: torch >= 2.15 has two, and a variable selects the older one."""
     if not (distributed.is_available() and distributed.is_nccl_available()):
         return None
     second = hasattr(distributed.distributed_c10d, "ProcessGroupNCCL2") and environment.get(ENGINE_VARIABLE) != "0"
@@ -250,8 +251,40 @@ def _memory_bytes() -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def commit_of(folder: Path) -> Commit | None:
+    """The commit that `folder` has checked out; None outside a checkout, before its first commit, and without git.
+
+    Untracked files, such as run folders, do not count as changes. Nothing is written, not even git's index.
+    """
+    if not any((place / ".git").exists() for place in (folder.absolute(), *folder.absolute().parents)):
+        return None
+    head = _git(folder, ["log", "-1", "--no-show-signature", "--format=%H %cI"])
+    changes = _git(folder, ["status", "--porcelain", "--untracked-files=no"]) if head else None
+    if not head or changes is None:
+        return None
+    name, _, committed_at = head.strip().partition(" ")
+    return Commit(name, committed_at, changed=bool(changes.strip()))
+
+
+def _git(folder: Path, arguments: Sequence[str]) -> str | None:
+    """git's output; None if it fails."""
+    try:
+        ended = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_GIT_TIMEOUT_S,
+            check=False,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return ended.stdout if ended.returncode == 0 else None
+
+
 def machine_findings(environment: Environment, kind: Literal["cuda", "cpu"], devices: int) -> list[Finding]:
-    """What about this machine's first `devices` GPUs makes times unfair, or cannot be told; none on the CPU."""
+    """Findings about conditions of this machine's first `devices` GPUs that distort times, or are unknown; none on the CPU."""
     states = environment.accelerators[:devices]
     findings = device_findings(states)
     if kind == "cuda" and not any(map(state_is_known, states)):
@@ -260,8 +293,8 @@ def machine_findings(environment: Environment, kind: Literal["cuda", "cpu"], dev
             if states
             else "whether they are slowed down, shared or unlike each other"
         )
-        told = f"NVML says nothing about the GPUs in use: {unknown} is not known."
-        return [PlanCode.DEVICE_STATE_UNKNOWN.finding(told), *findings]
+        message = f"NVML reports nothing about the GPUs in use: {unknown} is not known."
+        return [PlanCode.DEVICE_STATE_UNKNOWN.finding(message), *findings]
     return findings
 
 
@@ -271,15 +304,15 @@ def state_is_known(state: DeviceState) -> bool:
 
 
 def findings_at_moments(*moments: Sequence[DeviceState]) -> list[Finding]:
-    """`device_findings` of each moment, every finding once. Clocks of different moments are not compared."""
+    """`device_findings` of each moment without repetition. Clocks of different moments are not compared."""
     return list(dict.fromkeys(finding for states in moments for finding in device_findings(states)))
 
 
 def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
-    """What about these devices, at one moment, makes a comparison between them, or with another day, unfair."""
+    """Findings about states of devices, at one moment, that distort comparisons between them or with another day."""
     findings: list[Finding] = []
     for state in states:
-        if _tells_nothing(state):
+        if _is_silent(state):
             findings.append(
                 PlanCode.DEVICE_LOST.finding(
                     f"GPU {state.index} does not answer its driver: it may have fallen off the bus."
@@ -303,10 +336,10 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
 
 
 def power_cap_findings(states: Sequence[DeviceState]) -> list[Finding]:
-    """Of GPUs that are held at their power limit and by nothing else: a warning of those whose clock is below the others'.
+    """Findings about GPUs held only at their power limit: a warning for each whose clock is below the others'.
 
-    A busy GPU is held there most of the time, and all alike: no news of one whose clock is as high as the others'. The
-    states are of one moment, under load.
+    Busy GPUs are held there most of the time, so that one with as high a clock as the others is only an info. The states are
+    of one moment, under load.
     """
     clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz is not None]
     found = []
@@ -327,14 +360,14 @@ def _power_capped(state: DeviceState) -> Finding:
 def _throttled(state: DeviceState, fastest_mhz: int | None = None) -> Finding:
     reasons = ", ".join(state.throttle_reasons or ())
     at = f" at {state.temperature_c} C" if state.temperature_c is not None else ""
-    beside = "" if fastest_mhz is None else f" to {state.sm_clock_mhz} MHz, where another GPU has {fastest_mhz}"
+    clocks = "" if fastest_mhz is None else f" to {state.sm_clock_mhz} MHz, while another GPU has {fastest_mhz}"
     return PlanCode.DEVICE_THROTTLED.finding(
-        f"GPU {state.index} is slowed down by {reasons}{beside}{at}: its times are those of a slower device."
+        f"GPU {state.index} is slowed down by {reasons}{clocks}{at}: its times are those of a slower device."
     )
 
 
-def _tells_nothing(state: DeviceState) -> bool:
-    """Whether a GPU answered no question; links that are not told are counted as none."""
+def _is_silent(state: DeviceState) -> bool:
+    """Whether a GPU answered no query; its links count as 0 then."""
     return msgspec.structs.replace(state, active_nvlinks=None) == DeviceState(index=state.index)
 
 

@@ -1,22 +1,23 @@
-"""How fast GPUs are specified to compute and to read their memory, with sources. Imports no torch.
+"""Specified compute rates and memory bandwidths of GPUs, with sources. Imports no torch.
 
-Dense rates: data sheets of newer GPUs print twice of them, for sparse matrices.
+Rates are for dense matrices; data sheets of newer GPUs print twice the rate, for sparse ones.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dpscope.profiling.records.run import Precision
 from dpscope.profiling.records.typed_text import nearest
 
 MEMORY, FP32, TF32, HALF, HOST_LINK = BOUNDS = range(5)
-"""What bounds a kernel: memory; products of matrices in single precision, TF32, half precision (fp16, bf16); the link to the
-host, which another GPU may leave as it is."""
+"""The bound of a kernel: memory; matrix products in single precision, TF32 or half precision (fp16, bf16); the link to the
+host, whose rate is assumed not to depend on the GPU."""
 
 
 @dataclass(frozen=True)
 class GpuSpeed:
-    """One model: memory in GB/s, products of matrices in TFLOP/s; a GPU without TF32 computes that in single precision."""
+    """One GPU model: memory in GB/s, matrix products in TFLOP/s; a GPU without TF32 has its single-precision rate there."""
 
     title: str
     pattern: str  # of its name
@@ -27,7 +28,7 @@ class GpuSpeed:
     source: str
 
     def rate(self, bound: int) -> float:
-        """What a kernel that is bound so runs by: only ratios of two GPUs' mean anything."""
+        """The rate of a kernel with this bound; only ratios between two GPUs are meaningful."""
         return (self.memory_gb_per_s, self.fp32_tflops, self.tf32_tflops, self.half_tflops, 1.0)[bound]
 
 
@@ -56,14 +57,46 @@ GPU_SPEEDS: Sequence[GpuSpeed] = (
 
 
 def gpu_speed(name: str | None) -> GpuSpeed | None:
-    """The model in a text such as torch's "NVIDIA A100-SXM4-40GB"; None where it is not one of these."""
+    """The model named in a text such as torch's "NVIDIA A100-SXM4-40GB"; None if it is not in GPU_SPEEDS."""
     words = (name or "").removeprefix("NVIDIA ").removeprefix("Tesla ").strip()
     return next((one for one in GPU_SPEEDS if re.fullmatch(one.pattern, words, re.IGNORECASE)), None)
 
 
 def like_names(name: str) -> list[str]:
-    """Titles of known models that are much like a name that is not known; all of them where none is."""
+    """Titles of known models that resemble an unknown name; all titles if none does."""
     titles = [one.title for one in GPU_SPEEDS]
     word = max(re.findall(r"\w+", name), key=len, default="").lower()
     family = [title for title in titles if word and word in title.lower()]
     return family or nearest(name, titles, most=4, cutoff=0.4) or titles
+
+
+@dataclass(frozen=True)
+class StatedFlops:
+    """FLOPs of one step on one device, as a user states them; `precision` is that of matrix products, None where not stated."""
+
+    total: float
+    precision: Precision | None = None
+
+
+_STATED = re.compile(
+    r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(?P<scale>[KMGTP]?)(?::(?P<dtype>\w+))?", re.IGNORECASE
+)
+_SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_DTYPES: dict[str, Precision] = {"fp32": "fp32", "tf32": "tf32", "bf16": "half", "fp16": "half"}
+
+
+def parse_flops(text: str) -> StatedFlops:
+    """FLOPs such as ``1.2e12``, ``1.2T`` or ``1.2T:bf16``; raises ValueError, which names what to write.
+
+    >>> parse_flops("1.2T:bf16")
+    StatedFlops(total=1200000000000.0, precision='half')
+    """
+    found = _STATED.fullmatch(text.strip())
+    total = float(found["number"]) * _SCALES[found["scale"].upper()] if found is not None else 0.0
+    dtype = found["dtype"] if found is not None else None
+    if not 1 <= total < float("inf") or (dtype is not None and dtype.lower() not in _DTYPES):
+        raise ValueError(
+            f"{text}: give the FLOPs of one step on one device, such as 1.2e12 or 1.2T (two a multiply-add), and for MFU the "
+            f"precision of its products: 1.2T:bf16 ({', '.join(_DTYPES)})"
+        )
+    return StatedFlops(total, _DTYPES[dtype.lower()] if dtype is not None else None)

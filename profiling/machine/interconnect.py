@@ -1,6 +1,6 @@
-"""The links between the GPUs as NVML describes them: NVLinks, PCIe, what lies between each pair. Imports no torch.
+"""The links between the GPUs by NVML: NVLinks, PCIe, and the connection of each pair. Imports no torch.
 
-Each question may go unanswered, and what is not answered stays unknown.
+Values that NVML does not report are None.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -9,16 +9,16 @@ from itertools import combinations
 from typing import Any
 
 from dpscope.profiling.machine.link_specifications import nvlink, pcie_link
-from dpscope.profiling.machine.nvml import ask, bare_uuid, decoded_text, gpu_handles
+from dpscope.profiling.machine.nvml import bare_uuid, decoded_text, gpu_handles, query
 from dpscope.profiling.records.links import DeviceLinks, Interconnect, LinkRate, PairLink
 
-_MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of current drivers; a GPU refuses the numbers it does not have
+_MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of current drivers; a GPU rejects the numbers it does not have
 
 _NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
-"""nvmlNvlinkVersion_t is a list and no version number: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0, 6.0. An A100 answers 5."""
+"""nvmlNvlinkVersion_t is an enumeration, not a version number: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0, 6.0. An A100 has 5."""
 
 _NEWEST_NVLINK = {4: 1, 5: 2, 6: 2, 7: 3, 8: 3, 9: 4, 10: 5, 13: 6}
-"""The newest generation of each architecture, Pascal (4) to Rubin (13). Some drivers answer 5.0 for an H100."""
+"""The newest generation of each architecture, Pascal (4) to Rubin (13). Some drivers report 5.0 for an H100."""
 
 _TOPOLOGIES = {
     0: "same board",
@@ -41,22 +41,22 @@ _TO_SWITCH, _TO_UNKNOWN = 2, 255  # nvmlIntNvLinkDeviceType_t
 
 @dataclass(frozen=True)
 class _Gpu:
-    """One GPU while it is asked."""
+    """One GPU with the data needed for its pairs."""
 
     handle: Any
     address: str | None  # on the PCI bus
     links: DeviceLinks
     far_ends: tuple[str | None, ...]  # PCI address at the other end of each active NVLink
-    on_switch: bool  # its NVLinks lead to NVSwitches, so that all of them serve any other GPU there
+    on_switch: bool  # its NVLinks lead to NVSwitches, so that all of them connect it to any other GPU there
 
 
 def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconnect:
-    """Links of every GPU of the machine that answers, and between each two of them; empty without NVML.
+    """Links of each GPU of the machine that responds, and between each pair of them; empty without NVML.
 
     `torch_uuids` are those of torch's devices in torch's order; a GPU that is not among them has no `torch_index`.
     """
     handles = gpu_handles(nvml)
-    seen = {_address(ask(nvml, "nvmlDeviceGetPciInfo", handle)) for handle in handles if handle is not None} - {None}
+    seen = {_address(query(nvml, "nvmlDeviceGetPciInfo", handle)) for handle in handles if handle is not None} - {None}
     gpus = [_gpu(nvml, handle, index, torch_uuids, seen) for index, handle in enumerate(handles) if handle is not None]
     pairs = tuple(_pair(nvml, first, second) for first, second in combinations(gpus, 2))
     return Interconnect(devices=tuple(gpu.links for gpu in gpus), pairs=pairs)
@@ -65,7 +65,7 @@ def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconn
 def _gpu(nvml: Any | None, handle: Any, index: int, torch_uuids: Sequence[str], seen: Collection[str | None]) -> _Gpu:
     active = active_nvlinks(nvml, handle)
     version = _nvlink_generation(nvml, handle, active[0]) if active else None
-    name, uuid = (ask(nvml, f"nvmlDeviceGet{what}", handle) for what in ("Name", "UUID"))
+    name, uuid = (query(nvml, f"nvmlDeviceGet{what}", handle) for what in ("Name", "UUID"))
     rate = nvlink(version, len(active), name)
     links = DeviceLinks(
         index=index,
@@ -75,16 +75,16 @@ def _gpu(nvml: Any | None, handle: Any, index: int, torch_uuids: Sequence[str], 
         active_nvlinks=len(active),
         nvlink_version=version,
         nvlink_gb_per_s=None if rate is None else rate.gb_per_s,
-        pcie_generation=ask(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
-        pcie_width=ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
-        current_pcie_generation=ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
-        current_pcie_width=ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+        pcie_generation=query(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        pcie_width=query(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+        current_pcie_generation=query(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        current_pcie_width=query(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
     )
-    far_ends = tuple(_address(ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active)
-    kinds = [ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active]
+    far_ends = tuple(_address(query(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active)
+    kinds = [query(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active]
     return _Gpu(
         handle=handle,
-        address=_address(ask(nvml, "nvmlDeviceGetPciInfo", handle)),
+        address=_address(query(nvml, "nvmlDeviceGetPciInfo", handle)),
         links=links,
         far_ends=far_ends,
         on_switch=bool(active)
@@ -93,28 +93,28 @@ def _gpu(nvml: Any | None, handle: Any, index: int, torch_uuids: Sequence[str], 
 
 
 def _leads_to_switch(kind: int | None, to_seen_gpu: bool) -> bool:
-    """Whether an active NVLink leads to an NVSwitch, by what NVML says of its far end.
+    """Whether an active NVLink leads to an NVSwitch, judged by NVML's data about its far end.
 
-    A virtual machine does not see the switches (nor do most cloud instances): an active link whose far end is of no known
-    kind and no GPU here leads to one, as NCCL takes it (src/graph/xml.cc: "Assume NVSwitch").
+    Virtual machines, such as most cloud instances, do not see the switches: an active link whose far end is of unknown kind and
+    not a visible GPU is taken to lead to one, as NCCL does (src/graph/xml.cc: "Assume NVSwitch").
     """
     return kind == _TO_SWITCH or (kind in (None, _TO_UNKNOWN) and not to_seen_gpu)
 
 
 def active_nvlinks(nvml: Any | None, handle: Any) -> list[int]:
-    """Numbers of the NVLinks of a GPU that are up."""
-    return [link for link in range(_MOST_NVLINKS) if ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
+    """Numbers of a GPU's active NVLinks."""
+    return [link for link in range(_MOST_NVLINKS) if query(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
 
 
 def _nvlink_generation(nvml: Any | None, handle: Any, link: int) -> int | None:
-    """What NVML says, held to what the GPU's architecture has at most."""
-    generation = _NVLINK_GENERATIONS.get(ask(nvml, "nvmlDeviceGetNvLinkVersion", handle, link))
-    newest = _NEWEST_NVLINK.get(ask(nvml, "nvmlDeviceGetArchitecture", handle))
+    """The generation that NVML reports, limited to the newest one of the GPU's architecture."""
+    generation = _NVLINK_GENERATIONS.get(query(nvml, "nvmlDeviceGetNvLinkVersion", handle, link))
+    newest = _NEWEST_NVLINK.get(query(nvml, "nvmlDeviceGetArchitecture", handle))
     return generation if generation is None or newest is None else min(generation, newest)
 
 
 def _pair(nvml: Any | None, first: _Gpu, second: _Gpu) -> PairLink:
-    status = ask(nvml, "nvmlDeviceGetP2PStatus", first.handle, second.handle, _READ)
+    status = query(nvml, "nvmlDeviceGetP2PStatus", first.handle, second.handle, _READ)
     direct = 0 if second.address is None else first.far_ends.count(second.address)
     switched = first.on_switch and second.on_switch
     links = min(first.links.active_nvlinks, second.links.active_nvlinks) if switched else direct
@@ -122,7 +122,7 @@ def _pair(nvml: Any | None, first: _Gpu, second: _Gpu) -> PairLink:
     return PairLink(
         first=first.links.index,
         second=second.links.index,
-        topology=_TOPOLOGIES.get(ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle)),
+        topology=_TOPOLOGIES.get(query(nvml, "nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle)),
         direct_nvlinks=direct,
         through_nvswitch=switched,
         peer_access=None if status is None else status == 0,
@@ -143,10 +143,10 @@ def _slower(rates: Iterable[LinkRate | None]) -> LinkRate | None:
 
 
 def group_rate(links: Interconnect, torch_indices: Iterable[int]) -> LinkRate | None:
-    """What bounds a ring through these GPUs in one direction, given by torch's indices; None where it is not known.
+    """The rate that bounds a ring through these GPUs (torch's indices) in one direction; None if unknown.
 
-    Where NVLinks join them in a ring: all the NVLinks a GPU has to others of the group (a library runs several rings at
-    once), of the GPU that has least. Else the slowest PCIe link: one hop without NVLink holds up the whole ring.
+    If NVLinks connect them in a ring, this is the rate of all NVLinks from a GPU to others of the group (a library runs several
+    rings at once), of the GPU with the lowest one. Otherwise it is the slowest PCIe link: one hop without NVLink limits the ring.
     """
     wanted = set(torch_indices)
     members = {device.index: device for device in links.devices if device.torch_index in wanted}
@@ -160,14 +160,14 @@ def group_rate(links: Interconnect, torch_indices: Iterable[int]) -> LinkRate | 
 
 
 def _nvlinks_to_others(device: DeviceLinks, pairs: Sequence[PairLink]) -> LinkRate | None:
-    own = [pair for pair in pairs if device.index in (pair.first, pair.second)]
-    switched = any(pair.through_nvswitch for pair in own)
-    links = device.active_nvlinks if switched else sum(pair.direct_nvlinks for pair in own)
+    of_device = [pair for pair in pairs if device.index in (pair.first, pair.second)]
+    switched = any(pair.through_nvswitch for pair in of_device)
+    links = device.active_nvlinks if switched else sum(pair.direct_nvlinks for pair in of_device)
     return nvlink(device.nvlink_version, links, device.name)
 
 
 def _has_ring(members: Sequence[int], joined: set[frozenset[int]]) -> bool:
-    """Whether a ring through all members uses only these joints; two members need one joint."""
+    """Whether the joined pairs contain a ring through all members; two members need one pair."""
     if len(joined) == len(members) * (len(members) - 1) // 2:
         return True
 

@@ -1,4 +1,4 @@
-"""Network interfaces of this host, and their addresses. Imports no torch."""
+"""This host's network interfaces, addresses, connections and listening sockets. Imports no torch."""
 
 import contextlib
 import errno
@@ -19,27 +19,30 @@ _LOOPBACK = "127."
 
 
 def interface_addresses() -> dict[str, str]:
-    """IPv4 addresses of the interfaces that have one, by the interface's name, loopback last; empty outside Linux."""
+    """IPv4 addresses by the name of their interface, loopback last; empty outside Linux."""
     found: dict[str, str] = {}
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
-                answer = fcntl.ioctl(asking.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
+            with contextlib.suppress(OSError):  # it has no address
+                answer = fcntl.ioctl(datagram.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
                 found[name] = socket.inet_ntoa(answer[20:24])
     return dict(sorted(found.items(), key=lambda one: one[1].startswith(_LOOPBACK)))
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has an address of this host, IPv4 or IPv6; None where it is not told."""
-    own = {told: name for name, told in interface_addresses().items()} | ipv6_interfaces()
-    return own.get(address.partition("%")[0])
+    """The interface with this IPv4 or IPv6 address of this host; None if there is none."""
+    return _interfaces_by_address().get(address.partition("%")[0])
+
+
+def _interfaces_by_address() -> dict[str, str]:
+    return {address: name for name, address in interface_addresses().items()} | ipv6_interfaces()
 
 
 def host_at(node: int, address: str, environment: Environment) -> Host:
-    """This host as a node of a command, by the address at which others reach it.
+    """This host as a node of a command, with the address at which the others reach it.
 
-    The interface is the one that gloo is given unless the user chose another; by itself gloo takes the address that the host's
-    own name has, which on many systems is a loopback one.
+    gloo uses the interface of that address unless the user chooses another. By default it would use the address of the host's
+    name, which on many systems is a loopback one.
     """
     chosen = environment.settings.get("GLOO_SOCKET_IFNAME")
     by = "GLOO_SOCKET_IFNAME" if chosen is not None else "the route between the nodes"
@@ -47,21 +50,21 @@ def host_at(node: int, address: str, environment: Environment) -> Host:
 
 
 def ipv6_interfaces(of: Path = _IPV6) -> dict[str, str]:
-    """The interface of each IPv6 address of this host, addresses as they are usually written; empty outside Linux."""
+    """The interface of each IPv6 address of this host, in the usual notation; empty outside Linux."""
     try:
         lines = of.read_text().splitlines()
     except OSError:
         return {}
-    told = (line.split() for line in lines)
-    return {socket.inet_ntop(socket.AF_INET6, bytes.fromhex(one[0])): one[-1] for one in told}
+    rows = (line.split() for line in lines)
+    return {socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])): row[-1] for row in rows}
 
 
 def interfaces_to_others(except_port: int, own: Path = Path("/proc/self")) -> tuple[str, ...]:
-    """Interfaces over which this process has TCP connections to other hosts, but for those from or to one port.
+    """Interfaces over which this process has TCP connections to other hosts, without those from or to one port.
 
-    What gloo and NCCL's sockets really use; a collective that goes by RDMA shows no connection. Empty outside Linux.
+    These are the interfaces that gloo and NCCL's sockets use; RDMA has no TCP connections. Empty outside Linux.
     """
-    addresses = {told: name for name, told in interface_addresses().items()} | ipv6_interfaces()
+    addresses = _interfaces_by_address()
     found = set()
     for local, remote in _connections(own):
         if except_port not in (local[1], remote[1]) and remote[0] not in addresses and local[0] in addresses:
@@ -70,7 +73,7 @@ def interfaces_to_others(except_port: int, own: Path = Path("/proc/self")) -> tu
 
 
 def _connections(own: Path) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
-    """Both ends of each established TCP connection of a process, proc(5): net/tcp and its open files."""
+    """Both ends of each established TCP connection of a process, from net/tcp and its open files (proc(5))."""
     opened = set()
     with contextlib.suppress(OSError):
         for file in (own / "fd").iterdir():
@@ -87,26 +90,26 @@ def _connections(own: Path) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]
 
 
 def _end(text: str) -> tuple[str, int]:
-    """Address and port of such as 0100007F:1F90: words of the host's byte order; an IPv4 address in IPv6's is told as such."""
+    """Address and port in a text such as 0100007F:1F90, in the host's byte order; IPv4-mapped addresses become IPv4 ones."""
     address, _, port = text.partition(":")
     words = (int(address[start : start + 8], 16) for start in range(0, len(address), 8))
     packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
-    told = socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
-    return told.removeprefix("::ffff:"), int(port, 16)
+    found = socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+    return found.removeprefix("::ffff:"), int(port, 16)
 
 
 def free_port() -> int:
-    """A port that is free on this host at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asking:
-        asking.bind(("", 0))
-        port: int = asking.getsockname()[1]
+    """A port that is currently free on this host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
         return port
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens at the address of a host's name alone, if it is one of this machine's, else at all addresses.
+    """A socket that listens only at the address of a host name if it is this machine's, else at all addresses.
 
-    A loopback address that a name has, as Debian gives the host's own, is not taken: others do not arrive there. Raises OSError.
+    A name's loopback address, such as Debian's for the host's name, is not used: other hosts cannot reach it. Raises OSError.
     """
     for address in dict.fromkeys((_stated_address(host), "")):
         try:

@@ -1,4 +1,4 @@
-"""What links are specified to carry, in GB/s (1e9 B/s) of one direction, with sources. Imports no torch.
+"""Specified rates of links in one direction, in GB/s (1e9 B/s), with sources. Imports no torch.
 
 Vendors often print the sum of both directions; a collective's bus bandwidth is bounded by one.
 """
@@ -12,9 +12,10 @@ from dpscope.profiling.records.links import LinkRate
 PCIE_SOURCE = "PCI Express Base Specification"
 _PCIE_LANES = {1: (2.5, 8 / 10), 2: (5.0, 8 / 10), 3: (8.0, 128 / 130), 4: (16.0, 128 / 130), 5: (32.0, 128 / 130),
                6: (64.0, 242 / 256)}  # fmt: skip
-"""Per generation: transfers per second in 1e9 (one bit each), and the share of bits that coding leaves.
+"""Per generation: transfers per second in 1e9 (one bit each), and the share of bits that remains after coding.
 
-Generation 6 sends 256 B units of which 242 are data and its link layer, the rest checks. Packet headers take some 10% more.
+Generation 6 sends units of 256 B, of which 242 B hold data and link layer and the rest checks. Packet headers take about
+another 10%.
 """
 
 NVLINK_SOURCE = "NVIDIA's architecture white papers (P100, V100, A100, H100, Blackwell, Rubin)"
@@ -23,16 +24,16 @@ NVLINK_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0, 6: 50.0}
 
 _HALF_WIDTH = re.compile(r"A40\b|RTX A(4500|5000|5500|6000)|RTX 3090")
 HALF_WIDTH_GB_PER_S = 14.0625
-"""A link of the cards with a GA102 chip, third generation too. Source: NVIDIA Ampere GA102 GPU Architecture."""
+"""A third-generation link of cards with a GA102 chip. Source: NVIDIA Ampere GA102 GPU Architecture."""
 
 ETHERNET_GB_PER_S = {f"Ethernet {rate} Gb/s": rate / 8 for rate in (1, 10, 25, 40, 100, 200, 400)}
-"""Source: IEEE 802.3; the rate at which frames are sent, of which headers take 2 to 6%."""
+"""Source: IEEE 802.3; rates of frames, of which headers take 2 to 6%."""
 
 INFINIBAND_GB_PER_S = {
     f"InfiniBand {name} x4 ({rate} Gb/s)": rate / 8
     for name, rate in (("QDR", 32), ("FDR", 54.5), ("EDR", 100), ("HDR", 200), ("NDR", 400), ("XDR", 800))
 }
-"""Source: InfiniBand Architecture Specification; four lanes, coding taken off."""
+"""Source: InfiniBand Architecture Specification; four lanes, without coding."""
 
 
 def pcie_gb_per_s(generation: int, lanes: int = 16) -> float:
@@ -42,7 +43,7 @@ def pcie_gb_per_s(generation: int, lanes: int = 16) -> float:
 
 
 def pcie_link(generation: int | None, lanes: int | None) -> LinkRate | None:
-    """A PCIe link by generation (1 to 6) and lanes; None where either is not known."""
+    """A PCIe link by generation (1 to 6) and lanes; None if either is unknown."""
     if generation not in _PCIE_LANES or not lanes:
         return None
     name = f"PCIe {generation}.0 x{lanes}"
@@ -50,7 +51,7 @@ def pcie_link(generation: int | None, lanes: int | None) -> LinkRate | None:
 
 
 def nvlink(version: int | None, links: int, device_name: str | None) -> LinkRate | None:
-    """So many NVLinks of a generation (1 to 6) on a GPU of this name; None for none and for an unknown generation."""
+    """A number of NVLinks of a generation (1 to 6) on a GPU of this name; None for no links or an unknown generation."""
     if version not in NVLINK_GB_PER_S or links < 1:
         return None
     half = version == 3 and device_name is not None and _HALF_WIDTH.search(device_name) is not None
@@ -61,7 +62,7 @@ def nvlink(version: int | None, links: int, device_name: str | None) -> LinkRate
 
 @dataclass(frozen=True)
 class GpuModel:
-    """The links a GPU model comes with."""
+    """The links of a GPU model."""
 
     title: str
     pattern: str  # of NVML's name for it
@@ -111,11 +112,11 @@ GPU_MODELS: Sequence[GpuModel] = (
         source="NVIDIA Vera Rubin NVL72 product page: 3.6 TB/s a GPU, 36 links",
     ),
 )
-"""Every model has 16 PCIe lanes. A model that is not here is no error: NVML says what its links are."""
+"""All models have 16 PCIe lanes. A missing model is not an error: NVML reports its links."""
 
 
 def gpu_model(name: str | None) -> GpuModel | None:
-    """The model in a text such as NVML's "NVIDIA A100-SXM4-40GB" or "8x L40S"; the longest match decides."""
+    """The model named in a text such as NVML's "NVIDIA A100-SXM4-40GB" or "8x L40S", by the longest match."""
     found = []
     for index, model in enumerate(GPU_MODELS):
         match = re.search(rf"(?<![\w-])({model.pattern})(?:-\d+GB)?(?![\w-])", name or "")
@@ -125,7 +126,7 @@ def gpu_model(name: str | None) -> GpuModel | None:
 
 
 def model_link(model: GpuModel) -> LinkRate | None:
-    """The link between GPUs of one server as far as the model alone tells: None for cards that may have a bridge."""
+    """The link between GPUs of one server if it follows from the model; None for cards that may have a bridge."""
     if model.bridged:
         return None
     fixed = nvlink(model.nvlink_version, model.nvlinks, model.title)

@@ -1,15 +1,10 @@
-"""A link's rate as people write it: a number with a unit, or a link's name. Imports no torch."""
+"""Parses a link's rate as users write it: a number with a unit, or a link's name. Imports no torch."""
 
 import math
 import re
 from collections.abc import Callable
 
-from dpscope.profiling.machine.link_specifications import (
-    ETHERNET_GB_PER_S,
-    INFINIBAND_GB_PER_S,
-    nvlink,
-    pcie_link,
-)
+from dpscope.profiling.machine.link_specifications import ETHERNET_GB_PER_S, INFINIBAND_GB_PER_S, nvlink, pcie_link
 from dpscope.profiling.records.links import LinkRate
 
 STATED = "stated by the user"
@@ -25,7 +20,7 @@ _ETHERNET = re.compile(r"(?:ethernet\s*)?(?P<rate>\d+)\s*gb?e|ethernet\s*(?P<oth
 _INFINIBAND = re.compile(r"(?:infiniband\s*|ib\s*)?(?P<name>[QFEHNX]DR)(?:\s*x\s*4)?(?:\s*\(.*\))?", re.IGNORECASE)
 
 _NVLINKS_OF_ONE_GPU = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18, 6: 36}
-"""Links of each generation's module: P100, V100, A100, H100, B200, Rubin. Source: NVIDIA's data sheets (docs/links.md)."""
+"""Links of the module of each generation: P100, V100, A100, H100, B200, Rubin. Source: NVIDIA's data sheets (docs/links.md)."""
 
 _FORMS = (
     'give a number with a unit (100Gb/s, 12.5GB/s) or a name ("PCIe 4.0 x16", "NVLink 3", "InfiniBand HDR", "100GbE")'
@@ -33,10 +28,10 @@ _FORMS = (
 
 
 def parse_link(text: str) -> LinkRate:
-    """The rate of one direction that a text such as ``100Gb/s``, ``12.5GB/s``, ``PCIe 4.0 x16`` or ``NVLink 3`` states.
+    """The rate in one direction of a text such as ``100Gb/s``, ``12.5GB/s``, ``PCIe 4.0 x16`` or ``NVLink 3``.
 
-    An NVLink generation without a count is all links of that generation's SXM module. Raises ValueError, in one line that says
-    what to write, for a bare number (bits or bytes?), an unknown name and a rate that is not above 0.
+    An NVLink generation without a count means all links of that generation's SXM module. Raises ValueError, in one line with the
+    valid forms, for a bare number (bits or bytes?), an unknown name or a rate that is not above 0.
     """
     words = text.strip()
     if _BARE.fullmatch(words):

@@ -1,6 +1,6 @@
-"""Reads what NCCL and RCCL write about their choices with NCCL_DEBUG=INFO: algorithm, protocol, channels, transports, cost table.
+"""Reads NCCL's and RCCL's log at NCCL_DEBUG=INFO: algorithms, protocols, channels, transports and the cost table.
 
-Lines that are read, and the file of NCCL's sources that prints them (versions 2.4 to 2.30; RCCL has the same files):
+The lines, by the file of NCCL's sources that prints them (versions 2.4 to 2.30; RCCL has the same files):
 
 - init.cc: ``NCCL version 2.27.5+cuda12.9`` (RCCL: ``RCCL version``), ``16 coll channels, 16 nvls channels, 16 p2p channels``,
   ``ncclCommInitRank comm 0x.. rank 0 nranks 24 .. commId 0x.. - Init COMPLETE`` (early versions have no ``commId``).
@@ -39,7 +39,7 @@ _KINDS = {
     "alltoall": "all_to_all",
 }
 
-# A message begins with host:pid:tid [device], after whatever a launcher writes, or in the midst of another rank's line.
+# A message begins with host:pid:tid [device], after a launcher's prefix, or in the middle of another rank's line.
 _BEGIN = re.compile(r"([\w.-]+):(\d+):\d+ \[-?\d+\] (?:\S+ )?NCCL (?:INFO|WARN) ")
 _VERSION = re.compile(r"\b([NR]CCL) version ?:? ?v?(\d+\.\d+(?:\.\d+)?)")
 _CHANNELS = re.compile(r"(\d+) coll channels,(?: (\d+) collnet channels,)?(?: (\d+) nvls channels,)? \d+ p2p channels")
@@ -64,7 +64,7 @@ _CELL = re.compile(r"(-?[\d.]+)/\s*(-?[\d.]+)")
 
 @dataclass
 class _Process:
-    """One process while its lines are read: `pending` holds what is printed before its communicator is complete."""
+    """One process while its lines are read; `pending` holds values printed before its communicator is complete."""
 
     pending: dict[str, int] = field(default_factory=dict)
     table: list[TableEntry] = field(default_factory=list)
@@ -74,7 +74,7 @@ class _Process:
 
 @dataclass
 class _Reader:
-    """Collects what the lines say."""
+    """Collects the values of the lines."""
 
     library: str | None = None
     hosts: dict[str, None] = field(default_factory=dict)
@@ -89,9 +89,9 @@ class _Reader:
     unread_lines: int = 0
 
     def read(self, process: _Process, text: str) -> None:
-        """One message of one process."""
-        if named := _VERSION.search(text):
-            self.library = f"{named[1]} {named[2]}"
+        """Read one message of one process."""
+        if version := _VERSION.search(text):
+            self.library = f"{version[1]} {version[2]}"
         elif text.rstrip().endswith("Init COMPLETE"):
             self._complete(process, text)
         elif channels := _CHANNELS.search(text):
@@ -116,7 +116,7 @@ class _Reader:
             self.gpu_direct = (direct[1] == "Enabled") and self.gpu_direct is not False
 
     def _complete(self, process: _Process, text: str) -> None:
-        """A communicator that a process has finished to initialise; rank 0 alone has the table."""
+        """Add a communicator that a process has initialised; only rank 0 has the cost table."""
         ranks = re.search(r"nranks (\d+)", text)
         identity = re.search(r"commId (0x[0-9a-f]+)", text)
         if ranks is None:
@@ -142,9 +142,9 @@ class _Reader:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
-    """The logs of one job's processes, in any order; ranks may share a file, and a launcher may prefix its lines.
+    """Read the logs of one job's processes, in any order; ranks may share a file, and a launcher may prefix its lines.
 
-    Raises DpscopeError with the file for one that cannot be read, or that has no line of NCCL.
+    Raises DpscopeError with the name of a file that cannot be read or has no line of NCCL.
     """
     reader, processes = _Reader(), dict[tuple[str, str], _Process]()
     for path in paths:
@@ -181,7 +181,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
 
 
 def _messages(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Host, process id and text of each message; a line that several ranks wrote into is split where each one begins."""
+    """Host, process id and text of each message; a line that contains messages of several ranks is split."""
     hosts = set[str]()
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -190,16 +190,14 @@ def _messages(path: Path) -> Iterator[tuple[str, str, str]]:
                 hosts.update(begin[1] for begin in begins[:1])
                 names = [next((host for host in hosts if begin[1].endswith(host)), begin[1]) for begin in begins]
                 ends = [begin.end(1) - len(name) for begin, name in zip(begins, names, strict=True)][1:]
-                for begin, name, end in zip(
-                    begins, names, [*ends, len(line)], strict=False
-                ):  # no end without a beginning
+                for begin, name, end in zip(begins, names, [*ends, len(line)], strict=False):
                     yield name, begin[2], line[begin.end() : end].rstrip()
     except OSError as error:
         raise DpscopeError(unreadable(path, error)) from error
 
 
 def _name(text: str, names: Sequence[str]) -> str | None:
-    """A name by its number or by its spelling in any version: ``1``, ``RING``, ``CollNetDirect``, ``NVLS_TREE``."""
+    """The name for a number or a spelling of any version: ``1``, ``RING``, ``CollNetDirect``, ``NVLS_TREE``."""
     if text.isdecimal():
         return names[int(text)] if int(text) < len(names) else None
     wanted = text.lower().replace("_", "")
@@ -207,7 +205,7 @@ def _name(text: str, names: Sequence[str]) -> str | None:
 
 
 def _read_table(process: _Process, text: str) -> bool:
-    """A line of the cost table; False if it cannot be read."""
+    """Read a line of the cost table; False if it cannot be read."""
     head, *cells = (cell.strip() for cell in text.strip().strip("|").split("|"))
     if head == "Latency/AlgBw":
         process.columns = [_column(*cell.split("/")) for cell in cells if "/" in cell]

@@ -1,4 +1,4 @@
-"""NVML's answers kept call by call as JSON, so that a machine's GPUs can be asked again where they are not. Imports no torch."""
+"""Records NVML's answers call by call as JSON, and replays them on machines without these GPUs. Imports no torch."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class ReplayedNvmlError(Exception):
-    """What a recorded call that failed raises again."""
+    """Raised by a call that failed when it was recorded."""
 
 
 class NvmlRecorder:
-    """Wraps NVML (`pynvml`, initialised) and notes every call with its answer, device handles by their number.
+    """Wraps NVML (`pynvml`, initialised) and records every call with its answer, and device handles by their number.
 
-    A record is of one moment: a repeated question is answered as the first time. A question that fails, or that these bindings do
-    not have, is noted as such and raises what it raised.
+    A record is of one moment: a repeated call returns the first answer. A call that fails, or that these bindings do not have,
+    is recorded as such and raises the same exception again.
     """
 
     def __init__(self, nvml: Any) -> None:
@@ -28,7 +28,7 @@ class NvmlRecorder:
         def answer(*arguments: Any) -> Any:
             key = _key(name, arguments)
             if key not in self._outcomes:
-                self._outcomes[key] = self._asked(name, arguments, key)
+                self._outcomes[key] = self._record(name, arguments, key)
             outcome = self._outcomes[key]
             if isinstance(outcome, Exception):
                 raise outcome
@@ -36,29 +36,29 @@ class NvmlRecorder:
 
         return answer
 
-    def _asked(self, name: str, arguments: tuple[Any, ...], key: str) -> Any:
-        noted: dict[str, Any] = {"call": name, "arguments": list(arguments)}
+    def _record(self, name: str, arguments: tuple[Any, ...], key: str) -> Any:
+        call: dict[str, Any] = {"call": name, "arguments": list(arguments)}
         real = [self._handles.get(one, one) if isinstance(one, str) else one for one in arguments]
         try:
             value = getattr(self._nvml, name)(*real)
         except (self.NVMLError, AttributeError) as error:
-            self._calls[key] = {**noted, "error": str(error)}
+            self._calls[key] = {**call, "error": str(error)}
             return error
         if name == "nvmlDeviceGetHandleByIndex":
             handle = f"gpu{arguments[0]}"
             self._handles[handle] = value
-            self._calls[key] = {**noted, "answer": {"handle": handle}}
+            self._calls[key] = {**call, "answer": {"handle": handle}}
             return handle
-        self._calls[key] = {**noted, "answer": _plain(value)}
+        self._calls[key] = {**call, "answer": _plain(value)}
         return value
 
     def to_json(self) -> str:
-        """The calls, one a line: what `ReplayedNvml` reads."""
+        """The calls, one per line, as `ReplayedNvml` reads them."""
         return "[\n" + ",\n".join(json.dumps(call) for call in self._calls.values()) + "\n]\n"
 
 
 class ReplayedNvml:
-    """Has NVML's functions and answers each call as it was first recorded; a call that was not recorded raises KeyError."""
+    """Has NVML's functions and returns the first recorded answer of each call; a call that was not recorded raises KeyError."""
 
     NVMLError = ReplayedNvmlError
 
@@ -77,7 +77,7 @@ class ReplayedNvml:
 
 
 def _plain(value: Any) -> Any:
-    """An answer as JSON has it; of structures the fields that dpscope reads."""
+    """An answer as JSON; of structures, only the fields that dpscope reads."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     for field in ("busId", "pid"):

@@ -34,7 +34,7 @@ class TrainingMirror:
         self._last_epoch = 0
 
     def write(self, records: Sequence[EpochRecord]) -> None:
-        """Write the new ones of all epochs of one training so far, in order."""
+        """Write the epochs that are not written yet; `records` are all epochs of one training so far, in order."""
         for record in records:
             if self._run is None or self._training != (record.cell, record.seed):
                 self.close()
@@ -52,7 +52,7 @@ class TrainingMirror:
 
 
 def training_scalars(record: EpochRecord) -> dict[str, float]:
-    """An epoch's numbers by tag; a loss that is not finite is left out. Accuracies are percent."""
+    """An epoch's numbers by tag, without a loss that is not finite. Accuracies are percent."""
     scalars = {
         "loss/train": record.train_loss,
         TEST_LOSS: record.test_loss,
@@ -67,7 +67,7 @@ def training_scalars(record: EpochRecord) -> dict[str, float]:
 
 
 def training_settings(record: EpochRecord, config: TrainConfig | None) -> dict[str, str | float | int | bool]:
-    """The settings of a training; without a config only those stored with its epochs."""
+    """The settings of a training; without a config, only those stored with its epochs."""
     settings: dict[str, str | float | int | bool] = {
         "strategy": record.strategy,
         "devices": record.devices,

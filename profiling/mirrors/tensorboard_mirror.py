@@ -1,23 +1,138 @@
-"""Trainings in TensorBoard while they run: a TensorBoard run per cell and seed. Imports no torch.
+"""TensorBoard event files, and trainings in TensorBoard while they run: a run per cell and seed. Imports no torch.
 
 R/tensorboard/training/<cell>/seed<k>/    one event file: a session of the HParams page and the scalars of every epoch
+
+Events are written with tensorboard's writer: torch's `add_hparams` makes a timestamped sub-run for every call; here each
+summary goes into the run it belongs to.
 """
 
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from dpscope.profiling.mirrors.event_log import EventLog
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
 from dpscope.profiling.mirrors.mirror import TrainingMirror, training_scalars, training_settings
 from dpscope.profiling.records.training import EpochRecord, TrainConfig
-from dpscope.profiling.store.ownership import remove_events
+from dpscope.profiling.store.ownership import EVENTS_SUFFIX, remove_events
+
+_DT_STRING = 7
+
+HyperParameter = str | float | int | bool
+
+
+class EventLog:
+    """One TensorBoard run: a folder with one event file. Use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder), filename_suffix=EVENTS_SUFFIX)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what is buffered; nothing can be written afterwards."""
+        self._writer.close()
+
+    def scalar(self, tag: str, value: float, step: int, at_s: float | None = None) -> None:
+        """Write a number at a step and a Unix time (default: now); the tag holds the unit."""
+        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step, at_s)
+
+    def flush(self) -> None:
+        """Make everything written so far visible to readers."""
+        self._writer.flush()
+
+    def text(self, tag: str, markdown: str) -> None:
+        """Write a text, shown as Markdown."""
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        tensor = TensorProto(dtype=_DT_STRING, string_val=[markdown.encode()], tensor_shape=TensorShapeProto())
+        self._add(Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)]))
+
+    def image(self, tag: str, png: bytes, width: int, height: int) -> None:
+        """Write a PNG picture."""
+        image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
+        self._add(Summary(value=[Summary.Value(tag=tag, image=image)]))
+
+    def experiment(self, hyperparameters: Mapping[str, Sequence[HyperParameter]], metrics: Sequence[str]) -> None:
+        """Declare the HParams page: each parameter with its values, and the metrics' tags."""
+        experiment = api_pb2.Experiment(
+            hparam_infos=[_hparam_info(name, values) for name, values in hyperparameters.items()],
+            metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics],
+        )
+        self._hparams(metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=experiment))
+
+    def session(self, hyperparameters: Mapping[str, HyperParameter], metrics: Mapping[str, float]) -> None:
+        """Write this run as a session of the HParams page."""
+        self.begin_session(hyperparameters)
+        for tag, value in metrics.items():
+            self.scalar(tag, value, 0)
+        self.end_session()
+
+    def begin_session(self, hyperparameters: Mapping[str, HyperParameter]) -> None:
+        """Begin a session of the HParams page; the scalars that follow are its metrics."""
+        start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
+        for name, parameter in hyperparameters.items():
+            _set(start.hparams[name], parameter)
+        self._hparams(metadata.SESSION_START_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_start_info=start))
+
+    def end_session(self) -> None:
+        """End the session successfully."""
+        end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
+        self._hparams(metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=end))
+
+    def _hparams(self, tag: str, data: plugin_data_pb2.HParamsPluginData) -> None:
+        data.version = metadata.PLUGIN_DATA_VERSION
+        plugin_data = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
+        value = Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin_data), tensor=metadata.NULL_TENSOR)
+        self._add(Summary(value=[value]))
+
+    def _add(self, summary: Summary, step: int = 0, at_s: float | None = None) -> None:
+        self._writer.add_event(Event(wall_time=time.time() if at_s is None else at_s, step=step, summary=summary))
+
+
+def _set(target: object, parameter: HyperParameter) -> None:
+    """Put a parameter into a protobuf Value, by its type."""
+    if isinstance(parameter, bool):
+        target.bool_value = parameter  # type: ignore[attr-defined]
+    elif isinstance(parameter, int | float):
+        target.number_value = parameter  # type: ignore[attr-defined]
+    else:
+        target.string_value = parameter  # type: ignore[attr-defined]
+
+
+def _hparam_info(name: str, values: Sequence[HyperParameter]) -> api_pb2.HParamInfo:
+    info = api_pb2.HParamInfo(name=name)
+    first = values[0] if values else ""
+    if isinstance(first, bool):
+        info.type = api_pb2.DATA_TYPE_BOOL
+    elif isinstance(first, int | float):
+        info.type = api_pb2.DATA_TYPE_FLOAT64
+    else:
+        info.type = api_pb2.DATA_TYPE_STRING
+        info.domain_discrete.extend(sorted(set(values)))
+    return info
 
 
 def events_folder(run: Path) -> Path:
-    """Where the events of a run folder's trainings lie."""
+    """The folder of the events of a run folder's trainings."""
     return run / "tensorboard" / "training"
 
 
 def training_folder(run: Path, record: EpochRecord) -> Path:
-    """Where the events of an epoch's training lie."""
+    """The folder of the events of an epoch's training."""
     return events_folder(run) / record.cell / f"seed{record.seed}"
 
 

@@ -1,9 +1,9 @@
-"""TensorBoard's scalars of trainings in Weights & Biases, for whoever logs there. Offline unless asked otherwise.
+"""Trainings and measured cells in Weights & Biases, offline unless the user requests online runs.
 
-R/wandb/offline-run-<time>-<id>/    one run per cell and seed; `wandb sync` sends it when the user wants it sent
+R/wandb/offline-run-<time>-<id>/    a run per training (cell and seed) or measured cell; `wandb sync` uploads it
 
-wandb is an optional extra and is imported only here. Even offline, wandb 0.31 looks up its telemetry's host name: unless
-the user asks for an online run (or sets WANDB_ERROR_REPORTING) its error reporting is off, so that nothing leaves the machine.
+wandb is an optional extra and is imported only here. Even offline, wandb 0.31 looks up its telemetry's host name: unless the
+user requests an online run or sets WANDB_ERROR_REPORTING, its error reporting is off, so that nothing leaves the machine.
 """
 
 import hashlib
@@ -11,6 +11,8 @@ import importlib
 import importlib.util
 import os
 import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -24,15 +26,15 @@ WandbMode = Literal["offline", "online", "disabled"]
 def wandb_mirror(run: Path, config: TrainConfig | None, online: bool = False) -> TrainingMirror:
     """Mirrors the trainings of a run folder to wandb.
 
-    Raises DpscopeError, before anything is trained, where wandb is not installed, the user's WANDB_MODE is none, or an
-    online run cannot log in.
+    Raises DpscopeError, before anything is trained, if wandb is not installed, the user's WANDB_MODE is invalid, or an online
+    run cannot log in.
     """
     wandb, mode = open_wandb(online)
     return TrainingMirror(lambda first: _WandbRun(wandb, mode, run, first, config))
 
 
 def open_wandb(online: bool) -> tuple[Any, WandbMode]:
-    """The package, logged in where runs are sent; raises DpscopeError as `wandb_mirror` does."""
+    """The package, logged in for online runs; raises DpscopeError as `wandb_mirror` does."""
     mode = wandb_mode(online)
     wandb = _import_wandb(mode)
     if mode == "online":
@@ -41,9 +43,9 @@ def open_wandb(online: bool) -> tuple[Any, WandbMode]:
 
 
 def start_run(wandb: Any, mode: WandbMode, run: Path, name: str, group: str, config: dict[str, Any]) -> Any:
-    """A wandb run below a run folder.
+    """Start a wandb run below a run folder.
 
-    The same id for the same name there: what is resumed or measured again is one run to wandb.
+    Its id follows from folder and name, so that a resumed training or repeated measurement is the same wandb run.
     """
     run_id = hashlib.sha256(f"{run.resolve()}/{name}".encode()).hexdigest()[:12]
     for earlier in (run / "wandb").glob(f"offline-run-*-{run_id}"):
@@ -62,7 +64,7 @@ def start_run(wandb: Any, mode: WandbMode, run: Path, name: str, group: str, con
 
 
 def wandb_mode(online: bool) -> WandbMode:
-    """Online if asked for, else what the user has set WANDB_MODE to, else offline; raises DpscopeError."""
+    """Online if requested, else the user's WANDB_MODE, else offline; raises DpscopeError for an invalid WANDB_MODE."""
     if online:
         return "online"
     mode = os.environ.get("WANDB_MODE", "offline")
@@ -97,3 +99,33 @@ class _WandbRun:
 
     def close(self) -> None:
         self._run.finish()
+
+
+@dataclass(frozen=True)
+class CellSummary:
+    """A measured cell: its settings, and the known numbers of its row, with units in their names."""
+
+    name: str
+    settings: Mapping[str, str | int]
+    values: Mapping[str, float]
+
+
+class CellMirror:
+    """Writes measured cells to wandb: a run per cell, its numbers as summary and as a table."""
+
+    def __init__(self, wandb: Any, mode: WandbMode) -> None:
+        self._wandb, self._mode = wandb, mode
+
+    def write(self, run: Path, cells: Sequence[CellSummary]) -> None:
+        """Write a wandb run for each cell, which replaces that of an earlier call for the same folder."""
+        for cell in cells:
+            mirrored = start_run(self._wandb, self._mode, run, cell.name, os.fspath(run.name), dict(cell.settings))
+            mirrored.summary.update(dict(cell.values))
+            table = self._wandb.Table(columns=["measure", "value"], data=[list(one) for one in cell.values.items()])
+            mirrored.log({"summary": table})
+            mirrored.finish()
+
+
+def cell_mirror(online: bool = False) -> CellMirror:
+    """A CellMirror; raises DpscopeError, before anything is measured, as `wandb_mirror` does."""
+    return CellMirror(*open_wandb(online))

@@ -1,9 +1,9 @@
-"""What `calibration.json` holds, as types: settings, every sample, links, fits. Imports no torch.
+"""The types of `calibration.json`: settings, samples, links, fits. Imports no torch.
 
-Units stand in names: `_us`, `_bytes`, `_gb_per_s` (1e9 bytes per second).
+Names hold units: `_us`, `_bytes`, `_gb_per_s` (1e9 bytes per second).
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -12,34 +12,40 @@ from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.matrix import Layout, parse_layout
 from dpscope.profiling.records.nccl_log import NcclLog
 from dpscope.profiling.records.run import Environment, Host
+from dpscope.profiling.records.settings import Setting
 from dpscope.profiling.records.stored import Stored
+from dpscope.profiling.records.typed_text import parse_size
 
 CALIBRATION_SCHEMA_VERSION = 1
 
 Collective = Literal["all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all"]
 MEASURED_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
-"""Those `dpscope calibrate` times; nccl-tests' logs may hold more."""
+"""The collectives that `dpscope calibrate` times; nccl-tests' logs may hold others."""
 
 
 class CalibrationSettings(Stored, frozen=True):
-    """What is to be timed; nothing in it is left to choose."""
+    """Settings of a calibration, all resolved."""
 
-    device: Literal["cuda", "cpu"]
-    devices: tuple[int, ...]  # device counts on one node, each a subgroup of the first ranks of one job
-    collectives: tuple[Collective, ...] = MEASURED_COLLECTIVES  # type: ignore[assignment]
-    dtype: str = "float32"
-    min_bytes: int = 4 * 1024
-    max_bytes: int = 256 * 1024**2  # sizes double from min_bytes up to this one
-    iterations: int = 20
-    warmup_iterations: int = 5  # of every size
-    timeout_s: float = 900.0
+    device: Annotated[Literal["cuda", "cpu"], Setting(help="auto, cuda or cpu")]
+    devices: Annotated[
+        tuple[int, ...], Setting(help="device counts, such as 2,4; 2x4 is 2 nodes with 4 each")
+    ]  # on one node, each a subgroup of the first ranks of one job
+    collectives: Annotated[tuple[Collective, ...], Setting(help="all_reduce,broadcast,... or some of them")] = (
+        MEASURED_COLLECTIVES  # type: ignore[assignment]
+    )
+    dtype: Annotated[str, Setting(help="float32, float16, bfloat16 or float64")] = "float32"
+    min_bytes: Annotated[int, Setting(help="smallest message", text=parse_size)] = 4 * 1024
+    max_bytes: Annotated[int, Setting(help="largest message; sizes double in between", text=parse_size)] = 256 * 1024**2
+    iterations: Annotated[int, Setting(help="timed calls of each size")] = 20
+    warmup_iterations: Annotated[int, Setting(help="untimed calls of each size", option="warmup")] = 5
+    timeout_s: Annotated[float, Setting(help="seconds the job may take", option="timeout")] = 900.0
     chosen_sizes: tuple[int, ...] = ()  # bytes, ascending; instead of the doubling ones
     layouts: tuple[str, ...] = ()  # over several nodes, as 2x8; subgroups of the same job
-    nccl_log: bool = False  # of a job that times nothing: one call of each size, for NCCL's log
+    nccl_log: bool = False  # for NCCL's log: one call of each size, nothing is timed
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes asked for, in bytes, smallest first."""
+        """The requested sizes, in bytes, ascending."""
         if self.chosen_sizes:
             return self.chosen_sizes
         doublings = (self.max_bytes // self.min_bytes).bit_length()
@@ -47,12 +53,12 @@ class CalibrationSettings(Stored, frozen=True):
 
     @property
     def groups(self) -> tuple[Layout, ...]:
-        """All that is timed, by nodes and devices on each of them."""
+        """The timed groups of devices, by nodes and devices per node."""
         return (*(Layout(1, count) for count in self.devices), *map(parse_layout, self.layouts))
 
     @property
     def job(self) -> Layout:
-        """The job that holds them all."""
+        """The smallest job that contains all groups."""
         return Layout(max(one.nodes for one in self.groups), max(one.per_node for one in self.groups))
 
 
@@ -61,35 +67,33 @@ class CalibrationPoint(Stored, frozen=True):
 
     collective: Collective
     devices: int
-    size_bytes: int  # the larger of a rank's input and output buffer, as nccl-tests counts
-    count: int  # elements, nccl-tests' meaning: of a rank's share for all_gather, reduce_scatter, all_to_all
+    size_bytes: int  # the larger of a rank's input and output buffer, as in nccl-tests
+    count: int  # elements, as in nccl-tests: of a rank's share for all_gather, reduce_scatter, all_to_all
     dtype: str
-    times_us: tuple[float, ...]  # one per iteration: its slowest rank; one mean where a log has no more
-    shortest_us: tuple[
-        float, ...
-    ] = ()  # one per iteration: the rank that took least, as transfers in traces are; logs have none
-    nodes: int | None = None  # hosts that its ranks were on; None: as `Calibration.nodes_of` says
+    times_us: tuple[float, ...]  # one per iteration: its slowest rank; a single mean if a log has no more
+    shortest_us: tuple[float, ...] = ()  # one per iteration: its fastest rank, like transfers in traces; logs have none
+    nodes: int | None = None  # hosts of its ranks; None: `Calibration.nodes_of`
 
 
 class Contention(Stored, frozen=True):
-    """What a collective and computing do to each other, every sample; one entry per iteration, of its slowest rank.
+    """How a collective and computing slow each other: one sample per iteration, of its slowest rank.
 
-    Computing is matrix products: on a CPU on a process's own threads, as in training; on a GPU on a stream of its own.
+    Computing consists of matrix products: on a CPU on the process's threads, as in training; on a GPU on a separate stream.
     """
 
     collective: Collective
     devices: int
     size_bytes: int
-    alone_us: tuple[float, ...]  # one call, nothing beside it
+    alone_us: tuple[float, ...]  # one call while nothing else runs
     two_in_flight_us: tuple[float, ...]  # two calls at once, until both have ended
     beside_compute_us: tuple[float, ...]  # one call while every rank computes
-    compute_alone_us: tuple[float, ...]  # one piece of computing, no collective beside it
+    compute_alone_us: tuple[float, ...]  # one piece of computing without a collective
     compute_beside_us: tuple[float, ...]  # the same piece while the collective runs
-    nodes: int | None = None  # as a point has it
+    nodes: int | None = None  # as in CalibrationPoint
 
 
 class NotTimed(Stored, frozen=True):
-    """What was asked for and not timed, and why; `size_bytes` None is all sizes."""
+    """A requested size that was not timed, with the reason; `size_bytes` None: all sizes."""
 
     collective: Collective
     devices: int
@@ -100,7 +104,7 @@ class NotTimed(Stored, frozen=True):
 class FitPiece(Stored, frozen=True):
     """t = alpha + S / B for sizes between two breakpoints, with 95% intervals.
 
-    In a piece that does not begin at 0 alpha is where its line meets the axis: no latency, and it may be negative.
+    In a piece that does not begin at 0, alpha is the line's intercept: it is not a latency, and it may be negative.
     """
 
     from_bytes: int
@@ -114,24 +118,24 @@ class FitPiece(Stored, frozen=True):
 
 
 class CollectiveFit(Stored, frozen=True):
-    """Time of one collective on one number of devices as a function of its size, and how far off it is."""
+    """The fitted time of one collective on one number of devices as a function of its size, with its errors."""
 
     collective: Collective
     devices: int
     pieces: tuple[FitPiece, ...]  # continuous, never falling, smallest sizes first
-    sizes: int  # how many sizes the fit rests on
+    sizes: int  # number of fitted sizes
     smallest_bytes: int
     largest_bytes: int
     median_relative_error: float  # of the fit at its own sizes
     largest_relative_error: float
-    prediction_relative_error: float | None  # holds 90% of measurements, their sizes left out; None: too few sizes
+    prediction_relative_error: float | None  # 90% of measurements, with their sizes left out; None: too few sizes
     interval_source: Literal["samples", "residuals"]  # what was resampled for the intervals
     statistic: Literal["slowest", "shortest"] = "slowest"  # of each iteration's ranks: `times_us` or `shortest_us`
-    nodes: int | None = None  # as its points have it
+    nodes: int | None = None  # of its points
 
 
 class CalibratedChoices(Stored, frozen=True):
-    """What NCCL chose in one call of each size, in a job in which nothing was timed."""
+    """NCCL's choices in one call of each size, in a job in which nothing was timed."""
 
     devices: int
     nodes: int
@@ -158,7 +162,7 @@ class Calibration(Stored, frozen=True):
         default_factory=dict
     )  # by device count; a count whose link is unknown is not in it
     findings: tuple[Finding, ...] = ()
-    nodes: dict[int, int] = msgspec.field(default_factory=dict)  # hosts that each device count spans, where it was told
+    nodes: dict[int, int] = msgspec.field(default_factory=dict)  # hosts that each device count spans, if known
     nccl_engine: str | None = None  # class that ran NCCL; None: gloo, logs, or an older version of dpscope
     hosts: tuple[Host, ...] = ()  # of a calibration over several nodes
     nccl: tuple[
@@ -166,16 +170,16 @@ class Calibration(Stored, frozen=True):
     ] = ()  # by device count; none on gloo, in logs and in calibrations of older versions
 
     def nodes_of(self, devices: int) -> int | None:
-        """Hosts that the ranks of a device count were on: one where dpscope measured, in a log as it tells; None: untold."""
+        """Hosts of the ranks of a device count: 1 if dpscope measured, else as the log reports; None: unknown."""
         return self.nodes.get(devices, 1 if self.source == "measured" else None)
 
     def spans(self, devices: int) -> set[int | None]:
-        """All numbers of hosts on which so many ranks were timed: 2 on one host and 2x1 are both 2 ranks."""
+        """All numbers of hosts on which this number of ranks was timed: 2 on one host and 2x1 are both 2 ranks."""
         timed = {point.nodes or self.nodes_of(devices) for point in self.points if point.devices == devices}
         return timed or {self.nodes_of(devices)}
 
     def on_nodes(self, nodes: int) -> "Calibration":
-        """What was timed with its ranks on so many hosts, or on a number that is not told."""
+        """The part that was timed on this number of hosts, or on an unknown number."""
         if all(one.nodes is None for one in self.points):
             return self
         kept = {
@@ -184,6 +188,8 @@ class Calibration(Stored, frozen=True):
             )
             for name in ("points", "fits", "contention")
         }
-        own = {name: tuple(msgspec.structs.replace(one, nodes=None) for one in values) for name, values in kept.items()}
+        parts = {
+            name: tuple(msgspec.structs.replace(one, nodes=None) for one in values) for name, values in kept.items()
+        }
         spanned = dict.fromkeys((point.devices for point in kept["points"]), nodes)
-        return msgspec.structs.replace(self, **own, nodes={**self.nodes, **spanned})
+        return msgspec.structs.replace(self, **parts, nodes={**self.nodes, **spanned})

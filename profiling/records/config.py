@@ -1,90 +1,181 @@
-"""What the user asks for, in parts: workload, optimizer, measurement, matrix, and what the report is told. Imports no torch.
+"""The settings of a run, in parts: workload, optimizer, measurement, matrix, and what only its report uses. Imports no torch.
 
-Each part refuses, when it is made, what it cannot be (SettingError). `None` means "choose for this machine"; the resolved
-types hold no such `None`. For the user the settings of all parts stand side by side (settings.py).
+Each part refuses values that it cannot have when it is made (SettingError). `None` means "choose for this machine"; the resolved
+types hold no such `None`. For users the settings of all parts stand side by side (settings.py).
 """
 
 import math
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from dpscope.profiling.records.matrix import Amp, Matrix, ResolvedMatrix
-from dpscope.profiling.records.settings import ConfigPart, SettingCheck, SettingError
+from dpscope.profiling.records.matrix import Amp, Matrix, ResolvedMatrix, several_devices_idle
+from dpscope.profiling.records.settings import (
+    AMOUNT,
+    COMPARED,
+    DATA,
+    TARGETS,
+    ConfigPart,
+    Setting,
+    SettingError,
+    at_least,
+    holds,
+)
 from dpscope.profiling.records.stored import Stored
+from dpscope.profiling.records.typed_text import words
 
 MINIMUM_WARMUP_STEPS = 5  # DDP rebuilds its buckets in the first iterations
 _LONGEST_TIMEOUT_S = 1e7  # 115 days; what waits for it counts in nanoseconds
+SEED_CHECK = holds(lambda seed: 0 <= seed < 2**63, "must be 0 or more and below 2^63")
+ABOVE_0 = holds(lambda value: 0 < value < math.inf, "must be a number above 0")
+_FROM_0 = holds(lambda value: 0 <= value < math.inf, "must be a number, 0 or more")
+TIMEOUT_CHECK = holds(lambda value: 0 < value <= _LONGEST_TIMEOUT_S, "must be above 0 seconds and at most 1e7")
+
+
+def _precisions(text: str) -> tuple[str, tuple[str, ...]]:
+    """The workload's precision and the others from ``off,bf16``: the first in the documented order is the workload's."""
+    given, known = set(words(text)), ("off", "bf16", "fp16")
+    first, *others = [one for one in known if one in given] + sorted(given.difference(known))
+    return first, tuple(others)
+
+
+def _folder_idle(config: Any) -> str:
+    data = config.workload.data
+    return "" if data == "cifar10" else f"only cifar10 is read from a folder, and --data is {data}"
+
+
+def _samples_idle(config: Any) -> str:
+    data = config.workload.data
+    return f"{data} has its own number of samples" if data in ("digits", "cifar10") else ""
+
+
+def _transforms_idle(config: Any) -> str:
+    data = config.workload.data
+    if data in ("digits", "cifar10"):
+        return ""
+    return f"only the images of cifar10 and digits are transformed, and --data is {data}"
+
+
+def _loading_idle(config: Any) -> str:
+    return "synthetic data is one batch on the device, never loaded" if config.workload.data == "synthetic" else ""
+
+
+def _workers_idle(config: Any) -> str:
+    total = "--workers-total sets how many there are" if config.workload.workers_total is not None else ""
+    return _loading_idle(config) or total
+
+
+def _pinned_idle(config: Any) -> str:
+    on_cpu = "batches are copied to no GPU with --device cpu" if config.workload.device == "cpu" else ""
+    return on_cpu or _loading_idle(config)
 
 
 class Workload(ConfigPart, frozen=True):
     """What is trained, on what data, and how batches reach it."""
 
-    device: Literal["auto", "cuda", "cpu"] = "auto"
-    model: str = "auto"  # auto, resnet18_cifar, a torchvision classification model, or package.module:function
-    data: Literal["synthetic", "fake", "digits", "cifar10"] = "synthetic"
-    data_dir: str = "data"
-    download: bool = False
-    samples: int = 50_000  # samples an epoch, for synthetic and fake data (the others have their own)
-    workers: int = 2  # DataLoader workers per process
-    workers_total: int | None = None  # DataLoader workers per cell, shared by its processes
-    pin_memory: bool = False
-    transforms: Literal["per-batch", "per-image"] = "per-batch"  # how images are augmented and normalised
-    amp: Amp = "off"
-    seed: int = 0
+    heading: ClassVar[str] = DATA
 
-    def checks(self) -> list[SettingCheck]:
-        return [
-            ("samples", self.samples >= 1, "an epoch needs 1 sample or more"),
-            ("workers", self.workers >= 0, "must be 0 or more; 0 loads in the training process"),
-            ("workers_total", (self.workers_total or 0) >= 0, "must be 0 or more"),
-            ("seed", 0 <= self.seed < 2**63, "must be 0 or more and below 2^63"),
-        ]
+    device: Annotated[Literal["auto", "cuda", "cpu"], Setting(help="auto, cuda or cpu", heading=AMOUNT)] = "auto"
+    model: Annotated[
+        str,
+        Setting(
+            help="auto, resnet18_cifar, resnet8_cifar, gpt_5m, a torchvision model, or your own package.module:function",
+            help_of={"train": "resnet8_cifar, resnet18_cifar, a torchvision model, or package.module:function"},
+        ),
+    ] = "auto"
+    data: Annotated[
+        Literal["synthetic", "fake", "digits", "cifar10"],
+        Setting(help="synthetic, fake, digits or cifar10", help_of={"train": "digits, cifar10 or fake"}),
+    ] = "synthetic"
+    data_dir: Annotated[str, Setting(help="where cifar10 lies", idle=_folder_idle)] = "data"
+    download: Annotated[bool, Setting(help="fetch cifar10", idle=_folder_idle)] = False
+    samples: Annotated[
+        int,
+        Setting(
+            help="samples an epoch of synthetic and fake data",
+            help_of={"train": "samples an epoch of fake data"},
+            check=at_least(1, "an epoch needs 1 sample or more"),
+            idle=_samples_idle,
+        ),
+    ] = 50_000
+    workers: Annotated[
+        int,
+        Setting(
+            help="loader workers per process",
+            check=at_least(0, "must be 0 or more; 0 loads in the training process"),
+            idle=_workers_idle,
+        ),
+    ] = 2
+    workers_total: Annotated[
+        int | None,
+        Setting(help="loader workers per cell, shared by its processes", check=at_least(0), idle=_loading_idle),
+    ] = None
+    pin_memory: Annotated[bool, Setting(help="copy batches to GPUs from page-locked memory", idle=_pinned_idle)] = False
+    transforms: Annotated[
+        Literal["per-batch", "per-image"],
+        Setting(
+            help="images are transformed a batch at a time from memory, or one by one from PIL images by torchvision's "
+            "transforms",
+            listed=True,
+            idle=_transforms_idle,
+        ),
+    ] = "per-batch"
+    amp: Annotated[
+        Amp,
+        Setting(
+            help="off, bf16 or fp16, or several: off,bf16",
+            heading=COMPARED,
+            text=_precisions,
+            sets=("amp_variants",),
+            joins=lambda _: True,
+        ),
+    ] = "off"
+    seed: Annotated[int, Setting(help="of weights and data", check=SEED_CHECK)] = 0
 
 
 class Optimizer(ConfigPart, frozen=True):
     """Settings of SGD."""
 
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    heading: ClassVar[str] = DATA
 
-    def checks(self) -> list[SettingCheck]:
-        return [
-            ("learning_rate", 0 < self.learning_rate < math.inf, "must be a number above 0"),
-            ("momentum", 0 <= self.momentum < math.inf, "must be a number, 0 or more"),
-            ("weight_decay", 0 <= self.weight_decay < math.inf, "must be a number, 0 or more"),
-        ]
+    learning_rate: Annotated[float, Setting(help="SGD's learning rate", option="lr", check=ABOVE_0)] = 0.1
+    momentum: Annotated[float, Setting(help="SGD's momentum", check=_FROM_0)] = 0.9
+    weight_decay: Annotated[float, Setting(help="SGD's weight decay", check=_FROM_0)] = 5e-4
 
 
 class Measurement(ConfigPart, frozen=True):
     """How much of each cell is measured, and for how long at most."""
 
-    warmup_steps: int = 5
-    steps: int | None = None  # timed steps per repeat
-    epochs: int | None = None  # or whole timed epochs, after one untimed
-    traced_steps: int = 3  # whole traced steps asked for; one more is traced
-    repeats: int | None = None
-    calibrate: bool = True  # time the collectives before the cells
-    timeout_s: float = 900.0  # of one cell's job
+    heading: ClassVar[str] = AMOUNT
+
+    warmup_steps: Annotated[
+        int,
+        Setting(help="untimed steps before anything is measured, 5 or more", option="warmup", check=at_least(1)),
+    ] = 5
+    steps: Annotated[
+        int | None,
+        Setting(help="timed steps per repeat", help_of={"equal": "steps under each strategy"}, check=at_least(1)),
+    ] = None
+    epochs: Annotated[int | None, Setting(help="whole timed epochs instead, after one untimed", check=at_least(1))] = (
+        None
+    )
+    traced_steps: Annotated[int, Setting(help="whole traced steps; one more is traced", check=at_least(1))] = 3
+    repeats: Annotated[int | None, Setting(help="interleaved repeats of every cell", check=at_least(1))] = None
+    calibrate: Annotated[
+        bool,
+        Setting(
+            help="time the collectives first, in seconds, unless the folder holds it",
+            heading=TARGETS,
+            idle=several_devices_idle,
+        ),
+    ] = True
+    timeout_s: Annotated[
+        float, Setting(help="seconds one cell's job may take", option="timeout", check=TIMEOUT_CHECK)
+    ] = 900.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps is not None and self.epochs is not None:
             fix = "give one of them; --epochs times whole epochs, --steps that many steps"
             raise SettingError(fix, joined=" and ", steps=self.steps, epochs=self.epochs)
-
-    def checks(self) -> list[SettingCheck]:
-        return [
-            (
-                "warmup_steps",
-                self.warmup_steps >= 1,
-                "must be 1 or more",
-            ),
-            ("steps", self.steps is None or self.steps >= 1, "must be 1 or more"),
-            ("epochs", self.epochs is None or self.epochs >= 1, "must be 1 or more"),
-            ("traced_steps", self.traced_steps >= 1, "must be 1 or more"),
-            ("repeats", self.repeats is None or self.repeats >= 1, "must be 1 or more"),
-            timeout_check(self.timeout_s),
-        ]
 
 
 class ResolvedMeasurement(Measurement, frozen=True, kw_only=True):
@@ -93,30 +184,33 @@ class ResolvedMeasurement(Measurement, frozen=True, kw_only=True):
     repeats: int
 
 
-def timeout_check(timeout_s: float) -> SettingCheck:
-    """What has to hold of the time limit of a job."""
-    return "timeout_s", 0 < timeout_s <= _LONGEST_TIMEOUT_S, "must be above 0 seconds and at most 1e7"
-
-
 class Reporting(ConfigPart, frozen=True):
-    """What the report alone is told."""
+    """What only the report uses."""
 
-    link: str | None = None  # what the user says of the link between the devices, such as 100Gb/s
-    target_efficiency: float | None = None  # 0..1, what findings judge against
-    published: str | None = None  # a CSV file of values that others published of such cells
+    heading: ClassVar[str] = TARGETS
 
-    def checks(self) -> list[SettingCheck]:
-        return [
-            (
-                "target_efficiency",
-                self.target_efficiency is None or 0 < self.target_efficiency <= 1,
-                "must be above 0 and at most 1; 0.8 is 80%",
-            )
-        ]
+    link: Annotated[
+        str | None,
+        Setting(
+            help='the link between the devices, one way: 100Gb/s, 12.5GB/s, "PCIe 4.0 x16", "NVLink 3"',
+            idle=several_devices_idle,
+        ),
+    ] = None
+    target_efficiency: Annotated[
+        float | None,
+        Setting(
+            help="judged in the findings: 0.8 is 80%",
+            check=holds(lambda share: 0 < share <= 1, "must be above 0 and at most 1; 0.8 is 80%"),
+            idle=several_devices_idle,
+        ),
+    ] = None
+    published: Annotated[
+        str | None, Setting(help="a CSV file of published values, which --tables shows beside the measured ones")
+    ] = None
 
 
 class RunConfig(Stored, frozen=True):
-    """What `dpscope run` is asked for."""
+    """The settings of `dpscope run`."""
 
     workload: Workload = Workload()
     optimizer: Optimizer = Optimizer()
@@ -132,7 +226,7 @@ class RunConfig(Stored, frozen=True):
 
 
 MAY_CHANGE = ("repeats", "timeout_s", "download", "calibrate", *Reporting.__struct_fields__)
-"""Settings that say how often and how patiently a run is measured, or how it is told: they may change while it is resumed."""
+"""Settings of how often and how patiently a run is measured, and of its report: they may change while it is resumed."""
 
 
 class ResolvedConfig(RunConfig, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel is told beside its variants: arguments passed on as they are, and PowerSGD's settings."""
+"""Arguments passed on to DistributedDataParallel as they are, and the settings of PowerSGD."""
 
 import json
 
@@ -6,12 +6,6 @@ POWERSGD_RANK = 1
 POWERSGD_LEAST_COMPRESSION = 2  # a matrix that would not shrink by more than this factor is sent as it is
 """torch's own defaults of `PowerSGDState`."""
 
-_OPTIONS = {
-    "bucket_cap_mb": "--bucket-mb",
-    "gradient_as_bucket_view": "--gradient-as-bucket-view",
-    "static_graph": "--static-graph",
-    "broadcast_buffers": "--broadcast-buffers",
-}
 _OF_DPSCOPE = ("module", "device_ids", "output_device", "process_group", "device_mesh")
 
 
@@ -25,8 +19,6 @@ def ddp_arguments(text: str) -> dict[str, object]:
         name, given, value = part.partition("=")
         if not (name.isidentifier() and given and value):
             raise ValueError(f"{part} is not NAME=VALUE; values have no spaces, as in bucket_cap_mb_list=[1,25]")
-        if name in _OPTIONS:
-            raise ValueError(f"{name} has an option of its own; use {_OPTIONS[name]}")
         if name in _OF_DPSCOPE:
             raise ValueError(f"{name} is set by dpscope; omit it")
         try:

@@ -1,4 +1,4 @@
-"""What `dpscope equal` stores of each training, as types: settings, jobs, what every process saved. Imports no torch.
+"""The types of files of `dpscope equal`: settings, jobs, and the record of each process. Imports no torch.
 
 R/equality/settings.json                       EqualitySettings, written before anything runs
 R/equality/<cell>/log.txt                      of the cell's torchrun job
@@ -9,14 +9,14 @@ R/equality.json                                the comparison, written by analys
 Arrays of a process that trained k steps on P parameters, S samples in all, in the order of RankRecord's lists:
 
 loss                      k        float64: mean over the process's samples, before the step
-gradient_hash, weight_hash      k x P  uint64: of all bytes of a tensor; equal hashes are taken for equal bits
+gradient_hash, weight_hash      k x P  uint64: of all bytes of a tensor; equal hashes count as equal bits
 gradient_norm, weight_norm      k x P  float64: Euclidean norms of whole tensors
 gradient.<p>, weight.<p>  k x m    the stored elements of parameter p: all, or STORED_ELEMENTS drawn once for all trainings;
                                    gradients as the optimizer gets them (reduced), weights after the step
-last_weight.<p>           n        all elements after the last step, where not all were stored before (compared, rank 0)
+last_weight.<p>           n        all elements after the last step, if not all were stored before (compared, rank 0)
 sample_step, sample_epoch, sample_index, sample_fingerprint, sample_entered   S   a row for each sample handed out: its step,
                                    epoch, index in the data set, hash of its pixels, how often it entered the model
-output.<c>                n x m    of the first step: up to OUTPUT_ELEMENTS elements per sample of what module call c put out
+output.<c>                n x m    of the first step: up to OUTPUT_ELEMENTS elements per sample of the output of module call c
 """
 
 from pathlib import Path
@@ -40,10 +40,10 @@ TrainingKind = Literal["compared", "rounding", "in_shares", "rounding_in_shares"
 class EqualityTraining(Stored, frozen=True):
     """k steps from the seed.
 
-    `compared` is the strategy as it trains. `rounding` is the reference once more, each weight moved to a neighbouring
-    number before the first step: what it then differs by is what rounding grows to. `in_shares` is the single device that
-    takes a batch in the shares which the other strategies' devices get, one after the other: what it computes per batch (as
-    batch norm does) it then computes per share. `rounding_in_shares` is that with its weights moved.
+    `compared` is the strategy itself. `rounding` repeats the reference with each weight moved to a neighbouring number before
+    the first step: its differences show how rounding grows. `in_shares` is the single device that processes a batch in the
+    shares of the other strategies' devices, one after the other: computations over a batch, such as batch norm's, are then
+    over a share. `rounding_in_shares` is `in_shares` with its weights moved.
     """
 
     kind: TrainingKind
@@ -51,7 +51,7 @@ class EqualityTraining(Stored, frozen=True):
 
 
 class EqualityJob(Stored, frozen=True):
-    """One torchrun job: a cell, and its trainings one after the other."""
+    """One torchrun job: a cell and its consecutive trainings."""
 
     cell: Cell
     trainings: tuple[EqualityTraining, ...]
@@ -61,7 +61,7 @@ class EqualityJob(Stored, frozen=True):
 
 
 class EqualityConfig(Stored, frozen=True):
-    """The settings shared with `dpscope run`. Of `matrix`, `batch_sizes` holds the global batch alone."""
+    """The settings shared with `dpscope run`; `matrix.batch_sizes` holds only the global batch."""
 
     workload: Workload
     optimizer: Optimizer
@@ -71,7 +71,7 @@ class EqualityConfig(Stored, frozen=True):
 
 
 class EqualitySettings(Stored, frozen=True):
-    """What is compared, nothing left to choose."""
+    """All settings of a comparison, resolved."""
 
     config: EqualityConfig
     device: Literal["cuda", "cpu"]
@@ -83,7 +83,7 @@ class EqualitySettings(Stored, frozen=True):
 
     @property
     def devices(self) -> int:
-        """Devices of the strategies that have several."""
+        """Devices of the strategies that use several."""
         return self.config.matrix.counts[0]
 
     @property
@@ -96,25 +96,25 @@ class EqualitySettings(Stored, frozen=True):
 
 
 class ParameterRecord(Stored, frozen=True):
-    """A trained parameter, under the name it has in the model that no strategy wrapped."""
+    """A trained parameter, with its name in the unwrapped model."""
 
     name: str
     elements: int
-    stored: int  # of them, at every step
+    stored: int  # elements stored at every step
 
 
 class RankRecord(Stored, frozen=True):
-    """`rank_<r>.json`: what the arrays beside it are about."""
+    """`rank_<r>.json`: describes the arrays in `rank_<r>.npz`."""
 
     rank: int
     steps: int
     parameters: tuple[ParameterRecord, ...]
     module_calls: tuple[str, ...]  # of the first step's forward, in order; `relu#2` is a module's second call
     batch_norms: tuple[str, ...]  # modules that normalise by statistics of their batch
-    random_layers: tuple[str, ...]  # dropout and the like, switched off
-    shuffled: bool  # whether epochs have an order of their own
+    random_layers: tuple[str, ...]  # such as dropout, switched off
+    shuffled: bool  # whether each epoch has a different order
 
 
 def rank_paths(training: Path, rank: int) -> tuple[Path, Path]:
-    """The record and the arrays of one process of a training, whose folder is named for its kind."""
+    """The record and the arrays of one process of a training, whose folder is named after its kind."""
     return training / f"rank_{rank}.json", training / f"rank_{rank}.npz"

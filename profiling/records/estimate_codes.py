@@ -16,13 +16,13 @@ class EstimateCode(FindingCode):
         "resolution_unknown",
         "info",
         "The table does not give its clock's resolution, so times are taken as exact.",
-        "add resolution_s, the last digit of the clock or the print in seconds",
+        "add resolution_s, the last printed digit or the clock's resolution in seconds",
     )
     NOTHING_TO_ESTIMATE = (
         "nothing_to_estimate",
         "warning",
         "The table has no row with several devices.",
-        "add rows with devices above 1, and keep the single-device ones beside them",
+        "add rows with devices above 1, and keep the single-device rows",
     )
     OUT_OF_MEMORY = (
         "out_of_memory",
@@ -39,14 +39,14 @@ class EstimateCode(FindingCode):
     STEPS_CONTRADICT_BATCH = (
         "steps_contradict_batch",
         "warning",
-        "The number of steps contradicts what a row says about its batch.",
+        "The number of steps contradicts a row's batch_size_is.",
         "correct batch_size_is: equal steps on 1 and on N devices mean a global batch",
     )
     BATCH_EXCEEDS_DATASET = (
         "batch_exceeds_dataset",
         "warning",
         "A batch is larger than the data set, so no step had the batch that the table gives.",
-        "remove these rows: no step had the batch they name",
+        "remove these rows, or correct their batch size",
     )
     RUNS_DIFFER = (
         "runs_differ",
@@ -75,7 +75,7 @@ class EstimateCode(FindingCode):
     LITTLE_SPEEDUP = (
         "little_speedup",
         "warning",
-        "Several devices are hardly faster than one, or slower.",
+        "Several devices are hardly faster than one, or slower than one.",
         "find out what each step waits for; a larger batch per device spreads fixed costs",
     )
     SUPERLINEAR_SPEEDUP = (
@@ -93,13 +93,13 @@ class EstimateCode(FindingCode):
     TIMES_TYPED = (
         "times_typed",
         "warning",
-        "Times were typed into a document, and the runs behind them are not shown.",
+        "Times were typed by hand, and the output of the runs is not available.",
         "publish the output of the runs",
     )
     UNEVEN_EPOCH = (
         "uneven_epoch",
         "info",
-        "The last step of an epoch is far from full, so N devices take more than 1/N of the steps.",
+        "The last batch of an epoch is far from full, so N devices take more than 1/N of the steps.",
         "compare times per step, or samples that divide by the global batch",
     )
     NEGATIVE_COMMUNICATION = (
@@ -111,7 +111,7 @@ class EstimateCode(FindingCode):
 
 
 class ClaimCode(FindingCode):
-    """Findings about values that people derived from epoch times and printed."""
+    """Findings about published values that were derived from epoch times."""
 
     DEVICES_COUNTED_TWICE = (
         "devices_counted_twice",
@@ -122,8 +122,8 @@ class ClaimCode(FindingCode):
     NEGATIVE_CLAIM = (
         "negative_claim",
         "warning",
-        "A time or a rate is claimed negative.",
-        "a negative time or rate shows that the method measures something else: use same_local_batch",
+        "A claimed time or rate is negative.",
+        "the method measures something else: use same_local_batch",
     )
     UNSOUND_SUBTRACTION = (
         "unsound_subtraction",
@@ -134,20 +134,20 @@ class ClaimCode(FindingCode):
     BATCH_MEANING_CONTRADICTED = (
         "batch_meaning_contradicted",
         "warning",
-        "The values of one study take its batch as global in one place and as per device in another.",
-        "decide which one the runs used, by their steps per epoch, and compare at the same batch per device",
+        "One study treats its batch size as global in one place and as per device in another.",
+        "find out from the steps per epoch which one the runs used, and compare at the same batch per device",
     )
     SUBTRACTION_CALLED_MEASURED = (
         "subtraction_called_measured",
         "warning",
-        "A value that is called measured is the subtraction itself.",
-        "read communication off a trace, and compare the subtraction with that",
+        "A value that is called measured is the result of a subtraction.",
+        "measure communication in a trace, and compare the subtraction with that",
     )
     OVERHEAD_AS_SERIAL_FRACTION = (
         "overhead_as_serial_fraction",
         "warning",
-        "A communication share is taken as Amdahl's serial fraction.",
-        "fit a scaling law to measured speedups, and predict no further than twice the largest count",
+        "A communication share is used as Amdahl's serial fraction.",
+        "fit a scaling law to measured speedups, and predict at most twice the largest device count",
     )
     LIMIT_COMPARED_WITH_MEASUREMENT = (
         "limit_compared_with_measurement",
@@ -158,14 +158,14 @@ class ClaimCode(FindingCode):
     CLAIM_NOT_REPRODUCED = (
         "claim_not_reproduced",
         "warning",
-        "A claimed value is not what its named method gives.",
-        "print one digit more than is meant to be used",
+        "A claimed value is not what its stated method gives.",
+        "print one digit more than is to be used",
     )
     CLAIM_TRUNCATED = (
         "claim_truncated",
         "info",
-        "A claimed value's printed digits are cut off and not rounded.",
-        "print one digit more than is meant to be used",
+        "A claimed value was truncated instead of rounded.",
+        "print one digit more than is to be used",
     )
     CLAIM_NOT_COMPUTABLE = (
         "claim_not_computable",
@@ -182,24 +182,24 @@ class ClaimCode(FindingCode):
     ELEMENTS_AS_BYTES = (
         "elements_as_bytes",
         "warning",
-        "A volume counts elements and calls them bytes.",
+        "A volume counts elements but is given in bytes.",
         "multiply the volume by 4 bytes",
     )
     IMPOSSIBLE_PEAK = (
         "impossible_peak",
         "warning",
-        "A utilisation is of a peak that the hardware does not have.",
-        "divide by the peak of the link that is there, or better by a calibrated rate",
+        "A utilisation refers to a peak rate that the hardware does not have.",
+        "divide by the peak rate of the actual link, or better by a calibrated rate",
     )
     RING_FOR_DP = (
         "ring_for_dp",
         "warning",
-        "The ring volume is taken for DataParallel, which runs no all-reduce.",
+        "The ring volume is used for DataParallel, which runs no all-reduce.",
         "use 2 S a step for DataParallel, or measure DistributedDataParallel",
     )
     VOLUME_MISMATCH = (
         "volume_mismatch",
         "warning",
         "A stated volume is not what a ring all-reduce of the model moves.",
-        "take the volume from the parameters: 2(N-1)/N S",
+        "compute the volume from the size S of the parameters: 2(N-1)/N S",
     )

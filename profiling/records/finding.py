@@ -1,4 +1,4 @@
-"""What dpscope says beside its numbers, as data: what was seen, what it means, what to do."""
+"""Findings: observations as data, each with its meaning and a next step."""
 
 from enum import StrEnum
 from typing import Literal
@@ -8,13 +8,13 @@ from dpscope.profiling.records.stored import Stored
 Severity = Literal["info", "warning", "error"]
 Trait = Literal[
     "events_left_out",  # counts events of a file that are in no table
-    "in_tables",  # says in words what a run's tables show
-    "of_many_cells",  # many cells have it alike: told once, with the cells in one message
+    "in_tables",  # repeats in words what a run's tables show
+    "of_many_cells",  # typical of many cells: reported once, with all of them in one message
 ]
 
 
 class Finding(Stored, frozen=True, kw_only=True):
-    """A warning or conclusion as data. Made by `FindingCode.finding` alone; read from run folders as it was stored.
+    """A warning or conclusion. Made only by `FindingCode.finding`, or read from a run folder.
 
     `code` is text, not a `FindingCode`: a folder of another version may hold codes that this version does not know.
     """
@@ -28,8 +28,8 @@ class Finding(Stored, frozen=True, kw_only=True):
 class FindingCode(StrEnum):
     """Base of the enums that register every finding; docs/findings.md lists them all.
 
-    A member is its code, as it is stored, and knows its severity (None: it depends on what was seen), its meaning in one
-    sentence, its next step unless a finding has a better one, and what else is true of all its findings (its traits).
+    A member is its stored code, with its severity (None: depends on the observation), its meaning in one sentence, a default
+    next step, and further traits of its findings.
     """
 
     severity: Severity | None
@@ -47,12 +47,12 @@ class FindingCode(StrEnum):
         return member
 
     @classmethod
-    def that_are(cls, trait: Trait) -> frozenset[str]:
-        """The codes of this register that have a trait."""
+    def with_trait(cls, trait: Trait) -> frozenset[str]:
+        """The codes of this enum that have a trait."""
         return frozenset(code.value for code in cls if trait in code.traits)
 
     def finding(self, message: str, next_step: str | None = None, severity: Severity | None = None) -> Finding:
-        """A finding of this code; give `severity` where the code leaves it open, and only there."""
+        """A finding of this code; `severity` is given if and only if the code has none."""
         assert (severity is None) != (self.severity is None), f"{self}: the severity is fixed, or missing"
         known = self.severity or severity
         assert known is not None
@@ -60,7 +60,7 @@ class FindingCode(StrEnum):
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things as messages say it, such as ``1 repeat`` or ``2 repeats``.
+    """A number with its noun for messages, such as ``1 repeat`` or ``2 repeats``.
 
     >>> counted(1, "process"), counted(1200, "process"), counted(2, "batch"), counted(2, "copy"), counted(2, "epoch")
     ('1 process', '1,200 processes', '2 batches', '2 copies', '2 epochs')
@@ -69,8 +69,8 @@ def counted(count: int, noun: str) -> str:
 
 
 def plural(noun: str) -> str:
-    """The plural of a noun, by the regular rules of English; of several words that of the last one."""
-    if noun.endswith(("s", "x", "z", "ch", "sh")) and not noun.endswith("epoch"):  # whose ch is a k
+    """The regular English plural of a noun; of several words, the last one's."""
+    if noun.endswith(("s", "x", "z", "ch", "sh")) and not noun.endswith("epoch"):  # its ch sounds like k
         return f"{noun}es"
     if noun.endswith("y") and noun[-2:-1] not in tuple("aeiou"):
         return f"{noun[:-1]}ies"

@@ -9,13 +9,13 @@ class LearningCode(FindingCode):
     LEARNING_RATE_NOT_SCALED = (
         "learning_rate_not_scaled",
         "info",
-        "A scaling of the learning rate was asked for, and no cell has a larger global batch.",
-        "Use --scaling weak, under which the global batch grows with the devices.",
+        "Scaling of the learning rate was requested, but no cell has a larger global batch.",
+        "Use --scaling weak, with which the global batch grows with the devices.",
     )
     MILESTONE_AFTER_THE_END = (
         "milestone_after_the_end",
         "warning",
-        "The learning rate has a milestone after the last epoch, so it is never cut there.",
+        "The learning rate has a milestone after the last epoch, which has no effect.",
         "use milestones below the number of epochs, or more --epochs",
     )
     WARMUP_TO_THE_END = (
@@ -27,39 +27,39 @@ class LearningCode(FindingCode):
     SAMPLES_PADDED = (
         "samples_padded",
         "info",
-        "Some samples are taken twice in an epoch, to make all shares equal.",
-        "no action needed; a data set that the devices divide evenly needs no padding",
+        "Some samples are used twice in an epoch, to give all processes equally many.",
+        "no action needed; a data set size divisible by the number of devices needs no padding",
     )
     RESUMED_UNDER_OTHER_CONDITIONS = (
         "resumed_under_other_conditions",
         "warning",
-        "A training resumed from a checkpoint made under other conditions.",
-        "Model, optimizer and epoch are the checkpoint's. For an accuracy of one strategy alone, train "
-        "it from the beginning (--fresh).",
+        "A training resumed from a checkpoint that was made under other conditions.",
+        "Model, optimizer and epoch are those of the checkpoint. For the accuracy of a single strategy, train from the beginning "
+        "(--fresh).",
     )
     COMPILED_WHILE_TRAINING = (
         "compiled_while_training",
         "info",
-        "The times of a training's first epoch, and of its test, hold the time that torch.compile took.",
-        "no action needed with many epochs: a median leaves the first one out; compare total times over equally many epochs",
+        "The times of a training's first epoch and of its evaluation include compilation by torch.compile.",
+        "no action needed with many epochs, whose median excludes the first; compare total times over equally many epochs",
     )
     TRAINING_FAILED = (
         "training_failed",
         "error",
-        "A training ended before its last epoch, with an error.",
+        "A training failed before its last epoch.",
         "read the log of the training, and train again",
     )
     TRAINING_INCOMPLETE = (
         "training_incomplete",
         "warning",
         "A training did not finish all its epochs and is left out of its cell's accuracy.",
-        "give the same `dpscope train` command again: it resumes where it stopped",
+        "run the same `dpscope train` command again: it resumes where it stopped",
     )
     NO_EPOCH = (
         "no_epoch",
         "warning",
         "No training in the run folder has finished an epoch; only the measured cells are shown.",
-        "let `dpscope train` finish an epoch; the same command resumes it",
+        "run the same `dpscope train` command again and let it finish an epoch",
     )
     TRAINING_DIVERGED = (
         "training_diverged",
@@ -70,8 +70,8 @@ class LearningCode(FindingCode):
     ACCURACY_NOT_PERCENT = (
         "accuracy_not_percent",
         "warning",
-        "No test accuracy is above 1%, so the values look like fractions.",
-        "train.json holds accuracies in percent: multiply them by 100",
+        "No test accuracy is above 1%, so the values are probably fractions.",
+        "train.json needs accuracies in percent: multiply them by 100",
     )
     FEW_SEEDS = (
         "few_seeds",
@@ -88,9 +88,9 @@ class LearningCode(FindingCode):
     BATCH_NORM_BY_SHARE = (
         "batch_norm_by_share",
         "info",
-        "Two strategies differ through batch norm alone, because each device normalises by its own share.",
-        "expected: each device normalises by its own share. --freeze-batch-norm compares without it; on GPUs "
-        "--sync-batch-norm makes ddp normalise by the global batch",
+        "Two strategies differ only through batch norm, because each device normalises over its own share of the batch.",
+        "expected; --freeze-batch-norm compares without it, and on GPUs --sync-batch-norm makes ddp normalise over the global "
+        "batch",
     )
     UNEXPLAINED_DIFFERENCE = (
         "unexplained_difference",
@@ -101,44 +101,44 @@ class LearningCode(FindingCode):
     SAMPLES_LOST = (
         "samples_lost",
         "error",
-        "Some samples enter no device's forward.",
+        "Some samples enter the forward pass of no device.",
         "check how a batch is scattered: a remainder may go to no device",
     )
     SAMPLES_REPEATED = (
         "samples_repeated",
         "error",
-        "Some samples enter several forwards of a step.",
+        "Some samples enter several forward passes of a step.",
         "check how a batch is scattered: shares may overlap",
     )
     SAMPLES_DIFFER = (
         "samples_differ",
         "error",
         "A strategy trains on different samples from the reference.",
-        "check how the sampler splits an epoch: remainders that no rank gets, shuffling, seeds",
+        "check how the sampler splits an epoch: remainders that no rank receives, shuffling, seeds",
     )
     EPOCH_ORDER_REPEATED = (
         "epoch_order_repeated",
         "error",
-        "An epoch takes its samples in the same order as the epoch before.",
+        "An epoch uses its samples in the same order as the previous epoch.",
         "call the sampler's set_epoch at the beginning of every epoch",
     )
     RANKS_APART = (
         "ranks_apart",
         "error",
         "A rank has different values from the other ranks of its training.",
-        "find out what keeps gradients from being averaged on that rank: no_sync, a communication hook, a different graph",
+        "find out what prevents gradients from being averaged on that rank: no_sync, a communication hook, a different graph",
     )
     RANDOM_LAYERS_OFF = (
         "random_layers_off",
         "info",
-        "Dropout and the like are switched off for the comparison.",
-        "no action needed; with them, strategies learn the same only on average",
+        "Dropout and similar random layers are disabled for the comparison.",
+        "no action needed; with random layers, strategies agree only on average",
     )
     NO_EPOCH_BOUNDARY = (
         "no_epoch_boundary",
         "info",
         "No epoch ended within the steps, so reshuffling was not tested.",
-        "give more --steps, or fewer --samples",
+        "use more --steps, or fewer --samples",
     )
     ROUNDING_GROWS = (
         "rounding_grows",

@@ -1,12 +1,12 @@
-"""The links between GPUs, as types. Imports no torch. None is unknown; rates are of one direction, 1e9 B/s."""
+"""Types for the links between GPUs. Imports no torch. None is unknown; rates are of one direction, 1e9 B/s."""
 
 from dpscope.profiling.records.stored import Stored
 
-REACHED_RATE = "reached, as the user measured"  # the source of a rate that is no specification
+REACHED_RATE = "reached, as the user measured"  # the source of a rate that is not a specification
 
 
 class LinkRate(Stored, frozen=True):
-    """What a link is specified to carry in one direction, or reaches, and who says so."""
+    """The specified or reached rate of a link in one direction, with its source."""
 
     gb_per_s: float  # 1e9 B/s
     name: str  # such as "NVLink 4 x18"
@@ -30,15 +30,15 @@ class DeviceLinks(Stored, frozen=True):
 
 
 class PairLink(Stored, frozen=True):
-    """What lies between two GPUs."""
+    """The connection between two GPUs."""
 
     first: int  # NVML's indices
     second: int
-    topology: str | None = None  # the nearest thing both hang on, nvidia-smi's short name in brackets
+    topology: str | None = None  # the nearest common ancestor, with nvidia-smi's short name in brackets
     direct_nvlinks: int = 0  # from one to the other without a switch
     through_nvswitch: bool = False
     peer_access: bool | None = None
-    peer_status: str | None = None  # why peer access is impossible, in NVML's words
+    peer_status: str | None = None  # why peer access is impossible, by NVML
     rate: LinkRate | None = None
 
 

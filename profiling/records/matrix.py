@@ -1,14 +1,25 @@
 """Which cells a run has, as settings: strategies, devices, batches and variants. Imports no torch."""
 
+import contextlib
 import re
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
 
 from dpscope.profiling.records.ddp_arguments import ddp_arguments
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.settings import ConfigPart, SettingCheck, SettingError
+from dpscope.profiling.records.settings import (
+    COMPARED,
+    ConfigPart,
+    Setting,
+    SettingError,
+    at_least,
+    holds,
+    own_declarations,
+)
 from dpscope.profiling.records.strategies import STRATEGY_LIST, Strategy, any_reducer, traits_of
+from dpscope.profiling.records.typed_text import MIB, parse_size, whole_numbers, words
 
 CommHook = Literal["none", "fp16", "bf16", "powersgd"]
 NcclEngine = Literal["default", "legacy", "nccl2"]
@@ -22,7 +33,7 @@ BY_CUDA_GRAPHS: dict[CompileMode, CompileMode] = {
 }
 """Modes that differ from another one by CUDA graphs alone, and that one."""
 SHARDED_HOOKS: tuple[CommHook, ...] = ("none", "fp16", "bf16")
-"""What FSDP can be told of how gradients travel: the type in which it reduces them."""
+"""How FSDP can send gradients: the type in which it reduces them."""
 
 _LARGEST_BUCKET_MB = 1 << 20  # a TiB
 
@@ -59,39 +70,182 @@ def parse_layout(text: str) -> Layout:
     return layout
 
 
+def parse_devices(text: str) -> tuple[int, ...]:
+    """Device counts from ``1,2,4``; raises ValueError."""
+    return tuple(sorted(set(whole_numbers(text))))
+
+
+def parse_counts_and_layouts(text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Device counts on one node and layouts over several from ``1,2,4,2x4``; raises ValueError."""
+    parts = text.split(",")
+    layouts = tuple(str(parse_layout(part)) for part in parts if "x" in part)
+    on_one_node = [part for part in parts if "x" not in part]
+    return parse_devices(",".join(on_one_node)) if on_one_node else (), layouts
+
+
+def parse_batch_sizes(text: str) -> tuple[tuple[int, ...], int | None]:
+    """Batch sizes and growth factor from ``32,128`` (no growth) or ``32x4`` (32, 128, 512, ...).
+
+    Raises ValueError.
+    """
+    growing = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", text)
+    if growing:
+        return (int(growing[1]),), int(growing[2])
+    return tuple(sorted(set(whole_numbers(text)))), None
+
+
+def _bucket_sizes(text: str) -> tuple[float | str, ...]:
+    return tuple(part if part == "default" else _mebibytes(part) for part in words(text))
+
+
+def _mebibytes(text: str) -> float:
+    """A bare number is MiB; a size with a unit is converted, to four decimals, since cells are named after it."""
+    with contextlib.suppress(ValueError):
+        return float(text)  # its range is checked with the other settings
+    try:
+        return round(parse_size(text, MIB) / MIB, 4)
+    except ValueError as error:
+        raise ValueError(f"{text or 'nothing'} is not a number of MiB, nor a size such as 25MB") from error
+
+
+def _bucket_fix(sizes: Sequence[float | str]) -> str:
+    if all(0 < size <= _LARGEST_BUCKET_MB for size in sizes if not isinstance(size, str)):
+        return ""
+    return f"must be above 0 MiB and at most {_LARGEST_BUCKET_MB}; --overlap off makes one bucket of everything"
+
+
+def _arguments_fix(variants: Sequence[str]) -> str:
+    """Why one of the texts names no arguments of DDP, or one that is a variant itself; empty where all are valid."""
+    own = {**dict(zip(VARIANTS, VARIANTS, strict=True)), "bucket_cap_mb": "bucket_mb"}
+    for text in variants:
+        try:
+            arguments = ddp_arguments(text)
+        except ValueError as error:
+            return str(error)
+        for name in arguments:
+            if name in own:
+                return f"{name} has an option of its own; use --{own[name].replace('_', '-')}"
+    return ""
+
+
+def _layouts_fix(texts: Sequence[str]) -> str:
+    """Why one of the texts is no layout; empty where all are."""
+    try:
+        for text in texts:
+            parse_layout(text)
+    except ValueError as error:
+        return f"{error}; write it as 2x8"
+    return ""
+
+
+_ON_OFF = "on or off, or on,off to compare them"
+
+
 class Variants(ConfigPart, frozen=True):
-    """Variants of the strategies (docs/variants.md): each combination of their values is a cell.
+    """Variants of the strategies (docs/variants.md): each combination of their values is a cell, the last ones vary fastest.
 
     All but `accumulate`, `compile` and `amp_variants` concern DistributedDataParallel alone, and `comm_hook` FSDP too. Values
     are kept without repetition, in the order of the documentation, numbers ascending.
     """
 
-    comm_hook: tuple[CommHook, ...] = ("none",)  # how gradients travel
-    bucket_mb: tuple[float | Literal["default"], ...] = ("default",)  # MiB; default: 1 MiB, then 25 MiB
-    ddp_args: tuple[str, ...] = ("default",)  # further arguments of DDP: NAME=VALUE NAME=VALUE, values as in JSON
-    nccl_engine: tuple[NcclEngine, ...] = ("default",)  # which of torch's (>= 2.15) engines runs NCCL
-    overlap: tuple[Switch, ...] = ("on",)  # off: one bucket holds all gradients, reduced when backward is over
-    gradient_as_bucket_view: tuple[Switch, ...] = ("off",)
-    static_graph: tuple[Switch, ...] = ("off",)
-    broadcast_buffers: tuple[Switch, ...] = ("on",)
-    accumulate: tuple[int, ...] = (1,)  # micro-batches that a step's batch is cut into
-    compile: tuple[CompileMode, ...] = ("off",)  # by torch.compile, each strategy but DataParallel
-    amp_variants: tuple[Amp, ...] = ()  # precisions beside the workload's: off,bf16 is its amp off and this (bf16,)
+    heading: ClassVar[str] = COMPARED
+
+    overlap: Annotated[
+        tuple[Switch, ...], Setting(help="on, off (one bucket, after backward), or on,off", example=_ON_OFF)
+    ] = ("on",)
+    accumulate: Annotated[
+        tuple[int, ...],
+        Setting(
+            help="micro-batches a step, or several: 1,4",
+            example="1,4",
+            check=lambda counts: "" if min(counts, default=1) >= 1 else "must be 1 or more micro-batches",
+        ),
+    ] = (1,)
+    amp_variants: tuple[Amp, ...] = ()  # precisions other than the workload's: off,bf16 is its amp off and this (bf16,)
+    broadcast_buffers: Annotated[tuple[Switch, ...], Setting(help="on, off, or on,off", example=_ON_OFF)] = ("on",)
+    static_graph: Annotated[
+        tuple[Switch, ...], Setting(help="DDP: the graph never changes", switch=True, example=_ON_OFF)
+    ] = ("off",)
+    gradient_as_bucket_view: Annotated[
+        tuple[Switch, ...], Setting(help="DDP: gradients live in the buckets", switch=True, example=_ON_OFF)
+    ] = ("off",)
+    comm_hook: Annotated[
+        tuple[CommHook, ...],
+        Setting(
+            help="gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several", example="none,fp16"
+        ),
+    ] = ("none",)
+    ddp_args: Annotated[
+        tuple[str, ...],
+        Setting(
+            help="more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE",
+            text=lambda text: tuple(" ".join(part.split()) for part in text.split(";")),
+            example="default;batched_grad_copy=true",
+            check=_arguments_fix,
+        ),
+    ] = ("default",)  # NAME=VALUE NAME=VALUE, values as in JSON
+    nccl_engine: Annotated[
+        tuple[NcclEngine, ...],
+        Setting(
+            help="torch's engine for NCCL: default, legacy or nccl2 (torch 2.15 or newer), or several",
+            example="default,legacy",
+        ),
+    ] = ("default",)
+    compile: Annotated[
+        tuple[CompileMode, ...],
+        Setting(help="torch.compile: off, a mode such as default, aot_eager, or several", example="off,default"),
+    ] = ("off",)  # each strategy but DataParallel
+    bucket_mb: Annotated[
+        tuple[float | Literal["default"], ...],
+        Setting(
+            help="DDP's bucket cap in MiB, or with a unit (25MB), or default, or several",
+            text=_bucket_sizes,
+            joins=lambda sizes: any(isinstance(size, str) for size in sizes),
+            example="default,5",
+            check=_bucket_fix,
+        ),
+    ] = ("default",)  # default: 1 MiB, then 25 MiB
+
+    def __post_init__(self) -> None:
+        for name in VARIANTS:
+            if not getattr(self, name):
+                raise SettingError(
+                    f"no value; write it as {own_declarations(Variants)[name].setting.example}",
+                    **{name: getattr(self, name)},
+                )
+        super().__post_init__()
 
 
 VARIANTS = tuple(name for name in Variants.__struct_fields__ if name != "amp_variants")
 """Those that hold every value, the default too where it is wanted; each has one at least."""
-SWITCHES = tuple(field.name for field in msgspec.structs.fields(Variants) if field.type == tuple[Switch, ...])
+SWITCHES = tuple(name for name, one in own_declarations(Variants).items() if one.choices == get_args(Switch))
 DDP_VARIANTS = tuple(name for name in VARIANTS if name not in ("accumulate", "compile"))
-VARIANT_EXAMPLES = {
-    "comm_hook": "none,fp16",
-    "bucket_mb": "default,5",
-    "ddp_args": "default;batched_grad_copy=true",
-    "accumulate": "1,4",
-    "compile": "off,default",
-    "nccl_engine": "default,legacy",
-    **dict.fromkeys(SWITCHES, "on or off, or on,off to compare them"),
-}
+_NO_VARIANTS = Variants()
+
+
+def _one_device(matrix: "Matrix") -> bool:
+    return matrix.devices == (1,) and not matrix.layouts
+
+
+def several_devices_idle(config: Any) -> str:
+    """Why what concerns several devices has no effect: no cell has them."""
+    matrix: Matrix = config.matrix
+    if _one_device(matrix) or all(traits_of(one).baseline for one in matrix.strategies):
+        return "nothing is measured on several devices, so there is no link and no scaling"
+    return ""
+
+
+def _scaling_idle(config: Any) -> str:
+    return "on one device weak and strong are the same" if _one_device(config.matrix) else ""
+
+
+def _ddp_alone_idle(config: Any) -> str:
+    matrix: Matrix = config.matrix
+    if not any_reducer(matrix.strategies):
+        return f"ddp is not in --strategy {','.join(matrix.strategies)}"
+    if matrix.devices is not None and (1 not in matrix.devices or _one_device(matrix)):
+        return "DDP on one device is measured only in addition to several devices, and --devices does not name both"
+    return ""
 
 
 class Matrix(Variants, frozen=True):
@@ -102,17 +256,56 @@ class Matrix(Variants, frozen=True):
     in the order of the report.
     """
 
-    strategies: tuple[Strategy, ...] = ("single", "dp", "ddp")
-    devices: tuple[int, ...] | None = None  # device counts on one node, 1 for the single-device baseline
-    layouts: tuple[str, ...] = ()  # over several nodes, DDP's alone: 2x8 is two nodes with eight devices each
-    batch_sizes: tuple[int, ...] | None = None
-    batch_growth: int | None = None  # 32x4: batch_sizes == (32,), batch_growth == 4
-    scaling: Literal["weak", "strong", "both"] = "weak"
-    ddp_alone: bool | None = None  # also measure DDP on one device, where it costs something but communicates nothing
+    strategies: Annotated[
+        tuple[Strategy, ...],
+        Setting(
+            help=f"{STRATEGY_LIST}, or several: single,ddp",
+            option="strategy",
+            check=holds(bool, f"no strategy; choose from {STRATEGY_LIST}"),
+        ),
+    ] = ("single", "dp", "ddp")
+    devices: Annotated[
+        tuple[int, ...] | None,
+        Setting(
+            help="device counts, such as 1,2,4; 2x4 is 2 nodes with 4 each",
+            help_of={"equal": "devices of dp and ddp"},
+            text=parse_counts_and_layouts,
+            sets=("layouts",),
+            joins=lambda counts: any("x" in str(count) for count in counts),
+        ),
+    ] = None  # counts on one node, 1 for the single-device baseline
+    layouts: Annotated[tuple[str, ...], Setting(option="devices", check=_layouts_fix)] = ()  # 2x8: over two nodes
+    batch_sizes: Annotated[
+        tuple[int, ...] | None,
+        Setting(
+            help="per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...",
+            help_of={
+                "train": "of a step over all devices (strong) or per device (weak): 32",
+                "equal": "global, over all devices",
+            },
+            option="batch_size",
+            text=parse_batch_sizes,
+            sets=("batch_growth",),
+            example="32,128 or 32x4",
+            check=holds(lambda sizes: len(sizes) > 0 and min(sizes) >= 1, "every batch size must be 1 or more"),
+        ),
+    ] = None
+    batch_growth: Annotated[int | None, Setting(check=at_least(2, "growth must be 2 or more"))] = None  # 32x4: 4
+    scaling: Annotated[
+        Literal["weak", "strong", "both"],
+        Setting(
+            help="weak, strong or both",
+            help_of={"train": "strong: same global batch everywhere; weak: it grows"},
+            idle=_scaling_idle,
+        ),
+    ] = "weak"
+    ddp_alone: Annotated[bool | None, Setting(help="also measure DDP on one device", idle=_ddp_alone_idle)] = None
 
     def __post_init__(self) -> None:
         for name, value in self._in_order().items():
             msgspec.structs.force_setattr(self, name, value)
+        if not (_all_positive(self.devices) or (self.devices == () and self.layouts)):
+            raise SettingError("every device count must be 1 or more", devices=self.devices)
         super().__post_init__()
         if self.batch_growth is not None and len(self.batch_sizes or ()) != 1:
             fix = "growth needs one batch size to start from, as in --batch-size 32x4"
@@ -120,47 +313,17 @@ class Matrix(Variants, frozen=True):
         self._check_variants()
 
     def _in_order(self) -> dict[str, object]:
-        orders = {"strategies": get_args(Strategy), "comm_hook": get_args(CommHook), "amp_variants": get_args(Amp)}
-        orders |= {"nccl_engine": get_args(NcclEngine), "compile": get_args(CompileMode)}
-        orders |= dict.fromkeys(SWITCHES, get_args(Switch))
-        ordered: dict[str, object] = {
-            name: tuple(value for value in order if value in getattr(self, name)) for name, order in orders.items()
-        }
-        sizes = set(self.bucket_mb)
-        named: list[object] = ["default"] if "default" in sizes else []
-        ordered["bucket_mb"] = (*named, *sorted(size for size in sizes if not isinstance(size, str)))
-        ordered["ddp_args"] = tuple(sorted(set(self.ddp_args), key=lambda one: (one != "default", one)))
-        for name in ("devices", "batch_sizes", "accumulate"):
-            numbers = getattr(self, name)
-            ordered[name] = None if numbers is None else tuple(sorted(set(numbers)))
-        if not _wrong_layouts(self.layouts):
+        """Lists without repetition: words in the order of their type, numbers ascending behind `default`."""
+        ordered: dict[str, object] = {}
+        for name, one in own_declarations(type(self)).items():
+            values = getattr(self, name)
+            if one.choices and isinstance(values, tuple):
+                ordered[name] = tuple(word for word in one.choices if word in values)
+            elif isinstance(values, tuple) and name != "layouts":
+                ordered[name] = tuple(sorted(set(values), key=lambda value: (value != "default", value)))
+        if not _layouts_fix(self.layouts):
             ordered["layouts"] = tuple(map(str, sorted(set(map(parse_layout, self.layouts)))))
         return ordered
-
-    def checks(self) -> list[SettingCheck]:
-        sizes = [size for size in self.bucket_mb if not isinstance(size, str)]
-        return [
-            ("strategies", bool(self.strategies), f"no strategy; choose from {STRATEGY_LIST}"),
-            ("layouts", not _wrong_layouts(self.layouts), f"{_wrong_layouts(self.layouts)}; write it as 2x8"),
-            (
-                "devices",
-                _all_positive(self.devices) or (self.devices == () and bool(self.layouts)),
-                "every device count must be 1 or more",
-            ),
-            ("batch_sizes", _all_positive(self.batch_sizes), "every batch size must be 1 or more"),
-            ("batch_growth", self.batch_growth is None or self.batch_growth >= 2, "growth must be 2 or more"),
-            *(
-                (name, bool(getattr(self, name)), f"no value; write it as {VARIANT_EXAMPLES[name]}")
-                for name in VARIANTS
-            ),
-            (
-                "bucket_mb",
-                all(0 < size <= _LARGEST_BUCKET_MB for size in sizes),
-                f"must be above 0 MiB and at most {_LARGEST_BUCKET_MB}; --overlap off makes one bucket of everything",
-            ),
-            ("accumulate", min(self.accumulate, default=1) >= 1, "must be 1 or more micro-batches"),
-            *(("ddp_args", not wrong, wrong) for wrong in map(_wrong_arguments, self.ddp_args)),
-        ]
 
     def _check_variants(self) -> None:
         """Raise SettingError for variants that contradict each other or the strategies."""
@@ -213,9 +376,6 @@ def layouts_of(matrix: Matrix) -> tuple[Layout, ...]:
     return tuple(map(parse_layout, matrix.layouts))
 
 
-_NO_VARIANTS = Variants()
-
-
 def check_micro_batches(matrix: Matrix) -> None:
     """Raise SettingError where micro-batches of a cell would not be equal.
 
@@ -238,22 +398,3 @@ def check_micro_batches(matrix: Matrix) -> None:
 
 def _all_positive(numbers: tuple[int, ...] | None) -> bool:
     return numbers is None or (len(numbers) > 0 and min(numbers) >= 1)
-
-
-def _wrong_layouts(texts: tuple[str, ...]) -> str:
-    """Why one of the texts is no layout; empty where all are."""
-    try:
-        for text in texts:
-            parse_layout(text)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def _wrong_arguments(text: str) -> str:
-    """Why a text names no arguments of DDP; empty where it does."""
-    try:
-        ddp_arguments(text)
-    except ValueError as error:
-        return str(error)
-    return ""

@@ -39,12 +39,12 @@ class NcclCode(FindingCode):
     NCCL_LOG_INCOMPLETE = (
         "nccl_log_incomplete",
         "info",
-        "Some lines of NCCL's log are cut or of an unknown form, so choices may be missing.",
-        "give each process a log of its own with NCCL_DEBUG_FILE=nccl.%h.%p.log",
+        "Some lines of NCCL's log are cut off or have an unknown form, so choices may be missing.",
+        "write one log per process with NCCL_DEBUG_FILE=nccl.%h.%p.log",
     )
     NCCL_CHOICES_NOT_READ = (
         "nccl_choices_not_read",
         "info",
         "The calibration did not record which algorithms NCCL chose.",
-        "unset NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE and calibrate again, or give a log with --nccl-log",
+        "unset NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE and calibrate again, or pass a log with --nccl-log",
     )

@@ -1,4 +1,4 @@
-"""What NCCL's own log says about its choices, as types: algorithms, channels, transports, cost table. Imports no torch."""
+"""Types for NCCL's choices as its log reports them: algorithms, channels, transports, cost table. Imports no torch."""
 
 import msgspec
 
@@ -55,7 +55,7 @@ class Communicator(Stored, frozen=True):
 
 
 class NcclLog(Stored, frozen=True):
-    """What the logs of one job say. `links` counts pairs of ranks by transport, such as ``NET/IB/GDRDMA``; `peers` lists them.
+    """The logs of one job. `links` counts pairs of ranks by transport, such as ``NET/IB/GDRDMA``; `peers` lists them.
 
     Ranks are those of the communicator that connects them; each direction is a pair. A call does not name its communicator:
     `choices` are those of all communicators together.
@@ -68,8 +68,8 @@ class NcclLog(Stored, frozen=True):
     links: dict[str, int] = msgspec.field(default_factory=dict)
     networks: tuple[str, ...] = ()
     infiniband: bool = False  # whether InfiniBand or RoCE devices were found
-    gpu_direct: bool | None = None  # GPU Direct RDMA, where the log says so
+    gpu_direct: bool | None = None  # GPU Direct RDMA, if the log reports it
     unread_lines: int = 0  # of choices and tables, cut or of another form
-    network_ports: int | None = None  # that NCCL uses on a host, where a line lists them
+    network_ports: int | None = None  # that NCCL uses on a host, if a line lists them
     peer_access_off: str | None = None  # the message that peer-to-peer access between GPUs is off
     peers: dict[str, tuple[tuple[int, int], ...]] = msgspec.field(default_factory=dict)  # empty in older records

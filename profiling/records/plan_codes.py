@@ -1,16 +1,16 @@
-"""Findings about what is planned and about the machine, known before a step is measured."""
+"""Findings about the plan and the machine, known before a step is measured."""
 
 from dpscope.profiling.records.finding import FindingCode
 
 
 class PlanCode(FindingCode):
-    """Findings about what is planned and about the machine, known before a step is measured."""
+    """Findings about the plan and the machine, known before a step is measured."""
 
     CPU_OVERSUBSCRIBED = (
         "cpu_oversubscribed",
         "warning",
-        "More processes than cores: they wait for each other, so the times do not show scaling.",
-        "use no more --devices than there are cores",
+        "There are more processes than cores: they wait for each other, so the times do not show scaling.",
+        "use at most as many --devices as there are cores",
     )
     FEW_HOST_CORES = (
         "few_host_cores",
@@ -22,37 +22,36 @@ class PlanCode(FindingCode):
         "cores_oversubscribed",
         "warning",
         "A calibration ran more processes than there are cores: they waited for cores, not only for data.",
-        "calibrate no more processes than there are cores (--devices)",
+        "calibrate at most as many processes as there are cores (--devices)",
     )
     CALIBRATION_FAILED = (
         "calibration_failed",
         "warning",
-        "The calibration that a run makes before its cells failed: the cells are measured, but not predicted.",
-        "Run the same command again, which then calibrates; or use dpscope calibrate --out with the run's folder.",
+        "The calibration before a run's cells failed: the cells are measured, but not predicted.",
+        "Run the same command again, which repeats the calibration; or use dpscope calibrate --out with the run's folder.",
     )
     CONTENTION_NOT_TIMED = (
         "contention_not_timed",
         "warning",
-        "A calibration timed the collectives, but not how collectives and computing slow each other.",
-        "predictions of cells that overlap assume no such slowdown; to time it again, use dpscope calibrate --out with the run's "
-        "folder",
+        "A calibration timed the collectives, but not how much collectives and compute slow each other down.",
+        "predictions for cells that overlap assume no slowdown; to time it, use dpscope calibrate --out with the run's folder",
     )
     LOADER_WORKERS_UNEVEN = (
         "loader_workers_uneven",
         "warning",
         "There are fewer loader workers than processes, so some processes load their batches inside the step.",
-        "use a --workers-total of at least one for each process, or 0",
+        "set --workers-total to at least the number of processes, or to 0",
     )
     ESTIMATE_OVER_TIMEOUT = (
         "estimate_over_timeout",
         "warning",
-        "A repeat is estimated to exceed its time limit, and would be stopped before it is measured.",
+        "A repeat is estimated to exceed its time limit and would be stopped before it is measured.",
         "Raise --timeout, or measure fewer steps or smaller batches.",
     )
     NO_BASELINE = (
         "no_baseline",
         "warning",
-        "Cells on several devices are planned and none on one: gain, efficiency and subtraction estimates will be NA.",
+        "Cells on several devices are planned but none on one: gain, efficiency and subtraction estimates will be NA.",
         "add 1 to --devices, and single to --strategy",
     )
     MIXED_HOSTS = (
@@ -64,8 +63,8 @@ class PlanCode(FindingCode):
     MIXED_COMMITS = (
         "mixed_commits",
         "warning",
-        "The code changed while the run was under way: its cells were not all measured of the same code.",
-        "Use --fresh to measure all cells of the code as it is now.",
+        "The code changed during the run: not all cells were measured with the same code.",
+        "Use --fresh to measure all cells with the current code.",
     )
     MIXED_DEVICES = (
         "mixed_devices",
@@ -88,43 +87,43 @@ class PlanCode(FindingCode):
     DEVICE_THROTTLED = (
         "device_throttled",
         "warning",
-        "A GPU is slowed down by heat or a power limit, so its times are those of a slower device.",
+        "Heat or a power limit slows a GPU down, so its times are those of a slower device.",
         "Let it cool or raise its power limit, and measure again.",
     )
     BF16_EMULATED = (
         "bf16_emulated",
         "warning",
-        "The GPUs compute bf16 by emulation (before compute capability 8.0, as V100 and T4): it saves memory, not time.",
+        "The GPUs emulate bf16 (compute capability below 8.0, such as V100 and T4): it saves memory, not time.",
         "Measure --amp fp16 on these GPUs.",
     )
     DEVICE_POWER_CAPPED = (
         "device_power_capped",
         "info",
-        "A GPU is held at its power limit, as busy GPUs usually are.",
+        "A GPU runs at its power limit, as busy GPUs usually do.",
         "No action needed; compare runs only under the same power limit (nvidia-smi -q -d POWER).",
     )
     DEVICE_STATE_UNKNOWN = (
         "device_state_unknown",
         "warning",
-        "NVML says nothing about the GPUs, so it is unknown whether they are slowed down, shared or unlike each other.",
-        "Install nvidia-ml-py and see that nvidia-smi works; for parts of a GPU (MIG) no action is needed.",
+        "NVML reports nothing about the GPUs, so it is unknown whether they are throttled, shared or of different models.",
+        "Install nvidia-ml-py and check that nvidia-smi works; for parts of a GPU (MIG) no action is needed.",
     )
     DEVICE_LOST = (
         "device_lost",
         "error",
-        "A GPU does not answer its driver.",
+        "A GPU does not respond to its driver.",
         "See nvidia-smi and the kernel's log (dmesg, Xid 79); reset the machine, or leave this GPU out with "
         "CUDA_VISIBLE_DEVICES.",
     )
     DEVICE_SHARED = (
         "device_shared",
         "warning",
-        "Other processes use a GPU, and their work is part of the measured times.",
+        "Other processes use a GPU, and the measured times include their work.",
         "Stop them, or choose other GPUs with CUDA_VISIBLE_DEVICES.",
     )
     SETTINGS_DIFFER = (
         "settings_differ",
         "warning",
-        "Two measurements that are compared were made under different settings or on different machines.",
-        "a change may come from that and not from the code",
+        "Two compared measurements were made under different settings or on different machines.",
+        "a change may come from that rather than from the code",
     )

@@ -1,8 +1,7 @@
-"""Names of the `record_function` ranges dpscope puts into its traces.
+"""Names of the `record_function` ranges that dpscope adds to its traces, shared by the recorder (launch) and analysis.
 
-The recorder (launch) and the reader (analysis) share these and nothing else about a trace's inside.
-A range of `nn.DataParallel` that belongs to one replica ends in `#<replica index>`: replica threads are new in
-every step, so their thread ids say nothing.
+A range of `nn.DataParallel` that belongs to one replica ends in `#<replica index>`: replica threads are new in every step, so
+that their thread ids do not identify the replica.
 """
 
 PREFIX = "dpscope::"

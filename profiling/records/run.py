@@ -1,7 +1,7 @@
-"""What a run folder holds, as types: plan, samples, results. Imports no torch.
+"""The types of a run folder's files: plan, environment, results. Imports no torch.
 
-Every type is `Stored`: frozen, and refused where it holds a field this version does not know. Units stand in names:
-`_us`, `_s`, `_bytes`.
+Every type is `Stored`: frozen, and refused if it holds a field that this version does not know. Names hold units: `_us`, `_s`,
+`_bytes`.
 """
 
 import re
@@ -9,24 +9,56 @@ from typing import Literal
 
 import msgspec
 
-from dpscope.profiling.records.commit import Commit
 from dpscope.profiling.records.config import ResolvedConfig, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.matrix import Amp, CommHook, CompileMode, NcclEngine, Switch
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
-from dpscope.profiling.records.wrapped import Compilation, ShardedUnit
 
 SCHEMA_VERSION = 1
 
 CellStatus = Literal["ok", "out_of_memory", "crashed", "timed_out", "interrupted", "skipped"]
 
 
-class CellOptions(Stored, frozen=True):
-    """How a cell departs from its strategy's defaults; all but `accumulate`, `amp` and `compile` are DistributedDataParallel's.
+SHORT_HASH_DIGITS = 10  # shown digits of a hash; git's short names have seven or more
 
-    A step is one optimizer step on the cell's batch whatever `accumulate` is: it cuts that batch into micro-batches.
+
+class Commit(Stored, frozen=True):
+    """The commit that a folder of code had checked out."""
+
+    name: str  # the full hash
+    committed_at: str  # ISO 8601 with the offset
+    changed: bool  # whether tracked files differed from the commit
+
+    def __str__(self) -> str:
+        return f"commit {self.name[:SHORT_HASH_DIGITS]}{', changed' if self.changed else ''}"
+
+
+class ShardedUnit(Stored, frozen=True):
+    """Parameters that FSDP gathers together: those of a wrapped module that are not in a wrapped module within it."""
+
+    name: str  # of the module; empty: the whole model
+    shapes: tuple[tuple[int, ...], ...]  # of its parameters, unsharded
+    trained: tuple[bool, ...]  # whether each parameter requires a gradient
+    element_bytes: tuple[int, ...]  # of each parameter
+    resharded: bool  # whether it is gathered again for the backward pass
+
+
+class Compilation(Stored, frozen=True):
+    """Compilation by torch.compile in a process."""
+
+    seconds: float  # of wall time, in warm-up and after
+    graphs: int  # captured from Python code
+    parts: int  # separately compiled parts of the graphs: by DDP's buckets, else one for each graph
+    breaks: int  # places in the code at which a graph ended early
+    late_graphs: int = 0  # graphs captured after warm-up, in timed or traced steps
+
+
+class CellOptions(Stored, frozen=True):
+    """A cell's options; all except `accumulate`, `amp` and `compile` are DistributedDataParallel's.
+
+    A step is one optimizer step on the cell's batch, which `accumulate` divides into micro-batches.
     """
 
     overlap: Switch = "on"
@@ -36,7 +68,7 @@ class CellOptions(Stored, frozen=True):
     static_graph: Switch = "off"
     broadcast_buffers: Switch = "on"
     accumulate: int = 1
-    amp: Amp | None = None  # None: the run's own
+    amp: Amp | None = None  # None: the run's
     ddp_args: str = "default"
     nccl_engine: NcclEngine = "default"
     compile: CompileMode = "off"
@@ -61,9 +93,9 @@ class CellOptions(Stored, frozen=True):
 
 
 class Cell(Stored, frozen=True):
-    """One thing that is measured: a strategy on a number of devices at a batch size per device, with its options.
+    """A unit of measurement: a strategy on a number of devices at a batch size per device, with its options.
 
-    `variant` names the options and follows from them; it is stored for whoever reads the files.
+    `variant` names the options and follows from them; it is stored for readers of the files.
     """
 
     strategy: CellStrategy
@@ -71,7 +103,7 @@ class Cell(Stored, frozen=True):
     batch_size: int  # per device and step
     variant: str = ""
     options: CellOptions = CellOptions()
-    nodes: int = 1  # hosts that its processes are spread over
+    nodes: int = 1  # hosts over which its processes are spread
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= self.devices or (self.nodes > 1 and not self.per_device):
@@ -91,7 +123,7 @@ class Cell(Stored, frozen=True):
 
     @property
     def global_batch_size(self) -> int:
-        """Samples one step trains on, over all devices."""
+        """Samples of one step on all devices."""
         return self.devices * self.batch_size
 
     @property
@@ -101,29 +133,28 @@ class Cell(Stored, frozen=True):
 
     @property
     def per_device(self) -> bool:
-        """Whether each device has a process of its own."""
+        """Whether each device has its own process."""
         return not self.traits.one_process
 
     @property
     def traits(self) -> StrategyTraits:
-        """What its strategy does."""
         return traits_of(self.strategy)
 
 
 def cell_workload(workload: Workload, cell: Cell) -> Workload:
-    """The workload as a cell has it: in its own precision where it has one."""
+    """The workload with the cell's precision, if it has one."""
     return msgspec.structs.replace(workload, amp=cell.options.amp or workload.amp)
 
 
 class PlannedCell(Stored, frozen=True):
-    """A cell of the plan, or why it is left out."""
+    """A cell of the plan, with the reason if it is left out."""
 
     cell: Cell
-    skip_reason: str | None = None  # set: never started
+    skip_reason: str | None = None  # if set, the cell is never started
 
 
 class DeviceState(Stored, frozen=True):
-    """One GPU at one moment, as NVML reports it; None where it does not."""
+    """One GPU at one moment, by NVML; None: not reported."""
 
     index: int
     uuid: str | None = None
@@ -134,19 +165,19 @@ class DeviceState(Stored, frozen=True):
     temperature_c: int | None = None
     power_w: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
-    other_process_ids: tuple[int, ...] | None = None  # compute processes that are not the run's own
+    other_process_ids: tuple[int, ...] | None = None  # compute processes that do not belong to the run
     pcie_generation: int | None = None
     pcie_width: int | None = None
     active_nvlinks: int | None = None  # None in runs of older versions
 
 
 class Environment(Stored, frozen=True):
-    """Where a run took place."""
+    """The machine, software and variables of a run."""
 
     hostname: str
     platform: str
     cpu_name: str | None
-    cpu_count: int  # cores this process may use
+    cpu_count: int  # cores that this process may use
     memory_bytes: int | None
     python_version: str
     torch_version: str | None
@@ -157,10 +188,10 @@ class Environment(Stored, frozen=True):
     accelerators: tuple[DeviceState, ...] = ()
     settings: dict[str, str] = msgspec.field(
         default_factory=dict
-    )  # the variables that times may depend on and that are set: NCCL_*, TORCH_*, CUDA_*, ...
-    interconnect: Interconnect | None = None  # links of the visible GPUs, by NVML; None: not asked, or no NVML
+    )  # set variables that affect times: NCCL_*, TORCH_*, ...
+    interconnect: Interconnect | None = None  # links of the visible GPUs; None: without NVML
     nccl_engine: str | None = None  # class that runs NCCL unless a cell chooses; None: no NCCL, or an older dpscope
-    commit: Commit | None = None  # of the code that is measured; None: git tells none, or an older dpscope
+    commit: Commit | None = None  # of the measured code; None: not in git, or an older dpscope
 
 
 _PublishedTime = Literal["epoch_seconds", "compute_seconds", "communication_seconds"]
@@ -170,7 +201,7 @@ PublishedQuantity = (
 
 
 class PublishedValue(Stored, frozen=True):
-    """What somebody published of a cell: of which, what, who says so. `fixed` is what stays the same as devices are added."""
+    """A published value of a cell, with its source. `fixed` is the batch that stays constant as devices are added."""
 
     source: str
     hardware: str
@@ -183,7 +214,7 @@ class PublishedValue(Stored, frozen=True):
     quantity: PublishedQuantity
     value: float  # in `unit`
     unit: str
-    method: str  # how its authors obtained it
+    method: str  # by which its authors obtained it
 
 
 class Host(Stored, frozen=True):
@@ -192,42 +223,40 @@ class Host(Stored, frozen=True):
     node: int
     hostname: str
     address: str  # by which the nodes reach each other
-    interface: str | None  # that gloo uses between them; None: not known
+    interface: str | None  # that gloo uses between them; None: unknown
     interface_chosen_by: str
-    environment: Environment | None = None  # None of node 0: it is the manifest's own
+    environment: Environment | None = None  # None for node 0, whose environment is the manifest's
 
 
 class Manifest(Stored, frozen=True):
-    """`manifest.json`: written once, by the sweep (or by a worker started by hand)."""
+    """`manifest.json`, written by the run or by a worker started by hand."""
 
     schema_version: int
     dpscope_version: str
     created_at: str  # ISO 8601, UTC
     config: ResolvedConfig
     device_type: Literal["cuda", "cpu"]
-    threads_per_process: int  # intra-op threads each process (dp-host: each replica) computes with
+    threads_per_process: int  # intra-op threads of each process (dp-host: of each replica)
     environment: Environment
     plan: tuple[PlannedCell, ...]
     findings: tuple[Finding, ...] = ()
-    normalisation: str | None = None  # of images, in words; None where dpscope does not or did not tell
-    script: str | None = None  # that was attached to, its command: of `config` its model and windows are told then
+    normalisation: str | None = None  # of images, as text; None if unknown
+    script: str | None = None  # the command of an attached script: of `config`, only model and windows apply then
     repeats_by_cell: dict[str, int] = msgspec.field(
         default_factory=dict
-    )  # those --detect chose; else the measurement's repeats
-    published: tuple[PublishedValue, ...] = ()  # what others published of these cells, where a table of it was named
-    hosts: tuple[Host, ...] = ()  # of a run over several nodes, as it was started last
+    )  # chosen by --detect; default: config's repeats
+    published: tuple[PublishedValue, ...] = ()  # published values of these cells, if a table was given
+    hosts: tuple[Host, ...] = ()  # of a run over several nodes, at its last start
 
 
 class TimedBlock(Stored, frozen=True):
-    """Steps timed as one block between two synchronisations: the throughput's source."""
+    """Steps timed as one block between two synchronisations, from which throughput is computed."""
 
-    epoch: int | None  # set when the block is a whole epoch
+    epoch: int | None  # set if the block is a whole epoch
     steps: int
     samples: int  # of this process (DDP) or of all replicas (DP)
     duration_s: float
-    data_wait_s: (
-        float | None
-    )  # of it, waiting for the loader: the sum over its steps' data_wait_us; None where not measured
+    data_wait_s: float | None  # part of it spent waiting for the loader: the sum of data_wait_us; None: not measured
 
 
 class DeviceMemory(Stored, frozen=True):
@@ -239,33 +268,33 @@ class DeviceMemory(Stored, frozen=True):
 
 
 class TensorSize(Stored, frozen=True):
-    """One parameter or buffer; DP's chunks are counted from these."""
+    """One parameter or buffer; DataParallel's chunks follow from these."""
 
     dtype: str
     bytes: int
 
 
 class ParameterSizes(Stored, frozen=True):
-    """Sizes of the model: what a strategy has to move."""
+    """Sizes of the model, from which a strategy's traffic follows."""
 
     parameter_count: int
     parameter_bytes: int
     gradient_bytes: int  # of parameters that require a gradient
     buffer_bytes: int
-    gradient_elements: int | None = None  # of the same; None in runs of older versions
-    gradient_shapes: tuple[tuple[int, ...], ...] = ()  # of the same; empty in runs of older versions
+    gradient_elements: int | None = None  # of the same parameters; None in runs of older versions
+    gradient_shapes: tuple[tuple[int, ...], ...] = ()  # of the same parameters; empty in runs of older versions
     parameter_tensors: tuple[TensorSize, ...] = ()  # in the order of Module.parameters()
     buffer_tensors: tuple[TensorSize, ...] = ()
 
 
 class AttachedProcess(Stored, frozen=True):
-    """What one process saw of the script that it ran."""
+    """What one process observed of the script that it ran."""
 
     cell: Cell
-    reduction_known: bool  # whether what its strategy must move can be told from the model's sizes
-    batch_known: bool = True  # else each step counts as one sample of each device
-    counters_missing: str | None = None  # why none of DDP's counters were saved; None where they should be there
-    inputs: int | None = None  # checksum of its first inputs, None where they show nothing
+    reduction_known: bool  # whether the strategy's traffic follows from the model's sizes
+    batch_known: bool = True  # else each step counts as one sample per device
+    counters_missing: str | None = None  # why DDP's counters were not saved; None if they should exist
+    inputs: int | None = None  # checksum of its first inputs; None if they are constant or have no tensor
     model_parallel: bool = False  # whether parameters are sharded without FSDP
 
 
@@ -273,17 +302,26 @@ Precision = Literal["fp32", "tf32", "half"]
 
 
 class StepFlops(Stored, frozen=True):
-    """FLOPs of one step on one device, forward and backward; `missing` says why they are not known."""
+    """FLOPs of one step on one device, forward and backward; `missing` is the reason if they are unknown."""
 
     total: int | None = None
     convolutions: int = 0  # of `total`
-    product_precision: Precision = "fp32"  # of matrix products, which on GPUs decides their peak
+    product_precision: Precision = "fp32"  # of matrix products, which determines their peak on GPUs
     convolution_precision: Precision = "fp32"
     missing: str = ""
 
 
+class MatmulPeak(Stored, frozen=True):
+    """The highest rate at which a process multiplied two square matrices on the CPU, outside timed and traced passes."""
+
+    tflops: float  # 1e12 FLOPs per second, 2 side^3 a product
+    side: int
+    dtype: str  # such as "float32": that of the products in its steps
+    threads: int
+
+
 class RankResult(Stored, frozen=True):
-    """`rank_<node>_<rank>.json`: what one process says of its job, beside its samples."""
+    """`rank_<node>_<rank>.json`: the results of one process, except its samples."""
 
     rank: int
     node: int
@@ -291,42 +329,41 @@ class RankResult(Stored, frozen=True):
     world_size: int
     device_names: tuple[str, ...]
     threads: int
-    backend: str | None  # the process group's backend that really ran, None without one
+    backend: str | None  # the process group's actual backend, None without one
     nccl_engine: str | None  # torch >= 2.15 has two
-    loader_workers: int | None  # None of a script that was attached to
-    steps_per_epoch: int | None  # the same
+    loader_workers: int | None  # None for an attached script
+    steps_per_epoch: int | None  # None for an attached script
     model: ParameterSizes
     blocks: tuple[TimedBlock, ...]
-    memory: tuple[DeviceMemory, ...]  # empty on CPU: the allocator keeps no such figure there
-    device_states_before: tuple[DeviceState, ...] = ()  # before any process of the job was on them
-    device_states_after: tuple[DeviceState, ...] = ()  # while untimed steps ran after the timed ones: under their load
+    memory: tuple[DeviceMemory, ...]  # empty on a CPU, where the allocator does not record it
+    device_states_before: tuple[DeviceState, ...] = ()  # before any process of the job used them
+    device_states_after: tuple[DeviceState, ...] = ()  # during untimed steps after the timed ones: under load
     findings: tuple[Finding, ...] = ()  # about its devices' states
-    environment: Environment | None = None  # of its host, told by the first process on each host but the first
+    environment: Environment | None = None  # of its host, from the first process on each host except the first
     last_loss: float | None = None
-    attached: AttachedProcess | None = None  # None where dpscope's own loop was measured
+    attached: AttachedProcess | None = None  # None if dpscope's loop was measured
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
     tokens_per_sample: int | None = None
     flops: StepFlops | None = None  # counted by rank 0
-    compilation: Compilation | None = None  # of cells that are compiled
+    matmul_peak: MatmulPeak | None = None  # None on GPUs, for scripts and in runs of older versions
+    compilation: Compilation | None = None  # of compiled cells
     state_bytes: int | None = None  # of parameters, buffers and optimizer state, between steps
-    interfaces: tuple[str, ...] | None = (
-        None  # of its TCP connections to other hosts, the store's left out; None on one host
-    )
+    interfaces: tuple[str, ...] | None = None  # of TCP connections to other hosts except the store's; None on one host
 
 
 class CellResult(Stored, frozen=True):
-    """`result.json`: renamed into place last; a repeat without it is not done."""
+    """`result.json`, written last; a repeat without it is not done."""
 
     cell: Cell
     repeat: int
     status: CellStatus
-    duration_s: float  # of the whole job, start of torchrun to its end
+    duration_s: float  # of the whole job, from the start of torchrun to its end
     message: str = ""  # why it is not ok, in one line
     log_tail: tuple[str, ...] = ()  # each line with its rank, the first rank to fail first
 
 
 class DdpCounters(Stored, frozen=True):
-    """One step of DDP's own runtime counters; durations in microseconds, as DDP defines them.
+    """DDP's runtime counters of one step; durations in microseconds, as DDP defines them.
 
     Source: `torch.distributed` DDPLoggingData. `backward_comm_us` is a span: from the launch of the first
     bucket to the end of the last one.
@@ -339,6 +376,6 @@ class DdpCounters(Stored, frozen=True):
     overlap_us: float
     bucket_bytes: tuple[int, ...]  # rebuilt_bucket_sizes
     iterations: int = (
-        1  # forward passes of a step that reduce gradients; of several, the one before the last is described
+        1  # forward passes of a step that reduce gradients; the counters are of the last but one of several
     )
-    cpu_wait_us: float | None = None  # of the rank's threads in the step, summed: ready to run, but waiting for a core
+    cpu_wait_us: float | None = None  # total over the rank's threads in the step: ready to run, but waiting for a core

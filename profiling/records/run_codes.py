@@ -45,8 +45,8 @@ class RunCode(FindingCode):
     REPEATS_MISSING = (
         "repeats_missing",
         "warning",
-        "Some cells rest on fewer repeats than the others.",
-        "give the run's command again: it measures what is missing and nothing else",
+        "Some cells have fewer repeats than others.",
+        "run the same command again: it measures only what is missing",
     )
     SINGLE_REPEAT = (
         "single_repeat",
@@ -64,15 +64,15 @@ class RunCode(FindingCode):
     WIDE_SPREAD = (
         "wide_spread",
         "warning",
-        "A cell's step times spread widely around their median.",
-        "close other programs, raise --steps or --repeats; small differences cannot be trusted",
+        "A cell's step times vary widely around their median.",
+        "close other programs and raise --steps or --repeats; small differences are not reliable",
         "of_many_cells",
     )
     THROUGHPUT_DIFFERS = (
         "throughput_differs",
         "warning",
         "The throughput of whole blocks differs from that of the median step by more than 5%.",
-        "tables show the median step's; some steps of the blocks are far longer or shorter, see wide_spread and outliers",
+        "tables show that of the median step; some steps are far longer or shorter, see wide_spread and outliers",
         "of_many_cells",
     )
     REPEATS_DIFFER = (
@@ -85,8 +85,8 @@ class RunCode(FindingCode):
     DRIFT = (
         "drift",
         "warning",
-        "Steps grow longer or shorter from the beginning of a repeat to its end.",
-        "warm up longer (--warmup), or watch clocks and temperature",
+        "Steps become longer or shorter in the course of a repeat.",
+        "warm up longer (--warmup), or monitor clocks and temperature",
         "of_many_cells",
     )
     OUTLIERS = (
@@ -100,21 +100,21 @@ class RunCode(FindingCode):
     TRACER_COST = (
         "tracer_cost",
         "warning",
-        "Tracing made the steps notably slower.",
-        "use the untraced step times; of traced times trust only the proportions",
+        "Tracing made the steps considerably slower.",
+        "use the untraced step times; in traced steps rely only on the proportions",
         "of_many_cells",
     )
     NOT_COMPILED = (
         "not_compiled",
         "error",
-        "No graph of a cell's model was captured by torch.compile: it ran as if it had not been compiled.",
+        "No graph of a cell's model was captured by torch.compile, so it ran uncompiled.",
         "do not treat the cell as compiled; TORCH_LOGS=graph_breaks shows what stops torch.compile",
     )
     COMPILED_LATE = (
         "compiled_late",
         "warning",
-        "After warm-up torch.compile was still compiling, so measured steps hold the time of it.",
-        "warm up longer (--warmup); if it goes on, TORCH_LOGS=recompiles shows what changes from step to step",
+        "Compilation by torch.compile had not ended after warm-up, so the measured steps include it.",
+        "warm up longer (--warmup); if it persists, TORCH_LOGS=recompiles shows what changes from step to step",
     )
     COUNTERS_NOT_COMPARED = (
         "counters_not_compared",
@@ -149,26 +149,26 @@ class RunCode(FindingCode):
     VARIANT_NOT_KEPT = (
         "variant_not_kept",
         "error",
-        "The trace shows that an option of a variant had no effect or another effect.",
-        "do not treat the cell as that variant: DDP in this torch did something else",
+        "The trace shows that an option of a variant had no effect or a different one.",
+        "do not treat the cell as that variant: DDP in this version of torch behaved differently",
     )
     STRATEGY_GAP = (
         "strategy_gap",
         "info",
         "How much faster DDP or DataParallel is, with its interval, and where the difference lies.",
-        "read the table of DP and DDP for the parts of the difference",
+        "the table of DP and DDP shows the parts of the difference",
     )
     STRATEGIES_NOT_COMPARED = (
         "strategies_not_compared",
         "info",
-        "DP and DDP were measured by too few repeats to say which one is faster.",
-        "time two repeats or more (--repeats), of five steps in all or more (--steps)",
+        "DP and DDP were measured with too few repeats to determine which one is faster.",
+        "time at least two repeats (--repeats) with at least five steps in total (--steps)",
     )
     STRATEGY_COST = (
         "strategy_cost",
         "info",
         "What FSDP or replicate costs per step compared with DDP on the same devices, and how much memory it saves per device.",
-        "use it if you need the memory it saves, or if it costs no time",
+        "use it if you need the memory that it saves, or if it costs no time",
     )
     DDP_ALONE = (
         "ddp_alone",
@@ -179,75 +179,81 @@ class RunCode(FindingCode):
     COMMUNICATION_MEASURED = (
         "communication_measured",
         "info",
-        "What a cell's communication takes in a step, how much of it is hidden behind compute and how much is exposed.",
+        "How long a cell communicates in a step, and how much of that is hidden behind compute or exposed.",
         "at most the exposed time can be saved, and a faster link does not shorten the waiting in it",
         "in_tables",
     )
     ESTIMATES = (
         "estimates",
         "info",
-        "How far the subtraction estimates are from what the traces show.",
+        "How far the subtraction estimates are from the measured values.",
         "the subtractions include changes of compute and idle time: use the measured columns",
         "in_tables",
     )
     PREDICTION_OFF = (
         "prediction_off",
         None,
-        "A predicted communication time is far from the measured one. A warning where the prediction rests on a "
-        "calibration.",
+        "A predicted communication time is far from the measured one. A warning if the prediction is based on a calibration.",
         "compare with a cell whose communication does not overlap compute (--overlap off)",
+    )
+    ABOVE_PEAK = (
+        "above_peak",
+        "warning",
+        "A cell computes faster than the peak of its device, so its FLOPs, their precision or the peak do not apply.",
+        "with --flops: check that they are those of one step on one device, and their precision; without: convolutions may use "
+        "an algorithm with fewer multiplications than are counted",
     )
     CALIBRATION_INCOMPLETE = (
         "calibration_incomplete",
         "info",
         "The calibration lacks a collective that the run uses, so exposed communication is not predicted there.",
-        "calibrate all that the run uses",
+        "calibrate all collectives that the run uses",
     )
     COLLECTIVE_CLIFF = (
         "collective_cliff",
         "warning",
-        "A collective's time on one count and size is far from that of neighbouring sizes and counts; no law extends it.",
-        "repeat that measurement; if it stays, avoid the size (another --bucket-mb) or try another protocol (NCCL_PROTO)",
+        "A collective's time at one device count and size is far from that at neighbouring ones, and cannot be extrapolated.",
+        "repeat that measurement; if it persists, avoid the size (another --bucket-mb) or try another protocol (NCCL_PROTO)",
     )
     CALIBRATION_OTHER_ENGINE = (
         "calibration_other_engine",
         "info",
-        "Cells ran on a different one of torch's NCCL engines than the calibration that predicts them.",
-        "calibrate on the engine that the cells use: run dpscope calibrate with TORCH_DIST_USE_NCCL2=0 (ProcessGroupNCCL) or =1 "
-        "(ProcessGroupNCCL2)",
+        "Cells used a different NCCL engine of torch than the calibration that predicts them.",
+        "calibrate with the engine that the cells use: run dpscope calibrate with TORCH_DIST_USE_NCCL2=0 (ProcessGroupNCCL) or "
+        "=1 (ProcessGroupNCCL2)",
     )
     STRONG_OR_WEAK = (
         "strong_or_weak",
         "info",
         "How strong and weak scaling compare on the same machine.",
-        "weak scaling multiplies the global batch by the number of devices, which may need another learning rate; "
-        "strong scaling trains as before, with less work per device to hide communication behind",
+        "weak scaling multiplies the global batch by the number of devices, which may require another learning rate; strong "
+        "scaling keeps the global batch, with less compute per device to hide communication",
     )
     TARGET_EFFICIENCY = (
         "target_efficiency",
         None,
-        "Up to how many devices the asked efficiency is reached. A warning where it is missed.",
-        "use fewer devices, a larger batch per device, or find what the exposed time is spent on",
+        "Up to how many devices the target efficiency is reached. A warning if it is missed.",
+        "use fewer devices, a larger batch per device, or find out what the exposed time is spent on",
         "of_many_cells",
     )
     STRAGGLER = (
         "straggler",
         "warning",
-        "One rank is late to the collectives, and the others wait for it.",
-        "see what that rank does before its first all-reduce: data, other load, a slower device",
+        "One rank arrives late at the collectives, and the others wait for it.",
+        "check what that rank does before its first all-reduce: data, other load, a slower device",
     )
     NO_OVERLAP = (
         "no_overlap",
         None,
-        "Little of a cell's communication is hidden behind compute. The message gives each reason that the traces show, with its "
-        "number. A warning on GPUs, and where the cause lies in the script.",
+        "Little of a cell's communication is hidden behind compute. The message lists each reason that the traces show, with the "
+        "measured number. A warning on GPUs, and if the script causes it.",
         "the traces do not show why: compare --overlap on,off and several values of --bucket-mb",
     )
     OVERLAP_SAVES = (
         "overlap_saves",
         "info",
-        "What reducing gradients during backward saves or costs.",
-        "compare DP with the cell without overlap: that is the fair match",
+        "What reducing gradients during the backward pass saves or costs.",
+        "compare DP with the cell without overlap, since DP does not overlap either",
     )
     VARIANT_SAVES = (
         "variant_saves",
@@ -258,8 +264,8 @@ class RunCode(FindingCode):
     CPU_CONCURRENCY = (
         "cpu_concurrency",
         "info",
-        "On a CPU, computing and communicating share the cores, so hidden communication slowed both.",
-        "measure on GPUs before deciding anything about GPUs",
+        "On a CPU, compute and communication share the cores, so hidden communication slows both.",
+        "measure on GPUs before drawing conclusions about GPUs",
     )
     DP_HOST_STAND_IN = (
         "dp_host_stand_in",
@@ -270,7 +276,7 @@ class RunCode(FindingCode):
     LOADER_WORKERS = (
         "loader_workers",
         "info",
-        "Each process has loader workers of its own, so DDP has more of them than DP.",
+        "Each process has its own loader workers, so DDP has more of them than DP.",
         "use --workers-total to keep the total equal",
     )
     THREADS = (
@@ -282,36 +288,36 @@ class RunCode(FindingCode):
     THREADS_DIFFER = (
         "threads_differ",
         "warning",
-        "The processes of a run's cells compute with different numbers of threads, so step times differ by that too.",
+        "The processes of a run's cells use different numbers of threads, which also changes their step times.",
         "set OMP_NUM_THREADS to the same number for every device count, and measure again in another folder",
     )
     SYNTHETIC_EPOCHS = (
         "synthetic_epochs",
         "info",
-        "Synthetic epochs hold whole batches only, so they are longer than the data set by up to a batch.",
-        "compare epochs of a --samples that every global batch divides, if that difference matters",
+        "Synthetic epochs consist of whole batches, so they are longer than the data set by up to one batch.",
+        "if that matters, choose --samples divisible by every global batch",
     )
     NOTHING_COMPARED = (
         "nothing_compared",
         "warning",
-        "No step of two compared runs has an interval, so none can be called slower or faster.",
+        "No step time of two compared runs has an interval, so none can be called slower or faster.",
         "time two repeats or more in both runs (--repeats)",
     )
     PARTLY_COMPARED = (
         "partly_compared",
         "warning",
-        "Some steps of two compared runs have no interval, so these can be called neither slower nor faster.",
+        "Some step times of two compared runs have no interval, so they can be called neither slower nor faster.",
         "time two repeats or more in both runs (--repeats)",
     )
     CHANGE_NOT_VISIBLE = (
         "change_not_visible",
         "warning",
-        "The slowdown that a comparison judges (--fail-over) would not show in some cells: their repeats differ too much.",
-        "measure more repeats in both runs (--repeats, --detect), or judge a larger change (--fail-over)",
+        "The slowdown that --fail-over tests for could not be detected in some cells: their repeats differ too much.",
+        "measure more repeats in both runs (--repeats, --detect), or test for a larger change (--fail-over)",
     )
     CELLS_LOST = (
         "cells_lost",
         "warning",
-        "Cells were measured in the first of two compared runs and not in the second: whether they got slower is unknown.",
-        "measure the same cells in both runs, or see why they failed there",
+        "Cells were measured in the first of two compared runs but not in the second: whether they became slower is unknown.",
+        "measure the same cells in both runs, or find out why they failed in the second",
     )

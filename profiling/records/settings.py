@@ -1,46 +1,140 @@
-"""Settings in parts: what a part refuses, and all settings of a configuration by name. Imports no torch.
+"""Settings: what is declared about each, and the settings of a configuration by name. Imports no torch.
 
-Whoever sets them (flags, a TOML file, an older run's manifest) knows no parts: names are unique within a configuration.
+A setting is a field of a part of a configuration; its `Setting` holds everything else about it: help, reading, check, and when
+it has no effect. Flags, TOML files and older manifests know no parts, so names are unique within a configuration.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 from dpscope.profiling.records.stored import Stored
+from dpscope.profiling.records.typed_text import switches, whole_numbers, words
 
 _Config = TypeVar("_Config", bound=msgspec.Struct)
 
-SettingCheck = tuple[str, bool, str]
-"""(setting, whether it holds, the fix)"""
+COMPARED, DATA, AMOUNT = "What is compared", "Model and data", "How much is measured"
+TARGETS, FILES, NODES = "Models and targets", "Files and output", "Several nodes"
+HEADINGS = (COMPARED, DATA, AMOUNT, TARGETS, FILES, NODES)
+"""Of --help, in this order."""
+
+Check = Callable[[Any], str]
+"""The fix for a value that is refused; empty for a valid one."""
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The declaration of a setting, in the annotation of its field.
+
+    `text` reads the option's text; by default it follows from the field's type. Where the same text also sets other fields
+    (`sets`), it returns a tuple: a value for each. `idle` returns why the setting has no effect in a configuration, or nothing.
+    """
+
+    help: str = ""  # without it there is no option: the text of another one sets the field
+    help_of: Mapping[str, str] = {}  # by command, where it differs
+    option: str = ""  # the parameter's name, where it is not the field's
+    heading: str = ""  # where it is not the part's
+    switch: bool = False  # --x/--no-x in place of --x on,off
+    listed: bool = False  # the command line refuses other values than the type's, and lists them
+    text: Callable[[str], Any] | None = None
+    sets: tuple[str, ...] = ()
+    joins: Callable[[Sequence[object]], bool] = lambda _: False  # whether a file's list is read as text
+    example: str = "1,2,4"
+    check: Check | None = None
+    idle: Callable[[Any], str] | None = None
+
+
+class Declared(NamedTuple):
+    """A setting in its configuration."""
+
+    name: str
+    part: str | None  # None: the configuration itself
+    heading: str
+    kind: Any  # its type
+    setting: Setting
+
+    @property
+    def option(self) -> str:
+        """The name of the option's parameter."""
+        return self.setting.option or self.name
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that are valid values; empty where others are, too."""
+        kind = item_type(self.kind)
+        return get_args(kind) if get_origin(kind) is Literal else ()
+
+    @property
+    def parse(self) -> Callable[[str], Any] | None:
+        """Reads a text; None for a setting that is a single value."""
+        if self.setting.text is not None or get_origin(plain_type(self.kind)) is not tuple:
+            return self.setting.text
+        if item_type(self.kind) is int:
+            return whole_numbers
+        return switches if self.choices == ("on", "off") else words
+
+
+def plain_type(kind: Any) -> Any:
+    """A type without None."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    members = [one for one in get_args(kind) if one is not NoneType]
+    return members[0] if len(members) == 1 else kind
+
+
+def item_type(kind: Any) -> Any:
+    """The type of a tuple's items; any other type without None."""
+    plain = plain_type(kind)
+    return get_args(plain)[0] if get_origin(plain) is tuple else plain
+
+
+def holds(condition: Callable[[Any], bool], fix: str) -> Check:
+    """A check of values other than None."""
+    return lambda value: "" if value is None or condition(value) else fix
+
+
+def at_least(least: int, fix: str = "") -> Check:
+    """A check of numbers other than None."""
+    return holds(lambda value: bool(value >= least), fix or f"must be {least} or more")
 
 
 class SettingError(ValueError):
-    """A setting that cannot be, or several that cannot be together: which, their values and the fix."""
+    """A value that a setting cannot have, or settings that exclude each other: which, their values and the fix."""
 
     def __init__(self, fix: str, joined: str = " with ", **settings: object) -> None:
         self.fix, self.joined, self.settings = fix, joined, settings
-        super().__init__(self.told(lambda name: name))
+        super().__init__(self.message(lambda name: name))
 
-    def told(self, called: Callable[[str], str]) -> str:
-        """The mistake in one line; `called` says what a setting is called where it was given, such as ``--lr``."""
+    def message(self, called: Callable[[str], str]) -> str:
+        """The mistake in one line; `called` returns what a setting is called where it was given, such as ``--lr``."""
         given = self.joined.join(f"{called(name)} {shown(value)}" for name, value in self.settings.items())
         return f"{given}: {self.fix}"
 
 
 class ConfigPart(Stored, frozen=True):
-    """Settings that belong together; raises SettingError when made of values that cannot be."""
+    """Settings that belong together; raises SettingError for values that their declarations refuse."""
+
+    heading: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for name, holds, fix in self.checks():
-            if not holds:
-                raise SettingError(fix, **{name: getattr(self, name)})
+        check_settings(self)
 
-    def checks(self) -> list[SettingCheck]:
-        """What has to hold of each setting by itself."""
-        return []
+
+def check_settings(part: msgspec.Struct) -> None:
+    """Raise SettingError for the first value that the declaration of a setting refuses."""
+    for name, one in own_declarations(type(part)).items():
+        value = getattr(part, name)
+        if one.setting.check is not None and (fix := one.setting.check(value)):
+            raise SettingError(fix, **{name: value})
+
+
+def idle_settings(config: msgspec.Struct) -> dict[str, str]:
+    """Settings that have no effect with the others as they are, and why."""
+    declared = declarations(type(config)).items()
+    reasons = {name: one.setting.idle(config) for name, one in declared if one.setting.idle is not None}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def shown(value: object) -> str:
@@ -50,51 +144,69 @@ def shown(value: object) -> str:
 
 def setting_names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """The names of all settings of a configuration's type, those of its parts in the parts' place."""
-    return tuple(_places(kind))
+    return tuple(declarations(kind))
 
 
 def own_settings(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """The names of the settings that stand in no part."""
-    return tuple(name for name, part in _places(kind).items() if part is None)
+    return tuple(name for name, one in declarations(kind).items() if one.part is None)
 
 
 def settings_of(config: msgspec.Struct) -> dict[str, object]:
     """All settings of a configuration by name."""
     return {
-        name: getattr(config if part is None else getattr(config, part), name)
-        for name, part in _places(type(config)).items()
+        name: getattr(config if one.part is None else getattr(config, one.part), name)
+        for name, one in declarations(type(config)).items()
     }
 
 
 def in_parts(settings: Mapping[str, object], kind: type[msgspec.Struct]) -> dict[str, object]:
     """Settings by name as plain data of a configuration's type; those that it does not have are left out."""
-    places = _places(kind)
-    parts: dict[str, dict[str, object]] = {part: {} for part in places.values() if part is not None}
+    declared = declarations(kind)
+    parts: dict[str, dict[str, object]] = {one.part: {} for one in declared.values() if one.part is not None}
     own: dict[str, object] = {}
-    for name in settings.keys() & places.keys():
-        part = places[name]
+    for name in settings.keys() & declared.keys():
+        part = declared[name].part
         (own if part is None else parts[part])[name] = settings[name]
     return {**parts, **own}
 
 
 def with_settings(config: _Config, **changed: object) -> _Config:
     """The configuration with some settings, by name, changed; raises SettingError for what cannot be."""
-    places = _places(type(config))
-    assert changed.keys() <= places.keys(), f"{changed.keys() - places.keys()}: no such setting"
+    declared = declarations(type(config))
+    assert changed.keys() <= declared.keys(), f"{changed.keys() - declared.keys()}: no such setting"
     replaced: dict[str, object] = {}
-    for part in {places[name] for name in changed}:
-        values = {name: value for name, value in changed.items() if places[name] == part}
+    for part in {declared[name].part for name in changed}:
+        values = {name: value for name, value in changed.items() if declared[name].part == part}
         replaced |= values if part is None else {part: msgspec.structs.replace(getattr(config, part), **values)}
     return msgspec.structs.replace(config, **replaced)
 
 
 @lru_cache
-def _places(kind: type[msgspec.Struct]) -> dict[str, str | None]:
-    """The part that holds each setting, by the setting's name; None: the configuration itself."""
-    places: dict[str, str | None] = {}
+def declarations(kind: type[msgspec.Struct]) -> dict[str, Declared]:
+    """The settings of a configuration's type by name, those of its parts in the parts' place."""
+    found: dict[str, Declared] = {}
     for field in msgspec.structs.fields(kind):
         if isinstance(field.type, type) and issubclass(field.type, ConfigPart):
-            places |= dict.fromkeys(field.type.__struct_fields__, field.name)
+            found |= {name: one._replace(part=field.name) for name, one in own_declarations(field.type).items()}
         else:
-            places[field.name] = None
-    return places
+            found[field.name] = own_declarations(kind)[field.name]
+    return found
+
+
+@lru_cache
+def own_declarations(kind: type[msgspec.Struct]) -> dict[str, Declared]:
+    """The fields of one type with their declarations, which a field that a subclass narrows keeps."""
+    found: dict[str, Declared] = {}
+    for base in (
+        one for one in reversed(kind.__mro__) if issubclass(one, msgspec.Struct) and one is not msgspec.Struct
+    ):
+        for field in msgspec.structs.fields(base):
+            inner, setting = field.type, None
+            if get_origin(field.type) is Annotated:
+                inner, *metadata = get_args(field.type)
+                setting = next((one for one in metadata if isinstance(one, Setting)), None)
+            had = found[field.name].setting if field.name in found else Setting()
+            heading = (setting or had).heading or getattr(kind, "heading", "")
+            found[field.name] = Declared(field.name, None, heading, inner, setting or had)
+    return {name: found[name] for name in kind.__struct_fields__}

@@ -1,17 +1,14 @@
-"""The base of every type that is stored, and the names its fields had before. Imports no torch."""
+"""The base of all stored types, and earlier names of their fields. Imports no torch."""
 
 import msgspec
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A frozen record; a field this version does not know is an error.
-
-    So a file written by a newer dpscope is refused and not half understood.
-    """
+    """A frozen record. An unknown field is an error, so that a file of a newer dpscope is refused and not partly read."""
 
 
 def with_current_names(content: object) -> object:
-    """Plain data of a stored file with the fields' names of today: what held GB/s was called gbps, which reads as bits.
+    """Plain data of a stored file with current field names: earlier versions called GB/s gbps, which reads as bits.
 
     >>> with_current_names({"links": [{"gbps": 25.0, "nvlink_gbps": 300.0}]})
     {'links': [{'gb_per_s': 25.0, 'nvlink_gb_per_s': 300.0}]}

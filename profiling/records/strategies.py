@@ -1,4 +1,4 @@
-"""The strategies of data-parallel training: a record for each, which everything else asks. Imports no torch."""
+"""The strategies of data-parallel training: one record per strategy, which all other code uses. Imports no torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal, get_args
 Strategy = Literal["single", "dp", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp"]
 """What users request."""
 CellStrategy = Literal["single", "dp", "dp-host", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp", "custom"]
-"""What a cell is: also the stand-in `dp-host`, and `custom` for a script of several processes without a known wrapper."""
+"""Strategies of cells: in addition the stand-in `dp-host`, and `custom` for several processes without a known wrapper."""
 STRATEGY_LIST = ", ".join(get_args(Strategy))
 Transport = Literal["nothing", "peer copies", "host copies", "collectives", "unknown"]
 SHARDED_COLLECTIVES = ("all_gather", "reduce_scatter")
@@ -15,29 +15,29 @@ SHARDED_COLLECTIVES = ("all_gather", "reduce_scatter")
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyTraits:
-    """What distinguishes a strategy from the others."""
+    """The properties of a strategy."""
 
     label: str  # in figures and series
     colour: str  # of its lines in figures
     transport: Transport  # how parameters and gradients travel between devices
     collectives: tuple[str, ...] = ()  # kinds that a step on several GPUs runs
-    baseline: bool = False  # one device, which the others are compared with
+    baseline: bool = False  # one device, with which the others are compared
     one_process: bool = False  # drives all its devices from one process; else one process for each device
-    reducer: bool = False  # torch's DistributedDataParallel: buckets, options, counters; measured on one device, too
+    reducer: bool = False  # torch's DistributedDataParallel: buckets, options, counters; also measured on one device
     sharded: bool = False  # fully_shard: a device holds a part of parameters, gradients and optimizer state
-    reshards: bool = True  # where sharded: parameters are freed after forward and gathered again for backward
-    hybrid: bool = False  # where sharded: within groups of devices, and replicated between the groups
-    least_devices: int = 1  # fewer have nothing to do
-    on_cpu: CellStrategy | None = None  # its stand-in where there are no GPUs
+    reshards: bool = True  # if sharded: parameters are freed after forward and gathered again for backward
+    hybrid: bool = False  # if sharded: within groups of devices, and replicated between the groups
+    least_devices: int = 1  # on which it does something
+    on_cpu: CellStrategy | None = None  # its stand-in without GPUs
     stands_for: Strategy | None = None
-    plainer: Strategy | None = None  # which its cost is measured against
-    no_rings: str = ""  # why no ring formula describes what it moves
-    identified: bool = True  # False where traces show none of these
+    plainer: Strategy | None = None  # the strategy against which its cost is measured
+    no_rings: str = ""  # why no ring formula describes its traffic
+    identified: bool = True  # False if traces show none of the strategies
     traffic: float = 1.0  # time of a step's communication on a CPU relative to DDP's all-reduces
 
     @property
     def threaded(self) -> bool:
-        """Whether one process drives several devices, by a thread for each."""
+        """Whether one process drives several devices, with a thread for each."""
         return self.one_process and not self.baseline
 
     @property
@@ -47,22 +47,22 @@ class StrategyTraits:
 
     @property
     def host_copies(self) -> bool:
-        """Whether its replicas share the host's memory, so that communicating means copying there."""
+        """Whether its replicas share the host's memory, so that communication is copying within it."""
         return self.transport == "host copies"
 
     @property
     def all_reduces(self) -> bool:
-        """Whether all that it moves is gradients, by all-reduces."""
+        """Whether it only communicates gradients, by all-reduces."""
         return self.collectives == ("all_reduce",)
 
     @property
     def reduces_early(self) -> bool:
-        """Whether collectives reduce gradients while backward still computes others."""
+        """Whether gradients are reduced while the backward pass still computes others."""
         return bool(self.collectives) and not self.one_process
 
     @property
     def communication(self) -> str:
-        """What its communication is called in sentences."""
+        """The term for its communication in sentences."""
         return "host copies" if self.host_copies else "communication"
 
 
@@ -138,16 +138,16 @@ STRATEGIES: dict[str, StrategyTraits] = {  # in the order of plans and tables
     "custom": StrategyTraits(label="custom", colour="#8C6BD1", transport="unknown"),
 }
 OTHER = StrategyTraits(label="other", colour="#8C6BD1", transport="unknown", identified=False)
-"""A job of which traces show no strategy of these."""
+"""A job whose traces show none of the strategies."""
 
 
 def traits_of(strategy: str) -> StrategyTraits:
-    """The record of a strategy; that of `OTHER` for a name that is none."""
+    """The record of a strategy; OTHER for an unknown name."""
     return STRATEGIES.get(strategy, OTHER)
 
 
 def is_known(strategy: str) -> bool:
-    """Whether a strategy is one of these; traces of a foreign job may show none."""
+    """Whether it is one of the strategies; traces of a foreign job may show none."""
     return strategy in STRATEGIES
 
 
@@ -162,14 +162,14 @@ def any_reducer(strategies: Iterable[str]) -> bool:
 
 
 def strategy_order(strategy: str) -> int:
-    """The place of a strategy among others of the same devices and batch, in plans and tables; a stand-in's is the original's."""
+    """The position of a strategy in plans and tables; a stand-in has that of its original."""
     names = list(STRATEGIES)
     name = traits_of(strategy).stands_for or strategy
     return names.index(name) if name in STRATEGIES else len(names)
 
 
 def strategy_on(strategy: Strategy, kind: str) -> CellStrategy:
-    """The strategy, or on a CPU its stand-in.
+    """The strategy, or its stand-in on a CPU.
 
     >>> strategy_on("dp", "cpu"), strategy_on("dp", "cuda"), strategy_on("ddp", "cpu")
     ('dp-host', 'dp', 'ddp')
@@ -178,9 +178,9 @@ def strategy_on(strategy: Strategy, kind: str) -> CellStrategy:
 
 
 def shard_groups(strategy: str, devices: int, nodes: int = 1) -> tuple[int, int]:
-    """How many groups hold a whole model, and over how many devices each of them shards it.
+    """Number of groups that hold a whole model, and number of devices over which each shards it.
 
-    HSDP shards within a node and replicates over nodes; on one node it is halved.
+    HSDP shards within a node and replicates over nodes; on one node it shards within each half of the devices.
 
     >>> shard_groups("fsdp", 8), shard_groups("hsdp", 8), shard_groups("hsdp", 16, nodes=4), shard_groups("ddp", 2)
     ((1, 8), (2, 4), (4, 4), (2, 1))

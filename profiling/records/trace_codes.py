@@ -1,15 +1,15 @@
-"""Findings about traces: their files, their steps, their ranks set side by side, their merging."""
+"""Findings about traces: files, steps, ranks, merging."""
 
 from dpscope.profiling.records.finding import FindingCode
 
 
 class TraceCode(FindingCode):
-    """Findings about traces: their files, their steps, their ranks set side by side, their merging."""
+    """Findings about traces: files, steps, ranks, merging."""
 
     TRACE_TOO_LARGE = (
         "trace_too_large",
         "error",
-        "The file expands beyond the limit of bytes, and the rest of it was not read.",
+        "The file expands beyond the size limit, and the rest of it was not read.",
         "trace fewer steps, or raise --max-bytes",
     )
     GZIP_DAMAGED = (
@@ -34,96 +34,95 @@ class TraceCode(FindingCode):
         "events_unreadable",
         "warning",
         "Some events are not readable JSON and were left out.",
-        "the sums hold what was read; trace again if the missing events matter",
+        "the sums include what was read; trace again if the missing events matter",
         "events_left_out",
     )
     EVENTS_REPAIRED = (
         "events_repaired",
         "warning",
-        "Some events hold text that is not strict JSON; their times were read all the same.",
-        "the sums hold what was read; trace again if the missing events matter",
+        "Some events contain text that is not strict JSON; their times were read nevertheless.",
+        "the sums include what was read; trace again if the missing events matter",
     )
     TRACE_TRUNCATED = (
         "trace_truncated",
         "warning",
         "The file ends in the middle of its events, as after a killed job; the events before the end were read.",
-        "the sums hold what was read; trace again if the missing events matter",
+        "the sums include what was read; trace again if the missing events matter",
     )
     EVENTS_WITHOUT_TIME = (
         "events_without_time",
         "warning",
         "Some events have no usable time and were left out.",
-        "the sums hold what was read; trace again if the missing events matter",
+        "the sums include what was read; trace again if the missing events matter",
         "events_left_out",
     )
     DEVICES_UNKNOWN = (
         "devices_unknown",
         "warning",
-        "Some device events carry no valid device number; they are in the rows of device -1.",
-        "each device's sums hold only events that name it; trace again if the others matter",
+        "Some device events have no valid device number; they are in the rows of device -1.",
+        "each device's sums include only events that name it; trace again if the others matter",
     )
     NEGATIVE_DURATIONS = (
         "negative_durations",
         "warning",
         "Some events end before they start and were left out.",
-        "the sums hold what was read; trace again if the missing events matter",
+        "the sums include what was read; trace again if the missing events matter",
         "events_left_out",
     )
     DUPLICATE_EVENTS = (
         "duplicate_events",
         "warning",
         "Some events are in the file twice; each was counted once.",
-        "usual after traces were merged; look at how the file was made if it was not",
+        "usual for merged traces; otherwise check how the file was made",
     )
     FUSED_RANKS = (
         "fused_ranks",
         None,
-        "One file holds the traces of several ranks; each was read by itself. A warning where the ranks had to be "
-        "numbered by guess.",
+        "One file holds the traces of several ranks; each was read separately. A warning if the rank numbers had to be guessed.",
         "no action needed",
     )
     FUSED_EVENTS_UNOWNED = (
         "fused_events_unowned",
         "error",
-        "In a file of several ranks, device events that several of them, or none, could have launched were left out.",
-        "read the ranks' own files, or give each event its `args.rank`",
+        "In a file of several ranks, device events that cannot be assigned to one rank were left out.",
+        "read the original file of each rank, or set `args.rank` in each event",
     )
     NO_EVENTS = (
         "no_events",
         "error",
         "The trace holds no event with a duration, so there is nothing to analyse.",
-        "trace while steps run: the training may have ended before the profiler's schedule reached its active steps",
+        "trace while steps run; the training may have ended before the profiler's schedule reached its active steps",
     )
     NO_KERNELS = (
         "no_kernels",
         "error",
-        "The trace holds calls of a device's runtime but no kernel, so dpscope can say nothing about the device.",
-        "another profiler may hold CUPTI, or it is not permitted: run `dpscope doctor` and trace again",
+        "The trace holds calls of a device's runtime but no kernel, so nothing is known about the device.",
+        "another profiler may be using CUPTI, or it is not permitted: run `dpscope doctor` and trace again",
     )
     NO_STEPS = (
         "no_steps",
         "warning",
-        "The trace marks no steps, so its whole length is taken as one step.",
+        "The trace marks no steps, so it is treated as a single step.",
         "call profiler.step() once per training step to get per-step numbers",
     )
     EVENTS_OF_NO_STEP = (
         "events_of_no_step",
         "warning",
-        "More than 1% of the device's time is of events launched in no traced step: these count in the step during which "
-        "they ran, or in none.",
-        "usual at a trace's edges and for replayed CUDA graphs; if they are many, trace more steps after a warm-up",
+        "More than 1% of the device's time belongs to events launched outside of the traced steps: they count in the step during "
+        "which they ran, or in none.",
+        "usual at a trace's edges and for replayed CUDA graphs; if there are many, trace more steps after a warm-up",
     )
     STEPS_EMPTY = (
         "steps_empty",
         None,
-        "Some marked steps hold no event, so their times are not given. An error where all of them do.",
-        "trace again with the steps' work between two calls of profiler.step(); the file may have been edited or cut",
+        "Some marked steps hold no event, so their times are not given. An error if none holds any.",
+        "trace again with each step's work between two calls of profiler.step(); the file may have been edited or cut",
     )
     STEPS_UNEVEN = (
         "steps_uneven",
         "warning",
-        "Some steps hold at least twice as many collectives as the median step, so that means over steps mix two kinds of them.",
-        "see these steps in the table of steps; trace without evaluation, logging or checkpoints, or use the median",
+        "Some steps hold at least twice as many collectives as the median step, so means over steps mix two kinds of steps.",
+        "find these steps in the table of steps; trace without evaluation, logging or checkpoints, or use the median",
     )
     STEPS_OUTLASTED = (
         "steps_outlasted",
@@ -134,9 +133,9 @@ class TraceCode(FindingCode):
     DEVICE_NOT_READ = (
         "device_not_read",
         None,
-        "The trace holds events of a device in categories that dpscope does not read. An error where none of its work "
-        "is read.",
-        "dpscope reads the kernels of CUDA, HIP and XPU and MTIA's ccp events; look at the others in Perfetto",
+        "The trace holds events of a device in categories that dpscope does not read. An error if it reads none of the device's "
+        "work.",
+        "dpscope reads kernels of CUDA, HIP and XPU and MTIA's ccp events; view the others in Perfetto",
     )
     COMMUNICATION_UNKNOWN = (
         "communication_unknown",
@@ -148,12 +147,12 @@ class TraceCode(FindingCode):
         "trace_incomplete",
         "error",
         "The trace does not show the communication that must have taken place, so no communication time is given.",
-        "measure the cell again; see `dpscope doctor` if it happens again",
+        "measure the cell again; if it recurs, run `dpscope doctor`",
     )
     FILE_NOT_READ = (
         "file_not_read",
         "warning",
-        "A file among the traces is not a trace and was left out.",
+        "A file among the traces is not a trace and was skipped.",
         "move other files out of the folder, or name the traces one by one",
     )
     TRACE_COPIED = (
@@ -165,58 +164,59 @@ class TraceCode(FindingCode):
     TRACE_OF_ANOTHER_JOB = (
         "trace_of_another_job",
         "warning",
-        "A trace among those of a job disagrees with them in world size, process groups or times, and was left out.",
-        "name that trace by itself to analyse it",
+        "A trace differs from the others of its job in world size, process groups or times, and was left out.",
+        "analyse that trace separately",
     )
     SEVERAL_JOBS = (
         "several_jobs",
         "warning",
-        "A folder holds traces of several jobs; each job is analysed by itself.",
+        "A folder holds traces of several jobs; each job is analysed separately.",
         "put each job's traces into a separate folder, or name the files of one job",
     )
     RANKS_NOT_UNIQUE = (
         "ranks_not_unique",
         "warning",
-        "Several files claim the same rank or record none, and nothing shows which of them are of one job; each is analysed by "
-        "itself.",
-        "put each job's traces into a folder of its own; if the files do not record the rank, name them "
+        "Several files record the same rank or none, and nothing shows which of them belong to one job; each is analysed "
+        "separately.",
+        "put each job's traces into a separate folder; if the files do not record the rank, name them "
         "<node>_<rank>.pt.trace.json.gz",
     )
     RANKS_MISSING = (
         "ranks_missing",
         "warning",
-        "Some of the job's ranks have no trace among those that were read.",
+        "Traces of some of the job's ranks are missing.",
         "add their traces; if they are lost, trace again",
     )
     STEPS_NUMBERED_DIFFERENTLY = (
         "steps_numbered_differently",
         "info",
-        "Ranks give the same steps different numbers; steps with equal series of collectives were matched in order.",
+        "Ranks number the same steps differently; steps with equal sequences of collectives were matched in order.",
         "no action needed if all ranks were traced at the same time",
     )
     STEP_TIMES_APART = (
         "step_times_apart",
         "error",
-        "Steps of ranks of one job are more than 100 times apart, which ranks that wait for each other cannot be.",
+        "Step times of ranks of one job differ by more than a factor of 100, which is impossible for ranks that wait for each "
+        "other.",
         "check the units of the named ranks' times (nanoseconds read as microseconds are 1,000x), and trace again",
     )
     COLLECTIVES_UNMATCHED = (
         "collectives_unmatched",
         "warning",
         "Some collectives have no counterpart on every rank of their group, so they have no transfer and no wait.",
-        "read the traces of all ranks, over the same steps",
+        "read the traces of all ranks for the same steps",
     )
     GROUPS_UNKNOWN = (
         "groups_unknown",
         "warning",
         "Collectives name no process group and do not visibly end together on all ranks, so they were not matched.",
-        "trace with a torch that records groups (2.2 or later), or read the ranks of each group by themselves",
+        "trace with a version of torch that records groups (2.2 or later), or read the ranks of each group separately",
     )
     PARALLELISM = (
         "parallelism",
         "info",
         "How the job was parallelised, inferred from event names and launches.",
-        "inferred from event names; it may be wrong",
+        "this is inferred and may be wrong",
     )
     WAITING_FOR_NODE = (
         "waiting_for_node",
@@ -227,8 +227,8 @@ class TraceCode(FindingCode):
     LAUNCH_BOUND = (
         "launch_bound",
         "warning",
-        "The host launches work more slowly than the device runs it: the step times are the host's, and faster devices or links "
-        "would not shorten them.",
+        "The host launches work more slowly than the device runs it: the host determines the step time, and faster devices or "
+        "links would not shorten it.",
         "choose larger batches (--batch-size), or give the host less to launch (torch.compile, CUDA graphs, fewer small "
         "operators)",
         "of_many_cells",
@@ -237,25 +237,25 @@ class TraceCode(FindingCode):
         "device_idle",
         "warning",
         "A device is idle for much of each step, and faster devices or links would not shorten that.",
-        "see in the trace what the host does in the gaps: the loader (more workers), many small kernels (larger "
+        "check in the trace what the host does in the gaps: the loader (more workers), many small kernels (larger "
         "batches, torch.compile, CUDA graphs), .item() and other calls that wait for the device",
         "of_many_cells",
     )
     EVENTS_LEFT_OUT = (
         "events_left_out",
         "warning",
-        "Some events are not readable or have no sound times and are not in the merged trace.",
+        "Some events are unreadable or have invalid times and are not in the merged trace.",
         "trace again if they matter",
     )
     CLOCKS_AS_RECORDED = (
         "clocks_as_recorded",
         "warning",
         "Some ranks share no synchronising collective with the others, so their clocks could not be aligned.",
-        "on one host this is harmless, the clock is shared; for several hosts, merge traces with all-reduces of all ranks",
+        "harmless on one host, where ranks share the clock; for several hosts, merge traces with all-reduces of all ranks",
     )
     EVENTS_IN_LANES = (
         "events_in_lanes",
         "info",
-        "Some events partly overlap another event of their thread and are shown on a separate lane beside it.",
-        "no action needed: viewers would drop them otherwise; gloo's ranges overlap because they begin when work is queued",
+        "Some events partly overlap another event of their thread and are shown on a separate lane.",
+        "no action needed: viewers would otherwise drop them; gloo's ranges overlap because they begin when work is queued",
     )

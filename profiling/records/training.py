@@ -11,14 +11,16 @@ They lie beside what `dpscope run --out R` stores, so that accuracy can be set b
 percent, losses are means over samples, times are seconds.
 """
 
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from dpscope.profiling.records.config import Optimizer, Workload
+from dpscope.profiling.records.config import ABOVE_0, SEED_CHECK, TIMEOUT_CHECK, Optimizer, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Matrix, ResolvedMatrix
 from dpscope.profiling.records.run import Cell, CellStatus, Environment, Host, PlannedCell
+from dpscope.profiling.records.settings import AMOUNT, DATA, Setting, at_least, holds
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.strategies import CellStrategy
+from dpscope.profiling.records.typed_text import whole_numbers
 
 TRAIN_SCHEMA_VERSION = 1
 CHECKPOINT_FORMAT_VERSION = 1
@@ -29,28 +31,98 @@ TRAINING_MAY_CHANGE = ("seeds", "epochs", "checkpoint_steps", "max_restarts", "t
 LearningRateScaling = Literal["none", "sqrt", "linear"]
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return whole_numbers(text) if text else ()
+
+
+def _seeds_fix(seeds: tuple[int, ...]) -> str:
+    if not seeds:
+        return "no seed; write it as 0,1,2"
+    return "every seed must be 0 or more and below 2^63" if any(map(SEED_CHECK, seeds)) else ""
+
+
+def _augment_idle(config: Any) -> str:
+    return "fake images are random already" if config.workload.data == "fake" else ""
+
+
+def _gamma_idle(config: Any) -> str:
+    return "" if config.milestones else "there is no --milestones at which the learning rate falls"
+
+
+def _rate_scaling_idle(config: Any) -> str:
+    grows = config.matrix.scaling != "strong" or config.learning_rate_scaling == "none"
+    return "" if grows else "under --scaling strong the global batch does not grow"
+
+
 class TrainConfig(Stored, frozen=True):
-    """What `dpscope train` is asked for: the parts shared with `dpscope run`, and the settings of learning.
+    """The settings of `dpscope train`: the parts shared with `dpscope run`, and the settings of learning.
 
     Of `matrix`, `batch_sizes` are global under strong scaling, which is training's default, and per device under weak
-    scaling. Of `workload`, `seed` has no meaning here: there are `seeds`.
+    scaling. Of `workload`, `seed` has no meaning here: there are `seeds`. The settings of learning are checked by
+    `check_settings` when they are read, not when a manifest is.
     """
+
+    heading: ClassVar[str] = DATA
 
     workload: Workload
     optimizer: Optimizer
     matrix: Matrix
-    epochs: int
-    seeds: tuple[int, ...] = (0,)  # of weights, order of samples and augmentation: each is a training of every cell
-    milestones: tuple[int, ...] = ()  # epochs after which the learning rate is multiplied by gamma
-    gamma: float = 0.1
-    learning_rate_scaling: LearningRateScaling = "none"  # by the growth of the global batch over a single device's
-    warmup_epochs: int = 0  # over which the learning rate grows linearly, step by step
-    label_smoothing: float = 0.0  # of the training loss alone
-    augment: bool = True
-    eval_batch_size: int = 256  # samples a process evaluates at a time
-    checkpoint_steps: int | None = None  # a checkpoint every so many steps, besides that at the end of every epoch
-    max_restarts: int = 0  # times torchrun restarts a training that fails, from its last checkpoint
-    timeout_s: float = 7 * 24 * 3600.0  # of one training's job
+    epochs: Annotated[int, Setting(help="epochs of every training", heading=AMOUNT, check=at_least(1))]
+    seeds: Annotated[
+        tuple[int, ...],
+        Setting(
+            help="0,1,2: a training of every cell with each",
+            text=_numbers,
+            example="0,1,2",
+            check=_seeds_fix,
+        ),
+    ] = (0,)  # of weights, order of samples and augmentation
+    milestones: Annotated[
+        tuple[int, ...],
+        Setting(
+            help="6,8: epochs after which it is multiplied by gamma",
+            text=_numbers,
+            example="6,8",
+            check=lambda epochs: "" if min(epochs, default=1) >= 1 else "every milestone must be 1 epoch or more",
+        ),
+    ] = ()
+    gamma: Annotated[float, Setting(help="factor at every milestone", check=ABOVE_0, idle=_gamma_idle)] = 0.1
+    learning_rate_scaling: Annotated[
+        LearningRateScaling,
+        Setting(help="none, sqrt or linear in the growth of the global batch", idle=_rate_scaling_idle),
+    ] = "none"  # by the growth of the global batch over a single device's
+    warmup_epochs: Annotated[
+        int, Setting(help="epochs over which the learning rate grows, step by step", check=at_least(0))
+    ] = 0
+    label_smoothing: Annotated[
+        float,
+        Setting(
+            help="of the training loss, 0 for none",
+            check=holds(lambda value: 0 <= value < 1, "must be 0 or more and below 1"),
+        ),
+    ] = 0.0
+    augment: Annotated[bool, Setting(help="random shifts, and flips of cifar10", idle=_augment_idle)] = True
+    eval_batch_size: Annotated[
+        int, Setting(help="samples a device tests at a time", heading=AMOUNT, check=at_least(1))
+    ] = 256
+    checkpoint_steps: Annotated[
+        int | None,
+        Setting(
+            help="a checkpoint every so many steps, besides every epoch's",
+            heading=AMOUNT,
+            check=at_least(1, "must be 1 step or more"),
+        ),
+    ] = None
+    max_restarts: Annotated[
+        int,
+        Setting(
+            help="times torchrun restarts a failed training from its checkpoint", heading=AMOUNT, check=at_least(0)
+        ),
+    ] = 0
+    timeout_s: Annotated[
+        float,
+        Setting(help="seconds one training may take", option="timeout", heading=AMOUNT, check=TIMEOUT_CHECK),
+    ] = 7 * 24 * 3600.0
 
 
 class ResolvedTrainConfig(TrainConfig, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What users type: sizes with a unit, and words of which only some are known. Imports no torch."""
+"""Parses text that users type: sizes with a unit, and words from a known set. Imports no torch."""
 
 import difflib
 import math
@@ -14,10 +14,10 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_size(text: str, unit_bytes: int = 1) -> float:
-    """The bytes that a text such as ``4096``, ``4 MB``, ``4MiB`` or ``4M`` states.
+    """The bytes of a text such as ``4096``, ``4 MB``, ``4MiB`` or ``4M``.
 
-    `unit_bytes` is the unit of a bare number. MB is 1e6 bytes, as reports print it; MiB, and M as nccl-tests write it, are
-    2**20. Raises ValueError, which names what to write, for a text that is no size and for one that is not above 0.
+    `unit_bytes` is the unit of a bare number. MB is 1e6 bytes, as in reports; MiB, and M as in nccl-tests, are 2**20. Raises
+    ValueError with the valid forms for a text that is not a size or not above 0.
     """
     found = _SIZE.fullmatch(text.strip())
     bare = "25 (MiB)" if unit_bytes == MIB else "4096"
@@ -29,7 +29,7 @@ def parse_size(text: str, unit_bytes: int = 1) -> float:
         base = 1000 if found["byte"] and not found["binary"] else 1024
         factor = base ** _POWERS[found["scale"].lower()]
     elif not found[0][-1].isdigit() and found[0][-1] != ".":
-        factor = 1  # a number of bytes, with the word
+        factor = 1  # with "B" or "bytes"
     size = float(found["number"]) * factor
     if not 0 < size < math.inf:
         raise ValueError(f"{text}: {advice}")
@@ -37,13 +37,13 @@ def parse_size(text: str, unit_bytes: int = 1) -> float:
 
 
 def nearest(word: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Those of the known words that a mistyped one most resembles, whatever the case of its letters."""
+    """The known words that a mistyped word resembles most, regardless of case."""
     by_lower = {name.lower(): name for name in known}
     return [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=most, cutoff=cutoff)]
 
 
 def choose_from(word: object, known: Iterable[str], verb: str = "choose from") -> str:
-    """What to give in place of an unknown word.
+    """Advice for an unknown word.
 
     >>> choose_from("ddb", ("dp", "ddp"))
     'did you mean ddp? Choose from dp, ddp'
@@ -54,3 +54,24 @@ def choose_from(word: object, known: Iterable[str], verb: str = "choose from") -
     advice = f"{verb} {', '.join(words)}"
     meant = nearest(str(word), words)
     return f"did you mean {meant[0]}? {advice[0].upper()}{advice[1:]}" if meant else advice
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of ``none,fp16``."""
+    return tuple(part.strip() for part in text.split(","))
+
+
+def switches(text: str) -> tuple[str, ...]:
+    """The values of ``on,off``; TOML and plain flags write ``true`` and ``false``."""
+    return tuple({"true": "on", "false": "off"}.get(part.lower(), part) for part in words(text))
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """The numbers of ``6,8``, in their order; raises ValueError."""
+    return tuple(map(_whole_number, words(text)))
+
+
+def _whole_number(text: str) -> int:
+    if not re.fullmatch(r"-?\d+", text):
+        raise ValueError(f"{text or 'nothing'} is not a whole number")
+    return int(text)

@@ -1,10 +1,10 @@
-"""The error that stands for a user's mistake: one line, exit status 2; and its kinds that have another status."""
+"""DpscopeError, a user's mistake in one line with exit status 2, and its subclasses with other statuses."""
 
 from pathlib import Path
 
 
 class DpscopeError(Exception):
-    """A mistake of the user's or of a file's, told in one line: what, where, what to do."""
+    """A mistake of the user or an invalid file, in one line: what, where, what to do."""
 
     exit_status = 2
 
@@ -17,6 +17,6 @@ def unreadable(path: Path, error: OSError) -> str:
 
 
 class NotComparableError(DpscopeError):
-    """Two measurements that were to be compared have nothing in common: a gate can neither pass nor fail."""
+    """Two measurements have nothing in common to compare: a gate can neither pass nor fail."""
 
     exit_status = 3

@@ -10,15 +10,16 @@ from typing import TypeVar
 
 import msgspec
 
+from dpscope.profiling.records.config import RunConfig
+from dpscope.profiling.records.settings import in_parts, setting_names
 from dpscope.profiling.records.stored import with_current_names
 from dpscope.profiling.store.errors import DpscopeError, unreadable
-from dpscope.profiling.store.older_form import with_config_in_parts
 
 _Stored = TypeVar("_Stored")
 
 
 def natural_order(path: Path) -> list[tuple[int, str]]:
-    """A key that sorts paths as people count: repeat2 before repeat10.
+    """A key that sorts numbers in paths by value: repeat2 before repeat10.
 
     >>> sorted(map(Path, ("repeat10", "repeat2", "a10/b")), key=natural_order)[1:]
     [PosixPath('repeat2'), PosixPath('repeat10')]
@@ -28,7 +29,7 @@ def natural_order(path: Path) -> list[tuple[int, str]]:
 
 @contextmanager
 def atomic_path(path: Path, mode: int = 0o644) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place, with this mode, when the block ends, and vanishes if it fails."""
+    """A temporary path next to `path`, renamed to it with this mode when the block ends, removed if the block fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".tmp-{path.name}-", dir=path.parent)
     os.close(handle)
@@ -50,7 +51,7 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def write_together(contents: Mapping[Path, bytes | str]) -> None:
-    """Write several files, text as UTF-8, of which none takes its place before all of them are written."""
+    """Write several files, text as UTF-8, and rename them into place only once all are written."""
     with ExitStack() as stack:
         for path, content in contents.items():
             temporary = stack.enter_context(atomic_path(path))
@@ -75,7 +76,7 @@ def read_json(path: Path, kind: type[_Stored]) -> _Stored:
 
 
 def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
-    """As `read_json`; None where there is no such file, which another process may remove at any moment."""
+    """`read_json`, or None if the file does not exist; another process may remove it at any moment."""
     try:
         return decoded(path.read_bytes(), kind)
     except FileNotFoundError:
@@ -91,11 +92,34 @@ def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
 
 
 def decoded(content: bytes, kind: type[_Stored]) -> _Stored:
-    """A stored file's content as a type, in whatever form it was stored; raises msgspec.DecodeError when it does not fit."""
+    """A stored file's content as a type, in the form of this version or an earlier one; raises msgspec.DecodeError."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError:
         plain = msgspec.json.decode(content)
-        if (current := with_config_in_parts(with_current_names(plain), kind)) == plain:
+        if (current := _with_config_in_parts(with_current_names(plain), kind)) == plain:
             raise
         return msgspec.convert(current, kind, str_keys=True)
+
+
+def _with_config_in_parts(content: object, kind: object) -> object:
+    """Plain data of a file of an earlier version with its `config` in the parts of the type `kind`; other data unchanged.
+
+    Earlier versions stored all settings of a run in one object, and those that a training shares with a run under `run`.
+    Unknown settings stay outside the parts, so that decoding refuses them.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or not isinstance(content, dict):
+        return content
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    config, config_kind = content.get("config"), fields.get("config")
+    if not isinstance(config, dict) or not (isinstance(config_kind, type) and issubclass(config_kind, msgspec.Struct)):
+        return content
+    if in_parts({}, config_kind).keys() & config.keys():
+        return content
+    shared = config.get("run", {})
+    if not isinstance(shared, dict):
+        return content
+    settings = {**shared, **{name: value for name, value in config.items() if name != "run"}}
+    known = {*setting_names(RunConfig), *setting_names(config_kind)}
+    unknown = {name: value for name, value in settings.items() if name not in known}
+    return {**content, "config": {**in_parts(settings, config_kind), **unknown}}

@@ -1,13 +1,13 @@
-"""The run folder: where each file lies, and writing it whole or not at all. Imports no torch.
+"""The run folder and its files. Imports no torch.
 
 runs/<run>/manifest.json
 runs/<run>/cells/<cell>/repeat<k>/            result.json (renamed last), rank_*.json, samples_*.parquet, log.txt
 runs/<run>/cells/<cell>/repeat<k>/traces/     <node>_<rank>.pt.trace.json.gz
 runs/<run>/cells/<cell>/repeat<k>/counters/   the same, and <node>_<rank>.json
-runs/<run>/calibration.json                   written by `dpscope calibrate`, with its figure beside it
+runs/<run>/calibration.json                   written by `dpscope calibrate`, with its figure calibration.png
 runs/<run>/report/
 
-profiling/store/training_folders.py says what `dpscope train` adds.
+profiling/store/training_folders.py describes the files of `dpscope train`.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ TABLES_SUFFIX = ".tables.parquet"  # of what was read from a trace; earlier vers
 
 
 class JobFolder:
-    """What one torchrun job reads from and writes to: its settings where it has its own, its log, and last of all its result."""
+    """The files of one torchrun job: its settings, if it has separate ones, its log, and its result, which is written last."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,17 +61,17 @@ class JobFolder:
         return self.path / "log.txt"
 
     def node_log_path(self, node: int) -> Path:
-        """Where another node than the first leaves the log of its part until that is added to the job's."""
+        """The log of another node's part until it is added to the job's log."""
         return self.path / f".tmp-node{node}.log"
 
     def status(self) -> CellStatus | None:
-        """How the job ended, None while it has no result."""
+        """The status of the job's result, None without one."""
         ended = read_json_if_there(self.result_path, _Ended)
         return None if ended is None else ended.status
 
 
 class _Ended(msgspec.Struct):
-    """What the results of all kinds of jobs have."""
+    """The field that results of all kinds of jobs have."""
 
     status: CellStatus
 
@@ -81,7 +81,6 @@ class RepeatFolder(JobFolder):
 
     @property
     def run(self) -> "RunFolder":
-        """The run it belongs to."""
         return RunFolder(self.path.parents[2])
 
     def rank_path(self, node: int, rank: int) -> Path:
@@ -104,7 +103,7 @@ class RepeatFolder(JobFolder):
         return read_json_if_there(self.result_path, CellResult)
 
     def ranks(self) -> list[RankResult]:
-        """What each process said, in rank order."""
+        """The results of all processes, in rank order."""
         found = [read_json(path, RankResult) for path in self.path.glob("rank_*_*.json")]
         return sorted(found, key=lambda result: result.rank)
 
@@ -127,11 +126,11 @@ class RepeatFolder(JobFolder):
         return read_json(self.counters_path(node, rank), list[DdpCounters])
 
     def clear(self) -> None:
-        """Remove everything of an attempt that did not finish, or that is to be redone."""
+        """Remove all files of an attempt that did not finish or will be repeated."""
         remove_written(self.run.path, self.path)
 
     def clear_attempt(self) -> None:
-        """Remove what an earlier attempt measured; what the job that runs now has here already stays."""
+        """Remove the measurements of an earlier attempt; files of the running job stay."""
         measured = (RESULT_NAME, "rank_", "samples_")
         folders = (self.path / "traces", self.path / "counters")
         remove_written(
@@ -139,12 +138,12 @@ class RepeatFolder(JobFolder):
         )
 
     def clear_measurements(self) -> None:
-        """Remove what a failed attempt measured; its log stays."""
+        """Remove the measurements of a failed attempt; its log stays."""
         remove_written(self.run.path, self.path, lambda path: path == self.log_path)
 
 
 class RunFolder:
-    """A run on disk."""
+    """A run folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -162,7 +161,7 @@ class RunFolder:
         return self.path / REPORT_NAME
 
     def manifest(self) -> Manifest:
-        """The manifest; raises DpscopeError when this is not a run folder or of another schema."""
+        """The manifest; raises DpscopeError if this is not a run folder or has another schema."""
         if not self.path.exists():
             raise DpscopeError(f"{self.path} does not exist; name a folder that `dpscope run` made, or trace files")
         if not self.manifest_path.exists():
@@ -197,7 +196,7 @@ class RunFolder:
 
 
 class _AnyManifest(msgspec.Struct):
-    """What the manifests of all versions and commands have."""
+    """The fields that manifests of all versions and commands have."""
 
     schema_version: int
     dpscope_version: str
@@ -205,8 +204,8 @@ class _AnyManifest(msgspec.Struct):
     config: dict[str, object]
 
 
-def says_dpscope(manifest: Path) -> bool:
-    """Whether a file is a manifest of dpscope's, of whatever version: web apps and browser extensions have one too."""
+def is_dpscope_manifest(manifest: Path) -> bool:
+    """Whether a file is a dpscope manifest of any version: web apps and browser extensions have manifests, too."""
     try:
         return read_json_if_there(manifest, _AnyManifest) is not None
     except DpscopeError:
@@ -214,5 +213,5 @@ def says_dpscope(manifest: Path) -> bool:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether `path` is a folder with a manifest of dpscope's."""
-    return says_dpscope(path / MANIFEST_NAME)
+    """Whether `path` is a folder with a dpscope manifest."""
+    return is_dpscope_manifest(path / MANIFEST_NAME)

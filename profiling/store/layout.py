@@ -1,6 +1,6 @@
-"""Which files dpscope writes below cells, training and equality of a run folder, and removing them alone.
+"""The paths that dpscope writes below cells, training and equality of a run folder, and removal of these files only.
 
-profiling/store/folders.py, training_folders.py and profiling/records/equality.py say what each of them is.
+profiling/store/folders.py, training_folders.py and profiling/records/equality.py describe the files.
 """
 
 import os
@@ -8,7 +8,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-ATTACHED_PREFIX = ".tmp-attached-"  # of a folder in cells, where an attached job's processes gather what they measure
+ATTACHED_PREFIX = (
+    ".tmp-attached-"  # of a folder in cells, in which an attached job's processes collect their measurements
+)
 _TORCHRUN = r"torchrun/[^/]+/attempt_\d+/\d+/(stdout\.log|stderr\.log|error\.json)"
 _JOB = rf"result\.json|log\.txt|progress\.txt|job\.txt|failure_\d+_\d+\.json|{_TORCHRUN}"
 _TRACE = r"\d+_\d+\.(pt\.trace\.json\.gz|tables\.parquet)"
@@ -28,15 +30,15 @@ _LAYOUT = re.compile(
 
 
 def fits_layout(relative: Path) -> bool:
-    """Whether a path relative to a run folder is one that dpscope writes below cells, training or equality."""
+    """Whether dpscope writes this path, relative to a run folder, below cells, training or equality."""
     return _LAYOUT.fullmatch(relative.as_posix()) is not None
 
 
 def remove_written(out: Path, folder: Path, stays: Callable[[Path], bool] = lambda path: False) -> None:
-    """Remove what dpscope wrote in a folder below the run folder `out`, but for what `stays`.
+    """Remove the files that dpscope wrote in a folder below the run folder `out`, except those for which `stays` is true.
 
-    Other files stay, with the folders they are in; links are neither followed nor removed. Results go first: what is half
-    removed must not read as done.
+    Other files and their folders stay; links are neither followed nor removed. Results are removed first, so that a
+    half-removed repeat does not count as done.
     """
     found = [path for path in files_in(folder) if not path.is_symlink() and not stays(path)]
     written = [path for path in found if fits_layout(path.relative_to(out))]
@@ -46,7 +48,7 @@ def remove_written(out: Path, folder: Path, stays: Callable[[Path], bool] = lamb
 
 
 def remove_torchrun_logs(folder: Path) -> None:
-    """Remove what torchrun writes into its log folder, which is called torchrun; other files stay."""
+    """Remove torchrun's files from its log folder, which is called torchrun; other files stay."""
     for path in files_in(folder):
         if re.fullmatch(_TORCHRUN, path.relative_to(folder.parent).as_posix()):
             path.unlink(missing_ok=True)
@@ -56,19 +58,19 @@ def remove_torchrun_logs(folder: Path) -> None:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Every file below a folder, links to folders not followed; none where there is no folder."""
+    """All files below a folder, without following links to folders; empty if the folder does not exist."""
     return [Path(parent) / name for parent, _, names in os.walk(folder) for name in names]
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove the files directly in a folder that killed processes were writing."""
+    """Remove unfinished files of killed processes directly in a folder."""
     for path in folder.glob(".tmp-*"):
         if _TEMPORARY.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 
 def remove_empty_folders(folder: Path) -> None:
-    """Remove the folders below a folder in which nothing is."""
+    """Remove empty folders below a folder."""
     for path, _, _ in os.walk(folder, topdown=False):
         if Path(path) != folder and not os.listdir(path):
             os.rmdir(path)

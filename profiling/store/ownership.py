@@ -1,10 +1,10 @@
-"""What dpscope wrote, so that nothing else is ever removed or overwritten. Imports no torch.
+"""Recognises files that dpscope wrote, so that no other file is ever removed or overwritten. Imports no torch.
 
-A folder below `out` is dpscope's by the manifest that begins it (MANIFEST_OF), which must decode and records the cells: below
-one of these a file is dpscope's if its path is one that dpscope writes there (`fits_layout`). Files whose names other programs
-use as well (reports, figures, events of TensorBoard, calibrations, merged traces) are dpscope's by a mark in their content
-(`bears_mark`). Files of older versions have these paths and marks too. Everything else stays where it is; where it is in the way,
-one line says so beforehand.
+A folder below `out` is dpscope's if its manifest (MANIFEST_OF) decodes. Below a cell that the manifest records, a file is
+dpscope's if its path is one that dpscope writes there (`fits_layout`). Files whose names other programs use as well (reports,
+figures, TensorBoard events, calibrations, merged traces) are recognised by a mark in their content (`bears_mark`). Files of
+older versions have these paths and marks, too. All other files stay; if one is in the way, a DpscopeError reports it before
+anything is written.
 """
 
 import os
@@ -26,7 +26,7 @@ from dpscope.profiling.store.folders import (
     REPORT_NAME,
     SETTINGS_NAME,
     RunFolder,
-    says_dpscope,
+    is_dpscope_manifest,
 )
 from dpscope.profiling.store.layout import ATTACHED_PREFIX, fits_layout, remove_empty_folders
 from dpscope.profiling.store.training_folders import TRAIN_MANIFEST_NAME, TRAININGS_NAME, TrainFolder
@@ -35,54 +35,54 @@ TENSORBOARD_NAME = "tensorboard"
 CALIBRATION_FIGURE_NAME = "calibration.png"
 STAMP_NAME = "made_from.json"  # in the report's folder
 REPORT_FILES = ("report.html", "comparison.csv", "comparison.md", "training.csv", "training.md", STAMP_NAME)
-FIGURE_FORMATS = (".pdf", ".svg", ".png")  # the PNG, whose mark older versions let stand for all three, is removed last
-EVENTS_SUFFIX = ".dpscope"  # of the names of event files; older versions' are told by what is in them
+FIGURE_FORMATS = (".pdf", ".svg", ".png")  # in older versions the PNG's mark counted for all three: it is removed last
+EVENTS_SUFFIX = ".dpscope"  # of the names of event files; those of older versions are recognised by their content
 
 MANIFEST_OF: dict[str, tuple[str, Callable[[Path], object]]] = {
     CELLS_NAME: (MANIFEST_NAME, lambda path: RunFolder(path.parent).manifest()),
     TRAININGS_NAME: (TRAIN_MANIFEST_NAME, lambda path: TrainFolder(path.parent).manifest()),
     EQUALITY_FOLDER: (f"{EQUALITY_FOLDER}/{SETTINGS_NAME}", lambda path: read_json(path, EqualitySettings)),
 }
-"""The file that begins each folder, and what reads it; raises DpscopeError unless it is dpscope's of this version."""
+"""The manifest of each folder, and its reader, which raises DpscopeError unless this version of dpscope can read it."""
 
-PARTIAL_KEY = "dpscope.partial"  # among the metadata of a partial's Parquet file, at its end
+PARTIAL_KEY = "dpscope.partial"  # in the metadata of a partial's Parquet file, at its end
 PAGE_MARK = '<meta name="generator" content="dpscope">'  # in the head of every page
 BUNDLE_MARK = b"dpscope support bundle"  # the comment at the end of its ZIP file
-OWN_TRACE_HEAD = b'{\n  "schemaVersion": 1,\n  "displayTimeUnit": "ms",\n  "traceEvents": [\n  '
-"""The beginning of every trace that dpscope makes out of others; its last field is `dpscope`, an object."""
+DPSCOPE_TRACE_HEAD = b'{\n  "schemaVersion": 1,\n  "displayTimeUnit": "ms",\n  "traceEvents": [\n  '
+"""The beginning of every trace that dpscope makes from other traces; its last field is the object `dpscope`."""
 
-_OWN_TRACE_FIELD = b'\n  "dpscope": {'
-_TRACE_TAIL_BYTES = 4 << 20  # more than that field has
+_DPSCOPE_TRACE_FIELD = b'\n  "dpscope": {'
+_TRACE_TAIL_BYTES = 4 << 20  # longer than that field
 _HEAD_BYTES = 64 << 10
-_EVENT_SIGNS = (  # all of one of them
+_EVENT_SIGNS = (  # event files of older versions contain all of one of these
     (b"strategy", b"devices", b"batch_size", b"variant"),
     (b"accuracy_percent/test", b"seconds/trained"),
 )
 
 
 class ReportStamp(Stored, frozen=True, kw_only=True):
-    """Of which data a report was made, so that the same is not made again; written last into the report's folder."""
+    """The data from which a report was made, so that an unchanged report is not made again; written last in its folder."""
 
-    made_from: str  # a digest of the run's files, of what was asked and of the code; empty: not known
+    made_from: str  # a digest of the run's files, the options and the code; empty: unknown
     files: dict[str, tuple[int, int]]  # each file of the report: its size in bytes, its time of change in nanoseconds
     figure_formats: tuple[str, ...] = ("pdf", "svg", "png")  # of the files in figures/
     printed: dict[str, Any] | None = None  # a PrintedReport, as plain data
 
 
 class ForeignFileError(DpscopeError):
-    """Something that dpscope did not write stands where it would remove or overwrite."""
+    """A file that dpscope did not write is in a place where dpscope would remove or overwrite it."""
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether a file is one of those that begin what a command writes, of whatever version."""
-    return says_dpscope(path) or (path.name == SETTINGS_NAME and _decodes(path, EqualitySettings))
+    """Whether a file is one of the manifests in MANIFEST_OF, of any version."""
+    return is_dpscope_manifest(path) or (path.name == SETTINGS_NAME and _decodes(path, EqualitySettings))
 
 
 def check_place(out: Path, place: str) -> None:
     """Raise DpscopeError unless dpscope may write and remove its files below `out`/`place`.
 
-    The place is absent or a folder of dpscope's: with its manifest, or without any file but those of attached jobs that did not
-    end. No link stands in it, and each folder can be written.
+    The place must be absent or dpscope's: with its manifest, or with no files except those of unfinished attached jobs. It must
+    contain no link, and every folder must be writable.
     """
     name, read = MANIFEST_OF[place]
     begun = os.path.lexists(out / name)
@@ -96,18 +96,18 @@ def check_place(out: Path, place: str) -> None:
             continue
         if fits:
             raise ForeignFileError(
-                f"{out / name} is missing, without which nothing in {folder} is removed; put it back, or name another folder"
+                f"{out / name} is missing, and without it nothing in {folder} is removed; restore it, or name another folder"
             )
         raise ForeignFileError(f"{folder} was not written by dpscope; name another folder")
 
 
 def check_report(out: Path, figures: Iterable[str] = ()) -> None:
-    """`check_report_folder` of a run folder's report."""
+    """`check_report_folder` for a run folder's report."""
     check_report_folder(out / REPORT_NAME, figures)
 
 
 def check_report_folder(folder: Path, figures: Iterable[str] = ()) -> None:
-    """Raise DpscopeError unless the report's files, and those of figures, are absent or dpscope's, and no folder is a link."""
+    """Raise DpscopeError unless the report's files and figures are absent or dpscope's, and no folder is a link."""
     check_folder(folder)
     check_folder(folder / "figures")
     for name in REPORT_FILES:
@@ -117,7 +117,7 @@ def check_report_folder(folder: Path, figures: Iterable[str] = ()) -> None:
 
 
 def check_training_events(out: Path) -> None:
-    """`check_events` of what TensorBoard shows of trainings while they run."""
+    """`check_events` for the TensorBoard runs of trainings."""
     folder = out / TENSORBOARD_NAME
     for place in (folder, folder / TRAININGS_NAME, *folder.glob(f"{TRAININGS_NAME}/*")):
         check_folder(place)
@@ -126,20 +126,20 @@ def check_training_events(out: Path) -> None:
 
 
 def check_events(folder: Path) -> None:
-    """Raise DpscopeError unless a TensorBoard run is absent or dpscope's: no link, and every event file bears the mark."""
+    """Raise DpscopeError unless a TensorBoard run is absent or dpscope's: not a link, and every event file bears the mark."""
     check_folder(folder)
     events = list(folder.glob("*tfevents*"))
     for path in events:
         check_overwritable(path)
-    if not events:  # which are written before the copies of traces
+    if not events:  # they are written before the copies of traces
         for path in folder.glob("*.pt.trace.json.gz"):
             check_overwritable(path)
 
 
 def check_overwritable(path: Path, is_own: Callable[[Path], bool] | None = None) -> None:
-    """Raise DpscopeError unless `path` is absent or a file whose content says that dpscope wrote it.
+    """Raise DpscopeError unless `path` is absent or a file that dpscope wrote, by its content.
 
-    `is_own` recognizes the one kind of file that may be replaced (default: any kind with this suffix).
+    `is_own` recognises the one kind of file that may be replaced (default: any kind with this suffix).
     """
     if os.path.lexists(path):
         _check_plain(path)
@@ -150,19 +150,20 @@ def check_overwritable(path: Path, is_own: Callable[[Path], bool] | None = None)
 
 
 def bears_mark(path: Path) -> bool:
-    """Whether a file's content (of event files also the name) says that dpscope wrote it."""
+    """Whether a file's content, or an event file's name, shows that dpscope wrote it."""
     if "tfevents" in path.name:
-        return path.name.endswith(EVENTS_SUFFIX) or _told_by_events(_head(path))
-    told = _MARKS.get(path.suffix)
-    return told is not None and path.is_file() and told(path)
+        head = _head(path)
+        return path.name.endswith(EVENTS_SUFFIX) or any(all(sign in head for sign in signs) for signs in _EVENT_SIGNS)
+    has_mark = _MARKS.get(path.suffix)
+    return has_mark is not None and path.is_file() and has_mark(path)
 
 
-def is_own_trace(path: Path) -> bool:
-    """Whether a file, plain or gzip, is a trace that dpscope made out of others."""
+def is_dpscope_trace(path: Path) -> bool:
+    """Whether a file, plain or gzip, is a trace that dpscope made from other traces."""
     tail = b""
     try:
         with (igzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            if file.read(len(OWN_TRACE_HEAD)) != OWN_TRACE_HEAD:
+            if file.read(len(DPSCOPE_TRACE_HEAD)) != DPSCOPE_TRACE_HEAD:
                 return False
             while block := file.read(_TRACE_TAIL_BYTES):
                 tail = (tail + block)[-_TRACE_TAIL_BYTES:]
@@ -170,16 +171,15 @@ def is_own_trace(path: Path) -> bool:
         raise
     except (OSError, EOFError, igzip_lib.IsalError):  # type: ignore[misc]  # its stubs call it a plain object
         return False
-    return _OWN_TRACE_FIELD in tail
+    return _DPSCOPE_TRACE_FIELD in tail
 
 
 def is_calibration(path: Path) -> bool:
-    """Whether a file is a calibration."""
     return _decodes(path, Calibration)
 
 
 def remove_report(out: Path) -> None:
-    """Remove the report's files that bear dpscope's mark; others stay."""
+    """Remove the report's files that bear dpscope's mark; other files stay."""
     folder = out / REPORT_NAME
     figures = [path for suffix in FIGURE_FORMATS for path in folder.glob(f"figures/*{suffix}")]
     for path in [*(folder / name for name in REPORT_FILES), *figures]:
@@ -189,7 +189,7 @@ def remove_report(out: Path) -> None:
 
 
 def remove_events(folder: Path) -> None:
-    """Remove a TensorBoard run of dpscope's, and the traces copied beside it; other files stay."""
+    """Remove the event files of a dpscope TensorBoard run and the traces copied next to them; other files stay."""
     events = [path for path in folder.glob("*tfevents*") if bears_mark(path)]
     copies = list(folder.glob("*.pt.trace.json.gz")) if events else []
     for path in [*copies, *events]:
@@ -198,7 +198,7 @@ def remove_events(folder: Path) -> None:
 
 
 def _walk_plain(folder: Path) -> Iterator[Path]:
-    """Every file below a folder; raises DpscopeError for a link or a folder that cannot be written."""
+    """All files below a folder; raises DpscopeError for a link or a folder that cannot be written."""
     check_folder(folder)
     for path, folders, files in os.walk(folder):
         for name in folders:
@@ -207,7 +207,7 @@ def _walk_plain(folder: Path) -> Iterator[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise DpscopeError unless there is a folder that can be written, and no link to one, or nothing."""
+    """Raise DpscopeError unless `folder` is absent or a writable folder that is not a link."""
     if not os.path.lexists(folder):
         return
     if folder.is_symlink():
@@ -224,10 +224,6 @@ def _check_plain(path: Path) -> None:
         raise ForeignFileError(f"{path} is {kind} and is not overwritten; move it away, or name another place")
 
 
-def _told_by_events(head: bytes) -> bool:
-    return any(all(sign in head for sign in signs) for signs in _EVENT_SIGNS)
-
-
 def _head(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read(_HEAD_BYTES)
@@ -239,13 +235,13 @@ def _tail(path: Path) -> bytes:
         return file.read()
 
 
-def _beside_marked_png(path: Path) -> bool:
-    """Whether the same figure stands there as a PNG of dpscope's: what marked the other formats in older versions."""
+def _has_marked_png(path: Path) -> bool:
+    """Whether the same figure exists as a PNG that dpscope wrote, which marked the other formats in older versions."""
     return bears_mark(path.with_suffix(".png"))
 
 
 def _stamped(page: Path) -> bool:
-    """Whether the stamp in the same folder records a page of this size: what marked pages in older versions."""
+    """Whether the stamp in the same folder records a page of this size, which marked pages in older versions."""
     try:
         stamp = read_json_if_there(page.with_name(STAMP_NAME), ReportStamp)
     except DpscopeError:
@@ -254,16 +250,16 @@ def _stamped(page: Path) -> bool:
 
 
 class _Equality(msgspec.Struct):
-    """What tells equality.json from other JSON."""
+    """Fields that distinguish equality.json from other JSON."""
 
     schema_version: int
     settings: EqualitySettings
 
 
 def _marked_json(path: Path) -> bool:
-    """calibration.json, equality.json and a report's stamp by what they hold; any manifest of dpscope's."""
+    """Whether a file decodes as calibration.json, equality.json or a report's stamp, or is a dpscope manifest."""
     kinds: dict[str, type[msgspec.Struct]] = {EQUALITY_NAME: _Equality, STAMP_NAME: ReportStamp}
-    return says_dpscope(path) or _decodes(path, kinds.get(path.name, Calibration))
+    return is_dpscope_manifest(path) or _decodes(path, kinds.get(path.name, Calibration))
 
 
 def _decodes(path: Path, kind: type[msgspec.Struct]) -> bool:
@@ -279,8 +275,8 @@ _MARKS: dict[str, Callable[[Path], bool]] = {
     ".md": lambda path: _head(path).startswith((b"# dpscope: ", b"# Trainings: ")),
     ".csv": lambda path: _head(path).startswith(b"cell,strategy,devices,"),
     ".png": lambda path: b"tEXtSoftware\0dpscope" in _head(path),
-    ".svg": lambda path: b"<dc:title>dpscope</dc:title>" in _head(path) or _beside_marked_png(path),
-    ".pdf": lambda path: b"/Creator (dpscope)" in _head(path) + _tail(path) or _beside_marked_png(path),
+    ".svg": lambda path: b"<dc:title>dpscope</dc:title>" in _head(path) or _has_marked_png(path),
+    ".pdf": lambda path: b"/Creator (dpscope)" in _head(path) + _tail(path) or _has_marked_png(path),
     **dict.fromkeys((".dpscope", ".unfinished"), lambda path: PARTIAL_KEY.encode() in _tail(path)),
     ".zip": lambda path: path.read_bytes().endswith(BUNDLE_MARK),
 }

@@ -1,4 +1,4 @@
-"""Where trainings lie in a run folder; profiling/records/training.py lists the files. Imports no torch."""
+"""The files of trainings in a run folder; profiling/records/training.py lists them. Imports no torch."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.training import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog, TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there
-from dpscope.profiling.store.folders import JobFolder, says_dpscope
+from dpscope.profiling.store.folders import JobFolder, is_dpscope_manifest
 from dpscope.profiling.store.layout import remove_written
 
 TRAIN_LOG_NAME = "train.json"
@@ -30,11 +30,11 @@ class TrainingFolder(JobFolder):
         return read_json_if_there(self.epochs_path, list[EpochRecord]) or []
 
     def result(self) -> TrainResult | None:
-        """How it ended, None while it has not."""
+        """The training's result, None while it has not ended."""
         return read_json_if_there(self.result_path, TrainResult)
 
     def clear_attempt(self) -> None:
-        """Make room for an attempt to train it: only its checkpoints, and the epochs that led to them, stay."""
+        """Remove an earlier attempt's files, except its checkpoints and the epochs that led to them."""
         kept = {self.checkpoints_path, self.epochs_path} if self.checkpoints_path.exists() else set()
         remove_written(self.path.parents[2], self.path, lambda path: bool({path, path.parent} & kept))
 
@@ -57,7 +57,7 @@ class TrainFolder:
         return TrainingFolder(self.path / TRAININGS_NAME / cell.name / f"seed{seed}")
 
     def manifest(self) -> TrainManifest:
-        """The manifest; raises DpscopeError when nothing was trained here, or with another schema."""
+        """The manifest; raises DpscopeError if nothing was trained here, or with another schema."""
         if not self.path.exists():
             raise DpscopeError(f"{self.path} does not exist; name a folder that `dpscope train` made")
         if not self.manifest_path.exists():
@@ -71,15 +71,14 @@ class TrainFolder:
         return manifest
 
     def log(self) -> TrainLog:
-        """Every epoch of every training, as last written."""
         return read_json(self.log_path, TrainLog)
 
 
 def holds_epochs(path: Path) -> bool:
-    """Whether a folder has a train.json, dpscope's own or another program's."""
+    """Whether a folder has a train.json, whether dpscope or another program wrote it."""
     return (path / TRAIN_LOG_NAME).is_file()
 
 
 def is_train_folder(path: Path) -> bool:
     """Whether something was trained with this run folder."""
-    return says_dpscope(path / TRAIN_MANIFEST_NAME)
+    return is_dpscope_manifest(path / TRAIN_MANIFEST_NAME)

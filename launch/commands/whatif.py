@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dpscope.launch.commands.options import read_size
+from dpscope.launch.commands import options
+from dpscope.launch.commands.command import Idle, OptionValues
 from dpscope.profiling.records.typed_text import MIB
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -17,13 +18,78 @@ _TABLES = (".csv", ".tsv")
 _Text = str | None
 
 
+def _reads_table(values: OptionValues) -> bool:
+    return bool(values["paths"][0].suffix.lower() in _TABLES)
+
+
+def _reads_run(values: OptionValues) -> bool:
+    return options.holds_run(values["paths"][0])
+
+
+IDLE = (
+    Idle(
+        ("per_node", "batch_size"),
+        lambda values: values["measured"] is not None,
+        "the rows of --measured contain it",
+    ),
+    Idle(
+        (
+            *(
+                "cell",
+                "link",
+                "inter",
+                "intra",
+                "bucket_mb",
+                "comm_hook",
+                "accumulate",
+                "overlap",
+                "strategy",
+                "faster",
+                "jitter",
+            ),
+            *(
+                "solve",
+                "need",
+                "trace",
+                "figure",
+                "base_devices",
+                "base_batch_size",
+                "base_bucket_mb",
+            ),
+        ),
+        _reads_table,
+        "a table of step times does not show its effect; give a run or a trace",
+    ),
+    Idle(
+        ("measured",),
+        lambda values: not _reads_table(values),
+        "it is for a table, and a run or a trace was named",
+    ),
+    Idle(
+        ("cell",),
+        lambda values: not options.holds_run(values["paths"][0]),
+        "it chooses a cell of a run folder, and none was named",
+    ),
+    Idle(
+        ("base_devices", "base_batch_size", "base_bucket_mb", "gradient_bytes"),
+        _reads_run,
+        "a run contains it",
+    ),
+    Idle(
+        ("need",),
+        lambda values: values["solve"] in (None, "bucket-mb", "strategy"),
+        "it is the target of --solve inter, intra, faster or devices",
+    ),
+)
+
+
 def whatif(
     paths: Annotated[
         list[Path], typer.Argument(help="a run folder, traces of one job, or a CSV table of measured steps")
     ],
     cell: Annotated[_Text, typer.Option(help="the cell of a run to predict from, such as ddp-d2-b32")] = None,
     devices: Annotated[_Text, typer.Option(help="device counts to predict, such as 32,64")] = None,
-    per_node: Annotated[_Text, typer.Option(help="devices on a node; unless given, as measured")] = None,
+    per_node: Annotated[_Text, typer.Option(help="devices on a node; default: as measured")] = None,
     link: Annotated[
         _Text,
         typer.Option(
@@ -63,7 +129,6 @@ def whatif(
     figure: Annotated[Path | None, typer.Option(help="draw efficiency over devices, *.png or *.svg")] = None,
     output_format: Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="what to print")] = "table",
 ) -> None:
-    """Predict steps that were not measured from a run, a trace or a table of measured steps, with a band or a reason."""
     from dpscope.analysis.what_if.answers.options import WhatIfOptions
 
     requested = WhatIfOptions(
@@ -81,15 +146,15 @@ def whatif(
         faster,
         jitter,
     )
-    gradients = read_size("--gradient-bytes", gradient_bytes)
-    bucket = read_size("--base-bucket-mb", base_bucket_mb, MIB)
+    gradients = options.read_size("--gradient-bytes", gradient_bytes)
+    bucket = options.read_size("--base-bucket-mb", base_bucket_mb, MIB)
     for path in paths:
         if not path.exists():
             raise DpscopeError(f"{path} does not exist; give a run folder, traces of one job, or a CSV table")
     if paths[0].suffix.lower() in _TABLES:
         _of_table(paths, requested, measured, gradients, output_format)
         return
-    from dpscope.launch.commands.what_if_runs import RunQuestion, of_run_or_traces
+    from dpscope.launch.commands.whatif_runs import RunQuestion, of_run_or_traces
 
     of_run_or_traces(
         paths,
@@ -110,7 +175,7 @@ def _of_table(
     if len(paths) > 1:
         raise DpscopeError(f"{table} is a table: give it alone")
     if (requested.devices is None) == (measured is None):
-        raise DpscopeError("say what to predict: --devices 32,64, or --measured OTHER.csv, one of them")
+        raise DpscopeError("name what to predict: --devices 32,64, or --measured OTHER.csv, one of them")
     if not table.is_file():
         raise DpscopeError(f"{table} is not a file; give a CSV table")
     from rich.console import Console

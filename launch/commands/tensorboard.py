@@ -1,19 +1,69 @@
-"""Starts TensorBoard in this process and keeps it until interrupted."""
+"""`dpscope tensorboard`: a run's TensorBoard folder, written and served until interrupted."""
 
+import contextlib
 import multiprocessing
 import os
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from dpscope.launch.commands import options
+from dpscope.launch.commands.analyze import runs_among
+from dpscope.launch.commands.command import Idle
 from dpscope.profiling.store.errors import DpscopeError
 
+if TYPE_CHECKING:
+    from dpscope.profiling.records.links import LinkRate
+
 _REAPED_EVERY_S = 1.0
+IDLE = (
+    Idle(("link",), options.trainings_alone, "trainings alone hold no measured steps"),
+    Idle(("out",), options.any_run, "a run's TensorBoard folder lies in the run's own"),
+)
+
+
+def tensorboard(
+    paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")],
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "localhost",
+    port: Annotated[int, typer.Option(help="0 takes a free one")] = 6006,
+    link: options.Link = None,
+    out: Annotated[
+        Path | None, typer.Option(help="of traces: where the folder goes; a run's lies in the run's own")
+    ] = None,
+) -> None:
+    stated = options.read_link(link)
+    from rich.console import Console
+
+    check_address(host, port)
+    console = Console(markup=False)
+    console.print("Writing the TensorBoard folder ...", highlight=False)
+    folder = _tensorboard_folder(paths, stated, out)
+    console.print("Starting TensorBoard ...", highlight=False)
+
+    def announce(address: str) -> None:
+        console.print(f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)", highlight=False, soft_wrap=True)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(folder, host, port, announce)
+
+
+def _tensorboard_folder(paths: list[Path], stated: "LinkRate | None", out: Path | None) -> Path:
+    """Written of the one run that is named, or of the traces."""
+    if not (runs := runs_among(paths)):
+        from dpscope.analysis.output.traced_report import TraceRequest, export_traces
+
+        return export_traces(paths, TraceRequest(stated), out)
+    from dpscope.analysis.output.analyze import write_tensorboard
+
+    return write_tensorboard(runs[0], stated)
 
 
 def serve(folder: Path, host: str, port: int, announce: Callable[[str], None]) -> None:
-    """Serve a TensorBoard folder; tells `announce` the address, returns never but by an interrupt.
+    """Serve a TensorBoard folder until interrupted; `announce` is called with the address.
 
     Port 0 takes a free one. Raises DpscopeError when the port is taken.
     """

@@ -1,24 +1,26 @@
-"""`dpscope bundle`: a run in one file that can be given to somebody else."""
+"""`dpscope bundle`: a run in one file, for someone else."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpscope.launch.commands.command import Idle
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from dpscope.profiling.records.finding import Finding
 
+IDLE = (Idle(("output",), lambda values: values["list_only"], "--list writes nothing"),)
+
 
 def bundle(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the file to write, *.zip; unless given RUN-bundle.zip, here")
+        Path | None, typer.Option("--output", "-o", help="the file to write, *.zip; default: RUN-bundle.zip, here")
     ] = None,
-    list_only: Annotated[bool, typer.Option("--list", help="say what it would hold; write nothing")] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="list what it would hold; write nothing")] = False,
 ) -> None:
-    """Pack a run into one file of at most 16 MB for a bug report: host and user names replaced, traces reduced."""
     path = output or Path(f"{run.absolute().name}-bundle.zip")
     if path.suffix != ".zip":
         raise DpscopeError(f"{path} does not end in .zip, which the bundle is; name it {path}.zip")
@@ -29,7 +31,7 @@ def bundle(
     from dpscope.profiling.store.folders import RunFolder
     from dpscope.profiling.store.ownership import check_overwritable
 
-    RunFolder(run).manifest()  # a wrong folder is told before anything is asked
+    RunFolder(run).manifest()  # a wrong folder is reported before anything is queried
     if not list_only:
         check_overwritable(path)
     notes = _machine_notes()
@@ -51,7 +53,7 @@ def bundle(
 
 
 def _machine_notes() -> dict[str, object]:
-    """What doctor and NVML say of this machine now, which may be another than the one that measured."""
+    """What doctor and NVML report about this machine now, which may not be the one that measured."""
     import json
     import socket
     from dataclasses import asdict

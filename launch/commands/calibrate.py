@@ -1,0 +1,138 @@
+"""`dpscope calibrate`: collectives timed by size, and what they cost elsewhere."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import typer
+
+from dpscope.launch.commands import options
+from dpscope.launch.commands.command import Idle, shown_defaults
+from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
+from dpscope.profiling.records.calibration import CalibrationSettings
+from dpscope.profiling.records.settings import Declared, own_declarations
+from dpscope.profiling.store.errors import DpscopeError
+
+_SETTINGS = {name: one for name, one in own_declarations(CalibrationSettings).items() if one.setting.help}
+_MEASURING = (
+    *(one.option for one in _SETTINGS.values()),
+    *("nodes", "node_rank", "rendezvous", "wait_for_nodes"),
+)
+IDLE = (
+    options.ONE_NODE,
+    Idle(_MEASURING, lambda values: values["from_nccl_tests"], "--from-nccl-tests reads logs and measures nothing"),
+    Idle(
+        (*_MEASURING, "link"),
+        lambda values: values["predict"] is not None,
+        "--predict reads what was measured and measures nothing",
+    ),
+    Idle(
+        ("out",),
+        lambda values: values["predict"] is not None and bool(values["logs"]),
+        "--predict writes nothing, and the calibration is named",
+    ),
+    Idle(("output_format",), lambda values: values["predict"] is None, "only predictions (--predict) have a format"),
+    Idle(("in_place",), lambda values: not values["from_nccl_tests"], "only logs read with --from-nccl-tests have it"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateRequest(options.NodeOptions):
+    """What `dpscope calibrate` is called with."""
+
+    settings: ClassVar[Mapping[str, Declared]] = _SETTINGS
+
+    link: options.Link = None
+    from_nccl_tests: Annotated[
+        bool, typer.Option("--from-nccl-tests", help="read nccl-tests' output, the LOGs, instead of measuring")
+    ] = False
+    in_place: Annotated[bool, typer.Option("--in-place", help="its in-place columns")] = False
+    predict: Annotated[
+        str | None, typer.Option(help="measure nothing: predict collectives on these device counts, such as 64,256")
+    ] = None
+    output_format: Annotated[
+        Literal["table", "json"], typer.Option("--format", help="with --predict: what to print")
+    ] = "table"
+    out: Annotated[Path, typer.Option(help="a run folder, or a .json file")] = options.DEFAULT_OUT
+    logs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[LOG]...", help="with --from-nccl-tests; with --predict also a calibration"),
+    ] = None
+
+
+def calibrate(request: CalibrateRequest) -> None:
+    """Measure or read a calibration, and save it; or predict from one."""
+    stated = options.read_link(request.link)
+    from rich.console import Console
+
+    from dpscope.analysis.costs.calibrated import rate_between, rate_within
+    from dpscope.analysis.costs.calibration_files import calibration_path
+    from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+    from dpscope.analysis.report.calibration import calibration_tables, save_calibration
+    from dpscope.analysis.report.nccl_tables import calibration_chapter
+    from dpscope.analysis.text.terminal import print_findings, print_table
+    from dpscope.launch.calibration.run import run_calibration
+    from dpscope.launch.calibration.settings import calibration_settings
+    from dpscope.launch.jobs.out_folder import check_calibration_place
+    from dpscope.profiling.store.folders import is_run_folder
+
+    if request.predict is not None:
+        return _predict_collectives(request, request.predict)
+    logs, out = request.logs or [], request.out
+    if logs and not request.from_nccl_tests:
+        raise DpscopeError(f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs")
+    check_calibration_place(out, calibration_path(out))
+    console = Console(markup=False)
+    if request.from_nccl_tests:
+        measured = calibration_from_logs(logs, request.in_place, stated)
+    else:
+        place = this_node(request)
+        device = str(request.flags.get("device", "auto"))
+        chosen: dict[str, Any] = {
+            name: request.flags[one.option] for name, one in _SETTINGS.items() if one.option in request.flags
+        }
+        settings = calibration_settings(nodes=place.count if place is not None else 1, **chosen)
+        folder = calibration_path(out).parent
+        with on_all_nodes(place, request, device, console, folder) as starter:
+            measured = run_calibration(settings, console, stated, starter, folder)
+            starter.dismiss(0)
+    fitted, path = save_calibration(measured, out)
+    for table in calibration_tables(fitted):
+        print_table(console, table)
+    if (between := rate_between(fitted)) is not None:
+        within = rate_within(fitted) or "not timed"
+        console.print(f"Rate between nodes: {between}; within a node: {within}", highlight=False)
+    if findings := (*fitted.findings, *calibration_chapter(fitted).findings):
+        print_findings(console, findings)
+    console.print(f"\nCalibration: {path}; figure: {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
+    if is_run_folder(out):
+        console.print(f"Next: dpscope analyze {out}", highlight=False, soft_wrap=True)
+    elif path != out:
+        console.print(f"Next: dpscope run --out {out}, whose report then predicts", highlight=False, soft_wrap=True)
+
+
+def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
+    """From one calibration, or from logs of several counts."""
+    from rich.console import Console
+
+    from dpscope.analysis.costs.calibration_files import costs_at
+    from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+    from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
+
+    requested, paths = parse_counts(counts), request.logs or [request.out]
+    if request.from_nccl_tests:
+        calibration = calibration_from_logs(paths, request.in_place)
+    elif len(paths) == 1:
+        calibration = costs_at(paths[0], "--predict")
+    else:
+        raise DpscopeError(f"{paths[1]}: --predict takes one calibration; add --from-nccl-tests to read logs")
+    print_forecasts(calibration, requested, request.output_format, Console(markup=False))
+
+
+def defaults() -> dict[str, str]:
+    """By option."""
+    from dpscope.launch.calibration.settings import calibration_settings
+
+    chosen = calibration_settings.__kwdefaults__ or {}
+    return shown_defaults({one.option: chosen[name] for name, one in _SETTINGS.items()})

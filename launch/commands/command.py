@@ -1,0 +1,264 @@
+"""A command from its declarations: options of settings, help, and the refusal of options without effect.
+
+Imports no torch; what a command runs is imported when it runs.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Protocol, get_type_hints
+
+import msgspec
+import typer
+from typer.core import TyperCommand, TyperOption
+
+from dpscope.profiling.records.config import RunConfig
+from dpscope.profiling.records.matrix import VARIANTS
+from dpscope.profiling.records.settings import (
+    AMOUNT,
+    COMPARED,
+    DATA,
+    FILES,
+    HEADINGS,
+    NODES,
+    TARGETS,
+    Declared,
+    declarations,
+    plain_type,
+    settings_of,
+    shown,
+)
+from dpscope.profiling.records.training import TrainConfig
+from dpscope.profiling.records.typed_text import choose_from
+from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+OptionValues = Mapping[str, Any]
+
+_HEADINGS = {  # of options that are no settings of a run or a training, by parameter
+    **dict.fromkeys(("sync_batch_norm", "freeze_batch_norm"), COMPARED),
+    "dtype": DATA,
+    **dict.fromkeys(("detect", "detect_limit", "iterations", "collectives"), AMOUNT),
+    **dict.fromkeys(("min_bytes", "max_bytes", "max_events"), AMOUNT),
+    **dict.fromkeys(("calibration", "flops", "target_accuracy"), TARGETS),
+    **dict.fromkeys(("config", "out", "report", "fresh", "resume_from", "dry_run", "output_format", "classic"), FILES),
+    **dict.fromkeys(("figures", "open_page", "verbose", "quiet", "wandb", "wandb_online"), FILES),
+    **dict.fromkeys(("nodes", "node_rank", "rendezvous", "wait_for_nodes"), NODES),
+}
+_DECLARED = {
+    one.option: one for kind in (TrainConfig, RunConfig) for one in declarations(kind).values() if one.setting.help
+}
+_OTHER = "Options"
+_REPLACED = {"--link-gbps": "it is --link now, with a unit: --link 25GB/s (bytes) or --link 200Gb/s (bits)"}
+
+
+def heading_of(parameter: str) -> str:
+    """The heading of --help under which an option stands, in every command that has it."""
+    return _DECLARED[parameter].heading if parameter in _DECLARED else _HEADINGS.get(parameter, _OTHER)
+
+
+def _place(parameter: str) -> tuple[int, int]:
+    """The place of an option among others: by heading; variants behind the other settings of theirs, then what is no setting."""
+    one = _DECLARED.get(parameter)
+    rank = 2 if one is None else int(bool(one.setting.heading) or one.name in VARIANTS)
+    return (*HEADINGS, _OTHER).index(heading_of(parameter)), rank
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Parameters of a command that have no effect in a situation, and why."""
+
+    parameters: tuple[str, ...]
+    when: Callable[[OptionValues], bool]
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a command is called with: the flags of its settings, and a field for each other option."""
+
+    settings: ClassVar[Mapping[str, Declared]]
+
+    flags: dict[str, object]  # of settings, by option, as far as given
+    given: dict[str, object]  # every option that has a value
+
+
+def setting_option(one: Declared, command: str = "") -> Any:
+    """The option of a setting, in a command whose help may differ."""
+    dashed = f"--{one.option.replace('_', '-')}"
+    names = f"{dashed}/--no-{dashed[2:]}" if _option_type(one) is bool else dashed
+    return typer.Option(names, help=one.setting.help_of.get(command, one.setting.help))
+
+
+def _option_type(one: Declared) -> Any:
+    """What the command line reads; text is read with the file's settings."""
+    kind = bool if one.setting.switch else str if one.setting.text is not None else plain_type(one.kind)
+    return kind if kind in (bool, int, float) or one.setting.listed else str
+
+
+def load_command(name: str, text: str) -> TyperCommand:
+    """The command of the module of its name; `text` is its help."""
+    module = importlib.import_module(f"dpscope.launch.commands.{name}")
+    program = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    function = _with_options(getattr(module, name), name)
+    program.command(name, cls=getattr(module, "COMMAND", Command), help=text)(function)
+    command = typer.main.get_command(program)
+    assert isinstance(command, Command)
+    command.idle = getattr(module, "IDLE", ())
+    command.defaults = getattr(module, "defaults", dict)
+    return command
+
+
+def _with_options(function: Callable[..., None], command: str) -> Callable[..., None]:
+    """The function as typer takes it: one that takes a request gets a parameter for each option instead."""
+    (kind, *others) = get_type_hints(function).values() or (None,)
+    if others[1:] or not (isinstance(kind, type) and issubclass(kind, Request)):
+        return function
+    settings = {one.option: one for one in kind.settings.values() if one.setting.help}
+    hints = get_type_hints(kind, include_extras=True)
+    annotated: Any = Annotated  # as a value, not as a type
+    parameters = [
+        inspect.Parameter(
+            option,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=annotated[_option_type(one) | None, setting_option(one, command)],
+        )
+        for option, one in settings.items()
+    ]
+    parameters += [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(kind)
+        if field.name not in ("flags", "given")
+    ]
+
+    def called(**values: Any) -> None:
+        given = {name: value for name, value in values.items() if value}
+        flags = {name: value for name in settings if (value := values.pop(name)) is not None}
+        function(kind(flags=flags, given=given, **values))
+
+    called.__signature__ = inspect.Signature(sorted(parameters, key=lambda one: _place(one.name)))  # type: ignore[attr-defined]
+    return called
+
+
+class Command(TyperCommand):
+    """A command whose help groups its options and shows their defaults, and which refuses options without effect."""
+
+    idle: Sequence[Idle] = ()
+    defaults: Callable[[], dict[str, str]]  # that are no parameters' defaults, by option
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does, with advice for a word that is not among an option's; raises DpscopeError for a replaced option."""
+        before_files = args[: args.index("--")] if "--" in args else args
+        for name in (one.partition("=")[0] for one in before_files):
+            if name in _REPLACED:
+                raise DpscopeError(f"{name}: {_REPLACED[name]}")
+        try:
+            return list(super().parse_args(ctx, args))
+        except typer.BadParameter as error:
+            if wrong := re.search(r"'([^']*)' is not one of (.*)\.$", error.message):
+                known = re.findall(r"'([^']*)'", wrong[2])
+                error.message = f"{wrong[1]!r}: {choose_from(wrong[1], known)}"
+            raise
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """As typer does, with the defaults that are no parameters' defaults."""
+        found = self.defaults()
+        for option in self.params:
+            if isinstance(option, TyperOption) and (default := found.get(option.opts[0])):
+                option.help = f"{option.help or ''}  [default: {default}]"
+        super().format_help(ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Options under headings; those under none stand under "Options"."""
+        groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Arguments", *HEADINGS, _OTHER)}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                is_argument = parameter.param_type_name == "argument"
+                groups["Arguments" if is_argument else heading_of(parameter.name or "")].append(record)
+        for heading, records in groups.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; raises DpscopeError for an option without effect."""
+        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+        stated = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+        flags = {parameter.name: parameter.opts[0] for parameter in self.params if parameter.name is not None}
+        for rule in self.idle:
+            if (idle := [name for name in rule.parameters if name in stated]) and rule.when(ctx.params):
+                raise DpscopeError(f"{flags[idle[0]]} does nothing here: {rule.why}; omit it")
+        if "out" not in stated and ctx.params.get("config") is not None:
+            from dpscope.launch.planning.run_config import out_folder
+
+            ctx.params["out"] = out_folder(ctx.params["config"]) or ctx.params["out"]
+        return super().invoke(ctx)
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence of its help, whole."""
+        return (self.help or "").partition("\n")[0]
+
+
+def config_defaults(config: msgspec.Struct) -> dict[str, str]:
+    """The settings of a configuration by option, as `shown_defaults` shows them."""
+    return shown_defaults(
+        {
+            one.option: value
+            for one, value in zip(declarations(type(config)).values(), settings_of(config).values(), strict=True)
+        }
+    )
+
+
+def shown_defaults(values: Mapping[str, object]) -> dict[str, str]:
+    """Values of parameters by option; a switch that is off is left out."""
+    return {
+        f"--{name.replace('_', '-')}": "on"
+        if value is True
+        else f"{value:g}"
+        if isinstance(value, float)
+        else shown(value)
+        for name, value in values.items()
+        if value is not None and value is not False and value not in ((), ("off",))
+    }
+
+
+def by_device(values: Mapping[Any, Any]) -> str:
+    """A default that depends on the devices."""
+    return f"{shown(values['cuda'])}; {shown(values['cpu'])} on the CPU"
+
+
+class EndedJobs(Protocol):
+    """How the jobs of a command ended."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every job that was started has its result."""
+
+    @property
+    def exit_status(self) -> int:
+        """0 if so, 128 + N when signal N stopped it, else 1."""
+
+
+def exit_after(outcome: EndedJobs, show: Callable[[], bool], console: "Console") -> NoReturn:
+    """Show what was measured and end the command; `show` returns whether the numbers can be relied on.
+
+    A report that cannot be made is an error by itself only where every job ended well; otherwise the failed jobs are its cause.
+    """
+    sound = False
+    try:
+        sound = show()
+    except DpscopeError as error:  # the settings were valid: what failed, failed while measuring
+        if outcome.ok:
+            raise
+        console.print(f"\n{error}", style="bold red", highlight=False, soft_wrap=True)
+    raise typer.Exit(outcome.exit_status or int(not sound))

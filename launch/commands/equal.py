@@ -1,0 +1,76 @@
+"""`dpscope equal`: a few steps under each strategy, every tensor compared."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import typer
+
+from dpscope.launch.commands import options
+from dpscope.launch.commands.command import by_device, config_defaults
+from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
+from dpscope.profiling.records.config import Optimizer, RunConfig
+from dpscope.profiling.records.settings import Declared, declarations
+
+IDLE = (options.ONE_NODE,)
+_SETTINGS = (
+    *("strategies", "devices", "batch_sizes", "compile", "model", "data", "data_dir", "download", "samples", "workers"),
+    *(*Optimizer.__struct_fields__, "seed", "steps", "timeout_s", "device"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualRequest(options.NodeOptions):
+    """What `dpscope equal` is called with."""
+
+    settings: ClassVar[Mapping[str, Declared]] = {
+        name: one for name, one in declarations(RunConfig).items() if name in _SETTINGS
+    }
+
+    dtype: Annotated[
+        Literal["float64", "float32"],
+        typer.Option(help="precision of the training; float64 distinguishes mistakes from rounding"),
+    ] = "float64"
+    freeze_batch_norm: Annotated[
+        bool, typer.Option("--freeze-batch-norm", help="batch norm uses the first global batch's statistics throughout")
+    ] = False
+    sync_batch_norm: Annotated[
+        bool, typer.Option("--sync-batch-norm", help="ddp normalises by the global batch; GPUs only")
+    ] = False
+    output_format: Annotated[Literal["table", "json"], typer.Option("--format", help="what to print")] = "table"
+    out: Annotated[Path, typer.Option(help="the run folder; a comparison in it is replaced")] = options.DEFAULT_OUT
+
+
+def equal(request: EqualRequest) -> None:
+    from rich.console import Console
+
+    from dpscope.launch.equality.run import run_equality
+    from dpscope.launch.equality.settings import equality_settings
+
+    console = Console(markup=False, stderr=request.output_format == "json")
+    place = this_node(request)
+    settings = equality_settings(
+        request.flags,
+        request.dtype,
+        request.freeze_batch_norm,
+        request.sync_batch_norm,
+        place.count if place is not None else 1,
+    )
+    with on_all_nodes(place, request, settings.device, console) as starter:
+        run_equality(settings, request.out, console, starter)
+        starter.dismiss(0)
+    from dpscope.analysis.output.equality import show_equality
+
+    raise typer.Exit(0 if show_equality(request.out, request.output_format, console) else 1)
+
+
+def defaults() -> dict[str, str]:
+    """By option; `None` is chosen for the machine, and the samples by the batch and the steps."""
+    from dpscope.launch.equality.settings import DEFAULTS, EQUALITY_BATCH_SIZES
+    from dpscope.launch.planning.cells import DEFAULT_MODELS
+    from dpscope.launch.planning.run_config import load_config
+
+    chosen = config_defaults(load_config(None, DEFAULTS))
+    chosen |= {"--batch-size": by_device(EQUALITY_BATCH_SIZES), "--model": by_device(DEFAULT_MODELS)}
+    return {option: default for option, default in chosen.items() if option != "--samples"}

@@ -1,0 +1,111 @@
+"""`dpscope run`: strategies measured and traced under torchrun, compared, reported."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dpscope.launch.commands import options
+from dpscope.launch.commands.command import Idle, by_device, config_defaults, exit_after
+from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
+from dpscope.profiling.records.config import RunConfig
+from dpscope.profiling.records.settings import Declared, declarations
+
+if TYPE_CHECKING:
+    from dpscope.profiling.mirrors.wandb_mirror import CellMirror
+
+DETECT_LIMIT_S = 1800.0
+IDLE = (
+    *options.NODES_IDLE,
+    Idle(
+        ("verbose", "quiet", "open_page", "link", "target_efficiency", "wandb", "wandb_online"),
+        lambda values: values["dry_run"],
+        options.PLAN_ALONE,
+    ),
+    options.ONE_DETAIL,
+    options.ONE_MIRROR,
+    Idle(("repeats",), lambda values: values["detect"] is not None, "--detect chooses the repeats of each cell"),
+    Idle(("detect_limit",), lambda values: values["detect"] is None, "it limits --detect, which is not given"),
+    Idle(("detect_limit",), lambda values: values["dry_run"], "--dry-run plans the first repeats and takes no time"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(options.NodeOptions, options.MirrorOptions):
+    """What `dpscope run` is called with."""
+
+    settings: ClassVar[Mapping[str, Declared]] = declarations(RunConfig)
+
+    detect: options.Detect = None
+    detect_limit: options.DetectLimit = None
+    config: options.Config = None
+    out: options.Out = options.DEFAULT_OUT
+    fresh: options.Fresh = False
+    dry_run: options.DryRun = False
+    verbose: options.Verbose = False
+    quiet: options.Quiet = False
+    open_page: options.OpenPage = False
+
+
+def run(request: RunRequest) -> None:
+    options.check_seconds("--detect-limit", request.detect_limit)
+    detail = options.detail(request.verbose, request.quiet)
+    from rich.console import Console
+
+    from dpscope.launch.measuring.run import describe_plan, run_sweep
+    from dpscope.launch.planning.cells import check_idle_here
+    from dpscope.launch.planning.run_config import load_config
+
+    console, out = Console(markup=False), request.out
+    settings = load_config(request.config, request.flags)
+    place = this_node(request, request.dry_run)
+    nodes = place.count if place is not None else 1
+    check_idle_here(settings, request.flags, nodes)
+    if request.detect is not None:
+        from dpscope.launch.commands.detect import first_round, parse_change, run_until_detected
+
+        change, settings = parse_change(request.detect), first_round(settings)
+    if request.dry_run:
+        describe_plan(settings, out, console, request.fresh, nodes)
+        return
+    mirror = _cell_mirror(request.wandb_online) if request.wandb or request.wandb_online else None
+    with on_all_nodes(place, request, settings.workload.device, console) as starter:
+        if request.detect is None:
+            outcome = run_sweep(settings, out, request.fresh, console, starter=starter)
+        else:
+            limit_s = DETECT_LIMIT_S if request.detect_limit is None else request.detect_limit
+            outcome = run_until_detected(settings, out, request.fresh, console, change, limit_s, starter)
+        starter.dismiss(outcome.exit_status, outcome.lost or "")
+    from dpscope.analysis.output.analyze import Targets, show_run
+
+    def show() -> bool:
+        sound = show_run(out, Targets(), console, detail, open_page=request.open_page)
+        if mirror is not None:
+            from dpscope.analysis.output.analyze import report_of
+            from dpscope.analysis.output.cell_summaries import cell_summaries
+
+            mirror.write(out, cell_summaries(report_of(out, Targets())))
+        return sound
+
+    exit_after(outcome, show, console)
+
+
+def defaults() -> dict[str, str]:
+    """By option; `None` is chosen for the machine."""
+    from dpscope.launch.planning.cells import DEFAULT_BATCH_SIZES, DEFAULT_MODELS, DEFAULT_REPEATS, DEFAULT_STEPS
+    from dpscope.launch.planning.run_config import load_config
+
+    return config_defaults(load_config(None, {})) | {
+        "--devices": options.DEFAULT_DEVICES,
+        "--batch-size": by_device(DEFAULT_BATCH_SIZES),
+        "--steps": by_device(DEFAULT_STEPS),
+        "--model": by_device(DEFAULT_MODELS),
+        "--repeats": by_device(DEFAULT_REPEATS),
+        "--ddp-alone": by_device({"cuda": "on", "cpu": "off"}),
+    }
+
+
+def _cell_mirror(online: bool) -> "CellMirror":
+    """Imports wandb, which a run without it does not need."""
+    from dpscope.profiling.mirrors.wandb_mirror import cell_mirror
+
+    return cell_mirror(online)

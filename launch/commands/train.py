@@ -1,0 +1,90 @@
+"""`dpscope train`: strategies trained on the same batches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from dpscope.launch.commands import options
+from dpscope.launch.commands.command import Idle, config_defaults, exit_after
+from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
+from dpscope.profiling.records.settings import Declared, declarations
+from dpscope.profiling.records.training import TrainConfig
+
+if TYPE_CHECKING:
+    from dpscope.profiling.mirrors.mirror import TrainingMirror
+
+IDLE = (
+    *options.NODES_IDLE,
+    Idle(("target_accuracy", "wandb", "wandb_online"), lambda values: values["dry_run"], options.PLAN_ALONE),
+    options.ONE_MIRROR,
+)
+_NO_OPTIONS = ("seed", "ddp_alone")  # there are --seeds; DDP on one device trains as single does
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest(options.NodeOptions, options.MirrorOptions):
+    """What `dpscope train` is called with."""
+
+    settings: ClassVar[Mapping[str, Declared]] = {
+        name: one for name, one in declarations(TrainConfig).items() if name not in _NO_OPTIONS
+    }
+
+    config: options.Config = None
+    target_accuracy: options.TargetAccuracy = None
+    out: options.Out = options.DEFAULT_OUT
+    resume_from: Annotated[
+        str | None,
+        typer.Option(
+            help="previous: the checkpoint before the last; or a file, of any strategy, to begin trainings from"
+        ),
+    ] = None
+    fresh: Annotated[bool, typer.Option("--fresh", help="train everything again")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and the commands only")] = False
+
+
+def train(request: TrainRequest) -> None:
+    from rich.console import Console
+
+    from dpscope.launch.training.planned_jobs import describe_trainings
+    from dpscope.launch.training.run import run_trainings
+    from dpscope.launch.training.settings import load_train_config
+
+    options.check_targets(target_accuracy=request.target_accuracy)
+    settings = load_train_config(request.config, request.flags)
+    console, out = Console(markup=False), request.out
+    place = this_node(request, request.dry_run)
+    if request.dry_run:
+        nodes = place.count if place is not None else 1
+        describe_trainings(settings, out, console, request.fresh, request.resume_from, nodes)
+        return
+    with on_all_nodes(place, request, settings.workload.device, console) as starter:
+        mirrors = _mirrors(request, settings)
+        outcome = run_trainings(settings, out, request.fresh, console, mirrors, request.resume_from, starter)
+        starter.dismiss(outcome.exit_status, outcome.lost or "")
+    if outcome.interrupted:
+        raise typer.Exit(outcome.exit_status)
+    from dpscope.analysis.report.training_report import show_training
+
+    exit_after(outcome, lambda: show_training(out, request.target_accuracy, console), console)
+
+
+def defaults() -> dict[str, str]:
+    """By option; `None` is chosen for the machine."""
+    from dpscope.launch.training.cells import TRAINING_BATCH_SIZE
+    from dpscope.launch.training.settings import load_train_config
+
+    chosen = config_defaults(load_train_config(None, {}))
+    return chosen | {"--devices": options.DEFAULT_DEVICES, "--batch-size": str(TRAINING_BATCH_SIZE)}
+
+
+def _mirrors(request: TrainRequest, settings: TrainConfig) -> "list[TrainingMirror]":
+    """Where epochs are shown while they are trained: TensorBoard, and wandb if requested."""
+    from dpscope.profiling.mirrors.tensorboard_mirror import training_events
+    from dpscope.profiling.mirrors.wandb_mirror import wandb_mirror
+
+    mirrors: list[TrainingMirror] = [training_events(request.out, settings)]
+    if request.wandb or request.wandb_online:
+        mirrors.append(wandb_mirror(request.out, settings, request.wandb_online))
+    return mirrors
