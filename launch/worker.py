@@ -11,8 +11,7 @@ import os
 import sys
 
 if __name__ == "__main__" and not __package__:
-    # Started by path: the user's modules are found from the working directory, and no file beside this one
-    # shadows a package.
+    # Started by path: the user's modules are found from the working directory, and no file in this folder shadows a package.
     sys.path[0] = os.getcwd()
 
 from dpscope.launch.jobs.parent_death import die_with_job
@@ -21,8 +20,7 @@ if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
 from dpscope.launch.jobs.out_folder import claim
-from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.worker_process import TellProgress, starting_up, work
+from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, starting_up, work
 from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
 
 
@@ -33,7 +31,7 @@ def main() -> None:
     work(job_from_arguments, _measure)
 
 
-def _measure(job: WorkerJob, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
+def _measure(job: WorkerJob, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
     if place.rank == 0:
         # The other ranks measure nothing before they have met this one.
         job.folder.path.mkdir(parents=True, exist_ok=True)

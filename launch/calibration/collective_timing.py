@@ -330,9 +330,9 @@ def _once_cuda(work: _Work) -> _Sample:
         reduced.record(aside)
     torch.cuda.synchronize(work.device)
     beside_us, whole_us = (float(before.elapsed_time(one)) * 1e3 for one in (reduced, computed))
-    beside = pieces - max(0.0, whole_us - beside_us) / piece_us  # pieces that ran while the collective did
+    overlapped = pieces - max(0.0, whole_us - beside_us) / piece_us  # pieces that ran during the collective
     # A collective that ends before one piece does gives no information.
-    piece_beside_us = min(beside_us, whole_us) / beside if beside >= 1 else piece_us
+    piece_beside_us = min(beside_us, whole_us) / overlapped if overlapped >= 1 else piece_us
     return _Sample(alone_us, two_us, beside_us, piece_us, piece_beside_us)
 
 

@@ -15,9 +15,8 @@ from rich.console import Console
 
 from dpscope.launch.calibration.nccl_choices import read_job_log, recorded_choices
 from dpscope.launch.calibration.worker import TimedCollectives, collectives_path
-from dpscope.launch.jobs.attended_job import attend_job, check_done
+from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter, SeveralNodesJob, attend_job, check_done
 from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.starting import THIS_HOST, JobStarter, SeveralNodesJob
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores

@@ -15,8 +15,7 @@ if __name__ == "__main__":
 import msgspec
 
 from dpscope.launch.calibration.nccl_choices import set_log_variables
-from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.worker_process import TellProgress, starting_up, work
+from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, starting_up, work
 from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, Contention, NotTimed
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
@@ -60,7 +59,7 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
     return _Job(read_json(folder.settings_path, CalibrationSettings), folder)
 
 
-def _calibrate(job: _Job, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
+def _calibrate(job: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
     def keep(collectives: TimedCollectives) -> None:
         if place.rank == 0:
             write_json(collectives_path(job.folder), collectives)
@@ -75,7 +74,7 @@ def _calibrate(job: _Job, place: TorchrunPlace, began_s: float, report: TellProg
 def measure(
     settings: CalibrationSettings,
     place: TorchrunPlace,
-    report: TellProgress,
+    report: ReportProgress,
     keep: Callable[[TimedCollectives], None] = lambda _: None,
 ) -> TimedCollectives:
     """Time everything in `settings` in this process of a job; rank 0's result has every point. `nccl_log` times nothing.
@@ -109,7 +108,7 @@ def _time_collectives(
     subgroups: "Sequence[Subgroup | None]",
     device: "torch.device",
     place: TorchrunPlace,
-    report: TellProgress,
+    report: ReportProgress,
 ) -> TimedCollectives:
     import torch
     from torch import distributed
@@ -140,7 +139,7 @@ def _time_collectives(
 
 
 def _call_each_size(
-    settings: CalibrationSettings, subgroups: "Sequence[Subgroup | None]", report: TellProgress
+    settings: CalibrationSettings, subgroups: "Sequence[Subgroup | None]", report: ReportProgress
 ) -> None:
     from torch import distributed
 
@@ -156,7 +155,7 @@ def _time_contention(
     settings: CalibrationSettings,
     subgroups: "Sequence[Subgroup | None]",
     timed: TimedCollectives,
-    report: TellProgress,
+    report: ReportProgress,
 ) -> tuple[Contention, ...]:
     from torch import distributed
 

@@ -5,19 +5,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.jobs.attended_job import attend_job, check_done
+from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter, SeveralNodesJob, attend_job, check_done
 from dpscope.launch.jobs.job_queue import held
 from dpscope.launch.jobs.out_folder import check_equality_place
-from dpscope.launch.jobs.starting import THIS_HOST, JobStarter, SeveralNodesJob
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.launch.workload.data_files import download_data
-from dpscope.profiling.records.equality import (
-    EQUALITY_FOLDER,
-    EQUALITY_NAME,
-    EqualityJob,
-    EqualitySettings,
-)
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, EqualityJob, EqualitySettings
 from dpscope.profiling.store.files import read_json_if_there, write_json
 from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder
 from dpscope.profiling.store.layout import remove_empty_folders, remove_written

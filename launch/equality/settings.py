@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.planning.cells import resolve, threads_per_process
-from dpscope.launch.planning.run_config import load_config, settings_told
+from dpscope.launch.planning.run_config import load_config, raising_user_errors
 from dpscope.launch.planning.skip_reasons import too_few_devices, uncompilable
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import checked_model_size
@@ -41,7 +41,7 @@ def equality_settings(
     """
     given = load_config(None, {**DEFAULTS, **flags})
     devices = resolve_devices(given.workload.device)
-    with settings_told():
+    with raising_user_errors():
         one_batch = _with_batch(given, devices.kind, flags)
     if one_batch.matrix.layouts and "strategy" not in flags:  # DataParallel has no processes on other nodes
         one_batch = with_settings(one_batch, strategies=("single", "ddp"))

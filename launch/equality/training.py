@@ -11,9 +11,8 @@ from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpscope.launch.equality.recording import ForwardRecorder, TrainingRecorder
-from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import devices_of, join_limit_s, join_process_group, limit_collectives
-from dpscope.launch.jobs.worker_process import starting_up
+from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
 from dpscope.launch.workload.image_sets import Batch
 from dpscope.launch.workload.input_pipeline import BatchStream, MicroBatching, open_stream
 from dpscope.launch.workload.models import build_model

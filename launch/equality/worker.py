@@ -13,8 +13,7 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.jobs.place import TorchrunPlace, check_process_count
-from dpscope.launch.jobs.worker_process import TellProgress, starting_up, work
+from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, check_process_count, starting_up, work
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EqualityJob, EqualitySettings
 from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.store.files import read_json, write_json
@@ -45,7 +44,7 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
     return _Job(settings, job, out)
 
 
-def _train(comparison: _Job, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
+def _train(comparison: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
     with starting_up():
         from dpscope.launch.equality.training import run_job  # torch takes seconds to import
 

@@ -1,4 +1,4 @@
-"""One all-reduce over all GPUs in a separate job: checks whether NCCL works here as DDP uses it. Imports no torch.
+"""One all-reduce over all GPUs in a separate job, which checks that NCCL works as DDP uses it. Imports no torch.
 
 `dpscope doctor` starts the job; each of its processes is this module.
 """
@@ -19,10 +19,9 @@ if __name__ == "__main__":
 
 from dpscope.launch.jobs.attended_job import attend_job
 from dpscope.launch.jobs.devices import DeviceType
-from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
-from dpscope.launch.jobs.worker_process import TellProgress, work
+from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, work
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.errors import DpscopeError
@@ -76,7 +75,7 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
     return _Job(kind=arguments[1], folder=JobFolder(Path(arguments[0])))
 
 
-def _answer(job: _Job, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
+def _answer(job: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
     ran = _reduce(job.kind, place)
     if place.rank == 0:
         write_json(job.folder.result_path, _Answer(backend=ran))

@@ -1,18 +1,67 @@
-"""Waits for a torchrun job: shows its state, ends its processes, returns its outcome. Imports no torch."""
+"""torchrun jobs of a command: started on this host or by launch/nodes on several, followed to their end. Imports no torch."""
 
+import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
 from dpscope.launch.jobs.job_files import read_progress, remove_job_files
 from dpscope.launch.jobs.job_outcome import JobOutcome, interrupted, job_outcome, judged_by_kernel, node_lost
-from dpscope.launch.jobs.starting import THIS_HOST, JobStarter, RunningJob
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
-from dpscope.launch.jobs.torchrun import JobWait
+from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
+from dpscope.profiling.records.run import Environment, Host
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import JobFolder
+from dpscope.profiling.store.folders import JobFolder, RunFolder
 from dpscope.profiling.store.layout import remove_temporaries
+
+
+@dataclass(frozen=True)
+class SeveralNodesJob:
+    """A planned job over several nodes, as each of them derives it from the run folder."""
+
+    title: str
+    command: tuple[str, ...]  # of `torchrun_prefix`
+    folder: JobFolder
+    threads: int
+    in_run: bool  # its leftover processes can be found by the run folder
+
+    @property
+    def digest(self) -> str:
+        """A digest of the command without the interpreter's path, which differs between nodes."""
+        return hashlib.sha256("\0".join(self.command[1:]).encode()).hexdigest()
+
+
+class JobStarter:
+    """Starts torchrun jobs, one at a time: on this host; `launch.nodes.team.Team` starts them on several nodes."""
+
+    count = 1  # nodes that jobs may span
+
+    @property
+    def lost(self) -> str | None:
+        """Which node is lost, so that no further job can be started; None while all nodes are there."""
+        return None
+
+    def start(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None) -> TorchrunJob:
+        """Start a command of `torchrun_prefix`; with `run`, its leftover processes can be found later."""
+        return TorchrunJob(command, folder, threads, run)
+
+    def hosts(self, environment: Environment) -> tuple[Host, ...]:
+        """The nodes if there are several; `environment` is this one's."""
+        return ()
+
+    def clear(self) -> None:
+        """Have the other nodes end processes that earlier commands left running in the run folder, whose lock is held."""
+
+    def check_gpus(self, per_node: int) -> None:
+        """Raise DpscopeError if another node has fewer than `per_node` GPUs, the number that a job needs there."""
+
+    def dismiss(self, exit_status: int, message: str = "") -> None:
+        """Tell the other nodes that the command has ended, with its exit status."""
+
+
+THIS_HOST = JobStarter()
 
 
 def attend_job(
@@ -36,17 +85,17 @@ def attend_job(
 
 
 def follow_job(
-    job: RunningJob,
+    job: TorchrunJob,
     timeout_s: float,
     on_state: Callable[[str | None], None],
     stop: StopRequest,
     console: Console,
     grace_s: float = 0.0,
 ) -> JobOutcome:
-    """Wait for a job's end, its time limit or a request to stop; no process of it is left behind.
+    """Wait for a job's end, its time limit or a request to stop; leaves none of its processes behind.
 
-    `on_state` is told its state many times a second. A job that is stopped, or passes its time limit, has `grace_s` to end by
-    itself, and so to save what it has. It is done when its result says so.
+    `on_state` gets the job's state many times a second. A job that is stopped or passes its time limit has `grace_s` to save
+    what it has and to end by itself. It is done if its result has the status ok.
     """
     try:
         how, exit_status = job.wait(timeout_s, on_state, lambda: stop.requested)
@@ -60,20 +109,20 @@ def follow_job(
     return outcome
 
 
-def _outcome(job: RunningJob, how: JobWait, exit_status: int | None, timeout_s: float) -> JobOutcome:
+def _outcome(job: TorchrunJob, how: JobWait, exit_status: int | None, timeout_s: float) -> JobOutcome:
     last_pass = read_progress(job.folder.path)
     if how == "stopped":
         return interrupted(job.folder, last_pass)
     if how == "lost":
         assert job.lost is not None
         return node_lost(job.folder, job.lost, last_pass)
-    return job_outcome(job.folder, exit_status, timeout_s, last_pass, job.told_where)
+    return job_outcome(job.folder, exit_status, timeout_s, last_pass, job.rank_location)
 
 
 def check_done(outcome: JobOutcome, what: str, stop: StopRequest, console: Console) -> None:
-    """Raise DpscopeError, `what` failed and why, unless a job is done; the last lines of the ranks that failed are printed.
+    """Raise DpscopeError with `what` failed and the reason, unless a job is done; prints the last lines of the failed ranks.
 
-    StoppedError where a signal ended it, of which nothing is printed.
+    If a signal ended the job, raises StoppedError and prints nothing.
     """
     if outcome.status == "ok":
         return
@@ -89,6 +138,6 @@ def warn_about_leftover_processes(processes: Sequence[int], console: Console) ->
     if processes:
         console.print(
             f"warning: processes {', '.join(str(process) for process in processes)} cannot be ended: they wait for a "
-            "device or a file system; what runs beside them is slower. Restart the machine if they stay.",
+            "device or a file system and slow other processes down. Restart the machine if they stay.",
             soft_wrap=True,
         )

@@ -1,4 +1,4 @@
-"""Which devices a run uses. Never falls back to the CPU in silence. Imports torch only where GPUs may be."""
+"""Selects the devices of a run, and never falls back to the CPU silently. Imports torch only if there may be GPUs."""
 
 import glob
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpscope.profiling.machine.environment import platform_version
-from dpscope.profiling.machine.nvml import ask, driver_version, gpu_handles, open_nvml
+from dpscope.profiling.machine.nvml import driver_version, gpu_handles, open_nvml, query
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -22,7 +22,7 @@ _ROCM = "ROCm"
 
 @dataclass(frozen=True)
 class PresentGpus:
-    """GPUs the operating system knows of, whatever torch can do with them."""
+    """GPUs known to the operating system, whether or not torch can use them."""
 
     count: int
     seen_by: str
@@ -32,14 +32,14 @@ class PresentGpus:
 
 @dataclass(frozen=True)
 class Devices:
-    """What a run will use."""
+    """The devices of a run."""
 
     kind: DeviceType
     count: int | None  # GPUs torch can use; None on the CPU, where a device is a process (or a replica)
 
 
 def resolve_devices(requested: Literal["auto", "cuda", "cpu"]) -> Devices:
-    """The devices for `--device`; raises DpscopeError for GPUs that are present and unusable, or absent."""
+    """The devices for `--device`; raises DpscopeError if GPUs are present but unusable, or requested but absent."""
     if requested == "cpu":
         return Devices(kind="cpu", count=None)
     present = present_gpus()
@@ -97,14 +97,14 @@ def _fix_for_nvidia(present: PresentGpus, built_for: str | None) -> str:
 
 
 def unknown_visible_device(count: int) -> str | None:
-    """The first entry of CUDA_VISIBLE_DEVICES at which CUDA stops reading; None where it takes all of them.
+    """The first entry of CUDA_VISIBLE_DEVICES that CUDA does not accept; None if it accepts all of them.
 
     CUDA ignores that entry and all after it, without a message. MIG instances are not checked.
     """
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
         return None
     nvml = open_nvml()
-    uuids = [ask(nvml, "nvmlDeviceGetUUID", handle) or "" for handle in gpu_handles(nvml) if handle is not None]
+    uuids = [query(nvml, "nvmlDeviceGetUUID", handle) or "" for handle in gpu_handles(nvml) if handle is not None]
     names = [part.strip() for part in os.environ["CUDA_VISIBLE_DEVICES"].split(",")]
     for position, name in enumerate(names):
         by_index = name.isdigit() and int(name) < count
@@ -115,11 +115,11 @@ def unknown_visible_device(count: int) -> str | None:
 
 
 def present_gpus() -> PresentGpus | None:
-    """GPUs by NVML, nvidia-smi, device files or AMD's driver, in that order; None without any, or when the user hides them."""
+    """GPUs by NVML, nvidia-smi, device files or AMD's driver, in that order; None if there are none or the user hides them."""
     if _hidden_by("CUDA_VISIBLE_DEVICES"):
         return None
     nvml = open_nvml()
-    if count := ask(nvml, "nvmlDeviceGetCount"):
+    if count := query(nvml, "nvmlDeviceGetCount"):
         return PresentGpus(count, "NVML", driver_version(nvml))
     listed = _listed_by_nvidia_smi()
     if listed:
@@ -137,7 +137,7 @@ def _hidden_by(variable: str) -> bool:
 
 
 def _amd_gpus() -> int:
-    """GPUs of AMD's driver that this process may open: a container without them still sees the host's /sys.
+    """Number of AMD GPUs that this process may open: a container without them still sees the host's /sys.
 
     A node of the topology with SIMD units is a GPU, others are processors. Source: the kernel's amdkfd, kfd_topology.c.
     """

@@ -60,11 +60,11 @@ def job_outcome(
     exit_status: int | None,
     timeout_s: float,
     last_pass: str | None,
-    told_where: Callable[[int | None], str] = lambda rank: "",
+    rank_location: Callable[[int | None], str] = lambda rank: "",
 ) -> JobOutcome:
-    """Tell how a job ended; `exit_status` is torchrun's, None when it passed its time limit.
+    """The outcome of a job; `exit_status` is torchrun's, None if the job passed its time limit.
 
-    `told_where` says on which node a rank was, where there were several.
+    `rank_location` returns on which of several nodes a rank ran, such as `` on node 1 (gpu07)``.
     """
     if folder.status() == "ok":
         return JobOutcome(status="ok")
@@ -77,7 +77,7 @@ def job_outcome(
         status="out_of_memory"
         if first.status == "crashed" and looks_like_out_of_memory(first.message)
         else first.status,
-        message=f"{first.message}{told_where(first.rank)} ({_where(last_pass)})",
+        message=f"{first.message}{rank_location(first.rank)} ({_where(last_pass)})",
         log_tail=_log_tail(log, first.rank),
         signal=first.signal,
     )

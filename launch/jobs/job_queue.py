@@ -1,4 +1,4 @@
-"""Runs the jobs of one command in order: keeps results, records failures, ends on a signal. Imports no torch."""
+"""Runs the jobs of one command in order: shows progress, keeps results, records failures, stops on a signal. Imports no torch."""
 
 import time
 from abc import ABC, abstractmethod
@@ -6,48 +6,110 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
-from dpscope.launch.jobs.attended_job import follow_job, warn_about_leftover_processes
+from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter, follow_job, warn_about_leftover_processes
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.out_folder import locked
-from dpscope.launch.jobs.progress import SweepProgress
-from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import end_leftovers
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.store.folders import JobFolder, RunFolder
 
+_STYLES = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
+
+
+class SweepProgress:
+    """A live line while a job runs, which stays if the job fails; plain lines without a terminal. Use as a context manager."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._total = total
+        self._title = ""
+        self._started = 0.0
+        self._state: str | None = None
+        self._time_left_s: float | None = None
+        # Without a terminal the live line would be repeated at every refresh.
+        self._live = Live(get_renderable=self._line, console=console, refresh_per_second=2, transient=True)
+
+    def __enter__(self) -> "SweepProgress":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def start(self, number: int, name: str, time_left_s: float | None) -> None:
+        """The `number`-th job begins; `time_left_s` is the estimated time of all remaining jobs, None while unknown."""
+        self._title = f"[{number}/{self._total}] {name}"
+        self._started = time.monotonic()
+        self._state = None
+        self._time_left_s = time_left_s
+        if not self._console.is_terminal:
+            left = "" if time_left_s is None else f", about {duration_text(time_left_s)} left"
+            self._console.print(Text(f"{self._title}: started{left}"))
+
+    def state(self, state: str | None) -> None:
+        """Set the running job's state, such as its pass; None before its first."""
+        self._state = state
+
+    def finish(self, status: CellStatus, duration_s: float, message: str) -> None:
+        """The running job has ended; `message` is the reason if it is not ok."""
+        if status != "ok" or not self._console.is_terminal:
+            mark = (status.replace("_", " "), _STYLES.get(status, "red"))
+            reason = f": {message}" if message else ""
+            line = Text.assemble(f"{self._title}: ", mark, f" in {duration_text(duration_s)}{reason}")
+            self._console.print(line, soft_wrap=True)
+        self._title = ""
+
+    def _line(self) -> Text:
+        if not self._title:
+            return Text("")
+        elapsed = time.monotonic() - self._started
+        state = self._state or "starting"
+        left = (
+            "" if self._time_left_s is None else f"; about {duration_text(max(0.0, self._time_left_s - elapsed))} left"
+        )
+        return Text(f"{self._title}: {state}, {duration_text(elapsed)}{left}")
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as `42 s`, `3 min 05 s` or `3 h 26 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
 
 class QueuedJob(Protocol):
-    """One torchrun job that is planned."""
+    """A planned torchrun job."""
 
     @property
-    def name(self) -> str:
-        """What it is called on the terminal."""
-
+    def name(self) -> str: ...
     @property
-    def folder(self) -> JobFolder:
-        """Where it writes."""
-
+    def folder(self) -> JobFolder: ...
     @property
-    def command(self) -> tuple[str, ...]:
-        """What starts it."""
+    def command(self) -> tuple[str, ...]: ...
 
 
 class StoredResult(Protocol):
-    """What is stored of a job that ended."""
+    """The stored result of a job; `message` is the reason if it is not ok."""
 
     @property
-    def status(self) -> CellStatus:
-        """How it ended."""
-
+    def status(self) -> CellStatus: ...
     @property
-    def message(self) -> str:
-        """Why, where it is not ok."""
+    def message(self) -> str: ...
 
 
 JobT = TypeVar("JobT", bound=QueuedJob)
@@ -62,7 +124,7 @@ class Outcome(Generic[ManifestT, ResultT]):
     manifest: ManifestT
     results: tuple[ResultT, ...]  # of every planned job that was reached, those of earlier calls included
     stop: StopRequest
-    lost: str | None = None  # which node is, so that jobs are left that were not reached
+    lost: str | None = None  # which node was lost, so that the remaining jobs were not reached
 
     @property
     def interrupted(self) -> bool:
@@ -82,9 +144,9 @@ class Outcome(Generic[ManifestT, ResultT]):
 
 @contextmanager
 def held(out: Path, console: Console, starter: JobStarter = THIS_HOST) -> Iterator[None]:
-    """Hold a run folder's lock; what an earlier command left running there is ended first, on all nodes.
+    """Hold a run folder's lock, and first end processes that an earlier command left running there, on all nodes.
 
-    Raises DpscopeError when another dpscope writes there.
+    Raises DpscopeError if another dpscope writes there.
     """
     with locked(out, wait=False, note=lambda text: console.print(Text(text), soft_wrap=True)):
         warn_about_leftover_processes(end_leftovers(RunFolder(out)), console)
@@ -93,7 +155,7 @@ def held(out: Path, console: Console, starter: JobStarter = THIS_HOST) -> Iterat
 
 
 class JobQueue(ABC, Generic[JobT, ResultT]):
-    """Runs jobs in order. What a job is, and what is stored of it, its subclass says."""
+    """Runs jobs in order; a subclass defines how they are prepared and stored."""
 
     def __init__(
         self,
@@ -105,7 +167,7 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         grace_s: float = 0.0,
         starter: JobStarter = THIS_HOST,
     ) -> None:
-        """`timeout_s` is each job's; one that is stopped has `grace_s` to save what it has."""
+        """`timeout_s` is each job's time limit; a job that is stopped has `grace_s` to save what it has."""
         self.starter = starter
         self.jobs = jobs
         self.console = console
@@ -118,19 +180,19 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
 
     @abstractmethod
     def finished(self, job: JobT) -> ResultT | None:
-        """The stored result of a job that is not to be run again."""
+        """The stored result of a job that need not run again, else None."""
 
     @abstractmethod
     def prepare(self, job: JobT) -> None:
-        """Clear the job's folder of what an earlier attempt left."""
+        """Clear the job's folder of an earlier attempt's files."""
 
     @abstractmethod
     def store(self, job: JobT, outcome: JobOutcome, took_s: float) -> ResultT:
-        """The result the job left, or else one made from its outcome and stored."""
+        """The job's result, or one made from its outcome and stored."""
 
     @abstractmethod
     def time_left_s(self, index: int) -> float | None:
-        """Of the job at `index` and those after it; None while nothing is known."""
+        """Estimated time of the job at `index` and those after it; None while unknown."""
 
     def reason_to_skip(self, job: JobT) -> str | None:
         """Why a job would fail as an earlier one did; None if it may succeed."""
@@ -141,7 +203,7 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         return self.progress.state
 
     def work_off(self) -> Iterator[ResultT]:
-        """Run what is not finished; yields the result of every job that is reached, in order."""
+        """Run the jobs that are not finished; yields the result of every job that is reached, in order."""
         with self.progress, self.stop.listening():
             for index, job in enumerate(self.jobs):
                 yield self.finished(job) or self._attempt(index, job)

@@ -1,4 +1,4 @@
-"""This node's number, the number of nodes and where they meet, by options, Slurm, MPI, PMI or Kubernetes. Imports no torch."""
+"""This node's rank, the number of nodes and their rendezvous, from options, Slurm, MPI, PMI or Kubernetes. Imports no torch."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -28,8 +28,8 @@ class NodePlace:
 
     count: int
     rank: int
-    told_by: str  # such as "Slurm"
-    address: Address | None  # at which node 0 is met; None: only by the run folder
+    source: str  # such as "Slurm"
+    address: Address | None  # of node 0; None: only the run folder has it
     job: str | None = None  # identifier of this start, equal on all its nodes; None if unknown
     port_stated: bool = True  # by the user or the launcher: it must not be replaced
 
@@ -63,7 +63,7 @@ def node_place(
     rank = node_rank if node_rank is not None else launcher.rank if launcher is not None else None
     if rank is None:
         raise DpscopeError(
-            f"--nodes {nodes}: no launcher says which of the {count} nodes this is; give --node-rank, from 0 to {count - 1}"
+            f"--nodes {nodes}: no launcher sets this node's rank among the {count} nodes; give --node-rank, 0 to {count - 1}"
         )
     if not 0 <= rank < count:
         raise DpscopeError(f"--node-rank {rank}: with {count} nodes, give a number from 0 to {count - 1}")
@@ -74,7 +74,7 @@ def node_place(
     stated = rendezvous is not None or launcher is None or launcher.port_stated
     if address is None and job is None:
         raise DpscopeError(
-            f"--nodes {nodes}: no launcher says where the nodes meet; give --rendezvous HOST:PORT, with node 0's name or address"
+            f"--nodes {nodes}: no launcher sets the rendezvous; give --rendezvous HOST:PORT, with node 0's name or address"
         )
     return NodePlace(count, rank, launcher.name if launcher is not None else "options", address, job, stated)
 
@@ -105,7 +105,7 @@ def _count(nodes: str, launcher: _Launcher | None, node_rank: int | None) -> int
     if nodes == "auto":
         if launcher is None or launcher.count is None:
             raise DpscopeError(
-                "--nodes auto: neither srun, MPI, PMI nor a Kubernetes job says how many nodes there are; give "
+                "--nodes auto: neither srun, MPI, PMI nor a Kubernetes job sets the number of nodes; give "
                 "--nodes, --node-rank and --rendezvous"
             )
         _check_one_task(nodes, launcher)
@@ -133,8 +133,8 @@ def _check_one_task(nodes: str, launcher: _Launcher) -> None:
 
 def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
     """The first launcher that has set its variables."""
-    for ask in (_slurm, _open_mpi, _pmi, _pytorch_job, _indexed_job):
-        if (found := ask(environment)) is not None:
+    for detect in (_slurm, _open_mpi, _pmi, _pytorch_job, _indexed_job):
+        if (found := detect(environment)) is not None:
             return found
     return None
 
@@ -183,23 +183,23 @@ def _pmi(environment: Mapping[str, str]) -> _Launcher | None:
 
 
 def _pytorch_job(environment: Mapping[str, str]) -> _Launcher | None:
-    """Kubeflow's PyTorchJob, one process per pod: its variables for torchrun, else those for a process of torch."""
+    """Kubeflow's PyTorchJob, one process per pod: its variables for torchrun, else those for a single process."""
     number = _numbers(environment)
     for count, rank, host, port in (
         ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
         ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"),
     ):
         if "LOCAL_RANK" in environment and count == "WORLD_SIZE":
-            return None  # a process of torchrun's
-        if (nodes := number(count)) is not None and (own := number(rank)) is not None:
-            met = environment.get(host)
-            address = None if met is None else Address(met, number(port) or DEFAULT_PORT)
-            return _Launcher("PyTorchJob", count=nodes, rank=own, address=address)
+            return None  # a process started by torchrun
+        if (nodes := number(count)) is not None and (node := number(rank)) is not None:
+            master = environment.get(host)
+            address = None if master is None else Address(master, number(port) or DEFAULT_PORT)
+            return _Launcher("PyTorchJob", count=nodes, rank=node, address=address)
     return None
 
 
 def _indexed_job(environment: Mapping[str, str]) -> _Launcher | None:
-    """A Kubernetes job with completionMode Indexed, which sets each pod's number and not their count."""
+    """A Kubernetes job with completionMode Indexed, which sets each pod's number but not their count."""
     index = _numbers(environment)("JOB_COMPLETION_INDEX")
     return None if index is None else _Launcher("Kubernetes", count=None, rank=index)
 

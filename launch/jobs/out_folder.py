@@ -32,7 +32,7 @@ LOCK_NAME = ".lock"
 _BEFORE_A_MANIFEST = (LOCK_NAME, TRAIN_LOG_NAME, CALIBRATION_NAME, CALIBRATION_FIGURE_NAME, EQUALITY_NAME)
 """Files at the top of a folder that a killed command leaves, or that others provide for dpscope."""
 
-_NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF)  # as file systems over a network answer
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF)  # as network file systems answer
 
 _CLAIM_ATTEMPTS, _CLAIM_POLL_S = 20, 0.05
 
@@ -40,16 +40,18 @@ _CLAIM_ATTEMPTS, _CLAIM_POLL_S = 20, 0.05
 def check_run_place(out: Path) -> None:
     """Raise DpscopeError unless `dpscope run` may write to `out`."""
     if _check_begun_by_dpscope(out):
-        _told(out, lambda: check_place(out, CELLS_NAME))
-        _told(out, lambda: check_report(out))
+        with _naming(out):
+            check_place(out, CELLS_NAME)
+            check_report(out)
 
 
 def check_train_place(out: Path) -> None:
     """The same for `dpscope train`."""
     if _check_begun_by_dpscope(out):
-        _told(out, lambda: check_place(out, TRAININGS_NAME))
-        _told(out, lambda: check_report(out))
-        _told(out, lambda: check_training_events(out))
+        with _naming(out):
+            check_place(out, TRAININGS_NAME)
+            check_report(out)
+            check_training_events(out)
         if holds_epochs(out) and not is_train_folder(out):
             raise DpscopeError(
                 f"--out {out}: its {TRAIN_LOG_NAME} was not written by dpscope train; move it away, or name another folder"
@@ -59,8 +61,9 @@ def check_train_place(out: Path) -> None:
 def check_equality_place(out: Path) -> None:
     """The same for `dpscope equal`, which replaces an earlier comparison."""
     if _check_begun_by_dpscope(out):
-        _told(out, lambda: check_place(out, EQUALITY_FOLDER))
-        _told(out, lambda: check_overwritable(out / EQUALITY_NAME))
+        with _naming(out):
+            check_place(out, EQUALITY_FOLDER)
+            check_overwritable(out / EQUALITY_NAME)
 
 
 def check_calibration_place(out: Path, calibration: Path) -> None:
@@ -69,19 +72,22 @@ def check_calibration_place(out: Path, calibration: Path) -> None:
         _check_begun_by_dpscope(out)
     else:
         check_writable(out.parent)
-    _told(out, lambda: check_overwritable(calibration, is_calibration))
-    _told(out, lambda: check_overwritable(calibration.with_suffix(".png")))
+    with _naming(out):
+        check_overwritable(calibration, is_calibration)
+        check_overwritable(calibration.with_suffix(".png"))
 
 
-def _told(out: Path, check: Callable[[], None]) -> None:
+@contextmanager
+def _naming(out: Path) -> Iterator[None]:
+    """Put the option before the message of a DpscopeError."""
     try:
-        check()
+        yield
     except DpscopeError as error:
         raise DpscopeError(f"--out {out}: {error}") from error
 
 
 def _check_begun_by_dpscope(out: Path) -> bool:
-    """Whether there is anything in `out` yet; raises DpscopeError unless all of that can be dpscope's, and be written."""
+    """Whether `out` exists; raises DpscopeError unless it is writable and all its files can be dpscope's."""
     check_writable(out)
     if not out.exists():
         return False
@@ -96,7 +102,7 @@ def _check_begun_by_dpscope(out: Path) -> bool:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a file or folder at the top is none that dpscope writes, or leaves when it is killed while it begins."""
+    """Whether dpscope neither writes such a file or folder at the top nor leaves it when it is killed at its start."""
     if path.name in (CELLS_NAME, TRAININGS_NAME):
         return not all(fits_layout(file.relative_to(path.parent)) for file in files_in(path))
     if path.name in (EQUALITY_FOLDER, REPORT_NAME, TENSORBOARD_NAME):
@@ -120,7 +126,7 @@ def _unwritable(out: Path, error: OSError, place: Path) -> DpscopeError:
 
 @contextmanager
 def locked(folder: Path, wait: bool, note: Callable[[str], None]) -> Iterator[None]:
-    """Hold the folder's lock, made with the folder where it is absent.
+    """Hold the folder's lock; creates the folder if it is absent.
 
     Without `wait`, a lock that another process holds is a DpscopeError. On a file system without locks, `note` gets a message and
     the block runs without a lock.
@@ -143,7 +149,7 @@ def _lock(descriptor: int, folder: Path, wait: bool, note: Callable[[str], None]
     except BlockingIOError as error:
         raise DpscopeError(f"--out {folder}: another dpscope is writing it; wait for it, or name another") from error
     except OSError as error:
-        if error.errno not in _NO_LOCKS_HERE:
+        if error.errno not in _NO_LOCKS:
             raise
         note(f"note: {folder} cannot be locked ({error.strerror}): start no other dpscope with the same --out")
 
@@ -165,7 +171,7 @@ def claim(folder: Path) -> None:
                 ) from error
             time.sleep(_CLAIM_POLL_S)
         except OSError as error:
-            if error.errno not in _NO_LOCKS_HERE:
+            if error.errno not in _NO_LOCKS:
                 raise
             return
 
@@ -178,7 +184,7 @@ def claimed(folder: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError as error:
-        if error.errno not in _NO_LOCKS_HERE:
+        if error.errno not in _NO_LOCKS:
             raise
     finally:
         os.close(descriptor)

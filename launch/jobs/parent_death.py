@@ -39,10 +39,10 @@ def dying_with_process(parent_id: int, command: Sequence[str]) -> list[str]:
 
 
 def die_with_job() -> None:
-    """As `die_with_process`, of a process whose parent belongs to the same job; ends at once when that has died.
+    """`die_with_process` for a process whose parent belongs to the same job; ends at once if that has died already.
 
-    A process that lost its parent early finds itself a child of another one, which lacks the job's token. Started by
-    hand there is no token, and only a death from now on is noticed.
+    A process that lost its parent early is the child of another process, which lacks the job's token. Without a token, as in a
+    process started by hand, only a later death is noticed.
     """
     parent_id = os.getppid()
     die_with_process(parent_id)

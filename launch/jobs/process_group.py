@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from dpscope.launch.jobs.devices import DeviceType
-from dpscope.launch.jobs.place import TorchrunPlace
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.profiling.machine.environment import ENGINE_VARIABLE, default_engine
 from dpscope.profiling.records.matrix import NcclEngine
 from dpscope.profiling.records.run import Cell
@@ -52,7 +52,7 @@ def collective_limit_s(device: torch.device, job_s: float, longest_s: float = CO
 
 
 def limit_collectives(device: torch.device, job_s: float) -> None:
-    """Lower the limit of collectives from that of joining; without a process group, and on the CPU, nothing changes."""
+    """Lower the limit of collectives from that of joining; does nothing without a process group or on the CPU."""
     if device.type != "cuda" or not distributed.is_initialized():
         return
     # torch <= 2.13 has it as a private function.
@@ -67,22 +67,22 @@ ENGINES: dict[NcclEngine, str] = {"legacy": "ProcessGroupNCCL", "nccl2": "Proces
 def join_process_group(device: torch.device, timeout_s: float, engine: NcclEngine = "default") -> None:
     """Join the job's process group, NCCL's for a GPU and gloo's for the CPU; a collective fails after `timeout_s`.
 
-    Raises DpscopeError where NCCL would run on another of torch's engines than the one that was chosen.
+    Raises DpscopeError if torch cannot run NCCL on the chosen engine.
     """
     timeout = timedelta(seconds=timeout_s)
-    meeting = _meeting_of_this_attempt(timeout)
+    store = _store_of_this_attempt(timeout)
     if device.type == "cuda":
         choose_nccl_engine(engine)
-        distributed.init_process_group("nccl", timeout=timeout, device_id=device, **meeting)
+        distributed.init_process_group("nccl", timeout=timeout, device_id=device, **store)
     else:
-        distributed.init_process_group("gloo", timeout=timeout, **meeting)
+        distributed.init_process_group("gloo", timeout=timeout, **store)
 
 
 def choose_nccl_engine(engine: NcclEngine) -> None:
     """Have "nccl" mean the chosen engine in this process; called before a process group is made.
 
-    torch >= 2.15 registers one of its two engines when it is imported, by TORCH_DIST_USE_NCCL2, which is not changed for
-    whoever reads it later. Older ones have one engine, the legacy one.
+    torch >= 2.15 registers one of its two engines at import, by TORCH_DIST_USE_NCCL2, whose value is restored afterwards.
+    Older versions only have the legacy engine.
     """
     if engine == "default":
         return
@@ -111,10 +111,10 @@ def choose_nccl_engine(engine: NcclEngine) -> None:
             os.environ[ENGINE_VARIABLE] = before
 
 
-def _meeting_of_this_attempt(timeout: timedelta) -> dict[str, Any]:
-    """Where processes that torchrun restarted on one host meet: apart from the attempt that failed.
+def _store_of_this_attempt(timeout: timedelta) -> dict[str, Any]:
+    """A store for processes that torchrun restarted on one host, separate from that of the failed attempt.
 
-    torch 2.15 keeps the store of all attempts, in which the addresses of processes that are gone are still to be found.
+    torch 2.15 keeps one store for all attempts, which still holds the addresses of processes that have ended.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if attempt == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1":  # hosts count their own restarts

@@ -17,7 +17,7 @@ class StoppedError(DpscopeError):
 
 
 class StopRequest:
-    """Whether this process was asked to stop. Signals only set this flag, so that files and clean-up are completed."""
+    """Whether this process was requested to stop. Signals only set this flag, so that files and clean-up are completed."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -25,7 +25,7 @@ class StopRequest:
 
     @property
     def exit_status(self) -> int:
-        """The conventional exit status of what ends because of a signal: 128 + its number, SIGTERM's if none came."""
+        """The conventional exit status after a signal: 128 + its number, SIGTERM's if there was none."""
         return 128 + (self.signal_number or signal.SIGTERM)
 
     @contextmanager

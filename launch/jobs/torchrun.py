@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +19,7 @@ from dpscope.profiling.store.folders import JobFolder, RunFolder
 from dpscope.profiling.store.layout import remove_torchrun_logs
 
 JobWait = Literal["exited", "timed_out", "stopped", "lost"]
-"""How waiting for a job ended; lost: one of its nodes is."""
+"""How waiting for a job ended; lost: one of its nodes was lost."""
 
 _POLL_S = 0.1
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
@@ -27,22 +27,22 @@ _KILL_S = 5.0  # after SIGKILL: a process that is still there waits inside the k
 
 
 def torchrun_command(run: Path, cell: Cell, repeat: int) -> list[str]:
-    """The exact command of one repeat of a cell; it can be given by hand once the run's manifest is there."""
+    """The exact command of one repeat of a cell; it also works by hand once the run's manifest exists."""
     folder = RunFolder(run).repeat(cell, repeat)
     worker = ("-m", "dpscope.launch.worker", "--out", str(run), "--cell", cell.name, "--repeat", str(repeat))
     return [*torchrun_prefix(cell.processes, folder, nodes=cell.nodes), *worker]
 
 
 def torchrun_prefix(processes: int, folder: JobFolder, max_restarts: int = 0, nodes: int = 1) -> list[str]:
-    """torchrun with dpscope's settings; what each process is to run follows it.
+    """torchrun with dpscope's settings; the command of each process follows it.
 
-    Over several `nodes`, among which the processes are shared, the command is node 0's, and the first of its hosts and a
-    port on it have still to be filled in: `on_node` does.
+    With several `nodes`, among which the processes are divided, the command is node 0's with a placeholder for its address and
+    port, which `on_node` fills in.
     """
-    meeting = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *_place(0, "HOST0", 29501)]
+    rendezvous = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *_place(0, "HOST0", 29501)]
     return [
         sys.executable,
-        *("-m", "torch.distributed.run", *meeting, f"--nproc-per-node={processes // nodes}"),
+        *("-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={processes // nodes}"),
         *(f"--max-restarts={max_restarts}", "--role=rank", "--tee=3"),
         f"--log-dir={_torchrun_folder(folder)}",
     ]
@@ -67,12 +67,12 @@ def _number_option(command: Sequence[str], option: str) -> int:
 
 
 def on_node(command: Sequence[str], node: int, address: str, port: int, folder: JobFolder) -> list[str]:
-    """A command over several nodes as one of them runs it, with its number, the meeting point and its own folder."""
-    own = {
+    """A command over several nodes as one of them runs it, with its rank, the rendezvous and its folder."""
+    of_node = {
         part.partition("=")[0]: part for part in (*_place(node, address, port), f"--log-dir={_torchrun_folder(folder)}")
     }
     end = list(command).index("-m", 3)  # of torchrun's own options
-    return [sys.executable, *(own.get(part.partition("=")[0], part) for part in command[1:end]), *command[end:]]
+    return [sys.executable, *(of_node.get(part.partition("=")[0], part) for part in command[1:end]), *command[end:]]
 
 
 def _torchrun_folder(folder: JobFolder) -> Path:
@@ -87,7 +87,7 @@ class TorchrunJob:
     /proc) its process group is signalled: torchrun then ends its workers.
     """
 
-    lost: str | None = None  # which node is, of a job over several
+    lost: str | None = None  # why waiting ended with "lost": which node, and the evidence
 
     def __init__(
         self,
@@ -95,18 +95,21 @@ class TorchrunJob:
         folder: JobFolder,
         threads: int,
         run: RunFolder | None = None,
-        variables: Mapping[str, str] | None = None,
+        interface: str | None = None,
     ) -> None:
-        """Start it; with `run` its processes can be found by `end_leftovers` as well. `variables` give way to the user's."""
+        """Start it; with `run`, `end_leftovers` can find its processes, too.
+
+        gloo uses `interface`, by which the nodes reach each other, unless the user chooses another.
+        """
         self.folder = folder
-        self.processes_here = processes_on_a_node(command)
-        self.memory_kills_before = memory_kills()  # on this host, none of them of this job
+        self.processes_per_node = processes_on_a_node(command)
+        self.memory_kills_before = memory_kills()  # processes that the kernel had killed on this host before
         self._token = f"{JOB_TOKEN_VARIABLE}={uuid.uuid4().hex}"
         name, _, value = self._token.partition("=")
         environment = {
             "OMP_NUM_THREADS": str(threads),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, in which the manifest lists the devices
-            **(variables or {}),
+            **({} if interface is None else {"GLOO_SOCKET_IFNAME": interface}),
             **os.environ,
             name: value,
             **({} if run is None else dict([_run_token(run)])),
@@ -124,10 +127,7 @@ class TorchrunJob:
         )
 
     def wait(
-        self,
-        timeout_s: float,
-        on_progress: Callable[[str | None], None],
-        stop_requested: Callable[[], bool],
+        self, timeout_s: float, on_progress: Callable[[str | None], None], stop_requested: Callable[[], bool]
     ) -> tuple[JobWait, int | None]:
         """How waiting ended, and torchrun's exit status if it did; `on_progress` gets the job's pass."""
         deadline = time.monotonic() + timeout_s
@@ -142,7 +142,7 @@ class TorchrunJob:
         return "timed_out", None
 
     def ask_to_end(self, grace_s: float) -> None:
-        """Ask torchrun and so its workers to end, and wait for at most `grace_s` while they finish."""
+        """Ask torchrun, and thereby its workers, to end, and wait up to `grace_s` while they finish."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -151,7 +151,7 @@ class TorchrunJob:
     def end(self) -> list[int]:
         """End every process of the job that is still there, and remove torchrun's own files.
 
-        Returns the ids of processes that outlive even SIGKILL, as one does that waits for a device or a file system.
+        Returns the ids of this host's processes that outlive even SIGKILL because they wait for a device or a file system.
         """
         left = end_processes(self._token, self._process)
         self._log.close()
@@ -159,13 +159,13 @@ class TorchrunJob:
             remove_torchrun_logs(_torchrun_folder(self.folder))
         return left
 
-    def told_where(self, rank: int | None) -> str:
-        """Where a rank ran, for whom several nodes are there; nothing on one."""
+    def rank_location(self, rank: int | None) -> str:
+        """The node on which a rank ran, such as `` on node 1 (gpu07)``; empty if there is only one node."""
         return ""
 
 
 def end_leftovers(run: RunFolder) -> list[int]:
-    """End what is left of earlier sweeps of this run folder on this host; returns the ids that outlive it."""
+    """End processes that earlier sweeps of this run folder left on this host; returns the ids of those that survive."""
     return end_processes("=".join(_run_token(run)))
 
 
@@ -174,7 +174,7 @@ def _run_token(run: RunFolder) -> tuple[str, str]:
 
 
 def end_processes(token: str, started: subprocess.Popen[bytes] | None = None) -> list[int]:
-    """End all processes with the token and the group of the one that was started; returns those that are left."""
+    """End all processes with the token, and the group of `started`; returns those that survive."""
     _signal(_alive(token, started), started, signal.SIGTERM)  # once: a second one would cut torchrun's own end short
     deadline = time.monotonic() + _GRACE_S
     while _alive(token, started) and time.monotonic() < deadline:

@@ -1,37 +1,87 @@
-"""Frame of every process under torchrun: reads its job, reports progress and failures."""
+"""A process under torchrun: its place in the job, and the frame that reads the job and reports progress and failures."""
 
 import gc
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from dpscope.launch.jobs.job_files import remove_job_files, started_at, write_failure, write_progress
-from dpscope.launch.jobs.place import TorchrunPlace, torchrun_place
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import JobFolder
 
 
+@dataclass(frozen=True)
+class TorchrunPlace:
+    """This process's ranks, and the sizes of its job."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node: int
+    nodes: int = 1
+
+
+def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
+    """Read torchrun's variables; raises DpscopeError if torchrun did not start this process."""
+    try:
+        return TorchrunPlace(
+            rank=int(environment["RANK"]),
+            local_rank=int(environment["LOCAL_RANK"]),
+            world_size=int(environment["WORLD_SIZE"]),
+            local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
+            node=int(environment["GROUP_RANK"]),
+            nodes=int(environment.get("GROUP_WORLD_SIZE", "1")),
+        )
+    except KeyError as missing:
+        raise DpscopeError(
+            f"{missing.args[0]} is not set: the worker runs under torchrun; start it with "
+            "torchrun --standalone --nproc-per-node=N launch/worker.py ..."
+        ) from missing
+
+
+def check_process_count(cell: Cell, place: TorchrunPlace) -> None:
+    """Raise DpscopeError unless torchrun started as many processes as the cell has."""
+    if cell.processes != place.world_size:
+        raise DpscopeError(
+            f"{cell.name} needs {cell.processes} process(es) and torchrun started {place.world_size}; "
+            f"use --nproc-per-node={cell.processes}, over several nodes their share of it"
+        )
+
+
+def check_nodes(cell: Cell, place: TorchrunPlace) -> None:
+    """Raise DpscopeError unless the job spans as many nodes as its cell."""
+    if cell.per_device and cell.nodes != place.nodes:
+        raise DpscopeError(
+            f"{cell.name} is a cell of {counted(cell.nodes, 'node')} and torchrun started {place.nodes}: give the flags of the "
+            "cell instead of --cell, which adds it as a separate cell"
+        )
+
+
 class Job(Protocol):
-    """Anything that has a folder to write to."""
+    """A job with a folder to write to."""
 
     @property
     def folder(self) -> JobFolder: ...
 
 
 _Job = TypeVar("_Job", bound=Job)
-TellProgress = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
 @contextmanager
 def starting_up() -> Iterator[None]:
-    """For imports and the building of a model: nothing is looked for as garbage meanwhile.
+    """Pause garbage collection during imports and while a model is built.
 
-    All that they make is kept, and Python would go through it again and again, which takes a seventh of the time that torch
-    takes to import. What follows collects as any program does: it is measured.
+    Their objects are kept, and repeated searches through them take a seventh of torch's import time. Measured steps collect
+    garbage as in any program.
     """
     gc.disable()
     try:
@@ -42,11 +92,11 @@ def starting_up() -> Iterator[None]:
 
 def work(
     read_job: Callable[[Sequence[str], TorchrunPlace], _Job],
-    do: Callable[[_Job, TorchrunPlace, float, TellProgress], None],
+    do: Callable[[_Job, TorchrunPlace, float, ReportProgress], None],
 ) -> None:
-    """Do the job that this process's arguments name; ends the process with status 1 on failure, 2 on a user's mistake.
+    """Run the job named by this process's arguments; ends the process with status 1 on failure, 2 on a user's mistake.
 
-    `do` gets the job, this process's place in it, the Unix time it began, and what to tell of its progress.
+    `do` gets the job, this process's place in it, the Unix time at which it began, and a function that reports progress.
     """
     began_s = min(started_at(), time.time())
     try:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import distributed
 
-from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import devices_of, join_limit_s, join_process_group, nccl_engine
-from dpscope.launch.jobs.worker_process import starting_up
+from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
 from dpscope.launch.measuring.cell_passes import CellProcess, PassResults, run_passes
 from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.launch.planning.manifest import host_findings
@@ -27,7 +26,7 @@ from dpscope.profiling.instruments.step_timer import save_samples
 from dpscope.profiling.machine.environment import (
     collect_environment,
     findings_at_moments,
-    own_processes_seen,
+    lists_process,
     torch_device_states,
 )
 from dpscope.profiling.machine.interfaces import interfaces_to_others
@@ -155,7 +154,7 @@ def _device_states(
 
 def _own_process_ids(node: int) -> tuple[int, ...] | None:
     """Process ids of this job on this host; None if NVML uses another namespace."""
-    own = (node, os.getpid(), own_processes_seen(open_nvml(), os.getpid()))
+    own = (node, os.getpid(), lists_process(open_nvml(), os.getpid()))
     everyone: list[tuple[int, int, bool]] = [own]
     if distributed.is_initialized():
         everyone = [own] * distributed.get_world_size()
@@ -200,6 +199,7 @@ def _rank_result(
         units=process.units,
         tokens_per_sample=process.tokens,
         flops=process.flops,
+        matmul_peak=measured.matmul_peak,
         compilation=measured.compilation,
         state_bytes=held_bytes(process.model, process.step.optimizer),
         environment=environment,

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.jobs.process_group import limit_collectives, rank_0_value, synchronise
+from dpscope.launch.workload.step_flops import matmul_peak
 from dpscope.launch.workload.strategies import compiled_so_far
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.instruments import ddp_counters
@@ -20,8 +21,17 @@ from dpscope.profiling.instruments.step_timer import StepSample, time_block
 from dpscope.profiling.instruments.trace_recorder import record_trace
 from dpscope.profiling.machine.environment import states_under_load
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.run import Cell, DeviceMemory, DeviceState, StepFlops, TimedBlock
-from dpscope.profiling.records.wrapped import Compilation, ShardedUnit
+from dpscope.profiling.records.run import (
+    Cell,
+    Compilation,
+    DeviceMemory,
+    DeviceState,
+    MatmulPeak,
+    ShardedUnit,
+    StepFlops,
+    TimedBlock,
+    cell_workload,
+)
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
@@ -64,12 +74,14 @@ class PassResults:
     memory: tuple[DeviceMemory, ...]
     compilation: Compilation | None = None  # of a compiled cell
     under_load: tuple[DeviceState, ...] = ()
+    matmul_peak: MatmulPeak | None = None
 
 
 def run_passes(process: CellProcess) -> PassResults:
     """Run every pass of a cell; saves traces and counters, returns the other measurements."""
     if process.config.measurement.epochs is None:
         process.step.batches.leave_out_short_batches()
+    peak = _matmul_peak(process)
     process.report("warm-up")
     _warm_up(process)
     limit_collectives(process.devices[0], process.config.measurement.timeout_s)
@@ -93,7 +105,16 @@ def run_passes(process: CellProcess) -> PassResults:
     if isinstance(process.model, DistributedDataParallel) and process.cell.devices > 1:
         process.report("counters")
         _count(process, process.model)
-    return PassResults((*samples, *traced), tuple(blocks), memory, _compilation(warm), under_load)
+    return PassResults((*samples, *traced), tuple(blocks), memory, _compilation(warm), under_load, peak)
+
+
+def _matmul_peak(process: CellProcess) -> MatmulPeak | None:
+    """Of the CPU, in all processes at the same time; None on devices, whose peak is specified."""
+    if process.devices[0].type != "cpu":
+        return None
+    process.report("matmul peak")
+    process.synchronise()
+    return matmul_peak(cell_workload(process.config.workload, process.cell).amp)
 
 
 def _compilation(warm: Compilation | None) -> Compilation | None:

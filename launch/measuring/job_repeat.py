@@ -13,7 +13,7 @@ import msgspec
 
 from dpscope.launch.jobs.job_files import JOB_NAME
 from dpscope.launch.jobs.out_folder import claimed
-from dpscope.launch.jobs.place import TorchrunPlace
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.planning.worker_command import WORKER_SETTINGS
 from dpscope.profiling.machine.conditions import (
     ConditionDifference,

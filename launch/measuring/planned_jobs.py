@@ -9,17 +9,12 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
+from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.jobs.out_folder import check_run_place
-from dpscope.launch.jobs.progress import duration_text
-from dpscope.launch.jobs.starting import SeveralNodesJob
 from dpscope.launch.jobs.torchrun import torchrun_command
-from dpscope.launch.measuring.calibration import (
-    calibration_seconds,
-    described,
-    plan_calibration,
-    stored_calibration,
-)
+from dpscope.launch.measuring.calibration import calibration_seconds, described, plan_calibration, stored_calibration
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
 from dpscope.launch.planning.plan_estimate import (
     CellEstimate,
@@ -88,11 +83,7 @@ class PlanDescription:
 
 
 def plan_run(
-    config: RunConfig,
-    out: Path,
-    fresh: bool = False,
-    repeats_by_cell: Mapping[str, int] | None = None,
-    nodes: int = 1,
+    config: RunConfig, out: Path, fresh: bool = False, repeats_by_cell: Mapping[str, int] | None = None, nodes: int = 1
 ) -> PlanDescription:
     """Plan of `run_sweep`; starts and writes nothing. Raises DpscopeError for a run that is not possible.
 

@@ -7,15 +7,10 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import JobQueue, Outcome, held
-from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
-from dpscope.launch.measuring.calibration import (
-    calibrate_first,
-    of_this_machine,
-    plan_calibration,
-    stored_calibration,
-)
+from dpscope.launch.measuring.calibration import calibrate_first, of_this_machine, plan_calibration, stored_calibration
 from dpscope.launch.measuring.planned_jobs import PlanDescription, PlannedJob, describe_plan, plan_run, print_beginning
 from dpscope.launch.planning.manifest import (
     check_same_conditions,
@@ -79,11 +74,7 @@ def _remove_measurements(run: RunFolder) -> None:
 
 
 def _open_manifest(
-    run: RunFolder,
-    description: PlanDescription,
-    console: Console,
-    repeats_by_cell: dict[str, int],
-    starter: JobStarter,
+    run: RunFolder, description: PlanDescription, console: Console, repeats_by_cell: dict[str, int], starter: JobStarter
 ) -> Manifest:
     """The run's manifest, written if the run is new or is resumed with more repeats or another time limit.
 

@@ -7,9 +7,9 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpscope.launch.jobs.devices import DeviceType, resolve_devices
+from dpscope.launch.jobs.devices import Devices, DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_run_place, locked
-from dpscope.launch.jobs.place import TorchrunPlace, check_nodes, check_process_count
+from dpscope.launch.jobs.worker_process import TorchrunPlace, check_nodes, check_process_count
 from dpscope.launch.measuring.job_repeat import (
     POLL_S,
     WAIT_FOR_RANK_0_S,
@@ -21,15 +21,15 @@ from dpscope.launch.planning.cells import resolve
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import flag_name, given_settings, load_config
 from dpscope.launch.planning.skip_reasons import PASS_THROUGH_REASON, too_few_devices, too_large, uncompilable
-from dpscope.launch.planning.threads import check_threads, threads_by_default
 from dpscope.launch.planning.variants import strategy_options
 from dpscope.launch.planning.worker_command import WORKER_SETTINGS
 from dpscope.launch.workload.data_files import OWN_MODELS, check_data
+from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.config import RunConfig, Workload
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import SWITCHES, VARIANTS, Amp, Matrix
 from dpscope.profiling.records.run import Cell, CellOptions, Manifest, PlannedCell
-from dpscope.profiling.records.settings import setting_names, settings_of, with_settings
+from dpscope.profiling.records.settings import declarations, settings_of, with_settings
 from dpscope.profiling.records.strategies import STRATEGY_LIST, strategy_on, traits_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -118,7 +118,7 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     assert threads is None or isinstance(threads, int)
     assert config_path is None or isinstance(config_path, Path)
     given = load_config(config_path, options)
-    _check_one_cell(given.matrix, given_settings(config_path, options, setting_names(RunConfig))[0].keys())
+    _check_one_cell(given.matrix, given_settings(config_path, options, declarations(RunConfig))[0].keys())
     devices = resolve_devices(given.workload.device)
     count = _device_count(given.matrix, place, devices.count)
     strategy = given.matrix.strategies[0]
@@ -239,3 +239,28 @@ def _device_count(matrix: Matrix, place: TorchrunPlace, gpus: int | None) -> int
             f"--devices {','.join(str(count) for count in matrix.devices)}: a worker measures one device count"
         )
     return matrix.devices[0]
+
+
+def threads_by_default(devices_here: int, devices: Devices) -> int:
+    """Threads of each process of a run that begins with a cell of so many devices on this host.
+
+    What the largest cell will leave each: that is on all GPUs, as for `dpscope run`; on the CPU on two devices or, where
+    it begins with more, on as many.
+    """
+    return max(1, usable_cores() // max(2, devices_here, devices.count or 1))
+
+
+def check_threads(cell: Cell, processes_here: int, threads: int, where: str) -> None:
+    """Raise DpscopeError, beginning with `where`, when this host's share of a cell has more threads than cores.
+
+    One thread each is the minimum: where that is too many, the run has a finding about it.
+    """
+    if threads < 1:
+        raise DpscopeError(f"{where}: must be 1 or more")
+    shares, cores = cell.devices if cell.traits.host_copies else processes_here, usable_cores()
+    if threads > 1 and shares * threads > cores:
+        raise DpscopeError(
+            f"{where}: {cell.name} would compute with {shares} x {counted(threads, 'thread')} on the "
+            f"{counted(cores, 'core')} of this host; give "
+            f"every cell --threads {max(1, cores // shares)}, in a new --out if others are measured"
+        )

@@ -1,5 +1,7 @@
-"""The states that nodes exchange in a torch.distributed.TCPStore, and which nodes are alive. Imports no torch."""
+"""Sealed states that nodes exchange in a torch.distributed.TCPStore, and which nodes are alive. Imports no torch."""
 
+import hashlib
+import hmac
 import itertools
 import threading
 import time
@@ -8,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from dpscope.profiling.records.nodes import Here, State
-from dpscope.profiling.store.sealed import sealed, unsealed
+from dpscope.profiling.records.nodes import NodeInfo, State
+from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -17,40 +19,50 @@ if TYPE_CHECKING:
 LOST_S = 15.0  # without a sign of life: longer than a machine that swaps or a busy switch needs
 THREAD_NAME = "dpscope-nodes"
 _POLL_S = 0.2
-_Told = TypeVar("_Told", Here, State)
+_SEAL_DIGITS = 64  # hexadecimal, of SHA-256
+_Kind = TypeVar("_Kind")
+
+
+class NodeLostError(DpscopeError):
+    """A node of a command is lost."""
+
+    exit_status = 1
+
+    def __init__(self, loss: str) -> None:
+        super().__init__(f"{loss}; to resume, give the same command on all nodes again")
 
 
 class Board:
     """The published state of this node, and the states of the others.
 
     A thread exchanges them, because a call to the store blocks for ever if the network is cut. Each value is sealed with the
-    run's secret; any other value counts as the loss of its node.
+    run's secret; a value without a valid seal counts as the loss of its node.
     """
 
     def __init__(self, store: "Store", secret: str, node: int, others: Iterable[int]) -> None:
         """`store` has the run's prefix already."""
-        self.here: dict[int, Here] = {}  # the others that have joined
+        self.joined: dict[int, NodeInfo] = {}  # the other nodes that have joined
         self.states: dict[int, State] = {other: State() for other in others}
         self._store = store
         self._secret = secret
         self._node = node
-        self._own = State()
-        self._own_here: Here | None = None
+        self._state = State()  # this node's
+        self._info: NodeInfo | None = None  # this node's, until it is written
         self._heard_s = dict.fromkeys(self.states, time.monotonic())
-        self._why: dict[int, str] = {}
+        self._failures: dict[int, str] = {}  # evidence that a node is lost
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._exchange, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
-    def tell(self, here: Here | None = None, **changes: Any) -> None:
+    def publish(self, info: NodeInfo | None = None, **changes: Any) -> None:
         """Publish changes of this node's state."""
-        self._own_here = here or self._own_here
-        self._own = msgspec.structs.replace(self._own, **changes)
+        self._info = info or self._info
+        self._state = msgspec.structs.replace(self._state, **changes)
 
     def lost(self, node: int) -> str | None:
         """The evidence that a node is lost; None while it is alive."""
         silent = f"it was silent for {LOST_S:g} s" if time.monotonic() - self._heard_s[node] > LOST_S else None
-        return self.states[node].left or self._why.get(node) or silent
+        return self.states[node].left or self._failures.get(node) or silent
 
     def close(self) -> None:
         """Publish the last changes, and end."""
@@ -62,26 +74,56 @@ class Board:
         try:
             while not last:
                 last = self._closed.wait(_POLL_S)
-                if self._own_here is not None:
-                    self._write(f"{self._node}/here", self._own_here)
-                    self._own_here = None
-                self._write(f"{self._node}/state", msgspec.structs.replace(self._own, beat=next(beats)))
-                for other in set(self.states) - set(self._why):
+                if self._info is not None:
+                    self._write(f"{self._node}/info", self._info)
+                    self._info = None
+                self._write(f"{self._node}/state", msgspec.structs.replace(self._state, beat=next(beats)))
+                for other in set(self.states) - set(self._failures):
                     self._hear(other)
         except RuntimeError:  # torch.distributed.DistError: the store, which is in node 0's process, is gone
-            self._why |= {other: "dpscope has exited there" for other in self.states if other not in self._why}
+            self._failures = dict.fromkeys(self.states, "dpscope has exited there") | self._failures
 
     def _hear(self, other: int) -> None:
         try:
             if (state := self._read(f"{other}/state", State)) is not None and state.beat > self.states[other].beat:
                 self.states[other], self._heard_s[other] = state, time.monotonic()
-            if other not in self.here and (here := self._read(f"{other}/here", Here)) is not None:
-                self.here[other] = here
+            if other not in self.joined and (info := self._read(f"{other}/info", NodeInfo)) is not None:
+                self.joined[other] = info
         except ValueError as error:
-            self._why[other] = f"what was said in its name is nothing that a node of this run says ({error})"
+            self._failures[other] = f"a message in its name was not sent by a node of this run ({error})"
 
-    def _write(self, key: str, value: Here | State) -> None:
+    def _write(self, key: str, value: NodeInfo | State) -> None:
         self._store.set(key, sealed(self._secret, key, value))
 
-    def _read(self, key: str, kind: type[_Told]) -> _Told | None:
+    def _read(self, key: str, kind: type[_Kind]) -> _Kind | None:
         return unsealed(self._secret, key, self._store.get(key), kind) if self._store.check([key]) else None
+
+
+def sealed(secret: str, name: str, value: object) -> str:
+    """The value as JSON after its seal (HMAC, RFC 2104), which cannot be made or moved to another name without the secret."""
+    content = msgspec.json.encode(value)
+    return (_seal(secret, name, content) + content).decode()
+
+
+def unsealed(secret: str, name: str, stored: bytes, kind: type[_Kind]) -> _Kind:
+    """The sealed value with printable texts; raises ValueError for anything else."""
+    content = stored[_SEAL_DIGITS:]
+    if not hmac.compare_digest(stored[:_SEAL_DIGITS], _seal(secret, name, content)):
+        raise ValueError("its seal is wrong")
+    try:
+        return msgspec.convert(printable(msgspec.json.decode(content)), kind)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+
+
+def printable(value: Any) -> Any:
+    """Plain data whose texts have a space in place of each character that may control a terminal."""
+    if isinstance(value, str):
+        return "".join(one if one.isprintable() else " " for one in value)
+    if isinstance(value, list):
+        return [printable(one) for one in value]
+    return {key: printable(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def _seal(secret: str, name: str, content: bytes) -> bytes:
+    return hmac.new(secret.encode(), name.encode() + b"\0" + content, hashlib.sha256).hexdigest().encode()

@@ -26,7 +26,7 @@ _PREFIX = ".tmp-nodes-"
 _POLL_S = 0.3
 _CALL_S = timedelta(seconds=3.0)
 _ATTEMPT_S = 15.0  # at an address: torch waits for ever for the answer of what accepts a connection and is silent
-_NOT_OURS = "what listens there is not node 0 of this command"
+_NOT_NODE_0 = "what listens there is not node 0 of this command"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Found:
 
     board: Board
     meeting: Meeting
-    own_address: str
+    address: str  # of this node
     node0_address: str
 
 
@@ -43,7 +43,7 @@ class Found:
 def opened_meeting(
     place: NodePlace, out: Path, options: Mapping[str, str], on_gpus: bool, note: Callable[[str], None]
 ) -> Iterator[Board]:
-    """Node 0's board, announced in the run folder while the block runs."""
+    """Open node 0's board and announce it in the run folder until the block ends."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # of torch._C
 
     with _listener(place) as listener:
@@ -70,13 +70,13 @@ def opened_meeting(
 
 
 def found_meeting(place: NodePlace, out: Path, note: Callable[[str], None], wait_s: float) -> Found:
-    """Look for node 0 at the rendezvous and where the run folder says; raises DpscopeError where it is not found."""
-    own = f"node {place.rank} ({socket.gethostname()})"
+    """Look for node 0 at the rendezvous and at addresses in the run folder; raises DpscopeError if it is not found."""
+    this_node = f"node {place.rank} ({socket.gethostname()})"
     began_s = noted_s = time.monotonic()
     note(
         f"Node {place.rank} of {place.count} ({socket.gethostname()}) is looking for node 0 at {place.address or out}."
     )
-    unseen_s: float | None = None  # since when node 0 is seen, and not its file
+    unseen_s: float | None = None  # since when node 0 responds without its file being visible
     reasons: dict[Address, str] = {}
     while (now_s := time.monotonic()) - began_s < wait_s:
         meetings = _meetings(place, out)
@@ -87,11 +87,11 @@ def found_meeting(place: NodePlace, out: Path, note: Callable[[str], None], wait
                 return answer
             if isinstance(answer, DpscopeError):
                 raise answer
-            reasons[address] = answer or _NOT_OURS
+            reasons[address] = answer or _NOT_NODE_0
             if not answer and now_s - (unseen_s := unseen_s or now_s) > SEEN_WITHIN_S:
                 raise DpscopeError(
-                    f"--out {out}: {own} does not see what node 0 at {address} wrote there (it looked in {out.absolute()}); "
-                    "name one folder that all nodes share"
+                    f"--out {out}: {this_node} does not see what node 0 at {address} wrote there (it looked in "
+                    f"{out.absolute()}); name one folder that all nodes share"
                 )
         seen = ", ".join(f"{address}: {why}" for address, why in reasons.items()) or f"no trace of it in {out}"
         if now_s - noted_s > NOTE_EVERY_S:
@@ -99,13 +99,13 @@ def found_meeting(place: NodePlace, out: Path, note: Callable[[str], None], wait
             note(f"Still looking for node 0, {now_s - began_s:.0f} s of {wait_s:g} s: {seen}.")
         time.sleep(_POLL_S)
     raise DpscopeError(
-        f"{own} did not find node 0 within {wait_s:g} s ({seen}): check that it is running, that it can be reached, and that all "
-        "nodes share that folder"
+        f"{this_node} did not find node 0 within {wait_s:g} s ({seen}): check that it is running, that it can be reached, and "
+        "that all nodes share that folder"
     )
 
 
 def _answer(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found | DpscopeError | str:
-    """As `_met`, called in a thread, because it may block for ever."""
+    """`_met` in a thread, because it may block for ever."""
     answers: queue.SimpleQueue[Found | DpscopeError | str] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(_met(place, address, meetings)), name=THREAD_NAME, daemon=True).start()
     try:
@@ -115,13 +115,13 @@ def _answer(place: NodePlace, address: Address, meetings: list[Meeting]) -> Foun
 
 
 def _met(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found | DpscopeError | str:
-    """Node 0, or why not; nothing where node 0 of this start is there and none of the files is its own."""
+    """Node 0, or the reason; empty if node 0 of this start responds but none of the visible files is its."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # of torch._C
 
     try:
         with socket.create_connection((address.host, address.port), _CALL_S.total_seconds()) as probe:
-            own, other = (str(end[0]).removeprefix("::ffff:") for end in (probe.getsockname(), probe.getpeername()))
-        store = TCPStore(other, address.port, None, False, _CALL_S, False)
+            near, far = (str(end[0]).removeprefix("::ffff:") for end in (probe.getsockname(), probe.getpeername()))
+        store = TCPStore(far, address.port, None, False, _CALL_S, False)
         for meeting in meetings:
             shared = PrefixStore(meeting.prefix, store)
             if shared.check(["0/state"]):
@@ -130,19 +130,19 @@ def _met(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found |
                     return DpscopeError(
                         f"--node-rank {place.rank}: another node was started with it; give each its own number"
                     )
-                return Found(Board(shared, meeting.secret, place.rank, (0,)), meeting, own, other)
-        return "" if store.check([_public(place)]) else _NOT_OURS
+                return Found(Board(shared, meeting.secret, place.rank, (0,)), meeting, near, far)
+        return "" if store.check([_public(place)]) else _NOT_NODE_0
     except (OSError, RuntimeError) as error:
-        return getattr(error, "strerror", None) or _NOT_OURS
+        return getattr(error, "strerror", None) or _NOT_NODE_0
 
 
 def _public(place: NodePlace) -> str:
-    """A key by which nodes that see another folder know node 0."""
+    """A key by which nodes that see a different folder recognise node 0."""
     return f"dpscope {place.job or 'by hand'}"
 
 
 def _listener(place: NodePlace) -> socket.socket:
-    """The store's socket; a taken port that dpscope chose is replaced by a free one, which the folder announces."""
+    """The store's socket; if the port that dpscope chose is taken, one on a free port, which the folder announces."""
     host, port = (place.address.host, place.address.port) if place.address else (socket.gethostname(), 0)
     try:
         return listening_socket(host, port)
@@ -155,7 +155,7 @@ def _listener(place: NodePlace) -> socket.socket:
 
 
 def _meetings(place: NodePlace, out: Path) -> list[Meeting]:
-    """What is announced in a folder for this start, the newest first; what a killed command left among it."""
+    """Announcements for this start in a folder, newest first, including those that killed commands left."""
     port = place.address.port if place.address is not None and place.port_stated else None
     found = []
     with suppress(OSError):

@@ -8,8 +8,8 @@ import msgspec
 import torch
 from torch import Tensor, distributed
 
-from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.stop_request import StopRequest
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoint_state import read_checkpoint, restore, save_checkpoint
 from dpscope.launch.training.loop import TrainState
@@ -35,7 +35,7 @@ def host_group() -> distributed.ProcessGroup | None:
 
 
 class StopAgreement:
-    """Agreement of a job's processes on whether any of them was asked to stop, so that all stop after the same step.
+    """Agreement of a job's processes on whether any of them was requested to stop, so that all stop after the same step.
 
     About twice a second, after the same steps, they exchange their states by gloo during the next step: no device waits, and they
     agree within a second or two steps after a signal. A single process uses its own state.
@@ -45,10 +45,10 @@ class StopAgreement:
         """`group` is a `host_group`."""
         self._request = request
         self._group = group
-        self._asked: tuple[Tensor, distributed.Work] | None = None
-        self._asked_at_s = time.monotonic()
+        self._exchange: tuple[Tensor, distributed.Work] | None = None  # in progress
+        self._exchange_began_s = time.monotonic()
         self._steps = 0  # since then
-        self._pause_steps = 1  # from one question to the next
+        self._pause_steps = 1  # between two exchanges
 
     def reached(self) -> bool:
         """Whether to stop now, the same on every process; all must call this equally often.
@@ -58,37 +58,38 @@ class StopAgreement:
         if self._group is None:
             return self._request.requested
         self._steps += 1
-        if self._answer():
+        if self._exchanged():
             return True
         if self._steps >= self._pause_steps:
-            self._ask()
+            self._start_exchange()
         return False
 
     def settle(self) -> bool:
         """As `reached`, with the current states: the processes wait for each other."""
         if self._group is None:
             return self._request.requested
-        if self._answer():
+        if self._exchanged():
             return True
-        self._ask()
-        return self._answer()
+        self._start_exchange()
+        return self._exchanged()
 
-    def _ask(self) -> None:
+    def _start_exchange(self) -> None:
         now_s = time.monotonic()
-        step_s = (now_s - self._asked_at_s) / max(1, self._steps)
+        step_s = (now_s - self._exchange_began_s) / max(1, self._steps)
         pause_steps = min(_LONGEST_PAUSE_STEPS, max(1, int(_PAUSE_S / max(step_s, 1e-9))))
-        # The maximum over processes: whether one was asked to stop, and the shortest pause requested.
-        question = torch.tensor([int(self._request.requested), -pause_steps])
-        work = distributed.all_reduce(question, distributed.ReduceOp.MAX, group=self._group, async_op=True)
+        # The maximum over processes: whether one was requested to stop, and the shortest pause.
+        state = torch.tensor([int(self._request.requested), -pause_steps])
+        work = distributed.all_reduce(state, distributed.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
-        self._asked, self._asked_at_s, self._steps = (question, work), now_s, 0
+        self._exchange, self._exchange_began_s, self._steps = (state, work), now_s, 0
 
-    def _answer(self) -> bool:
-        if self._asked is None:
+    def _exchanged(self) -> bool:
+        """Wait for the exchange in progress, if any; whether a process was requested to stop."""
+        if self._exchange is None:
             return False
-        (answer, work), self._asked = self._asked, None
+        (state, work), self._exchange = self._exchange, None
         work.wait()
-        requested, negative_pause = answer.tolist()
+        requested, negative_pause = state.tolist()
         self._pause_steps = -negative_pause
         return bool(requested)
 
@@ -132,18 +133,18 @@ class TrainCheckpoints:
             self._folder.remove_unfinished()
 
     def pause_after_step(self, state: TrainState) -> bool:
-        """Whether a checkpoint is due or a process was asked to stop."""
+        """Whether a checkpoint is due or a process was requested to stop."""
         self._stopping = self._agreement.reached()
         every = self._training.config.checkpoint_steps
         return self._stopping or (every is not None and state.steps % every == 0)
 
     def paused(self, state: TrainState) -> bool:
-        """Save the training in the middle of an epoch; returns whether a process was asked to stop."""
+        """Save the training in the middle of an epoch; returns whether a process was requested to stop."""
         self._save(state, best=False)
         return self._stopping
 
     def after_epoch(self, state: TrainState) -> bool:
-        """Save the end of an epoch; returns whether a process was asked to stop."""
+        """Save the end of an epoch; returns whether a process was requested to stop."""
         *earlier, last = (record.test_accuracy for record in state.records)
         self._save(state, best=last > max(earlier, default=-math.inf))
         return self._agreement.settle()

@@ -28,7 +28,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from dpscope.launch.jobs.place import TorchrunPlace
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder
 from dpscope.launch.training.loop import TrainState
 from dpscope.launch.training.resume import Resumption

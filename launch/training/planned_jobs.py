@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_train_place
-from dpscope.launch.jobs.starting import SeveralNodesJob
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.launch.planning.cells import threads_per_process
 from dpscope.launch.planning.run_config import setting_text
@@ -163,9 +163,9 @@ def _check_resume_from(resume_from: str | None, folder: TrainFolder, fresh: bool
 
 def _check_same_settings(folder: TrainFolder, config: ResolvedTrainConfig) -> None:
     """Raise DpscopeError that names the setting unless the settings are those of the earlier trainings."""
-    had, asked = settings_of(folder.manifest().config), settings_of(config)
-    for field in (name for name in asked if name not in TRAINING_MAY_CHANGE):
-        then, now = had[field], asked[field]
+    had, requested = settings_of(folder.manifest().config), settings_of(config)
+    for field in (name for name in requested if name not in TRAINING_MAY_CHANGE):
+        then, now = had[field], requested[field]
         if then != now:
             raise DpscopeError(
                 f"--out {folder.path}: holds trainings with {setting_text(field, then)}, not {setting_text(field, now)}; "

@@ -46,8 +46,8 @@ class Resumption:
 def resumption(job: TrainJob, own: OwnCheckpoint = "last") -> Resumption | None:
     """The verified checkpoint that a training continues from; None if it starts from the beginning.
 
-    This is one of its own checkpoints, chosen by `own`, or, if it has none, the job's `resume_from`. Raises DpscopeError for a
-    checkpoint that is incomplete or has other settings.
+    This is a checkpoint of this training, chosen by `own`, or, if it has none, the job's `resume_from`. Raises DpscopeError for
+    a checkpoint that is incomplete or has other settings.
     """
     path = job.resume_from if own == "none" else _origin(job, own == PREVIOUS)
     if path is None:
@@ -57,7 +57,7 @@ def resumption(job: TrainJob, own: OwnCheckpoint = "last") -> Resumption | None:
     if path == job.resume_from and had.epochs >= job.config.epochs:
         raise DpscopeError(
             f"--resume-from {path}: it is at {had.place} already, and --epochs {job.config.epochs} leaves nothing to "
-            "train; ask for more epochs"
+            "train; give more epochs"
         )
     return Resumption(path=path, had=had, findings=what_differs(had, job.cell, job.kind, job.threads))
 
@@ -91,11 +91,8 @@ def describe_saved_state(folder: TrainingFolder) -> str:
 
 def check_same_learning(path: Path, had: CheckpointDescription, config: TrainConfig, cell: Cell, seed: int) -> None:
     """Raise DpscopeError that names the field unless `cell` can continue with `config` from the checkpoint at `path`."""
-    trained, asked = settings_of(had.config), settings_of(config)
-    pairs = [
-        *((flag_name(name), trained[name], asked[name]) for name in _OF_LEARNING),
-        ("--seeds", had.seed, seed),
-    ]
+    trained, requested = settings_of(had.config), settings_of(config)
+    pairs = [*((flag_name(name), trained[name], requested[name]) for name in _OF_LEARNING), ("--seeds", had.seed, seed)]
     for flag, then, now in pairs:
         if then != now:
             raise DpscopeError(
@@ -104,7 +101,7 @@ def check_same_learning(path: Path, had: CheckpointDescription, config: TrainCon
             )
     if had.epochs > config.epochs or (had.epochs == config.epochs and had.step):
         raise DpscopeError(
-            f"--epochs {config.epochs}: {path} is at {had.place} already; ask for more epochs, or start over with --fresh"
+            f"--epochs {config.epochs}: {path} is at {had.place} already; give more epochs, or start over with --fresh"
         )
     if had.step and had.cell.global_batch_size != cell.global_batch_size:
         raise DpscopeError(

@@ -10,10 +10,9 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter
 from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.job_queue import JobQueue, Outcome, held
-from dpscope.launch.jobs.progress import SweepProgress
-from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
+from dpscope.launch.jobs.job_queue import JobQueue, Outcome, SweepProgress, held
 from dpscope.launch.planning.manifest import check_same_machine, hosts_findings, most_on_several_nodes
 from dpscope.launch.training.planned_jobs import PlannedTrainJob, TrainDescription, plan_trainings, print_train_plan
 from dpscope.launch.training.resume import describe_saved_state, restore_progress
@@ -239,9 +238,9 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
         """Train what is not trained."""
         self._log.write()
         results = []
-        with contextlib.ExitStack() as shown:
+        with contextlib.ExitStack() as stack:
             for mirror in self._mirrors:
-                shown.callback(mirror.close)  # in any case, so that nothing written is lost
+                stack.callback(mirror.close)  # in any case, so that nothing written is lost
             for result in self.work_off():
                 results.append(result)
                 self._log.add(result.findings)

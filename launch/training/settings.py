@@ -1,28 +1,25 @@
 """From a TOML file and flags to a TrainConfig, validated at once. Imports no torch."""
 
-import math
 from pathlib import Path
 
 import msgspec
 
-from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.launch.planning.run_config import (
+    build,
     build_matrix,
     build_part,
-    conversion_message,
-    flag_name,
+    check_idle,
     given_settings,
-    read_text,
-    whole_numbers,
+    raising_user_errors,
 )
 from dpscope.launch.workload.data_files import SMALL_RESNET
-from dpscope.profiling.records.config import Optimizer, Workload, timeout_check
+from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.matrix import Matrix
-from dpscope.profiling.records.settings import ConfigPart, own_settings, setting_names, shown
+from dpscope.profiling.records.settings import check_settings, declarations, own_settings, shown
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
-_SETTINGS = tuple(name for name in setting_names(TrainConfig) if name != "seed")
+TRAIN_SETTINGS = {name: one for name, one in declarations(TrainConfig).items() if name != "seed"}
 """Settings of a training; its workload's seed is one of `seeds`."""
 
 _DEFAULTS: dict[str, object] = {
@@ -34,8 +31,6 @@ _DEFAULTS: dict[str, object] = {
 }
 _SCHEDULE: dict[str, object] = {"epochs": 12, "warmup_epochs": 1, "milestones": (7, 10)}
 """Used together if none of them is given; digits are learned to 99% with it."""
-_EXAMPLES = {"seeds": "0,1,2", "milestones": "6,8"}
-_CHOICES = {"learning_rate_scaling": "none, sqrt, linear"}
 
 
 def load_train_config(config_path: Path | None, flags: dict[str, object]) -> TrainConfig:
@@ -43,7 +38,7 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
 
     Raises DpscopeError naming field, value and fix.
     """
-    given, origins = given_settings(config_path, flags, _SETTINGS)
+    given, origins = given_settings(config_path, flags, TRAIN_SETTINGS)
     values = {**_DEFAULTS, **({} if _SCHEDULE.keys() & given.keys() else _SCHEDULE), **given}
     if values["data"] != "digits":  # elsewhere loading takes long enough to have workers for it
         values.setdefault("workers", Workload().workers)
@@ -51,61 +46,17 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
     workload = build_part(Workload, values, origins)
     matrix = build_matrix(values, origins, workload.amp)
     parts = {"workload": workload, "optimizer": build_part(Optimizer, values, origins), "matrix": matrix}
-    check_idle(idle_settings(workload, matrix), origins)
     _check_shared(workload, matrix, origins)
-    learning = {name: values[name] for name in own_settings(TrainConfig) if name in values}
-    return _learning_config(parts, learning, origins)
-
-
-def _learning_config(parts: dict[str, ConfigPart], values: dict[str, object], origins: dict[str, str]) -> TrainConfig:
-    """The configuration of these parts and the training's own settings."""
-    for field, example in _EXAMPLES.items():
-        value = values.get(field)
-        if isinstance(value, str | int | float):
-            values[field] = read_text(str(value), whole_numbers, origins[field], example) if value != "" else ()
-        elif isinstance(value, list | tuple):
-            values[field] = tuple(value)
-    try:
-        config = msgspec.convert({**parts, **values}, TrainConfig, strict=False)
-    except msgspec.ValidationError as error:
-        raise DpscopeError(conversion_message(str(error), TrainConfig, _CHOICES, values, origins)) from error
+    config = build(
+        TrainConfig, parts | {name: values[name] for name in own_settings(TrainConfig) if name in values}, origins
+    )
     config = msgspec.structs.replace(
         config, seeds=tuple(dict.fromkeys(config.seeds)), milestones=tuple(sorted(set(config.milestones)))
     )
-    for field, holds, fix in _checks(config):
-        if not holds:
-            raise DpscopeError(f"{origins.get(field, flag_name(field))} {shown(getattr(config, field))}: {fix}")
-    check_idle(_idle_fields(config), origins)
+    with raising_user_errors(origins):
+        check_settings(config)
+    check_idle(config, origins)
     return config
-
-
-def _idle_fields(config: TrainConfig) -> dict[str, str]:
-    """Fields that have no effect with the other settings, and why."""
-    idle = {}
-    if config.workload.data == "fake":
-        idle["augment"] = "fake images are random already"
-    if not config.milestones:
-        idle["gamma"] = "there is no --milestones at which the learning rate falls"
-    if config.matrix.scaling == "strong" and config.learning_rate_scaling != "none":
-        idle["learning_rate_scaling"] = "under --scaling strong the global batch does not grow"
-    return idle
-
-
-def _checks(config: TrainConfig) -> list[tuple[str, bool, str]]:
-    """(field, whether it is valid, the fix) of every field that is checked by itself."""
-    return [
-        ("epochs", config.epochs >= 1, "must be 1 or more"),
-        ("seeds", bool(config.seeds), "no seed; write it as 0,1,2"),
-        ("seeds", all(0 <= seed < 2**63 for seed in config.seeds), "every seed must be 0 or more and below 2^63"),
-        ("milestones", min(config.milestones, default=1) >= 1, "every milestone must be 1 epoch or more"),
-        ("gamma", 0 < config.gamma < math.inf, "must be a number above 0"),
-        ("warmup_epochs", config.warmup_epochs >= 0, "must be 0 or more"),
-        ("label_smoothing", 0 <= config.label_smoothing < 1, "must be 0 or more and below 1"),
-        ("eval_batch_size", config.eval_batch_size >= 1, "must be 1 or more"),
-        ("checkpoint_steps", config.checkpoint_steps is None or config.checkpoint_steps >= 1, "must be 1 step or more"),
-        ("max_restarts", config.max_restarts >= 0, "must be 0 or more"),
-        timeout_check(config.timeout_s),
-    ]
 
 
 def _check_shared(workload: Workload, matrix: Matrix, origins: dict[str, str]) -> None:

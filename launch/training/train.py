@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import distributed, nn
 
-from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, synchronise
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.worker_process import starting_up
+from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
 from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoint_schedule import TrainCheckpoints
 from dpscope.launch.training.evaluation import Learned, LearningSums, check_learnable, evaluate, shard
@@ -141,12 +140,7 @@ def prepare(
 
 
 def _test(
-    job: TrainJob,
-    place: TorchrunPlace,
-    built: BuiltModel,
-    wrapped: nn.Module,
-    precise: nn.Module,
-    device: torch.device,
+    job: TrainJob, place: TorchrunPlace, built: BuiltModel, wrapped: nn.Module, precise: nn.Module, device: torch.device
 ) -> Callable[[], Learned]:
     """The test: on all devices under DataParallel; else each process tests its share of the samples.
 

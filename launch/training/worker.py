@@ -19,8 +19,7 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
-from dpscope.launch.jobs.place import TorchrunPlace, check_process_count
-from dpscope.launch.jobs.worker_process import TellProgress, starting_up, work
+from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, check_process_count, starting_up, work
 from dpscope.launch.training.cells import TrainJob
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
@@ -37,7 +36,7 @@ def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> 
     parser.add_argument("--out", type=Path, required=True, help="the run folder")
     parser.add_argument("--cell", required=True, help="a cell of its train_manifest.json, such as ddp-d2-b16")
     parser.add_argument("--seed", type=int, required=True, help="one of its seeds")
-    parser.add_argument("--resume-from", type=Path, help="a checkpoint to begin from, unless it has one of its own")
+    parser.add_argument("--resume-from", type=Path, help="a checkpoint to begin from, unless the training has one")
     options = parser.parse_args(arguments)
     folder = TrainFolder(options.out)
     manifest = folder.manifest()
@@ -57,7 +56,7 @@ def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> 
     )
 
 
-def _train(job: TrainJob, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
+def _train(job: TrainJob, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
     # Only now: torch takes seconds to import, and a mistake in the arguments should not.
     with starting_up():
         from dpscope.launch.training.train import run_training

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpscope.launch.workload.nested import leaves, mapped
-from dpscope.profiling.instruments.named_ranges import named_range
+from dpscope.profiling.instruments.trace_recorder import named_range
 from dpscope.profiling.records.range_names import (
     GATHER,
     GRADIENT_REDUCE,

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dpscope.profiling.records.matrix import CommHook
-from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.run import Cell, ShardedUnit
 from dpscope.profiling.records.strategies import shard_groups, traits_of
-from dpscope.profiling.records.wrapped import ShardedUnit
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _REDUCED_IN: dict[CommHook, torch.dtype | None] = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}

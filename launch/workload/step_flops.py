@@ -1,7 +1,11 @@
-"""FLOPs of a training step, counted on torch's meta device: from shapes, without computing and without memory."""
+"""FLOPs of a training step, counted on torch's meta device: from shapes, without computing and without memory.
+
+And the rate at which a CPU multiplies matrices, measured: what a step's rate is compared with there.
+"""
 
 import copy
 import functools
+import time
 from typing import Any
 
 import torch
@@ -13,7 +17,7 @@ from dpscope.launch.workload.input_pipeline import random_batch
 from dpscope.launch.workload.nested import called, mapped
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.matrix import Amp
-from dpscope.profiling.records.run import Precision, StepFlops
+from dpscope.profiling.records.run import MatmulPeak, Precision, StepFlops
 
 _COUNTED = ("aten", "prim", "prims")  # namespaces of torch's operators, which the counter knows
 
@@ -88,3 +92,33 @@ def _precision(amp: Amp, backend: Any) -> Precision:
     except RuntimeError:  # torch >= 2.9, once a script has set `fp32_precision`
         tf32 = backend.fp32_precision == "tf32"
     return "tf32" if tf32 else "fp32"
+
+
+_SIDES = (256, 512, 1024, 2048, 4096)
+_LONG_PRODUCT_S = 5e-3  # larger matrices are not tried once a product takes so long
+_PRODUCTS = 5
+
+
+def matmul_peak(amp: Amp) -> MatmulPeak:
+    """The highest rate of square matrix products with this process's threads, in the dtype of its steps; a quarter of a second.
+
+    Each size counts by the fastest of _PRODUCTS after one untimed, 2 n^3 FLOPs each.
+    """
+    dtype = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
+    peak_tflops, best_side = 0.0, _SIDES[0]
+    for side in _SIDES:
+        first, second, product = (torch.full((side, side), 0.5, dtype=dtype) for _ in range(3))
+        torch.mm(first, second, out=product)
+        shortest_s = min(_product_s(first, second, product) for _ in range(_PRODUCTS))
+        tflops = 2 * side**3 / shortest_s / 1e12
+        if tflops > peak_tflops:
+            peak_tflops, best_side = tflops, side
+        if shortest_s > _LONG_PRODUCT_S:
+            break
+    return MatmulPeak(peak_tflops, best_side, str(dtype).removeprefix("torch."), torch.get_num_threads())
+
+
+def _product_s(first: torch.Tensor, second: torch.Tensor, product: torch.Tensor) -> float:
+    began_s = time.perf_counter()
+    torch.mm(first, second, out=product)
+    return time.perf_counter() - began_s

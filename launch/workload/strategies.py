@@ -20,13 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.sharding import block_names, replicated, shard_model
-from dpscope.profiling.instruments.named_ranges import named_range
+from dpscope.profiling.instruments.trace_recorder import named_range
 from dpscope.profiling.records.ddp_arguments import POWERSGD_LEAST_COMPRESSION, POWERSGD_RANK, ddp_arguments
 from dpscope.profiling.records.matrix import CommHook, CompileMode
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
-from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.run import Cell, CellOptions, Compilation
 from dpscope.profiling.records.strategies import CellStrategy
-from dpscope.profiling.records.wrapped import Compilation
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -51,7 +50,7 @@ def _compile_forward(module: nn.Module, mode: CompileMode) -> None:
 
 
 def _with_unique_code(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls a module's `forward`, with a code object of its own.
+    """A function with a unique code object that calls a module's `forward`.
 
     torch.compile caches by code object. Modules of one class share theirs: those after the eighth, and those after one that
     could not be captured, would run without being compiled.
@@ -148,7 +147,7 @@ def wrap(
     if devices < 2:
         raise DpscopeError(
             f"strategy {strategy} with {devices} device: nn.DataParallel does not replicate on one device, "
-            "so this would be a single-device run; ask for 2 devices or more"
+            "so this would be a single-device run; use 2 devices or more"
         )
     if strategy == "dp-host":
         return HostDataParallel(model, devices)

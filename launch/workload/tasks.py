@@ -48,9 +48,7 @@ def model_from_dictionary(name: str, made: Mapping[str, Any]) -> BuiltModel:
         if made.get(key) is not None and not callable(made[key]):
             raise DpscopeError(f"{function}: {key} is of type {type(made[key]).__name__}; give a function")
     if made.get("make_batch") is None and made.get("loss") is not None:
-        raise DpscopeError(
-            f"{function}: a loss of its own needs make_batch, which provides its targets; add make_batch"
-        )
+        raise DpscopeError(f"{function}: a custom loss needs make_batch, which provides its targets; add make_batch")
     shape, classes, tokens = (made.get(key) for key in ("input_shape", "classes", "tokens"))
     built = BuiltModel(
         model=made["module"],

@@ -17,8 +17,8 @@ from dpscope.launch.workload.models import AutocastModel
 from dpscope.launch.workload.nested import batch_size, called, mapped, moved
 from dpscope.launch.workload.sharding import is_composed, is_sharded, unreduced
 from dpscope.launch.workload.tasks import BuiltModel
-from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
+from dpscope.profiling.instruments.trace_recorder import named_range
 from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.range_names import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, OPTIMIZER
@@ -181,10 +181,7 @@ def _optimizer(model: nn.Module, settings: Optimizer, built: BuiltModel | None) 
     if built is not None and built.make_optimizer is not None:
         return built.make_optimizer(model.parameters(), settings.learning_rate)
     return torch.optim.SGD(
-        model.parameters(),
-        lr=settings.learning_rate,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
+        model.parameters(), lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
     )
 
 
