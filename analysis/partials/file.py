@@ -1,7 +1,7 @@
-"""One file of reduced ranks, *.dpscope: Parquet, a row a rank, `rank_rows.SCHEMA` and what each row was made from.
+"""A file of reduced ranks, *.dpscope: Parquet with a row per rank, `rank_rows.SCHEMA` and the origin of each row.
 
-Its metadata hold the schema's version and the traces that could not be read. Nothing in it is pickled: any reader of Parquet
-shows its tables, and no file makes this program run what it holds.
+Its metadata hold the version of the schema and the traces that could not be read. Nothing is pickled: any Parquet reader can
+show the tables, and reading a file never executes its content.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY
 
-PARTIAL_VERSION = 7  # raise it when a column is added, removed, or means something else
+PARTIAL_VERSION = 7  # increase it when a column is added, removed or redefined
 MADE_FROM = pa.schema(
     [
-        ("file", pa.string()),  # the trace's path where it was read
+        ("file", pa.string()),  # path of the trace when it was read
         ("size_bytes", pa.int64()),
         ("modified_ns", pa.int64()),
-        ("reader", pa.string()),  # the version of what read it
-        (READ_ON, pa.string()),  # the host that read it, where the trace lay on that host; else NA
+        ("reader", pa.string()),  # version of the code that read it
+        (READ_ON, pa.string()),  # host that read it, if the trace was on that host; else NA
         ("world_size", pa.int64()),
     ]
 )
@@ -43,14 +43,14 @@ class _Head(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Partial:
-    """What one file holds: `rows` are of PARTIAL_SCHEMA, less the columns that were not asked for."""
+    """The content of a file: `rows` have PARTIAL_SCHEMA without the columns that were not requested."""
 
     rows: pa.Table
     unread: tuple[Unread, ...] = ()
 
 
 def write_partial(partial: Partial, place: Path) -> None:
-    """Write a partial whole or not at all; raises DpscopeError where it cannot be written."""
+    """Write a partial atomically; raises DpscopeError if it cannot be written."""
     head = msgspec.json.encode(_Head(PARTIAL_VERSION, sorted(partial.unread))).decode()
     try:
         with atomic_path(place) as temporary:
@@ -60,7 +60,7 @@ def write_partial(partial: Partial, place: Path) -> None:
 
 
 def read_partial(path: Path, timelines: bool = True) -> Partial:
-    """A partial; raises DpscopeError for any other file, a damaged one, and one of another schema version."""
+    """Read a partial; raises DpscopeError for other or damaged files and for another schema version."""
     import pyarrow.parquet as pq
 
     columns = None if timelines else [name for name in PARTIAL_SCHEMA.names if name != TIMELINE]
@@ -81,7 +81,7 @@ def read_partial(path: Path, timelines: bool = True) -> Partial:
 
 
 def read_timelines(path: Path) -> pa.Table:
-    """The drawn steps of a partial's rows alone, column TIMELINE."""
+    """Read only column TIMELINE, the drawn steps of a partial's rows."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
@@ -89,7 +89,7 @@ def read_timelines(path: Path) -> pa.Table:
 
 
 def _head(path: Path, content: bytes | None) -> _Head:
-    """What its metadata say; raises DpscopeError unless it is a partial of this version."""
+    """The file's metadata; raises DpscopeError unless it is a partial of this version."""
     try:
         head = msgspec.json.decode(content or b"", type=_Head)
     except msgspec.MsgspecError as error:
@@ -108,4 +108,4 @@ def _head(path: Path, content: bytes | None) -> _Head:
 
 
 def _damaged(path: Path) -> DpscopeError:
-    return DpscopeError(f"{path} is not a complete partial of dpscope reduce; reduce its traces again, or leave it out")
+    return DpscopeError(f"{path} is not a complete partial of dpscope reduce; reduce its traces again, or omit it")

@@ -10,7 +10,7 @@ SUFFIX = ".dpscope"
 
 
 def find_partials(paths: Paths) -> list[Path]:
-    """Partials among the paths: files as named, folders searched for *.dpscope; none where there are only traces.
+    """The partials among the paths, with folders searched for *.dpscope; empty if there are only traces.
 
     Raises DpscopeError for a folder that cannot be read.
     """
@@ -28,14 +28,14 @@ def find_partials(paths: Paths) -> list[Path]:
 
 
 def _may_be_partial(file: Path) -> bool:
-    """TensorBoard's event files of dpscope end likewise."""
+    # dpscope's event files for TensorBoard have the same suffix.
     return file.is_file() and "tfevents" not in file.name and not file.name.startswith(".tmp-")
 
 
 def partials_among(paths: Paths) -> list[Path]:
-    """`find_partials`; raises DpscopeError where something else was named beside them."""
+    """`find_partials`, but raises DpscopeError if some paths are partials and others are not."""
     found = find_partials(paths)
     others = [path for path in as_paths(paths) if not any(file == path or path in file.parents for file in found)]
     if found and others:
-        raise DpscopeError(f"{found[0]} is a partial and {others[0]} is not: give only partials or only traces")
+        raise DpscopeError(f"{found[0]} is a partial and {others[0]} is not: pass only partials or only traces")
     return found

@@ -1,4 +1,4 @@
-"""Any number and tree of partials as one job: each trace once, in an order that depends on nothing but the ranks."""
+"""Any number of partials, however they were joined, as one job: each trace once, in an order that depends only on the ranks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,13 +25,13 @@ from dpscope.analysis.traces.ranks.trace_analysis import (
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
 
-_KEY = ("rank", "source", "file", "size_bytes", "modified_ns", "reader")  # what rows are sorted by
+_KEY = ("rank", "source", "file", "size_bytes", "modified_ns", "reader")  # sort order of rows
 
 
 def analyze_partials(paths: Paths) -> TraceAnalysis:
-    """What `analyze_traces` gives of the traces behind these partials, whatever their number, order and tree.
+    """The result of `analyze_traces` for the traces in these partials, regardless of their number, order and joining.
 
-    Raises DpscopeError where there are none, for one that cannot be read, and for partials of different jobs.
+    Raises DpscopeError if there are no partials, if one cannot be read, or if they belong to different jobs.
     """
     found = _Found(paths)
     jobs = found.jobs()
@@ -40,7 +40,7 @@ def analyze_partials(paths: Paths) -> TraceAnalysis:
 
 
 def analyze_partial_jobs(paths: Paths) -> JobAnalyses:
-    """The same of each job, by its name, as `analyze_jobs` has it; jobs are named by the folders of their partials."""
+    """The same for each job by name, as `analyze_jobs` does; jobs are named after the folders of their partials."""
     found = _Found(paths)
     jobs, unread = found.jobs(), found.unread()
     analyses = {}
@@ -51,39 +51,42 @@ def analyze_partial_jobs(paths: Paths) -> JobAnalyses:
 
 
 class _Found:
-    """All partials among the paths: `rows` as they were read, `owner` of each the index of its file, `chosen` each rank once."""
+    """All partials among the paths: `rows` as read, `owner` the index of each row's file, `chosen` one row per trace."""
 
     def __init__(self, paths: Paths) -> None:
         self.files = partials_among(paths)
         if not self.files:
             named = ", ".join(map(str, as_paths(paths)))
-            raise DpscopeError(f"{named} holds no partial (*{SUFFIX}); write some with dpscope reduce TRACES -o FOLDER")
+            raise DpscopeError(
+                f"{named} contains no partial (*{SUFFIX}); write one with dpscope reduce TRACES -o FOLDER"
+            )
         self._partials = [read_partial(file, timelines=False) for file in self.files]
         sizes = [one.rows.num_rows for one in self._partials]
         self.rows = pa.concat_tables([one.rows for one in self._partials])
         if not self.rows.num_rows:
-            raise DpscopeError(f"{self.files[0]} holds no rank: none of its traces could be read")
+            raise DpscopeError(f"{self.files[0]} contains no rank: none of its traces could be read")
         self.owner = np.repeat(np.arange(len(self.files)), sizes)
         self._first = np.cumsum([0, *sizes])
         self.chosen = _each_once(self.rows)
 
     def unread(self) -> list[Finding]:
-        """On each trace that no partial could read."""
+        """A finding for each trace that no partial could read."""
         return [not_read(one.message) for one in _unread(self._partials, self.rows)]
 
     def jobs(self) -> FoundJobs:
-        """The jobs of the rows `chosen`, by their places among these."""
+        """The jobs of the `chosen` rows, as indices into these."""
         chosen = self.rows.drop_columns([*TABLES, "findings"]).take(pa.array(self.chosen))
         places = [self.files[int(self.owner[index])] for index in self.chosen]
         return find_jobs([one.identity for one in summaries_of(chosen)], places)
 
     def analysis(self, jobs: FoundJobs, name: str, unread: Sequence[Finding]) -> TraceAnalysis:
-        """Of one job's rows."""
+        """The analysis of one job's rows."""
         files, owner, first = self.files, self.owner, self._first
         chosen = [self.chosen[place] for place in jobs.jobs[name]]
         ordered = self.rows.take(pa.array(chosen))
         if len(jobs.jobs) == 1:
-            self._partials, self.rows = [], ordered.slice(0, 0)  # half of all memory, at thousands of ranks
+            # Frees half of all memory at thousands of ranks.
+            self._partials, self.rows = [], self.rows.schema.empty_table()
 
         def timelines(indices: Sequence[int]) -> list[StepTimeline | None]:
             wanted = [(int(owner[chosen[index]]), chosen[index]) for index in indices]
@@ -91,17 +94,20 @@ class _Found:
             drawn = [read[one].slice(row - int(first[one]), 1) for one, row in wanted]
             return timelines_of(pa.concat_tables(drawn)) if drawn else []
 
-        return analyze_job(join_rows(ordered), [*unread, *jobs.of(name)], timelines)
+        job = join_rows(ordered)
+        del ordered  # its numbers are copied: a quarter of all memory
+        pa.default_memory_pool().release_unused()
+        return analyze_job(job, [*unread, *jobs.of(name)], timelines)
 
 
 def join_partials(partials: Sequence[Partial]) -> Partial:
-    """Several partials as one."""
+    """Join several partials into one."""
     rows = pa.concat_tables([one.rows for one in partials])
     return Partial(rows.take(pa.array(_each_once(rows), pa.int64())).combine_chunks(), _unread(partials, rows))
 
 
 def _each_once(rows: pa.Table) -> list[int]:
-    """Indices of rows by rank; of rows of one trace (name, size, time of change, rank) one, always the same."""
+    """Indices of rows by rank, with always the same one of the rows of one trace (name, size, modification time, rank)."""
     columns: list[list[Any]] = [rows.column(name).to_pylist() for name in _KEY]
     keys = list(zip(*columns, strict=True))
     order = sorted(range(len(keys)), key=lambda one: (keys[one][0] is None, keys[one][0] or 0, *keys[one][1:]))

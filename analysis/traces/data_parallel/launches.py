@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, FloatColumn, IntColumn
+from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind
+from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records import range_names as phases
 
 OTHER = "other"
@@ -49,27 +50,20 @@ class _Launches:
 
     def innermost(self, pattern: re.Pattern[str], *categories: Category) -> IntColumn:
         """The innermost operator or range of that name around each launch on its own thread, -1 for none."""
-        return innermost(self.events, self.launch, self.events.is_category(*categories) & self._named(pattern))
+        return innermost(
+            self.events, self.launch, self.events.is_category(*categories) & self.events.named(pattern.match)
+        )
 
     def inside(self, pattern: re.Pattern[str], *categories: Category) -> BoolColumn:
         return np.asarray(self.innermost(pattern, *categories) >= 0)
 
-    def _named(self, pattern: re.Pattern[str]) -> BoolColumn:
-        return self.events.has_name(np.array([bool(pattern.match(name)) for name in self.events.names], dtype=bool))
-
     def during(self, name: str) -> IntColumn:
         """The user range of that name (with or without a replica's index) during which each launch was, on any thread."""
-        wanted = np.array([phases.base_name(one) == name for one in self.events.names], dtype=bool)
-        ranges = np.flatnonzero(self.events.is_category(Category.USER_ANNOTATION) & self.events.has_name(wanted))
-        return self._latest_open(ranges)
-
-    def _latest_open(self, ranges: IntColumn) -> IntColumn:
-        if not len(ranges):
-            return np.full(len(self.rows), -1, dtype=np.int64)
+        named = self.events.named(lambda one: phases.base_name(one) == name)
+        ranges = np.flatnonzero(self.events.is_category(Category.USER_ANNOTATION) & named)
         ranges = ranges[np.argsort(self.events.start_us[ranges], kind="stable")]
-        index = np.searchsorted(self.events.start_us[ranges], self.times, side="right") - 1
-        row = ranges[np.maximum(index, 0)]
-        return np.where((index >= 0) & (self.times < self.events.end_us[row]), row, -1)
+        place = intervals.index_at(self.events.start_us[ranges], self.events.end_us[ranges], self.times)
+        return np.where(place >= 0, np.append(ranges, -1)[place], -1)
 
 
 def launch_phases(attribution: Attribution) -> LaunchPhases:
@@ -91,7 +85,7 @@ def kinds_by_phase(attribution: Attribution) -> dict[int, str]:
     """Which collective DataParallel's are by the phase they were launched in, by event row: it broadcasts and reduces.
 
     For kernels whose name names no collective, such as RCCL's; DataParallel calls NCCL outside of process groups, so that nothing
-    else records what it asked for.
+    else records which collective it is.
     """
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     if not len(rows):
@@ -108,7 +102,7 @@ def _rules(launches: _Launches, forward: "_Calls") -> list[tuple[str, BoolColumn
     backward |= launches.during(phases.BACKWARD) >= 0
     zeroing = launches.inside(_ZERO_GRAD, Category.USER_ANNOTATION)
     updating = launches.inside(_OPTIMIZER, Category.USER_ANNOTATION) | (launches.during(phases.OPTIMIZER) >= 0)
-    from_host = events.has_name(np.array([bool(_FROM_HOST.search(name)) for name in events.names], dtype=bool))
+    from_host = events.named(_FROM_HOST.search)
     call = forward.at(launches.times)
     on_caller = (call >= 0) & (launches.threads == np.append(forward.thread, -1)[call])  # there may be no call at all
     return [
@@ -137,12 +131,9 @@ def _rules(launches: _Launches, forward: "_Calls") -> list[tuple[str, BoolColumn
 def launches_after(launches: _Launches, pattern: re.Pattern[str]) -> BoolColumn:
     """Launches behind the end of the step's last range of that name."""
     events = launches.events
-    wanted = np.array([bool(pattern.match(name)) for name in events.names], dtype=bool)
-    ranges = np.flatnonzero(events.is_category(Category.USER_ANNOTATION) & events.has_name(wanted))
-    steps = np.flatnonzero(
-        events.is_category(Category.USER_ANNOTATION)
-        & events.has_name(np.array([name.startswith("ProfilerStep#") for name in events.names], dtype=bool))
-    )
+    annotations = events.is_category(Category.USER_ANNOTATION)
+    ranges = np.flatnonzero(annotations & events.named(pattern.match))
+    steps = np.flatnonzero(annotations & events.named(lambda name: name.startswith("ProfilerStep#")))
     step_starts = np.sort(events.start_us[steps])
     ends = np.sort(events.end_us[ranges])
     last_end = np.searchsorted(ends, launches.times, side="right") - 1
@@ -163,10 +154,7 @@ class _Calls:
 
     def at(self, times: FloatColumn) -> IntColumn:
         """The call each time lies in, -1 for none."""
-        if not len(self.start_us):
-            return np.full(len(times), -1, dtype=np.int64)
-        index = np.searchsorted(self.start_us, times, side="right") - 1
-        return np.where((index >= 0) & (times < self.end_us[np.maximum(index, 0)]), index, -1)
+        return intervals.index_at(self.start_us, self.end_us, times)
 
     def before(self, times: FloatColumn) -> BoolColumn:
         """Whether a call of the same step has ended before each time."""
@@ -182,8 +170,8 @@ def _forward_calls(attribution: Attribution) -> _Calls:
     """The `DataParallel.forward` ranges; without them, from the first to the last operator of a step's forward."""
     events = attribution.events
     steps = np.sort(attribution.steps.start_us)
-    named = np.array([name == "DataParallel.forward" for name in events.names], dtype=bool)
-    rows = np.flatnonzero(events.is_category(Category.USER_ANNOTATION, Category.CPU_OP) & events.has_name(named))
+    named = events.named(lambda name: name == "DataParallel.forward")
+    rows = np.flatnonzero(events.is_category(Category.USER_ANNOTATION, Category.CPU_OP) & named)
     if len(rows):
         rows = rows[np.argsort(events.start_us[rows], kind="stable")]
         return _Calls(events.start_us[rows], events.end_us[rows], events.thread[rows], steps)
@@ -199,12 +187,7 @@ def _forward_calls(attribution: Attribution) -> _Calls:
 
 def _forward_operators(events: EventTable) -> IntColumn:
     """Scatter, Broadcast and Gather of the forward pass, and dpscope's ranges around them: not those in a backward node."""
-    operator = np.array([bool(_FORWARD_OPERATOR.match(name)) for name in events.names], dtype=bool)
-    named = np.array([name in (phases.SCATTER, phases.REPLICATE, phases.GATHER) for name in events.names], dtype=bool)
-    node = np.array([bool(_BACKWARD_NODE.match(name)) for name in events.names], dtype=bool)
-    rows = np.flatnonzero(
-        (events.is_category(Category.CPU_OP) & events.has_name(operator))
-        | (events.is_category(Category.USER_ANNOTATION) & events.has_name(named))
-    )
-    within = innermost(events, rows, events.is_category(Category.CPU_OP) & events.has_name(node))
-    return rows[within < 0]
+    operators, annotations = events.is_category(Category.CPU_OP), events.is_category(Category.USER_ANNOTATION)
+    own_ranges = annotations & events.named((phases.SCATTER, phases.REPLICATE, phases.GATHER).__contains__)
+    rows = np.flatnonzero((operators & events.named(_FORWARD_OPERATOR.match)) | own_ranges)
+    return rows[innermost(events, rows, operators & events.named(_BACKWARD_NODE.match)) < 0]

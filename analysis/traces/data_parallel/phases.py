@@ -6,19 +6,20 @@ its own, and reduces gradients in the backward node of its broadcast. Source: to
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from dpscope.analysis.traces.data_parallel.exposed import device_exposed_us
-from dpscope.analysis.traces.data_parallel.host_phases import host_phase_rows
 from dpscope.analysis.traces.data_parallel.launches import OTHER, PHASES, LaunchPhases, kinds_by_phase, launch_phases
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, IntColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind
+from dpscope.analysis.traces.steps.cpu_compute import cpu_compute
+from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind
+from dpscope.analysis.traces.steps.intervals import Intervals
+from dpscope.profiling.records import range_names as phases
 
 
 def peer_copies(attribution: Attribution) -> Table:
@@ -71,7 +72,7 @@ def dp_phase_table(attribution: Attribution) -> Table:
     time in which any of them was in the phase, with `exposed_us`; bytes are NA.
     """
     if not attribution.on_device:
-        rows = list(host_phase_rows(attribution))
+        rows = list(_host_phase_rows(attribution))
     else:
         rows = list(_device_rows(attribution)) if is_data_parallel(attribution) else []
     return Table.from_records(rows, COLUMNS).assign(rank=attribution.trace.rank)
@@ -95,7 +96,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     events = attribution.events
     launches = launch_phases(attribution)
     own = np.flatnonzero(launches.phase >= 0)
-    exposed_us = device_exposed_us(attribution, launches.phase, PHASES)
+    exposed_us = _device_exposed_us(attribution, launches.phase, PHASES)
     keys = np.stack((attribution.step[own], events.device[own], launches.phase[own]), axis=1)
     places, inverse, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
     rows_of_place = np.split(own[np.argsort(inverse.ravel(), kind="stable")], np.cumsum(counts)[:-1])
@@ -109,7 +110,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "replica": None,
             "step": attribution.steps.numbers[step],
             "phase": name,
-            "time_us": intervals.length(intervals.union(events.start_us[rows], events.end_us[rows])),
+            "time_us": intervals.length(intervals.of_events(events, rows)),
             "exposed_us": exposed_us.get((step, device, phase)),  # unknown of a step without a window
             "copied_bytes": int(events.bytes[copies].sum()) if (events.bytes[copies] >= 0).all() else None,
             "collective_count": len(collectives),
@@ -138,7 +139,7 @@ def _collective_bytes(
 
 def phase_means(phases: Table) -> Table:
     """Means over whole steps: a row per (rank, device, replica), a column `{phase}_us` per phase, NaN where none."""
-    wanted = [name for name in PHASES if name != OTHER or (phases["phase"] == OTHER).any()]
+    wanted = [name for name in PHASES if name != OTHER or phases.words("phase").isin(OTHER).any()]
     of_rank, step = phases.group("rank"), phases.real("step")
     first, last = (found[of_rank.code] for found in (of_rank.least(step), of_rank.most(step)))
     partial = np.where(phases.known("device"), first, last)  # as in `step_table`
@@ -148,8 +149,136 @@ def phase_means(phases: Table) -> Table:
     places = used.group("rank", "device", "replica", in_order=True)
     table = used.take(places.first).select(("rank", "device", "replica"))
     for name in wanted:
-        own = used["phase"] == name
+        own = used.words("phase").isin(name)
         seen = np.bincount(places.code, weights=own, minlength=len(places)) > 0
         sums = places.sums(np.where(own, used["time_us"], 0.0))
         table = table.assign(**{f"{name}_us": np.where(seen, sums / max(steps, 1), np.nan)})
     return table
+
+
+_PhasePlace = tuple[int, int, int]  # step's index, device, phase's code
+
+
+def _exposed_parts(spans: Mapping[str, Intervals], compute: Intervals, start: float, end: float) -> dict[str, float]:
+    """Length of each phase's communication inside a window that neither compute nor an earlier phase covers."""
+    taken = intervals.clip(compute, start, end)
+    parts = {}
+    for name, own in spans.items():
+        exposed = intervals.difference(intervals.clip(own, start, end), taken)
+        parts[name] = intervals.length(exposed)
+        taken = intervals.merge(taken, exposed)
+    return parts
+
+
+def _device_exposed_us(attribution: Attribution, phase: np.ndarray, names: tuple[str, ...]) -> dict[_PhasePlace, float]:
+    """Exposed microseconds of every (step, device, phase); `phase` holds an index into `names` per event, -1 for none."""
+    events = attribution.events
+    starts, ends = attribution.windows.start_us, attribution.windows.end_us
+    launched = phase >= 0
+    communication = launched & attribution.rows(*COMMUNICATION_KINDS)
+    compute_rows = launched & attribution.rows(Kind.COMPUTE)
+    found: dict[_PhasePlace, float] = {}
+    for device in np.unique(events.device[launched]).tolist():
+        own = events.device == device
+        computed = compute_rows & own
+        compute = intervals.of_events(events, computed)
+        own_of_step = attribution.by_step(communication & own)
+        for step in np.flatnonzero(np.isfinite(ends)).tolist():
+            in_step = own_of_step[step]
+            spans = {}
+            for code, name in enumerate(names):
+                rows = in_step[phase[in_step] == code]
+                spans[name] = intervals.of_events(events, rows)
+            parts = _exposed_parts(spans, compute, float(starts[step]), float(ends[step]))
+            found |= {(step, device, names.index(name)): length_us for name, length_us in parts.items()}
+    return found
+
+
+_NAMES = {
+    phases.SCATTER: "scatter",
+    phases.REPLICATE: "replicate",
+    phases.PARALLEL_APPLY: "parallel_apply",
+    phases.GATHER: "gather",
+    phases.GRADIENT_REDUCE: "gradient_reduce",
+    phases.OPTIMIZER: "optimizer",
+    phases.HOST_TO_DEVICE: "host_to_device",
+}
+_BACKWARD = "loss_backward"
+_OF_STEP = (phases.FORWARD, phases.BACKWARD)
+
+
+def _host_phase_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
+    """Rows of `dp_phases` for a CPU timeline; none without a replica's ranges.
+
+    A replica's loss_backward is its scatter and its work in the backward pass. Without a replica it is what forward and
+    backward leave when the other phases are taken out.
+    """
+    events = attribution.events
+    if not any("#" in name and phases.base_name(name) in phases.DP_PHASES for name in events.names):
+        return
+    compute = cpu_compute(attribution)
+    annotations_of_step = attribution.by_step(events.is_category(Category.USER_ANNOTATION))
+    for step, annotations in enumerate(annotations_of_step):
+        named = list(_named(events, annotations))
+        by_place = _ranges(events, named)
+        passes = intervals.merge(*(by_place.pop((name, None), intervals.EMPTY) for name in _OF_STEP))
+        together: dict[str, Intervals] = {}
+        for (name, replica), spans in sorted(by_place.items(), key=lambda item: (item[0][1] or 0, item[0][0])):
+            together[name] = intervals.merge(together.get(name, intervals.EMPTY), spans)
+            if replica is not None:
+                yield _row(attribution, step, name, replica, spans)
+        taken = intervals.merge(*(spans for name, spans in together.items() if name != _BACKWARD))
+        together[_BACKWARD] = intervals.difference(passes, taken)
+        copies = [(row, name) for row, name in named if attribution.kind[row] == Kind.HOST_RANGE]
+        exposed_us = _exposed_us(attribution, step, copies, compute)
+        for name, spans in together.items():
+            yield _row(attribution, step, name, None, spans) | {"exposed_us": exposed_us.get(name, 0.0)}
+
+
+def _ranges(events: EventTable, named: list[tuple[int, str]]) -> dict[tuple[str, int | None], Intervals]:
+    """A step's ranges by (phase, replica); forward and backward under their own names."""
+    spans: dict[tuple[str, int | None], list[int]] = {}
+    for row, name in named:
+        _, _, index = events.names[events.name[row]].partition("#")
+        spans.setdefault((name, int(index) if index.isdigit() else None), []).append(row)
+    return {place: intervals.of_events(events, np.array(rows)) for place, rows in spans.items()}
+
+
+def _named(events: EventTable, annotations: IntColumn) -> Iterator[tuple[int, str]]:
+    """Those of a step's annotations that are of a phase, with its name: a replica's ranges in backward are loss_backward."""
+    bases = [phases.base_name(events.names[code]) for code in events.name[annotations].tolist()]
+    starts, ends = events.start_us[annotations], events.end_us[annotations]
+    backward = np.array([base == phases.BACKWARD for base in bases], dtype=bool)
+    for row, base, start in zip(annotations.tolist(), bases, starts.tolist(), strict=True):
+        if base not in _NAMES and base not in _OF_STEP:
+            continue
+        in_backward = ((starts[backward] <= start) & (start < ends[backward])).any()
+        is_replicas = base in (phases.SCATTER, phases.PARALLEL_APPLY)
+        yield row, _BACKWARD if is_replicas and in_backward else _NAMES.get(base, base)
+
+
+def _exposed_us(
+    attribution: Attribution, step: int, copies: list[tuple[int, str]], compute: Intervals
+) -> dict[str, float]:
+    """What of each phase's host copies no replica's compute hides, as `step_breakdown` counts it."""
+    events = attribution.events
+    spans: dict[str, Intervals] = {}
+    for row, name in copies:
+        own = intervals.spans(events, np.array([row]))
+        spans[name] = intervals.merge(spans.get(name, intervals.EMPTY), own)
+    start, end = float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step])
+    return _exposed_parts(spans, compute, start, end)
+
+
+def _row(attribution: Attribution, step: int, phase: str, replica: int | None, spans: Intervals) -> dict[str, object]:
+    return {
+        "device": None,
+        "replica": replica,
+        "step": attribution.steps.numbers[step],
+        "phase": phase,
+        "time_us": intervals.length(spans),
+        "exposed_us": None,
+        "copied_bytes": None,
+        "collective_count": 0,
+        "collective_bytes": None,
+    }

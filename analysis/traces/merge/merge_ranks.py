@@ -6,7 +6,7 @@ are read over the machine's cores, and memory holds the table of one rank and a 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,26 +15,111 @@ from typing import Any
 
 import numpy as np
 
-from dpscope.analysis.traces.merge.rank import RankFile, RankJob, read_rank, write_rank
-from dpscope.analysis.traces.merge.rewrite import RankPlacement
-from dpscope.analysis.traces.merge.tracks import collective_spans
-from dpscope.analysis.traces.merge.writing import is_compressed, merged_file, writing
+from dpscope.analysis.traces.merge.lanes import EventPlace, TrackScan
+from dpscope.analysis.traces.merge.names import RankTracks, RawEvent
+from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS, RankPlacement, RankRewriter
+from dpscope.analysis.traces.merge.tracks import Span, collective_spans, other_transfers, track_events
+from dpscope.analysis.traces.merge.writing import MergedPart, PartWriter, is_compressed, merged_file, writing
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.matching import match_windows
 from dpscope.analysis.traces.ranks.process_pool import over_cores
+from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity, named_collectives, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, require_one_job
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
+from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
+from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
-from dpscope.analysis.traces.reading.table import joined
+from dpscope.analysis.traces.reading.reader import read_events, read_traces
+from dpscope.analysis.traces.reading.table import Table, joined
+from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
-from dpscope.profiling.store.ownership import check_overwritable, is_own_trace
+from dpscope.profiling.store.ownership import check_overwritable, is_dpscope_trace
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """A rank's file after its first reading; `moved` are the events that need a separate lane."""
+
+    path: Path
+    trace: Trace  # without its events
+    collectives: Table
+    others: list[Span]
+    moved: dict[EventPlace, int]
+    first_us: float  # of all its events, in the table's time
+    identity: TraceIdentity
+
+    @property
+    def order(self) -> tuple[bool, int, str]:
+        """Ranks by number, then files of unknown ranks by name."""
+        rank = self.trace.rank
+        return rank is None, rank or 0, str(self.path)
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """What is to be written of a rank: its events after `place_us`, its added tracks, its names."""
+
+    path: Path
+    limits: ReadLimits
+    placement: RankPlacement
+    title: str
+    spans: list[Span]
+    part: Path
+    compressed: bool
+
+
+@dataclass(frozen=True)
+class WrittenRank:
+    """A rank's part, and how many of its events are in it and left out."""
+
+    part: MergedPart
+    events: int
+    left_out: int
+
+
+def read_rank(path: Path, limits: ReadLimits) -> RankFile:
+    """Read a rank's file for the first time; raises DpscopeError as `read_trace` does."""
+    scan = TrackScan()
+    traces = read_traces(path, limits, scan.add)
+    if len(traces) > 1:
+        raise DpscopeError(
+            f"{path} holds {counted(len(traces), 'rank')} already; merge the ranks' own files, or open it as it is"
+        )
+    trace = traces[0]
+    attribution = attribute(trace)
+    return RankFile(
+        path=path,
+        trace=replace(trace, events=TableBuilder().table()),
+        collectives=named_collectives(attribution),
+        others=other_transfers(attribution),
+        identity=trace_identity(attribution),
+        moved=scan.moved(),
+        first_us=scan.first_us - trace.zero_us if scan.first_us < float("inf") else 0.0,
+    )
+
+
+def write_rank(job: RankJob) -> WrittenRank:
+    """Read a rank's file again and write its part."""
+    tracks = RankTracks(job.placement.position)
+    rewriter = RankRewriter(job.placement, tracks)
+    with writing(job.part), open(job.part, "wb") as file:
+        part = PartWriter(job.part, file, job.compressed)
+
+        def use(decoded: DecodedChunk[RawEvent]) -> None:
+            part.write(rewriter.rewritten(decoded.events))
+            rewriter.left_out += decoded.skipped
+
+        read_events(job.path, job.limits, RAW_EVENTS, use)
+        part.write(track_events(job.spans, job.placement.place_us, tracks))
+        part.write(tracks.metadata(job.title))
+        return WrittenRank(part.close(), rewriter.kept, rewriter.left_out)
 
 
 @dataclass(frozen=True)
@@ -91,7 +176,7 @@ def _listed(names: Iterable[object]) -> str:
     return ", ".join(str(name) for name in names)
 
 
-_COUNTED_HERE = TraceCode.that_are("events_left_out")
+_COUNTED_HERE = TraceCode.with_trait("events_left_out")
 
 
 @dataclass(frozen=True)
@@ -108,7 +193,7 @@ class MergedRank:
 
 @dataclass(frozen=True)
 class MergedTrace:
-    """What was written: `path`, the ranks in order, and what there is to say about them."""
+    """What was written: `path`, the ranks in order, and findings about them."""
 
     path: Path
     ranks: tuple[MergedRank, ...]
@@ -176,7 +261,7 @@ def _check_output(output: Path, files: Sequence[Path]) -> None:
                 raise DpscopeError(
                     f"{output} is one of the traces to merge and is not overwritten; choose another place with -o"
                 )
-    check_overwritable(output, is_own_trace)
+    check_overwritable(output, is_dpscope_trace)
 
 
 def _titles(ranks: Sequence[RankFile]) -> list[str]:

@@ -103,14 +103,10 @@ class RankRewriter:
     def _put(self, event: RawEvent, start: float, duration: float | None) -> None:
         """Set process and thread; a flow goes where the event went that begins with it."""
         pid, tid = hashable(event.get("pid")), hashable(event.get("tid"))
-        lane = 0
-        if self._moved_starts:
-            lanes = self._placement.moved
-            lane = (
-                self._moved_starts.get((pid, tid, start), 0)
-                if duration is None
-                else lanes.get((pid, tid, start, duration), 0)
-            )
+        if duration is None:
+            lane = self._moved_starts.get((pid, tid, start), 0)
+        else:
+            lane = self._placement.moved.get((pid, tid, start, duration), 0)
         process, event["tid"] = self._tracks.thread(pid, tid, lane)
         event["pid"] = process.number
         if duration is not None:

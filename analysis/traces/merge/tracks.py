@@ -44,26 +44,20 @@ class Span:
 
 def other_transfers(attribution: Attribution) -> list[Span]:
     """What moves data between devices and is no collective: peer copies, and the ranges of dp-host's stand-ins."""
-    copies = np.flatnonzero(attribution.rows(Kind.PEER_COPY)).tolist()
-    ranges = np.flatnonzero(attribution.rows(Kind.HOST_RANGE)).tolist()
-    return [
-        *(_peer_copy(attribution.events, row) for row in copies),
-        *(_host_range(attribution.events, row) for row in ranges),
-    ]
+    events, found = attribution.events, []
+    for row in np.flatnonzero(attribution.rows(Kind.PEER_COPY)).tolist():
+        size, device = int(events.bytes[row]), int(events.device[row])
+        known: dict[str, object] = {"bytes": size} if size >= 0 else {}
+        name = f"peer copy {show_bytes(size)}" if known else "peer copy"
+        found.append(Span("peer copies", device, name, *_when(events, row), known))
+    for row in np.flatnonzero(attribution.rows(Kind.HOST_RANGE)).tolist():
+        name = events.names[events.name[row]].removeprefix(f"{PREFIX}dp_")
+        found.append(Span("host copies", None, name, *_when(events, row), {}))
+    return found
 
 
-def _peer_copy(events: EventTable, row: int) -> Span:
-    size = int(events.bytes[row])
-    known: dict[str, object] = {"bytes": size} if size >= 0 else {}
-    name = f"peer copy {show_bytes(size)}" if known else "peer copy"
-    return Span(
-        "peer copies", int(events.device[row]), name, float(events.start_us[row]), float(events.duration_us[row]), known
-    )
-
-
-def _host_range(events: EventTable, row: int) -> Span:
-    name = events.names[events.name[row]].removeprefix(f"{PREFIX}dp_")
-    return Span("host copies", None, name, float(events.start_us[row]), float(events.duration_us[row]), {})
+def _when(events: EventTable, row: int) -> tuple[float, float]:
+    return float(events.start_us[row]), float(events.duration_us[row])
 
 
 def collective_spans(matched: Table) -> Iterator[Span]:

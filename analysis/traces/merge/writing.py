@@ -20,7 +20,7 @@ from isal import isal_zlib
 from dpscope.analysis.traces.merge.names import RawEvent
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
-from dpscope.profiling.store.ownership import OWN_TRACE_HEAD
+from dpscope.profiling.store.ownership import DPSCOPE_TRACE_HEAD
 
 _SEPARATOR = b",\n  "
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time, system unknown
@@ -80,7 +80,7 @@ class MergedFile:
         self._has_events = False
         if compressed:
             file.write(_GZIP_HEADER)
-        self._text(OWN_TRACE_HEAD)
+        self._text(DPSCOPE_TRACE_HEAD)
 
     def append(self, part: MergedPart) -> None:
         """Add a part made with the same compression."""

@@ -3,15 +3,13 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpscope.analysis.stats.samples import Interval, student_t
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.reading.table import Groups, Table
 
 NO_OVERLAP = "no kernel ran while communication ran"
 NOTHING_FREE = (
@@ -73,7 +71,8 @@ def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
         keys, free = ("kernel_class",), alone.take(~alone.truths("overlapped"))
     classes = _free_classes(free, keys)
     place = overlapped.places_in(classes.first, keys)
-    matched = _Matched.of(overlapped, classes, place)
+    operators = overlapped.group("operator", in_order=True)
+    matched = _Matched.of(overlapped, operators.code, classes, place)
     compared = float(matched.overlap_us.sum()) / float(overlapped["overlap_us"].sum())
     if int(matched.kernels.sum()) < _FEWEST_KERNELS or compared < _LEAST_COMPARED:
         share = f"; comparable ones did for {compared:.0%} of the overlapped compute time" if compared else ""
@@ -82,7 +81,7 @@ def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
     every = _estimate(None, matched, freedom, compared)
     if every is None:
         return Contentions(None, reason="the kernels took longer next to communication than that communication lasted")
-    return Contentions(every, tuple(_of_operators(matched, overlapped, freedom)))
+    return Contentions(every, tuple(_of_operators(matched, overlapped, operators, freedom)))
 
 
 def with_contention(ledger: Ledger, found: Contentions) -> Ledger:
@@ -129,7 +128,7 @@ def _free_classes(free: Table, keys: Sequence[str]) -> _FreeClasses:
 class _Matched:
     """Overlapped kernels of classes that also ran free, a unit per row."""
 
-    operators: npt.NDArray[Any]
+    operator: IntColumn  # its number among all
     cluster: IntColumn  # places that ranks share
     kernels: IntColumn
     overlap_us: FloatColumn
@@ -139,14 +138,13 @@ class _Matched:
     classes: _FreeClasses
 
     @classmethod
-    def of(cls, overlapped: Table, classes: _FreeClasses, place: IntColumn) -> "_Matched":
+    def of(cls, overlapped: Table, operator: IntColumn, classes: _FreeClasses, place: IntColumn) -> "_Matched":
         """`place` is the class of each row among the free ones, -1 for none."""
         own, free = overlapped.take(place >= 0), place[place >= 0]
         cluster = own.group("kernel_class", "unit").code
         expected_us = own["count"] * classes.mean_us[free]
-        return cls(
-            own["operator"], cluster, own["count"], own["overlap_us"], own["time_us"], expected_us, free, classes
-        )
+        operator = operator[place >= 0]
+        return cls(operator, cluster, own["count"], own["overlap_us"], own["time_us"], expected_us, free, classes)
 
     def take(self, rows: BoolColumn) -> "_Matched":
         """The rows that are marked."""
@@ -154,12 +152,11 @@ class _Matched:
         return _Matched(**columns, classes=self.classes)
 
 
-def _of_operators(matched: _Matched, overlapped: Table, freedom: int) -> Iterator[Contention]:
-    operators = overlapped.group("operator", in_order=True)
-    totals = zip(overlapped["operator"][operators.first], operators.sums(overlapped["overlap_us"]), strict=True)
+def _of_operators(matched: _Matched, overlapped: Table, operators: Groups, freedom: int) -> Iterator[Contention]:
+    names, totals_us = overlapped.words("operator")[operators.first], operators.sums(overlapped["overlap_us"])
     found = []
-    for operator, total_us in totals:
-        own = matched.take(matched.operators == operator)
+    for code, (operator, total_us) in enumerate(zip(names.tolist(), totals_us, strict=True)):
+        own = matched.take(matched.operator == code)
         one = _estimate(operator, own, freedom, float(own.overlap_us.sum() / total_us)) if len(own.kernels) else None
         if one is not None:
             found.append(one)

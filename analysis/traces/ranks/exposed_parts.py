@@ -14,7 +14,8 @@ import numpy as np
 from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.stragglers import late_ranks, lost_once
 from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.table import UNKNOWN, Table, joined
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table, Words, joined
+from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -56,7 +57,7 @@ def why_not_split(
         return NotSplit(
             "copies between devices are no collectives", "look at the copies on the timeline (dpscope merge)"
         )
-    if set(collectives["kind"].tolist()) <= ROOTED:
+    if collectives.words("kind").isin(*ROOTED).all():
         return NotSplit("broadcasts and reduces do not make all ranks wait for each other", "no action needed")
     for finding in findings:
         if (reason := _REASONS.get(finding.code)) is not None:
@@ -90,7 +91,7 @@ def _sums_of_parts(parts: Table) -> Table:
     """`exposed_parts` as a row per (rank, device, step) with the columns EXPOSED; a part without time is 0."""
     steps = parts.group(*_KEYS)
     sums = {
-        column: steps.sums(np.where(parts["part"] == part, parts["time_us"], 0.0))
+        column: steps.sums(np.where(parts.words("part").isin(part), parts["time_us"], 0.0))
         for part, column in zip(PARTS, EXPOSED, strict=True)
     }
     return parts.take(steps.first).select(_KEYS).assign(**sums)
@@ -105,10 +106,8 @@ def with_waits(steps: Table, table: Table, parts: Table) -> Table:
     found = _with_columns(found, _sums_of_parts(parts), EXPOSED)
     known = found.known("exposed_us")
     split = bool(table.known("wait_us").any()) or not (found["exposed_us"] > 0).any()
-    for column in EXPOSED:
-        value = np.where(known, np.nan_to_num(found[column]), np.nan)
-        found = found.assign(**{column: value if split or column == "exposed_other_us" else None})
-    return found
+    values = {name: np.where(known, np.nan_to_num(found[name]), np.nan) for name in EXPOSED}
+    return found.assign(**(values if split else {**dict.fromkeys(EXPOSED), EXPOSED[-1]: values[EXPOSED[-1]]}))
 
 
 def _with_columns(steps: Table, others: Table, columns: tuple[str, ...]) -> Table:
@@ -126,9 +125,7 @@ def _waits(table: Table) -> Table:
 
 COLUMNS = ("rank", "device", "step", "part", "kind", "late_rank", "time_us")
 COPIES = "copy"  # the kind of exposed communication that is no collective: peer copies, dp-host's copies
-_MOST_ROWS = (
-    500_000  # of collectives and stretches that are cut at once, which bounds the memory for thousands of ranks
-)
+_MOST_ROWS = 500_000  # of collectives and stretches that are cut at once: bounds the memory for thousands of ranks
 
 
 def exposed_parts(table: Table, exposed: Table) -> Table:
@@ -166,30 +163,21 @@ def _by_ranks(collectives: Table, stretches: Table) -> Iterator[tuple[Table, Tab
 
 
 def _places(table: Table) -> Table:
-    """Devices run what any step launched in a window; on the CPU a step's communication is that of its own collectives."""
+    """A device runs in a window what any step launched; on the CPU, a step communicates through its own collectives alone."""
     own = table.select(("rank", "device", "step"))
     return own.assign(step=np.where(own.known("device"), UNKNOWN, own["step"]))
 
 
-class _Axis:
-    """One time axis on which every (rank, device), on the CPU every (rank, step), has a separate place."""
-
-    def __init__(self, collectives: Table, stretches: Table) -> None:
-        both = joined([_places(collectives), _places(stretches)])
-        code = both.group("rank", "device", "step").code
-        self._code = code[: len(collectives)], code[len(collectives) :]
-        starts = np.concatenate([collectives["start_us"], stretches["start_us"]])
-        ends = np.concatenate([_ends(collectives), stretches["end_us"]])
-        origin = np.full(int(code.max()) + 1, np.inf)
-        np.minimum.at(origin, code, starts)
-        span = float((ends - origin[code]).max()) + 1.0
-        self._moved = np.arange(len(origin)) * span - origin
-
-    def of_collectives(self, times: FloatColumn) -> FloatColumn:
-        return np.asarray(times + self._moved[self._code[0]], dtype=np.float64)
-
-    def of_stretches(self, times: FloatColumn) -> FloatColumn:
-        return np.asarray(times + self._moved[self._code[1]], dtype=np.float64)
+def _moves_us(collectives: Table, stretches: Table) -> tuple[FloatColumn, FloatColumn]:
+    """How far each row is moved, so that on one time axis every (rank, device), on the CPU every (rank, step), is apart."""
+    code = joined([_places(collectives), _places(stretches)]).group("rank", "device", "step").code
+    starts = np.concatenate([collectives["start_us"], stretches["start_us"]])
+    ends = np.concatenate([collectives["start_us"] + collectives["duration_us"], stretches["end_us"]])
+    origin = np.full(int(code.max()) + 1, np.inf)
+    np.minimum.at(origin, code, starts)
+    span = float((ends - origin[code]).max()) + 1.0
+    moves = (np.arange(len(origin)) * span - origin)[code]
+    return moves[: len(collectives)], moves[len(collectives) :]
 
 
 class _Pieces:
@@ -205,22 +193,15 @@ class _Pieces:
 
     def row_at(self, times: FloatColumn) -> IntColumn:
         """The row whose piece holds each time, -1 for none."""
-        if not len(self.starts):
-            return np.full(len(times), -1, dtype=np.int64)
-        place = np.maximum(np.searchsorted(self.starts, times, side="right") - 1, 0)
-        inside = (times >= self.starts[place]) & (times < self.ends[place])
-        return np.where(inside, self.rows[place], -1)
+        return np.append(self.rows, -1)[intervals.index_at(self.starts, self.ends, times)]
 
 
 def _cut(collectives: Table, stretches: Table) -> Table:
     """The stretches cut at every edge of a part: a row per piece, COLUMNS."""
-    axis = _Axis(collectives, stretches)
-    within = _Pieces(
-        axis.of_stretches(stretches["start_us"]),
-        axis.of_stretches(stretches["end_us"]),
-        np.arange(len(stretches)),
-    )
-    by_part = dict(zip(PARTS, _pieces_of_parts(axis, collectives), strict=True))
+    moves, stretch_moves = _moves_us(collectives, stretches)
+    starts, ends = (stretches[name] + stretch_moves for name in ("start_us", "end_us"))
+    within = _Pieces(starts, ends, np.arange(len(stretches)))
+    by_part = dict(zip(PARTS, _pieces_of_parts(collectives, moves), strict=True))
     pieces = [within, *by_part.values()]
     edges = np.unique(np.concatenate([times for one in pieces for times in (one.starts, one.ends)]))
     middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
@@ -232,13 +213,14 @@ def _cut(collectives: Table, stretches: Table) -> Table:
         found = by_part[name].row_at(middles)
         part, row = np.where(found >= 0, code, part), np.where(found >= 0, found, row)
     known, of_wait = row >= 0, part == PARTS.index("wait")
-    kinds, late = np.append(collectives["kind"], COPIES), np.append(collectives["late_rank"], UNKNOWN)
+    kinds = Words.joined([collectives.words("kind"), Words.of([COPIES])])
+    late = np.append(collectives["late_rank"], UNKNOWN)
     place = np.where(known, row, len(collectives))
     return (
-        stretches.take(stretch)
-        .select(("rank", "device", "step"))
+        stretches.select(_KEYS)
+        .take(stretch)
         .assign(
-            part=np.array(PARTS, dtype=object)[part],
+            part=Words.coded(part, PARTS),
             kind=kinds[place],
             late_rank=np.where(of_wait, late[place], UNKNOWN),
             time_us=lengths,
@@ -246,10 +228,10 @@ def _cut(collectives: Table, stretches: Table) -> Table:
     )
 
 
-def _pieces_of_parts(axis: _Axis, collectives: Table) -> tuple[_Pieces, _Pieces, _Pieces]:
+def _pieces_of_parts(collectives: Table, moves: FloatColumn) -> tuple[_Pieces, _Pieces, _Pieces]:
     """Where collectives transfer, where they wait, and where those are in flight that cannot be split."""
-    rows = np.arange(len(collectives))
-    starts, ends = axis.of_collectives(collectives["start_us"]), axis.of_collectives(_ends(collectives))
+    rows, starts = np.arange(len(collectives)), collectives["start_us"] + moves
+    ends = collectives["start_us"] + collectives["duration_us"] + moves
     split = collectives.known("wait_us")
     transfers, waits = (collectives[name][split] for name in ("transfer_us", "wait_us"))
     return (
@@ -257,7 +239,3 @@ def _pieces_of_parts(axis: _Axis, collectives: Table) -> tuple[_Pieces, _Pieces,
         _Pieces(starts[split], starts[split] + waits, rows[split]),
         _Pieces(starts[~split], ends[~split], rows[~split]),
     )
-
-
-def _ends(collectives: Table) -> FloatColumn:
-    return np.asarray(collectives["start_us"] + collectives["duration_us"])

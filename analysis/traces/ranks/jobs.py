@@ -44,11 +44,9 @@ def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path]) -> FoundJ
     single trace in a folder with a job of several, but not of that job, is left out with a finding.
     """
     kept, copies = _without_copies(traces)
-    parts = _split_all([kept], [
-        lambda part: _by_world_size(traces, part),
-        lambda part: _by_time(traces, part),
-        lambda part: _by_groups(traces, part),
-    ])  # fmt: skip
+    parts = _grouped(kept, lambda index: traces[index].world_size)
+    parts = [piece for part in parts for piece in _by_time(traces, part)]
+    parts = [piece for part in parts for piece in _by_groups(traces, part)]
     parts, apart = _with_unique_ranks(traces, places, parts)
     parts.sort(key=lambda part: (_start_ns(traces, part), part[0]))
     jobs, strays = _without_strays(places, parts)
@@ -70,7 +68,7 @@ def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path]) -> FoundJ
 def windows_of(traces: Sequence[TraceIdentity]) -> list[Indices]:
     """One job's traces by profiled window, in order of time: each process once in each; one window unless one is there twice."""
     everything = list(range(len(traces)))
-    if _ranks_are_unique(traces, everything):
+    if len({trace.rank for trace in traces}) == len(traces):
         return [everything]
     if all(trace.start_ns is not None for trace in traces):
         return _stretches_joined(traces, [[index] for index in everything], 0)
@@ -93,18 +91,8 @@ def _without_copies(traces: Sequence[TraceIdentity]) -> tuple[Indices, list[tupl
     return kept, copies
 
 
-def _split_all(parts: list[Indices], splits: Sequence[Callable[[Indices], Iterable[Indices]]]) -> list[Indices]:
-    for split in splits:
-        parts = [piece for part in parts for piece in split(part)]
-    return parts
-
-
-def _by_world_size(traces: Sequence[TraceIdentity], part: Indices) -> list[Indices]:
-    """By recorded world size; traces that record none go with the others where there is one size, else stand by themselves."""
-    return _grouped(part, lambda index: traces[index].world_size)
-
-
 def _grouped(part: Indices, key: Callable[[int], object]) -> list[Indices]:
+    """By a recorded value; traces that record none go with the others where there is one value, else by themselves."""
     by_key: dict[object, Indices] = defaultdict(list)
     for index in part:
         by_key[key(index)].append(index)
@@ -146,11 +134,11 @@ class _OneGroups:
 
 def _by_time(traces: Sequence[TraceIdentity], part: Indices) -> list[Indices]:
     """By times that overlap, host by host; hosts that each have one stretch of time are one job's, however far their clocks."""
-    dated = [index for index in part if traces[index].start_ns is not None]
     undated = [index for index in part if traces[index].start_ns is None]
     by_host: dict[str | None, Indices] = defaultdict(list)
-    for index in dated:
-        by_host[traces[index].host].append(index)
+    for index in part:
+        if traces[index].start_ns is not None:
+            by_host[traces[index].host].append(index)
     stretches: list[Indices] = []
     for own in by_host.values():
         on_one_clock = _stretches_joined(traces, [[index] for index in own], _ONE_CLOCK_NS)
@@ -159,9 +147,7 @@ def _by_time(traces: Sequence[TraceIdentity], part: Indices) -> list[Indices]:
         limit = _TWO_CLOCKS_NS if len(stretches) == len(by_host) else _ONE_CLOCK_NS
         stretches = _stretches_joined(traces, stretches, limit)
     if undated:
-        if len(stretches) > 1:
-            return [*stretches, undated]
-        return [part]
+        return [*stretches, undated] if len(stretches) > 1 else [part]
     return stretches
 
 
@@ -178,10 +164,10 @@ def _stretches_joined(traces: Sequence[TraceIdentity], parts: list[Indices], lim
     for (start_ns, end_ns), part in sorted((_span_ns(traces, part), part) for part in parts):
         if found and start_ns - last_ns <= limit_ns:
             found[-1] = found[-1] + part
+            last_ns = max(last_ns, end_ns)
         else:
             found.append(list(part))
             last_ns = end_ns
-        last_ns = max(last_ns, end_ns)
     return [sorted(one) for one in found]
 
 
@@ -229,8 +215,7 @@ def _with_unique_ranks(
     for split in splits:
         parts = [one for part in parts for one in ([part] if _is_one_job(traces, part) else split(part))]
     apart = [part for part in parts if not _is_one_job(traces, part)]
-    single = [[index] for part in apart for index in part]
-    return [part for part in parts if _is_one_job(traces, part)] + single, apart
+    return [part for part in parts if part not in apart] + [[index] for part in apart for index in part], apart
 
 
 def _is_one_job(traces: Sequence[TraceIdentity], part: Indices) -> bool:
@@ -244,10 +229,6 @@ def _is_one_job(traces: Sequence[TraceIdentity], part: Indices) -> bool:
 def _are_windows(traces: Sequence[TraceIdentity], own: Indices) -> bool:
     ordered = sorted(own, key=lambda index: (traces[index].start_ns or 0, traces[index].first_step or 0))
     return all(_are_later_windows(traces, [one], [other]) for one, other in pairwise(ordered))
-
-
-def _ranks_are_unique(traces: Sequence[TraceIdentity], part: Indices) -> bool:
-    return all(count == 1 for count in Counter(traces[index].rank for index in part).values())
 
 
 def _by_folder(traces: Sequence[TraceIdentity], places: Sequence[Path], part: Indices) -> list[Indices]:

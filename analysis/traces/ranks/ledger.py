@@ -154,10 +154,11 @@ def _mean(windows: Table, column: str) -> float | None:
 
 def _by(parts: Table, part: str, label: str, windows: int) -> dict[Any, float]:
     """Per step by the values of a column, largest first."""
-    own = parts.take(parts["part"] == part) if len(parts) else parts
+    own = parts.take(parts.words("part").isin(part)) if len(parts) else parts
     if not len(own):
         return {}
     labels = own.group(label, in_order=True)
     time_us = labels.sums(own["time_us"]) / windows
     order = np.argsort(-time_us, kind="stable")
-    return dict(zip(own[label][labels.first[order]].tolist(), time_us[order].tolist(), strict=True))
+    names = [row[label] for row in own.take(labels.first[order]).records((label,))]
+    return dict(zip(names, time_us[order].tolist(), strict=True))

@@ -7,16 +7,14 @@ others wait, so the shortest duration is the closest to the transfer itself (an 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.traces.ranks.step_numbers import number_steps_alike
+from dpscope.analysis.traces.ranks.step_findings import number_steps_alike
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin, of_several_groups
-from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table, joined
+from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table, Words, joined
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -48,17 +46,17 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
         return MatchedCollectives(table.assign(**dict.fromkeys(MATCHED_COLUMNS)), 0, ())
     job_steps, numbering = number_steps_alike(table)
     groups = _same_collective(table.assign(group=_group(table), step=job_steps))
-    code, size = groups.code, table["group_size"]
+    code, size, kind = groups.code, table["group_size"], table.words("kind")
     present = groups.different(table["rank"])
-    same_kind = (groups.different(table["kind"]) <= 1)[code]
+    same_kind = (groups.different(kind) <= 1)[code]
     same_size = (groups.different(table["bytes"]) <= 1)[code]
     one_each = (groups.sizes == present)[code]
-    sound = same_kind & (same_size | (table["kind"] == _VARIABLE_SIZE)) & one_each
+    sound = same_kind & (same_size | kind.isin(_VARIABLE_SIZE)) & one_each
     enough = (present[code] <= size) & (present[code] >= ENOUGH_RANKS * size)
     whole = enough & sound & (size > 1)
     apart = of_several_groups(table, np.where(whole, code, UNKNOWN), origins)
     whole &= ~apart
-    matched = whole & ~np.isin(table["kind"], list(ROOTED)) & table.known("kind")
+    matched = whole & ~kind.isin(*ROOTED) & table.known("kind")
     shortest = groups.least(table["duration_us"])[code]
     transfer_us = np.where(matched, shortest, np.nan)
     largest = groups.most(table.real("bytes"))[code]
@@ -72,11 +70,12 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
     )
     table = table.assign(busbw_gb_per_s=table["algbw_gb_per_s"] * _bus_factors(table))
     several = len(np.unique(table["rank"])) > 1
-    to_match = several & (table["group_size"] != 1) & ~np.isin(table["kind"], list(_POINT_TO_POINT))
+    to_match = several & (table["group_size"] != 1) & ~kind.isin(*_POINT_TO_POINT)
     unmatched = int((to_match & ~whole & ~apart).sum())
     disagree = int((to_match & ~sound).sum())
-    findings = numbering + _findings(unmatched, disagree, table) + _unknown_groups(int(apart.sum()), len(table))
-    return MatchedCollectives(table, unmatched + int(apart.sum()), tuple(findings))
+    of_unknown_groups = int(apart.sum())
+    findings = (*numbering, *_findings(unmatched, disagree, of_unknown_groups, table))
+    return MatchedCollectives(table, unmatched + of_unknown_groups, findings)
 
 
 def without_waits(matched: MatchedCollectives) -> MatchedCollectives:
@@ -109,14 +108,14 @@ def match_windows(
     return MatchedCollectives(table, sum(part.unmatched for part in parts), tuple(findings))
 
 
-def _group(table: Table) -> npt.NDArray[Any]:
+def _group(table: Table) -> Words:
     """A group by its name and its ranks, where they are recorded: groups made by splitting share one name."""
     if "group_ranks" not in table:
-        return table["group"]
+        return table.words("group")
     pairs = table.group("group", "group_ranks")
-    both = list(zip(table["group"][pairs.first], table["group_ranks"][pairs.first], strict=True))
-    names = [None if pair == (None, None) else f"{pair[0] or ''}{pair[1] or ''}" for pair in both]
-    return np.array([*names, None], dtype=object)[pairs.code]
+    rows = table.take(pairs.first).records(("group", "group_ranks"))
+    known = [[part for part in row.values() if part is not None] for row in rows]
+    return Words.coded(pairs.code, ["".join(parts) if parts else None for parts in known])
 
 
 def _same_collective(table: Table) -> Groups:
@@ -127,33 +126,25 @@ def _same_collective(table: Table) -> Groups:
     with gloo, whose works may begin out of order, that among works of the same kind and size.
     """
     numbered = table.known("sequence")
-    direct = np.isin(table["kind"], list(_POINT_TO_POINT))
+    direct = table.words("kind").isin(*_POINT_TO_POINT)
     repetition = table.assign(direct=direct).group("rank", "group", "sequence", "direct").places
     queued = ~table.known("device") & ~numbered
     return Groups.by(
         [
-            table["group"],
+            table.words("group"),
             np.where(numbered, UNKNOWN, table["step"]),
             np.where(numbered, table["sequence"], aligned_order(table)),
             np.where(numbered, 1 + repetition + len(table) * direct, 0),
-            _where(queued, table["kind"]),
+            table.words("kind").where(queued),
             np.where(queued, table["bytes"], UNKNOWN),
         ],
         len(table),
     )
 
 
-def _where(rows: BoolColumn, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The words of the marked rows, None for the others."""
-    kept = np.full(len(words), None, dtype=object)
-    kept[rows] = words[rows]
-    return kept
-
-
 def _bus_factors(table: Table) -> FloatColumn:
-    moved_as = table["kind"]
-    if "moved_as" in table:
-        moved_as = np.where(table.known("moved_as"), table["moved_as"], table["kind"])
+    kind = table.words("kind")
+    moved_as = table.words("moved_as").where(table.known("moved_as"), kind) if "moved_as" in table else kind
     keys = table.assign(kind=moved_as)
     groups = keys.group("kind", "group_size")
     factors = [
@@ -168,34 +159,21 @@ def _gb_per_s(size_bytes: FloatColumn, time_us: FloatColumn) -> FloatColumn:
     return np.asarray(np.divide(size_bytes, time_us * 1e3, out=np.full(len(time_us), np.nan), where=time_us > 0))
 
 
-def _findings(unmatched: int, disagree: int, table: Table) -> list[Finding]:
-    findings = []
+def _findings(unmatched: int, disagree: int, apart: int, table: Table) -> Iterator[Finding]:
+    collectives = counted(len(table), "collective")
     if unmatched:
-        findings.append(
-            TraceCode.COLLECTIVES_UNMATCHED.finding(
-                message=f"no counterpart on every rank of the group: {unmatched} of {counted(len(table), 'collective')}"
-                + (f" ({disagree} by kind or size)" if disagree else "")
-                + ": no transfer and no wait is given for them",
-                next_step=None if _lacks_ranks(table) else "trace the same steps on every rank",
-            )
+        lacks_ranks = (table["group_size"] > len(np.unique(table["rank"]))).any()  # than were read
+        yield TraceCode.COLLECTIVES_UNMATCHED.finding(
+            message=f"no counterpart on every rank of the group: {unmatched} of {collectives}"
+            + (f" ({disagree} by kind or size)" if disagree else "")
+            + ": no transfer and no wait is given for them",
+            next_step=None if lacks_ranks else "trace the same steps on every rank",
         )
-    return findings
-
-
-def _lacks_ranks(table: Table) -> bool:
-    """Whether a group has more ranks than were read."""
-    return bool((table["group_size"] > len(np.unique(table["rank"]))).any())
-
-
-def _unknown_groups(apart: int, count: int) -> list[Finding]:
-    if not apart:
-        return []
-    return [
-        TraceCode.GROUPS_UNKNOWN.finding(
-            f"no process group is named by {apart} of {counted(count, 'collective')}, and end times do not show that all ranks "
+    if apart:
+        yield TraceCode.GROUPS_UNKNOWN.finding(
+            f"no process group is named by {apart} of {collectives}, and end times do not show that all ranks "
             "took part (they may belong to several groups, or to hosts whose clocks differ): they have no transfer and no wait"
         )
-    ]
 
 
 _ANY = -1  # agrees with anything
@@ -212,7 +190,7 @@ def order_in_step(table: Table) -> IntColumn:
     on_device = table.known("device")
     own = table.assign(
         on_device=on_device,
-        kind=_where(~on_device, table["kind"]),
+        kind=table.words("kind").where(~on_device),
         bytes=np.where(on_device, UNKNOWN, table["bytes"]),
     )
     return own.group("rank", "group", "step", "on_device", "kind", "bytes").places
@@ -251,7 +229,7 @@ def _are_alike(ordered: Table) -> bool:
 def _series(own: Table, by_rank: list[IntColumn]) -> Iterator[tuple[IntColumn, IntColumn]]:
     """Kinds and sizes of each rank's collectives in order, as numbers; _ANY where they are not known."""
     kinds = np.where(own.known("kind"), own.group("kind").code, _ANY)
-    sizes = np.where(own.known("bytes") & (own["kind"] != _VARIABLE_SIZE), own["bytes"], _ANY)
+    sizes = np.where(own.known("bytes") & ~own.words("kind").isin(_VARIABLE_SIZE), own["bytes"], _ANY)
     for rows in by_rank:
         yield kinds[rows], sizes[rows]
 

@@ -1,4 +1,4 @@
-"""Many trace files at once, over the machine's cores or anybody's `concurrent.futures.Executor`."""
+"""Many trace files at once, over the machine's cores or any `concurrent.futures.Executor`."""
 
 import multiprocessing
 import os
@@ -113,9 +113,7 @@ def _submitted(files: Sequence[Path], limits: ReadLimits, executor: Executor) ->
     futures: list[Any] = [executor.submit(read_file, file, limits) for file in files]
     places = {future: place for place, future in enumerate(futures)}
     own = all(isinstance(future, Future) for future in futures)
-    for future in (
-        as_completed(futures) if own else futures
-    ):  # submitit's jobs are no futures: each is waited for in turn
+    for future in as_completed(futures) if own else futures:  # submitit's jobs are no futures: waited for in turn
         yield places[future], _result(files[places[future]], future, own)
 
 

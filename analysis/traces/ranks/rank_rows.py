@@ -4,7 +4,7 @@ A row is one process's trace: what it shows of itself, its small tables as lists
 another, so that rows of any number of files are joined by putting them together, in whatever order and tree.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +26,7 @@ from dpscope.analysis.traces.ranks.rank_tables import (
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.timeline_bytes import timeline_bytes, timeline_of
 from dpscope.analysis.traces.reading.event_table import IntColumn
-from dpscope.analysis.traces.reading.table import UNKNOWN, Column, Kind, Table, is_known, kind_of
+from dpscope.analysis.traces.reading.table import UNKNOWN, Column, Kind, Table, Words, is_known, kind_of
 from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.profiling.records.finding import Finding
 
@@ -89,6 +89,7 @@ class _Evidence:
     parallelism: ParallelismEvidence
     reduction_ends_us: dict[int | None, list[float]]
     identity: TraceIdentity  # source, rank and host are columns
+    device_name: str | None = None
 
 
 def to_rows(ranks: Sequence[RankTables]) -> pa.Table:
@@ -101,7 +102,7 @@ def _row(one: RankTables) -> pa.RecordBatch:
     summary = one.summary
     identity = replace(summary.identity, source="", rank=None, host=None)
     evidence = msgspec.to_builtins(
-        _Evidence(summary.range_counts, summary.parallelism, summary.reduction_ends_us, identity)
+        _Evidence(summary.range_counts, summary.parallelism, summary.reduction_ends_us, identity, summary.device_name)
     )
     evidence["parallelism"]["asked_kinds"].sort()  # a set has another order in every process
     columns: dict[str, pa.Array] = {name: pa.array([getattr(summary, name)], kind) for name, kind in _OWN.items()}
@@ -109,12 +110,18 @@ def _row(one: RankTables) -> pa.RecordBatch:
     columns["findings"] = pa.array([msgspec.to_builtins(one.findings)], SCHEMA.field("findings").type)
     for name, schema in _TABLE_SCHEMAS.items():
         table: Table = getattr(one, name)
-        cells = [pa.array(table[field.name], field.type, mask=~is_known(table[field.name])) for field in schema]
+        cells = [_cells(table.column(field.name), field.type) for field in schema]
         rows = pa.StructArray.from_arrays(cells, fields=list(schema))
         offsets = pa.array([0, len(rows)], pa.int32())
         columns[name] = pa.ListArray.from_arrays(offsets, rows, type=SCHEMA.field(name).type)
     columns[TIMELINE] = pa.array([timeline_bytes(one.timeline)], pa.binary())
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def _cells(column: Column, kind: pa.DataType) -> pa.Array:
+    if isinstance(column, Words):
+        return pa.array(column.tolist(), kind)
+    return pa.array(column, kind, mask=~is_known(column))
 
 
 def join_rows(rows: pa.Table) -> JobTables:
@@ -123,7 +130,7 @@ def join_rows(rows: pa.Table) -> JobTables:
     return JobTables(
         **{name: table for name, (table, _) in tables.items()},
         summaries=summaries_of(rows),
-        findings=tuple(finding for found in _findings_of(rows) for finding in found),
+        findings=tuple(msgspec.convert(one, Finding) for found in rows["findings"].to_pylist() for one in found),
         collective_owner=tables["collectives"][1],
     )
 
@@ -156,11 +163,10 @@ def _table_of(rows: pa.Table, name: str) -> tuple[Table, IntColumn]:
 
 
 def _column(values: pa.Array, kind: Kind) -> Column:
-    if kind == "word":  # each different word once, however many rows have it
+    if kind == "word":
         coded = values.dictionary_encode()
-        words = np.array([*coded.dictionary.to_pylist(), None], dtype=object)
-        column: Column = words[coded.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)]
-        return column
+        words = [*coded.dictionary.to_pylist(), None]
+        return Words.coded(coded.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False), words)
     if kind == "real":
         return np.asarray(values.fill_null(np.nan).to_numpy(zero_copy_only=False))
     return np.asarray(values.cast(pa.int64()).fill_null(UNKNOWN).to_numpy(zero_copy_only=False))
@@ -180,15 +186,10 @@ def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
             reduction_ends_us=found.reduction_ends_us,
             identity=replace(found.identity, source=values[0], rank=values[1], host=values[2]),
             read_on=host,
+            device_name=found.device_name,
         )
         for values, found, host in zip(zip(*own, strict=True), evidence, read_on, strict=True)
     )
-
-
-def _findings_of(rows: pa.Table) -> Iterator[tuple[Finding, ...]]:
-    """The findings of each row."""
-    for found in rows.column("findings").to_pylist():
-        yield tuple(msgspec.convert(one, Finding) for one in found)
 
 
 def timelines_of(rows: pa.Table) -> list[StepTimeline | None]:

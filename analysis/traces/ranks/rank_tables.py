@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from dpscope.analysis.traces.steps.findings import attribution_findings, communi
 from dpscope.analysis.traces.steps.kernel_times import kernel_times
 from dpscope.profiling.records.finding import Finding
 
+_KEPT_FILES, _KEPT_BYTES = 32, 256 << 10  # of compressed traces: those of short runs
 _SINCE_1970_NS = 10**18  # smaller times count from another moment, such as the host's start, and are not compared
 
 Group = tuple[str, tuple[int, ...]]
@@ -84,48 +86,46 @@ class TraceSummary:
     on_device: bool
     range_counts: dict[str, dict[int | None, int]]  # dpscope's own ranges: name -> step -> how many
     parallelism: ParallelismEvidence
-    communication_shown: bool = (
-        True  # False: it must have communicated, or computed on devices, and nothing of it is there
-    )
-    reduction_ends_us: dict[int | None, list[float]] = field(
-        default_factory=dict
-    )  # step -> when DDP had copied the last gradient out of its bucket, each time that it reduced
+    # False: it must have communicated, or computed on devices, and nothing of it is there.
+    communication_shown: bool = True
+    # Step -> when DDP had copied the last gradient out of its bucket, each time that it reduced.
+    reduction_ends_us: dict[int | None, list[float]] = field(default_factory=dict)
     zero_ns: int = 0  # the trace's clock, as in `Trace`
     host: str | None = None
     read_on: str | None = None  # the host that reduced the trace where it lay
     cut_short: bool = False  # the trace's file ends too early, or cannot be read to its end
+    device_name: str | None = None  # of the first device that the trace lists
     identity: TraceIdentity = field(default_factory=lambda: TraceIdentity(""))
 
 
 @dataclass(frozen=True)
-class RankTables:
-    """One rank's tables, each as the function of its name gives it."""
+class Tables:
+    """Keyed by (rank, device, step), in the order of ranks; unknown values are missing."""
 
-    steps: Table
-    collectives: Table
-    dp_phases: Table
+    steps: Table  # step_table
+    collectives: Table  # collective_table of a rank, match_tables of a job
+    dp_phases: Table  # dp_phase_table; empty for a job that is none of `nn.DataParallel`
     exposed: Table  # exposed_stretches
     copies: Table  # peer_copies
     kernels: Table  # kernel_times
+
+
+TABLES = tuple(one.name for one in fields(Tables))
+
+
+@dataclass(frozen=True)
+class RankTables(Tables):
+    """What one trace shows."""
+
     summary: TraceSummary
     findings: tuple[Finding, ...]
     timeline: StepTimeline | None = None  # one whole step to draw
 
 
-TABLES = ("steps", "collectives", "dp_phases", "exposed", "copies", "kernels")
-"""The tables of RankTables and JobTables."""
-
-
 @dataclass(frozen=True)
-class JobTables:
+class JobTables(Tables):
     """Every rank's tables one below the other, by rank; `summaries` are in the same order."""
 
-    steps: Table
-    collectives: Table
-    dp_phases: Table
-    exposed: Table
-    copies: Table
-    kernels: Table
     summaries: tuple[TraceSummary, ...]
     findings: tuple[Finding, ...]
     collective_owner: IntColumn  # the summary that each collective is of
@@ -149,7 +149,30 @@ def join_ranks(ranks: Sequence[RankTables]) -> JobTables:
 
 def read_rank_tables(path: Path, limits: ReadLimits) -> list[RankTables]:
     """The tables of every rank in a file; raises DpscopeError as `read_traces` does."""
-    return [rank_tables(trace) for trace in read_traces(path, limits)]
+    return [_rank_tables(one) for one in read_attributed(path, limits)]
+
+
+def read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
+    """The traces of every rank in a file with their events attributed; raises DpscopeError as `read_traces` does.
+
+    Those of small files are kept in this process: a replay needs the same traces after their tables have been made.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return _read_attributed(path, limits)
+    if status.st_size > _KEPT_BYTES:
+        return _read_attributed(path, limits)
+    return _kept_attributed(path, limits, (status.st_size, status.st_mtime_ns))
+
+
+def _read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
+    return [attribute(trace) for trace in read_traces(path, limits)]
+
+
+@lru_cache(maxsize=_KEPT_FILES)
+def _kept_attributed(path: Path, limits: ReadLimits, written: tuple[int, int]) -> Sequence[Attribution]:
+    return _read_attributed(path, limits)
 
 
 def named_collectives(attribution: Attribution) -> Table:
@@ -159,7 +182,10 @@ def named_collectives(attribution: Attribution) -> Table:
 
 def rank_tables(trace: Trace) -> RankTables:
     """The tables of one trace."""
-    attribution = attribute(trace)
+    return _rank_tables(attribute(trace))
+
+
+def _rank_tables(attribution: Attribution) -> RankTables:
     return RankTables(
         steps=step_table(attribution),
         collectives=named_collectives(attribution),
@@ -168,7 +194,7 @@ def rank_tables(trace: Trace) -> RankTables:
         copies=peer_copies(attribution),
         kernels=kernel_times(attribution),
         summary=_summary(attribution),
-        findings=(*trace.findings, *attribution_findings(attribution)),
+        findings=(*attribution.trace.findings, *attribution_findings(attribution)),
         timeline=timeline_of(timeline_bytes(step_timeline(attribution))),  # to the nanosecond, as it is stored
     )
 
@@ -185,6 +211,7 @@ def _summary(attribution: Attribution) -> TraceSummary:
         zero_ns=attribution.trace.zero_ns,
         host=attribution.trace.host,
         cut_short=attribution.trace.cut_short,
+        device_name=next(iter(attribution.trace.device_names), None),
         identity=trace_identity(attribution),
     )
 

@@ -27,18 +27,12 @@ def waits_by_pair(table: Table) -> Table:
         late_rank=first["late_rank"],
         waiting_rank=first["rank"],
         collectives=pairs.sizes,
-        steps=_different_steps(waiting, pairs.code, len(pairs)),
+        steps=pairs.different(waiting.group("job_step").code),
         wait_us=wait_us,
         wait_per_step_us=wait_us / max(steps, 1),
         share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
     )
     return found.take(np.argsort(-wait_us, kind="stable"))
-
-
-def _different_steps(waiting: Table, code: IntColumn, count: int) -> IntColumn:
-    steps = waiting.group("job_step").code
-    pairs = np.unique(np.stack((code, steps)), axis=1)
-    return np.bincount(pairs[0], minlength=count)
 
 
 def late_ranks(table: Table) -> IntColumn:
@@ -92,10 +86,10 @@ def _waiting(table: Table) -> tuple[Table, int]:
     of a collective give its step.
     """
     known = table.take(table.known("wait_us") & table.known("match"))
-    matches, numbers = known.group("match"), known["step"]
-    lowest = np.full(len(matches), np.iinfo(np.int64).max)
-    np.minimum.at(lowest, matches.code, np.where(numbers == UNKNOWN, np.iinfo(np.int64).max, numbers))
-    lowest = np.where(lowest == np.iinfo(np.int64).max, UNKNOWN, lowest)
+    matches, none = known.group("match"), np.iinfo(np.int64).max
+    lowest = np.full(len(matches), none)
+    np.minimum.at(lowest, matches.code, np.where(known.known("step"), known["step"], none))
+    lowest = np.where(lowest == none, UNKNOWN, lowest)
     waiting = known.assign(late_rank=late_ranks(known), job_step=lowest[matches.code])
     waited = (waiting["late_rank"] != waiting["rank"]) & (waiting["wait_us"] > 0)
     return waiting.take(waited), len(waiting.group("job_step"))

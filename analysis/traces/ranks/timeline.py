@@ -112,7 +112,12 @@ def step_timeline(attribution: Attribution) -> StepTimeline | None:
     """The middle whole step of a trace, or the middle one of those without a recorded start; None for a trace without steps."""
     if not len(attribution.events):
         return None
-    starts, ends, whole = _device_windows(attribution) if attribution.on_device else _cpu_windows(attribution)
+    events, steps, windows = attribution.events, attribution.steps, attribution.windows
+    if attribution.on_device:
+        starts, ends, whole = windows.start_us, windows.end_us, windows.whole
+    else:
+        starts, ends = np.maximum(steps.start_us, events.start_us.min()), np.minimum(steps.end_us, events.end_us.max())
+        whole = np.ones(len(steps), dtype=bool)
     known = np.isfinite(starts) & np.isfinite(ends) & (ends > starts)
     candidates = np.flatnonzero(whole & known if (whole & known).any() else known)
     if not len(candidates):
@@ -143,18 +148,6 @@ def thinned(spans: Intervals, most: int) -> tuple[Intervals, float]:
     return np.stack((spans[opens, 0], spans[closes, 1]), axis=1), closed_us
 
 
-def _device_windows(attribution: Attribution) -> tuple[np.ndarray, np.ndarray, BoolColumn]:
-    windows = attribution.windows
-    return windows.start_us, windows.end_us, windows.whole
-
-
-def _cpu_windows(attribution: Attribution) -> tuple[np.ndarray, np.ndarray, BoolColumn]:
-    events, steps = attribution.events, attribution.steps
-    starts = np.maximum(steps.start_us, events.start_us.min())
-    ends = np.minimum(steps.end_us, events.end_us.max())
-    return starts, ends, np.ones(len(steps), dtype=bool)
-
-
 def _device_timelines(attribution: Attribution, index: int, window: tuple[float, float]) -> Iterator[DeviceTimeline]:
     events = attribution.events
     launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
@@ -167,8 +160,8 @@ def _device_timelines(attribution: Attribution, index: int, window: tuple[float,
         in_phase = () if by_phase is None else tuple(_launched_in(events, by_phase, own, window))
         yield _timeline(
             int(device),
-            _union(events, compute),
-            _union(events, own & attribution.rows(*COMMUNICATION_KINDS)),
+            intervals.of_events(events, compute),
+            intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS)),
             window,
             named=_longest(events, np.flatnonzero(_within(events, compute, window)), MOST_NAMED),
             copies=_longest(events, peers, MOST_COPIES),
@@ -185,7 +178,7 @@ def _cpu_timeline(attribution: Attribution, index: int, window: tuple[float, flo
     yield _timeline(
         None,
         cpu_compute(attribution),
-        _union(events, communication),
+        intervals.of_events(events, communication),
         window,
         named=_longest(events, _outermost(events, operators), MOST_NAMED),
         dp_phases=tuple(_replica_ranges(events, in_step)),
@@ -239,10 +232,6 @@ def _spans(rows: Intervals) -> Spans:
     return tuple((start, end) for start, end in rows.tolist())
 
 
-def _union(events: EventTable, rows: BoolColumn) -> Intervals:
-    return intervals.union(events.start_us[rows], events.end_us[rows])
-
-
 def _within(events: EventTable, rows: BoolColumn, window: tuple[float, float]) -> BoolColumn:
     return rows & (events.start_us < window[1]) & (events.end_us > window[0])
 
@@ -280,7 +269,9 @@ def _launched_in(
 ) -> Iterator[Mark]:
     """DataParallel's phases on a device: where the work launched in each of them ran."""
     for code, name in enumerate(PHASES):
-        spans, _ = thinned(intervals.clip(_union(events, own & (by_phase == code)), *window), MOST_PHASE_MARKS)
+        spans, _ = thinned(
+            intervals.clip(intervals.of_events(events, own & (by_phase == code)), *window), MOST_PHASE_MARKS
+        )
         for start, end in spans.tolist():
             yield Mark(start, end, name)
 

@@ -12,12 +12,19 @@ from dpscope.analysis.traces.ranks.contention import Contentions, contentions, w
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit, exposed_parts, why_not_split, with_waits
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
-from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_windows, without_waits
+from dpscope.analysis.traces.ranks.matching import match_windows, without_waits
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
-from dpscope.analysis.traces.ranks.rank_tables import JobTables, RankTables, TraceSummary, in_rank_order, join_ranks
-from dpscope.analysis.traces.ranks.step_findings import idle_findings, uneven_steps
-from dpscope.analysis.traces.ranks.step_numbers import step_times_apart
+from dpscope.analysis.traces.ranks.rank_tables import (
+    TABLES,
+    JobTables,
+    RankTables,
+    Tables,
+    TraceSummary,
+    in_rank_order,
+    join_ranks,
+)
+from dpscope.analysis.traces.ranks.step_findings import idle_findings, step_times_apart, uneven_steps
 from dpscope.analysis.traces.ranks.stragglers import waits_by_pair
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, StepTimeline, drawn_ranks
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
@@ -38,19 +45,8 @@ _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
 
 
 @dataclass(frozen=True)
-class TraceTables:
-    """The tables of all ranks of a job, in the order of ranks, keyed by (rank, device, step); unknown values are missing.
-
-    `steps`: `step_table`; `collectives`: `match_tables`; `dp_phases`: empty for a job that is none of `nn.DataParallel`;
-    `exposed`: `exposed_stretches`; `copies`: `peer_copies`; `kernels`: `kernel_times`.
-    """
-
-    steps: Table
-    collectives: Table
-    dp_phases: Table
-    exposed: Table
-    copies: Table
-    kernels: Table
+class TraceTables(Tables):
+    """The tables of all ranks of a job, and what follows from them."""
 
     @cached_property
     def steps_with_waits(self) -> Table:
@@ -246,8 +242,7 @@ def _of_job(ranks: Sequence[RankTables], found: FoundJobs, name: str, findings: 
 
 
 def _in_order(ranks: Sequence[RankTables]) -> list[RankTables]:
-    summaries = [one.summary for one in ranks]
-    order = in_rank_order([one.rank for one in summaries], [one.source for one in summaries])
+    order = in_rank_order([one.summary.rank for one in ranks], [one.summary.source for one in ranks])
     return [ranks[place] for place in order]
 
 
@@ -265,8 +260,7 @@ def analyze_job(
     tables, many = analysis.tables, len(analysis.summaries) > MOST_TO_DRAW
     ranks = [one.rank for one in analysis.summaries]
     chosen = drawn_ranks(ranks, tables.steps_with_waits, tables.waits_caused) if many else range(len(ranks))
-    drawn = timelines(chosen)
-    return replace(analysis, timelines=tuple(one for one in drawn if one is not None))
+    return replace(analysis, timelines=tuple(one for one in timelines(chosen) if one is not None))
 
 
 def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
@@ -288,29 +282,17 @@ def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
 
 def _analysis(job: JobTables, findings: Sequence[Finding]) -> TraceAnalysis:
     """The ranks' collectives matched; without findings of the job."""
-    matched = _match(job)
+    windows = windows_of([one.identity for one in job.summaries])  # a process may have been traced several times
+    origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in job.summaries]
+    matched = match_windows(job.collectives, job.collective_owner, windows, origins)
     if step_times_apart(whole_steps(job.steps)):
         matched = without_waits(matched)
     return TraceAnalysis(
-        tables=TraceTables(
-            steps=job.steps,
-            collectives=matched.table,
-            dp_phases=job.dp_phases,
-            exposed=job.exposed,
-            copies=job.copies,
-            kernels=job.kernels,
-        ),
+        tables=TraceTables(**{name: getattr(job, name) for name in TABLES} | {"collectives": matched.table}),
         summaries=job.summaries,
         file_findings=(*findings, *job.findings, *matched.findings),
         job_findings=(),
     )
-
-
-def _match(job: JobTables) -> MatchedCollectives:
-    """The ranks' collectives matched, window by window where the processes were traced several times."""
-    windows = windows_of([one.identity for one in job.summaries])
-    origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in job.summaries]
-    return match_windows(job.collectives, job.collective_owner, windows, origins)
 
 
 def _job_findings(found: TraceAnalysis) -> tuple[Finding, ...]:

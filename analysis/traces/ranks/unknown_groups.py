@@ -43,7 +43,7 @@ def of_several_groups(table: Table, match: IntColumn, origins: Sequence[RankOrig
     unknown &= table["group_size"] >= SMALLEST_DIVISIBLE
     if "group_ranks" in table:
         unknown &= ~table.known("group_ranks")
-    rows = np.flatnonzero(unknown & ~np.isin(table["kind"], list(ROOTED)) & table.known("kind"))
+    rows = np.flatnonzero(unknown & ~table.words("kind").isin(*ROOTED) & table.known("kind"))
     if not len(rows):
         return np.zeros(len(table), dtype=bool)
     _, collective = np.unique(match[rows], return_inverse=True)

@@ -31,11 +31,7 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_ARRAY = re.compile(rb"\s{0,4096}\[")  # Chrome's other form
 _KINETO_CUT = b"\n  },"
 _ANY_CUT = re.compile(rb'\}\s*,\s*(?=\{\s*")')  # a quote within a string would be escaped
-_WINDOWS = (
-    1 << 12,
-    1 << 16,
-    1 << 40,
-)  # bytes at a chunk's end in which its last event is looked for, one after another
+_WINDOWS = (1 << 12, 1 << 16, 1 << 40)  # bytes at a chunk's end in which its last event is looked for, in turn
 _LONGEST_CUT = 4096  # bytes; one with more blanks is found when the text behind it is
 _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.){1,64}")')
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -92,7 +88,10 @@ def open_trace(path: Path, max_bytes: int, report: ReportFinding) -> TraceText:
     while len(buffer) < 4096 and (block := next(blocks, b"")):
         buffer += block
     text.kineto_layout = re.match(rb"\s*\n  \{", buffer) is not None
-    text.chunks = _chunks(bytes(buffer), blocks, text, lambda: report(_without_events(path)))
+    unread = (
+        f"{path} holds more than {_MOST_LET_GO * EVENT_BYTES >> 20} MiB in which no event ends; the rest was not read"
+    )
+    text.chunks = _chunks(bytes(buffer), blocks, text, lambda: report(TraceCode.EVENTS_UNREADABLE.finding(unread)))
     return text
 
 
@@ -195,11 +194,8 @@ def _limited(blocks: Iterator[bytes], path: Path, max_bytes: int, report: Report
     for block in blocks:
         if total + len(block) > max_bytes:
             yield block[: max_bytes - total]
-            report(
-                TraceCode.TRACE_TOO_LARGE.finding(
-                    message=f"{path} expands to more than {max_bytes} bytes; the rest was not read"
-                )
-            )
+            text = f"{path} expands to more than {max_bytes} bytes; the rest was not read"
+            report(TraceCode.TRACE_TOO_LARGE.finding(text))
             return
         total += len(block)
         yield block
@@ -213,14 +209,10 @@ def _blocks(path: Path, text: TraceText, report: ReportFinding) -> Iterator[byte
             magic = file.read(2)
             file.seek(0)
             text.compressed = magic == _GZIP_MAGIC
-            yield from _inflated(file, path, text, report) if text.compressed else _plain(file)
+            plain = iter(lambda: file.read(BLOCK_BYTES), b"")
+            yield from _inflated(file, path, text, report) if text.compressed else plain
     except OSError as error:
         raise DpscopeError(f"{unreadable(path, error)}; check the name and its permissions") from error
-
-
-def _plain(file: IO[bytes]) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
-        yield block
 
 
 def _inflated(file: IO[bytes], path: Path, whole: TraceText, report: ReportFinding) -> Iterator[bytes]:
@@ -254,12 +246,6 @@ def _inflated(file: IO[bytes], path: Path, whole: TraceText, report: ReportFindi
                 whole.damaged = True
                 report(_gzip_damage(path, "is cut short"))
                 return
-
-
-def _without_events(path: Path) -> Finding:
-    return TraceCode.EVENTS_UNREADABLE.finding(
-        f"{path} holds more than {_MOST_LET_GO * EVENT_BYTES >> 20} MiB in which no event ends; the rest was not read"
-    )
 
 
 def _gzip_damage(path: Path, what: str, code: TraceCode = TraceCode.GZIP_DAMAGED) -> Finding:

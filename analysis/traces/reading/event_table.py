@@ -1,7 +1,7 @@
 """The event table: one row per trace event that matters here, as numpy columns."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
@@ -84,9 +84,9 @@ class EventTable:
         """Rows of any of these categories."""
         return is_among(self.category, categories)
 
-    def has_name(self, predicate_of_names: BoolColumn) -> BoolColumn:
-        """Rows whose name is one of those marked; `predicate_of_names` has one entry per entry of `names`."""
-        return predicate_of_names[self.name]
+    def named(self, matches: Callable[[str], object]) -> BoolColumn:
+        """Rows whose name matches; each different name is tried once."""
+        return np.array([bool(matches(name)) for name in self.names], dtype=np.bool_)[self.name]
 
     def select(self, mask: BoolColumn) -> "EventTable":
         """The rows that `mask` marks, in order."""

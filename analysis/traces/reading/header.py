@@ -12,7 +12,6 @@ import msgspec
 from dpscope.analysis.traces.reading.chunks import ReportFinding, TraceText
 from dpscope.analysis.traces.reading.event_table import ProcessGroup
 from dpscope.analysis.traces.reading.json_events import ordinal
-from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _FILE_NAME_RANK = (
@@ -47,14 +46,15 @@ class Header:
 def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
     """The header of a trace whose events have been read; the rank from the file's name if it has none."""
     fields = _fields(text, path, report)
-    distributed = _value(fields.info)
+    distributed, base = _value(fields.info), _value(fields.base)
     info: dict[str, Any] = distributed if isinstance(distributed, dict) else {}
 
     def number(what: str, value: object, least: int = 0) -> int | None:
         found = ordinal(value)
         if value is None or (found is not None and found >= least):
             return found
-        report(_no_number(path, what, value))
+        text = f"the {what} of {path} is {str(value)[:40]!r}, which cannot be: it is taken as unknown"
+        report(TraceCode.HEADER_UNREADABLE.finding(text))
         return None
 
     rank = number("rank", info.get("rank"))
@@ -65,7 +65,7 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
         host=_text(_value(fields.host)),
         device_names=_device_names(_value(fields.devices)),
         process_groups=tuple(_process_groups(info.get("pg_config"))),
-        base_ns=_base_ns(_value(fields.base)),
+        base_ns=base if isinstance(base, int) and 0 <= base < 2**63 else 0,  # a float is too coarse since 1970
     )
 
 
@@ -79,12 +79,6 @@ def _process_groups(listed: object) -> Iterator[ProcessGroup]:
             yield ProcessGroup(name, _text(entry.get("pg_desc")), tuple(ranks))
 
 
-def _no_number(path: Path, what: str, value: object) -> Finding:
-    return TraceCode.HEADER_UNREADABLE.finding(
-        f"the {what} of {path} is {str(value)[:40]!r}, which cannot be: it is taken as unknown"
-    )
-
-
 def _fields(text: TraceText, path: Path, report: ReportFinding) -> _Fields:
     if text.is_array:
         return _Fields()
@@ -94,37 +88,26 @@ def _fields(text: TraceText, path: Path, report: ReportFinding) -> _Fields:
             return msgspec.json.decode(whole, type=_Fields)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
-        value = _lenient(whole)
+        value = _value(whole)
         if isinstance(value, dict):
             names = zip(_Fields.__struct_fields__, _Fields.__struct_encode_fields__, strict=True)
             return _Fields(
                 **{name: msgspec.Raw(json.dumps(value[key]).encode()) for name, key in names if key in value}
             )
-    report(
-        TraceCode.HEADER_UNREADABLE.finding(
-            message=f"the header of {path} is not readable: rank and world size are unknown"
-        )
-    )
+    text_of_finding = f"the header of {path} is not readable: rank and world size are unknown"
+    report(TraceCode.HEADER_UNREADABLE.finding(text_of_finding))
     return _Fields()
 
 
-def _value(raw: msgspec.Raw) -> object:
-    return _lenient(bytes(raw))
-
-
-def _lenient(text: bytes) -> object:
+def _value(raw: bytes | msgspec.Raw) -> object:
     """JSON that need not be strict; None for what is none, or too long."""
+    text = bytes(raw)
     if not text or len(text) > _MOST_LENIENT:
         return None
     try:
         return json.loads(text.decode("utf-8", errors="replace"), strict=False)
     except (ValueError, RecursionError):
         return None
-
-
-def _base_ns(value: object) -> int:
-    """Whole and exact: a float is too coarse for nanoseconds since 1970."""
-    return value if isinstance(value, int) and 0 <= value < 2**63 else 0
 
 
 def _text(value: object) -> str | None:

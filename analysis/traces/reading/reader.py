@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -119,16 +119,34 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
         base_us = builder.base_us if builder.base_us is not None else reading.subtracted_us
         ranks = [FusedRank(reading.header.rank, events, base_us + offset_us)]
     reading.findings += _damage_findings(path, reading, builder.rows, builder.lost)
+    several = len(ranks) > 1
     traces = []
-    for index, rank in enumerate(ranks):
-        events, duplicates = without_duplicates(rank.events, path)
-        own = reading.findings if index == 0 else []
-        source = str(path) if len(ranks) == 1 else f"{path} (rank {rank.rank})"
-        zero_us = rank.base_us - reading.subtracted_us
-        process_id = builder.process_id if len(ranks) == 1 else None
-        trace = _trace(source, rank.rank, reading, events, zero_us, (*own, *duplicates), builder.unread)
-        traces.append(replace(trace, process_id=process_id))
+    for rank in ranks:
+        traces.append(_trace(path, rank, several, builder, reading))
+        reading.findings = []  # of the file: with its first rank
     return traces
+
+
+def _trace(path: Path, rank: FusedRank, several: bool, builder: TableBuilder, reading: "Reading") -> Trace:
+    events, duplicates = without_duplicates(rank.events, path)
+    header = reading.header
+    return Trace(
+        source=f"{path} (rank {rank.rank})" if several else str(path),
+        rank=rank.rank,
+        world_size=header.world_size,
+        backend=header.backend,
+        process_groups=header.process_groups,
+        host=header.host,
+        device_names=header.device_names,
+        events=events,
+        has_accelerator=bool(builder.unread) or _shows_device(events),
+        zero_ns=header.base_ns + 1000 * rank.base_us,
+        zero_us=rank.base_us - reading.subtracted_us,
+        findings=(*reading.findings, *duplicates),
+        cut_short=reading.damaged or not reading.ended,
+        unread=tuple(sorted(builder.unread.items())),
+        process_id=None if several else builder.process_id,
+    )
 
 
 @dataclass
@@ -157,7 +175,8 @@ def read_events(
         if ended:  # a tail longer than a chunk
             text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
             if len(text.tail) > TAIL_BYTES:
-                findings.append(_long_tail(path))
+                tail = f"{path} goes on for more than {TAIL_BYTES >> 20} MiB behind its events; the rest was not read"
+                findings.append(TraceCode.HEADER_UNREADABLE.finding(tail))
                 break
             continue
         decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, goes_on, unread_bytes > _HOPELESS_BYTES)
@@ -195,49 +214,13 @@ def _to_the_end(text: TraceText) -> Iterator[tuple[bytearray, bool]]:
         yield bytearray(b"[" + text.unfinished + b"]"), False
 
 
-def _trace(
-    source: str,
-    rank: int | None,
-    reading: Reading,
-    events: EventTable,
-    zero_us: int,
-    findings: tuple[Finding, ...],
-    unread: Counter[str],
-) -> Trace:
-    header = reading.header
-    return Trace(
-        source=source,
-        rank=rank,
-        world_size=header.world_size,
-        backend=header.backend,
-        process_groups=header.process_groups,
-        host=header.host,
-        device_names=header.device_names,
-        events=events,
-        has_accelerator=bool(unread) or _shows_device(events),
-        zero_ns=header.base_ns + 1000 * (reading.subtracted_us + zero_us),
-        zero_us=zero_us,
-        findings=findings,
-        cut_short=reading.damaged or not reading.ended,
-        unread=tuple(sorted(unread.items())),
-    )
-
-
-def _long_tail(path: Path) -> Finding:
-    return TraceCode.HEADER_UNREADABLE.finding(
-        f"{path} goes on for more than {TAIL_BYTES >> 20} MiB behind its events; the rest was not read"
-    )
-
-
 # The profiler itself calls CUDA's and HIP's runtime (to synchronise, to query devices) even if only the CPU works.
 _LAUNCHES_NOTHING = re.compile(r"^(?:cuda|cu|hip)(?!.*(?:Launch|Memcpy|Memset))", re.IGNORECASE)
 
 
 def launching_calls(events: EventTable) -> BoolColumn:
     """Calls of a device's runtime that give it work."""
-    launches = np.array([not _LAUNCHES_NOTHING.match(name) for name in events.names], dtype=bool)
-    calls = events.is_category(Category.RUNTIME)
-    return calls & events.has_name(launches) if len(events) else calls
+    return events.is_category(Category.RUNTIME) & ~events.named(_LAUNCHES_NOTHING.match)
 
 
 def _shows_device(events: EventTable) -> bool:
@@ -248,36 +231,20 @@ def _shows_device(events: EventTable) -> bool:
 
 
 def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss]) -> list[Finding]:
-    found: list[tuple[TraceCode, str]] = []
-    if reading.skipped:
-        found.append(
-            (
-                TraceCode.EVENTS_UNREADABLE,
-                f"{counted(reading.skipped, 'event')} of {path} could not be read as JSON; left out",
-            )
-        )
-    if repaired := reading.repaired + lost["shapes"]:
-        message = f"text that is not strict JSON in {counted(repaired, 'event')} of {path}; the times could be read"
-        found.append((TraceCode.EVENTS_REPAIRED, message))
-    if not reading.ended and not rows:
-        found.append((TraceCode.TRACE_TRUNCATED, f"{path} ends before its first whole event"))
-    elif not reading.ended:
-        found.append((TraceCode.TRACE_TRUNCATED, f"{path} ends before its events do; the {rows} read are whole"))
-    if lost["without_time"]:
-        found.append(
-            (TraceCode.EVENTS_WITHOUT_TIME, f"no usable time in {counted(lost['without_time'], 'event')} of {path}")
-        )
-    if lost["device"]:
-        message = f"no device is named in {counted(lost['device'], 'device event')} of {path}, shown as device -1"
-        found.append((TraceCode.DEVICES_UNKNOWN, message))
-    if lost["negative"]:
-        found.append(
-            (
-                TraceCode.NEGATIVE_DURATIONS,
-                f"an end before its start in {counted(lost['negative'], 'event')} of {path}; left out",
-            )
-        )
-    return [code.finding(message) for code, message in found]
+    repaired = reading.repaired + lost["shapes"]
+    end = f"its events do; the {rows} read are whole" if rows else "its first whole event"
+    timeless, negative = counted(lost["without_time"], "event"), counted(lost["negative"], "event")
+    nowhere, unreadable = counted(lost["device"], "device event"), counted(reading.skipped, "event")
+    text = f"text that is not strict JSON in {counted(repaired, 'event')} of {path}; the times could be read"
+    found = (
+        (reading.skipped, TraceCode.EVENTS_UNREADABLE, f"{unreadable} of {path} could not be read as JSON; left out"),
+        (repaired, TraceCode.EVENTS_REPAIRED, text),
+        (not reading.ended, TraceCode.TRACE_TRUNCATED, f"{path} ends before {end}"),
+        (lost["without_time"], TraceCode.EVENTS_WITHOUT_TIME, f"no usable time in {timeless} of {path}"),
+        (lost["device"], TraceCode.DEVICES_UNKNOWN, f"no device is named in {nowhere} of {path}, shown as device -1"),
+        (lost["negative"], TraceCode.NEGATIVE_DURATIONS, f"an end before its start in {negative} of {path}; left out"),
+    )
+    return [code.finding(message) for is_so, code, message in found if is_so]
 
 
 _COLUMNS = ("start_us", "duration_us", "category", "name", "device", "thread", "correlation")

@@ -14,16 +14,17 @@ from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn,
 if TYPE_CHECKING:
     import pandas as pd
 
-Column: TypeAlias = npt.NDArray[Any]
+Numbers: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = IntColumn | BoolColumn
 Kind = Literal["word", "truth", "real", "whole"]
 
 UNKNOWN = int(np.iinfo(np.int64).min)
-"""Stands for a missing value in columns of whole numbers and truths; it is NaN in columns of reals, None in those of words."""
+"""Stands for a missing value in columns of whole numbers and truths; it is NaN in columns of reals."""
 
 _WORDS = frozenset({"kind", "moved_as", "group", "group_ranks", "phase", "operator", "part", "host", "switch"})
 _TRUTHS = frozenset({"partial_window", "compute_stream", "overlapped"})
 _REALS = frozenset({"compute_done", "share"})
+_DENSE = 4  # times as many codes as rows, up to which groups are found by counting and not by sorting
 
 
 def kind_of(column: str) -> Kind:
@@ -35,15 +36,89 @@ def kind_of(column: str) -> Kind:
     return "real" if column.endswith(("_us", "_gb_per_s", "_share")) or column in _REALS else "whole"
 
 
+class Words:
+    """A column of texts, few of them different: `code` is each row's index into `categories`, -1 for a missing value.
+
+    Categories are sorted and different, so that codes compare as their words do.
+    """
+
+    def __init__(self, code: npt.NDArray[np.int32], categories: Sequence[str]) -> None:
+        self.code, self.categories = code, categories
+
+    @classmethod
+    def of(cls, values: Iterable[str | None]) -> "Words":
+        """From a value per row."""
+        codes: dict[str | None, int] = {}
+        code = [codes.setdefault(value, len(codes)) for value in values]
+        return cls.coded(np.array(code, dtype=np.int64), list(codes))
+
+    @classmethod
+    def coded(cls, code: IntColumn, words: Sequence[str | None]) -> "Words":
+        """`words[code]` of each row."""
+        categories = sorted({word for word in words if word is not None})
+        place = {word: index for index, word in enumerate(categories)}
+        return cls(np.array([-1 if word is None else place[word] for word in words], dtype=np.int32)[code], categories)
+
+    @classmethod
+    def joined(cls, columns: "Sequence[Words]") -> "Words":
+        """Columns one below the other."""
+        words: list[str | None] = []
+        codes = []
+        for one in columns:
+            words += [*one.categories, None]
+            codes.append(np.where(one.code < 0, len(words) - 1, len(words) - 1 - len(one.categories) + one.code))
+        return cls.coded(np.concatenate(codes), words)
+
+    def __len__(self) -> int:
+        return len(self.code)
+
+    def __getitem__(self, rows: Rows) -> "Words":
+        return Words(self.code[rows], self.categories)
+
+    def isin(self, *words: str) -> BoolColumn:
+        """Rows that hold one of these words."""
+        wanted = np.array([*(word in words for word in self.categories), False], dtype=np.bool_)
+        return np.asarray(wanted[self.code], dtype=np.bool_)
+
+    def where(self, rows: BoolColumn, other: "Words | None" = None) -> "Words":
+        """The words of the marked rows; elsewhere those of the other column, or missing values."""
+        if other is None:
+            return Words(np.where(rows, self.code, np.int32(-1)), self.categories)
+        both = Words.joined([self, other])
+        return Words(np.where(rows, both.code[: len(self)], both.code[len(self) :]), both.categories)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rows hold each word; words of no row are left out."""
+        counts = np.bincount(self.code + 1, minlength=len(self.categories) + 1)[1:].tolist()
+        return {word: count for word, count in zip(self.categories, counts, strict=True) if count}
+
+    def tolist(self) -> list[str | None]:
+        """A value per row, None for missing ones."""
+        values: list[str | None] = np.array([*self.categories, None], dtype=object)[self.code].tolist()
+        return values
+
+
+Column: TypeAlias = Numbers | Words
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Rows of a column, copied when they are read: of a table's many columns most steps of a computation need few."""
+
+    column: Column
+    rows: IntColumn
+
+
 class Table:
     """Columns of equal length by name; how each is stored follows from its name (`kind_of`)."""
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
-        self.columns = dict(columns)
+    def __init__(self, columns: Mapping[str, Column | _Taken]) -> None:
+        self._columns = dict(columns)
 
     @classmethod
     def of(cls, **columns: object) -> "Table":
-        """From sequences, arrays or single values; None, NaN and pandas' NA are missing values."""
+        """From sequences, arrays or single values; None is a missing value."""
         lengths = [len(value) for value in columns.values() if not np.isscalar(value) and value is not None]  # type: ignore[arg-type]
         return cls({name: _stored(value, kind_of(name), max(lengths, default=1)) for name, value in columns.items()})
 
@@ -55,61 +130,95 @@ class Table:
 
     @classmethod
     def from_frame(cls, frame: "pd.DataFrame") -> "Table":
-        """The same rows without their index."""
-        return cls.of(**{str(name): _from_series(frame[name], kind_of(str(name))) for name in frame.columns})
+        """The same rows without their index; None, NaN and pandas' NA are missing values."""
+        return cls({str(name): _from_series(frame[name], kind_of(str(name))) for name in frame.columns})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Table, ({name: self.column(name) for name in self.names},)  # without the rows that were not taken
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values()))) if self.columns else 0
+        for column in self._columns.values():
+            return len(column.rows if isinstance(column, _Taken) else column)
+        return 0
 
     def __contains__(self, name: object) -> bool:
-        return name in self.columns
+        return name in self._columns
 
-    def __getitem__(self, name: str) -> Column:
-        return self.columns[name]
+    def __getitem__(self, name: str) -> Numbers:
+        column = self.column(name)
+        assert isinstance(column, np.ndarray), f"{name} holds words"
+        return column
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns, in order."""
+        return tuple(self._columns)
+
+    def column(self, name: str) -> Column:
+        """A column of either kind."""
+        column = self._columns[name]
+        if isinstance(column, _Taken):
+            self._columns[name] = column = column.column[column.rows]
+        return column
+
+    def words(self, name: str) -> Words:
+        """A column of words."""
+        column = self.column(name)
+        assert isinstance(column, Words), f"{name} holds numbers"
+        return column
 
     def known(self, name: str) -> BoolColumn:
         """Rows whose value is not missing."""
-        return is_known(self.columns[name])
+        return is_known(self.column(name))
 
     def truths(self, name: str, missing: bool = False) -> BoolColumn:
         """A column of truths with `missing` in place of missing values."""
-        column = self.columns[name]
+        column = self[name]
         return np.where(column == UNKNOWN, missing, column != 0)
 
     def real(self, name: str) -> FloatColumn:
         """A column of numbers as floats, NaN where missing."""
-        column = self.columns[name]
+        column = self[name]
         return column if column.dtype == np.float64 else np.where(column == UNKNOWN, np.nan, column)
 
     def take(self, rows: Rows) -> "Table":
         """The rows that are listed or marked."""
-        return Table({name: column[rows] for name, column in self.columns.items()})
+        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else np.asarray(rows, dtype=np.int64)
+        of_earlier: dict[int, IntColumn] = {}  # columns that were taken together share their rows
+        taken: dict[str, _Taken] = {}
+        for name, column in self._columns.items():
+            if isinstance(column, _Taken):
+                if id(column.rows) not in of_earlier:
+                    of_earlier[id(column.rows)] = column.rows[places]
+                taken[name] = _Taken(column.column, of_earlier[id(column.rows)])
+            else:
+                taken[name] = _Taken(column, places)
+        return Table(taken)
 
     def select(self, names: Iterable[str]) -> "Table":
         """These columns, in this order."""
-        return Table({name: self.columns[name] for name in names})
+        return Table({name: self._columns[name] for name in names})
 
     def assign(self, **columns: object) -> "Table":
         """With these columns added or replaced; values as in `of`."""
         added = {name: _stored(value, kind_of(name), len(self)) for name, value in columns.items()}
-        return Table({**self.columns, **added})
+        return Table({**self._columns, **added})
 
     def group(self, *keys: str, in_order: bool = False) -> "Groups":
         """Rows with equal keys, missing values being equal: numbered as they first appear, or `in_order` of their keys."""
-        return Groups.by([self.columns[key] for key in keys], len(self), in_order)
+        return Groups.by([self.column(key) for key in keys], len(self), in_order)
 
     def places_in(self, other: "Table", keys: Sequence[str]) -> IntColumn:
         """For each row the place of the row of `other` with the same keys, -1 for none; the last one where several have them."""
-        both = [_joined([other[key], self[key]]) for key in keys]
-        code = Groups.by(both, len(other) + len(self)).code
+        code = Groups.by([_joined([other.column(key), self.column(key)]) for key in keys], len(other) + len(self)).code
         place = np.full(int(code.max()) + 1 if len(code) else 0, -1, dtype=np.int64)
         place[code[: len(other)]] = np.arange(len(other))
         return np.asarray(place[code[len(other) :]], dtype=np.int64)
 
     def records(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Rows as plain Python values, None for missing values and for names without a column."""
-        names = list(self.columns) if names is None else names
-        lists = [values(self.columns[name], kind_of(name)) if name in self else [None] * len(self) for name in names]
+        names = self.names if names is None else names
+        lists = [_values(self.column(name), kind_of(name)) if name in self else [None] * len(self) for name in names]
         return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
 
     @cached_property
@@ -117,7 +226,7 @@ class Table:
         """As a DataFrame with pandas' nullable types."""
         import pandas as pd
 
-        return pd.DataFrame({name: _series(column, kind_of(name)) for name, column in self.columns.items()})
+        return pd.DataFrame({name: _series(self.column(name), kind_of(name)) for name in self.names})
 
 
 def as_table(rows: "Table | pd.DataFrame") -> Table:
@@ -130,20 +239,20 @@ def joined(tables: Sequence[Table]) -> Table:
     kept = [one for one in tables if len(one)] or list(tables[:1])
     if len(kept) == 1:
         return kept[0]
-    return Table({name: _joined([one[name] for one in kept]) for name in (kept[0].columns if kept else ())})
+    return Table({name: _joined([one.column(name) for one in kept]) for name in (kept[0].names if kept else ())})
 
 
 def is_known(column: Column) -> BoolColumn:
     """Which values are not missing."""
-    if column.dtype == object:
-        return np.asarray(np.not_equal(column, np.array(None)), dtype=np.bool_)
-    return ~np.isnan(column) if column.dtype == np.float64 else np.asarray(column != UNKNOWN, dtype=bool)
+    if isinstance(column, Words):
+        return np.asarray(column.code >= 0, dtype=np.bool_)
+    return ~np.isnan(column) if column.dtype == np.float64 else np.asarray(column != UNKNOWN, dtype=np.bool_)
 
 
-def values(column: Column, kind: Kind) -> list[Any]:
+def _values(column: Column, kind: Kind) -> list[Any]:
     """A column's values as plain Python, None for missing ones; infinite ones count as missing."""
     plain: list[Any] = column.tolist()
-    if kind == "word":
+    if isinstance(column, Words):
         return plain
     if kind == "real":
         return plain if np.isfinite(column).all() else [value if np.isfinite(value) else None for value in plain]
@@ -164,18 +273,18 @@ class Groups:
         """Of rows that agree in all columns."""
         code, count = np.zeros(rows, dtype=np.int64), 1
         for column in columns:
-            own, size = _codes(column, in_order)
-            if count * size >= 1 << 62:
-                unique, code = np.unique(code, return_inverse=True)
-                count = len(unique)
+            own, size = _codes(column)
+            if count * size > _DENSE * rows:
+                code, first = _without_gaps(code, count)
+                count = len(first)
             code, count = code * size + own, count * size
-        _, first, code = np.unique(code, return_index=True, return_inverse=True)
+        code, first = _without_gaps(code, count)
         if not in_order:
             order = np.argsort(first, kind="stable")
             place = np.empty(len(order), dtype=np.int64)
             place[order] = np.arange(len(order))
             first, code = first[order], place[code]
-        return cls(np.asarray(code, dtype=np.int64), first)
+        return cls(code, first)
 
     def __len__(self) -> int:
         return len(self.first)
@@ -207,9 +316,8 @@ class Groups:
     def different(self, column: Column) -> IntColumn:
         """How many different known values each group holds."""
         known = np.flatnonzero(is_known(column))
-        own, size = _codes(column[known])
-        pairs = np.unique(self.code[known] * max(size, 1) + own)
-        return np.bincount(pairs // max(size, 1), minlength=len(self))
+        pairs = Groups.by([self.code[known], column[known]], len(known))
+        return np.bincount(self.code[known[pairs.first]], minlength=len(self))
 
     @cached_property
     def places(self) -> IntColumn:
@@ -228,45 +336,54 @@ class Groups:
             yield order[begin:end]
 
 
-def _codes(column: Column, in_order: bool = False) -> tuple[IntColumn, int]:
-    """Numbers that are equal for equal values, in their order with missing values last if wanted, and how many there are."""
-    if column.dtype == object:
-        words: list[str | None] = column.tolist()
-        numbers = {word: number for number, word in enumerate(dict.fromkeys(words))}
-        code = np.fromiter(map(numbers.__getitem__, words), dtype=np.int64, count=len(words))
-        if in_order and len(code):
-            ordered = sorted(numbers, key=lambda word: (word is None, word or ""))
-            place = np.empty(len(ordered), dtype=np.int64)
-            place[[numbers[word] for word in ordered]] = np.arange(len(ordered))
-            code = place[code]
-        return code, max(len(numbers), 1)
+def _codes(column: Column) -> tuple[IntColumn, int]:
+    """Numbers in the order of the values, missing ones last, equal for equal values, and what all of them are below."""
+    if isinstance(column, Words):
+        size = len(column.categories)
+        return np.where(column.code < 0, size, column.code), size + 1
+    if column.dtype != np.float64 and len(column):
+        known = column != UNKNOWN
+        low = int(column.min(where=known, initial=np.iinfo(np.int64).max))
+        size = max(int(column.max(where=known, initial=UNKNOWN)) - low + 1, 0)
+        if size <= _DENSE * len(column):
+            return np.where(known, column - low, size), size + 1
     unique, code = np.unique(column, return_inverse=True)
     if len(unique) and unique[0] == UNKNOWN:
         code = (code - 1) % len(unique)
     return np.asarray(code, dtype=np.int64), max(len(unique), 1)
 
 
+def _without_gaps(code: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
+    """The codes, all below `count`, numbered from 0 in the same order, and the first row of each."""
+    if count > _DENSE * len(code):
+        _, first, code = np.unique(code, return_index=True, return_inverse=True)
+        return np.asarray(code, dtype=np.int64), first
+    first = np.full(count, -1, dtype=np.int64)
+    first[code[::-1]] = np.arange(len(code))[::-1]
+    used = first >= 0
+    return (np.cumsum(used) - 1)[code], first[used]
+
+
 def _joined(columns: Sequence[Column]) -> Column:
-    return np.concatenate(columns)
+    words = [one for one in columns if isinstance(one, Words)]
+    return Words.joined(words) if words else np.concatenate([one for one in columns if not isinstance(one, Words)])
 
 
 def _stored(value: object, kind: Kind, length: int) -> Column:
     if value is None or np.isscalar(value):
         value = [value] * length
+    if isinstance(value, Words):
+        return value
     if isinstance(value, np.ndarray):
         if kind == "real" and value.dtype != object:
             return value.astype(np.float64, copy=False)
         if kind in ("whole", "truth") and value.dtype.kind in "biu":
             return value.astype(np.int64, copy=False)
-        if kind == "word" and value.dtype == object:
-            return value
     assert isinstance(value, Iterable)
     if kind == "real":
         return np.array([np.nan if one is None else one for one in value], dtype=np.float64)
     if kind == "word":
-        column = np.empty(length, dtype=object)
-        column[:] = list(value)
-        return column
+        return Words.of(value)
     return np.array([UNKNOWN if one is None else int(one) for one in value], dtype=np.int64)
 
 
@@ -275,9 +392,7 @@ def _from_series(series: "pd.Series[Any]", kind: Kind) -> Column:
         return np.asarray(series.to_numpy(dtype=float, na_value=np.nan), dtype=np.float64)
     missing = series.isna().to_numpy(dtype=bool)
     if kind == "word":
-        column = np.asarray(series.to_numpy(dtype=object), dtype=object).copy()
-        column[missing] = None
-        return column
+        return Words.of(None if lost else one for one, lost in zip(series, missing, strict=True))
     if series.dtype == object or missing.all():
         return np.array([UNKNOWN if lost else int(one) for one, lost in zip(series, missing, strict=True)], np.int64)
     return np.where(missing, UNKNOWN, series.where(~missing, 0).to_numpy(dtype=np.int64, na_value=0))
@@ -286,9 +401,9 @@ def _from_series(series: "pd.Series[Any]", kind: Kind) -> Column:
 def _series(column: Column, kind: Kind) -> Any:
     import pandas as pd
 
+    if isinstance(column, Words):
+        return pd.array(column.tolist(), dtype="string")
     missing = ~is_known(column)
-    if kind == "word":
-        return pd.array(column, dtype="string")
     if kind == "real":
         return pd.arrays.FloatingArray(np.where(missing, 1.0, column), missing)
     if kind == "truth":

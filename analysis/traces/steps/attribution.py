@@ -17,7 +17,7 @@ from dpscope.analysis.traces.reading.event_table import (
     is_among,
 )
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
-from dpscope.analysis.traces.steps.enclosing_ranges import innermost
+from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.event_kind import (
     COPY_KINDS,
     DEVICE_KINDS,
@@ -30,6 +30,7 @@ from dpscope.analysis.traces.steps.event_kind import (
     with_peer_calls,
 )
 from dpscope.analysis.traces.steps.gloo import ended_in_their_pass
+from dpscope.analysis.traces.steps.intervals import innermost
 
 NO_STEP = -1
 
@@ -109,8 +110,8 @@ def with_engine_copies(events: EventTable, kind: npt.NDArray[np.uint8], launch_r
     ranges = nccl_ranges(events)
     if not ranges.any():
         return kind
-    between_devices = np.array([not _HOST_COPY.search(name) for name in events.names], dtype=bool)
-    copies = np.flatnonzero(events.is_category(Category.MEMCPY) & events.has_name(between_devices) & (launch_row >= 0))
+    between_devices = events.is_category(Category.MEMCPY) & ~events.named(_HOST_COPY.search)
+    copies = np.flatnonzero(between_devices & (launch_row >= 0))
     copy_range = innermost(events, launch_row[copies], ranges)
     moves = (copy_range >= 0) & ~_within_one_rank(events, launch_row[copies])
     copies, copy_range = copies[moves], copy_range[moves]
@@ -162,9 +163,7 @@ class StepRanges:
 
     def index_at(self, times: FloatColumn) -> IntColumn:
         """Index of the step each time lies in, NO_STEP outside of all; NaN lies in none."""
-        index = np.searchsorted(self.start_us, times, side="right").astype(np.int64) - 1
-        inside = (index >= 0) & (times < self.end_us[np.maximum(index, 0)]) if len(self) else np.zeros_like(index, bool)
-        return np.where(inside & np.isfinite(times), index, NO_STEP)
+        return intervals.index_at(self.start_us, self.end_us, times)
 
 
 @dataclass(frozen=True)
@@ -327,7 +326,7 @@ def _launch_rows(events: EventTable, device_rows: npt.NDArray[np.bool_]) -> IntC
     launch = np.full(len(events), -1, dtype=np.int64)
     calls = np.flatnonzero(events.is_category(Category.RUNTIME) & (events.correlation >= 0))
     wanted = np.flatnonzero(device_rows & (events.correlation >= 0))
-    if not len(calls) or not len(wanted):
+    if not len(calls):
         return launch
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
     correlations = events.correlation[calls]

@@ -34,7 +34,8 @@ def exposed_stretches(attribution: Attribution) -> Table:
 
     Microseconds of the rank's own clock. Empty where the trace does not show what was communicated.
     """
-    found = [] if communication_lost(attribution) else list(_stretches(attribution))
+    stretches = _on_devices if attribution.on_device else _on_cpu
+    found = [] if communication_lost(attribution) else list(stretches(attribution))
     bounds = np.concatenate([kept for _, _, kept in found]) if found else np.empty((0, 2))
     counts = [len(kept) for _, _, kept in found]
     places = Table.of(device=[device for device, _, _ in found], step=[step for _, step, _ in found])
@@ -43,41 +44,41 @@ def exposed_stretches(attribution: Attribution) -> Table:
     return table.select(EXPOSED_COLUMNS)
 
 
-def _stretches(attribution: Attribution) -> list[tuple[int | None, int | None, Intervals]]:
-    return _on_devices(attribution) if attribution.on_device else _on_cpu(attribution)
+_Stretches = Iterator[tuple[int | None, int | None, Intervals]]  # by device and step
 
 
-def _on_devices(attribution: Attribution) -> list[tuple[int | None, int | None, Intervals]]:
+def _on_devices(attribution: Attribution) -> _Stretches:
     events = attribution.events
     starts, ends = attribution.windows.start_us, attribution.windows.end_us
     launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
-    found: list[tuple[int | None, int | None, Intervals]] = []
     for device in np.unique(events.device[launched]):
         own = launched & (events.device == device)
-        compute = _union(attribution, own & attribution.rows(Kind.COMPUTE))
-        exposed = intervals.difference(_union(attribution, own & attribution.rows(*COMMUNICATION_KINDS)), compute)
+        compute = intervals.of_events(events, own & attribution.rows(Kind.COMPUTE))
+        communication = intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS))
+        exposed = intervals.difference(communication, compute)
         for index in np.flatnonzero(np.isfinite(ends)):
             kept = intervals.clip(exposed, float(starts[index]), float(ends[index]))
             if len(kept):
-                found.append((int(device), attribution.steps.numbers[index], kept))
-    return found
+                yield int(device), attribution.steps.numbers[index], kept
 
 
-def _on_cpu(attribution: Attribution) -> list[tuple[int | None, int | None, Intervals]]:
-    events = attribution.events
-    if not len(events):
-        return []
+def _on_cpu(attribution: Attribution) -> _Stretches:
     compute = cpu_compute(attribution)
-    first_us, last_us = float(events.start_us.min()), float(events.end_us.max())
-    found: list[tuple[int | None, int | None, Intervals]] = []
-    for index, rows in enumerate(attribution.by_step(attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))):
-        start = max(float(attribution.steps.start_us[index]), first_us)
-        end = min(float(attribution.steps.end_us[index]), last_us)
-        communication = intervals.clip(_union(attribution, rows), start, end)
+    for index, (start, end), rows in _cpu_steps(attribution):
+        communication = intervals.clip(intervals.of_events(attribution.events, rows), start, end)
         kept = intervals.difference(communication, intervals.clip(compute, start, end))
         if len(kept):
-            found.append((None, attribution.steps.numbers[index], kept))
-    return found
+            yield None, attribution.steps.numbers[index], kept
+
+
+def _cpu_steps(attribution: Attribution) -> Iterator[tuple[int, tuple[float, float], IntColumn]]:
+    """Each step's index, its start and end within the trace, and the rows of its communication."""
+    events, steps = attribution.events, attribution.steps
+    if not len(events):
+        return
+    first_us, last_us = float(events.start_us.min()), float(events.end_us.max())
+    for index, rows in enumerate(attribution.by_step(attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))):
+        yield index, (max(float(steps.start_us[index]), first_us), min(float(steps.end_us[index]), last_us)), rows
 
 
 COLUMNS = (
@@ -121,7 +122,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     for device in np.unique(events.device[in_a_step]):
         own = in_a_step & (events.device == device)
         inside = _lengths_in_windows(attribution, own)
-        by_time_us = _length_in(windows, _union(attribution, own & attribution.by_time))
+        by_time_us = _length_in(windows, intervals.of_events(events, own & attribution.by_time))
         own_of_step = attribution.by_step(own)
         for index in np.flatnonzero(np.isfinite(windows.end_us) | windows.hidden):
             in_step = own_of_step[index]
@@ -145,11 +146,11 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
 
 def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, FloatColumn]:
     """What one device did in each window, by column: microseconds, NaN for a step without a window."""
-    windows = attribution.windows
-    compute = _union(attribution, own & attribution.rows(Kind.COMPUTE))
-    communication = _union(attribution, own & attribution.rows(*COMMUNICATION_KINDS))
-    host_copies = _union(attribution, own & attribution.rows(Kind.HOST_COPY))
-    copies = _union(attribution, own & attribution.rows(*COPY_KINDS))
+    events, windows = attribution.events, attribution.windows
+    compute = intervals.of_events(events, own & attribution.rows(Kind.COMPUTE))
+    communication = intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS))
+    host_copies = intervals.of_events(events, own & attribution.rows(Kind.HOST_COPY))
+    copies = intervals.of_events(events, own & attribution.rows(*COPY_KINDS))
     either = intervals.merge(compute, communication)
     compute_us, communication_us = _length_in(windows, compute), _length_in(windows, communication)
     either_us = _length_in(windows, either)
@@ -170,20 +171,13 @@ def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, 
 
 
 def _length_in(windows: Windows, own: Intervals) -> FloatColumn:
-    return intervals.length_before(own, windows.end_us) - intervals.length_before(own, windows.start_us)
-
-
-def _union(attribution: Attribution, rows: BoolColumn | IntColumn) -> Intervals:
-    """Of the rows that are marked, or listed."""
-    return intervals.union(attribution.events.start_us[rows], attribution.events.end_us[rows])
+    return intervals.lengths_within(own, windows.start_us, windows.end_us)
 
 
 def _clipped_us(attribution: Attribution, in_step: IntColumn, window_start: float) -> float:
     """Device time of events that this step launched that lies in an earlier window."""
     early = in_step[(attribution.events.start_us[in_step] < window_start) & ~attribution.by_time[in_step]]
-    if not len(early):
-        return 0.0
-    return intervals.length(intervals.clip(_union(attribution, early), -np.inf, window_start))
+    return intervals.length(intervals.clip(intervals.of_events(attribution.events, early), -np.inf, window_start))
 
 
 def _phase_of_launch(attribution: Attribution) -> np.ndarray | None:
@@ -202,9 +196,7 @@ def _phase_of_launch(attribution: Attribution) -> np.ndarray | None:
     if not ranges:
         return None
     starts, ends, codes = (np.array(column) for column in zip(*ranges, strict=True))
-    index = np.searchsorted(starts, attribution.launch_us, side="right") - 1
-    inside = (index >= 0) & (attribution.launch_us < ends[np.maximum(index, 0)])
-    return np.where(inside, codes[np.maximum(index, 0)], -1)
+    return np.append(codes, -1)[intervals.index_at(starts, ends, attribution.launch_us)]
 
 
 def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]:
@@ -230,7 +222,7 @@ def _device_reduction_ends(attribution: Attribution) -> list[list[float]]:
 
 def _cpu_reduction_ends(attribution: Attribution) -> list[list[float]]:
     events, steps = attribution.events, attribution.steps
-    copies = np.flatnonzero(events.has_name(np.array([name == _COPY_OUT for name in events.names], dtype=bool)))
+    copies = np.flatnonzero(events.named(lambda name: name == _COPY_OUT))
     forwards_us = np.sort(events.start_us[named_annotations(events, _DDP_FORWARD)])
     ends_us: list[list[float]] = [[] for _ in steps.numbers]
     of_step = steps.index_at(events.start_us[copies])
@@ -247,24 +239,17 @@ def _device_phases(attribution: Attribution, in_step: IntColumn, phase_of_row: n
         return dict.fromkeys(_PHASE_COLUMNS, None)
     own = in_step[~is_among(attribution.kind[in_step], COMMUNICATION_KINDS)]
     return {
-        column: intervals.length(_union(attribution, own[phase_of_row[own] == code]))
+        column: intervals.length(intervals.of_events(attribution.events, own[phase_of_row[own] == code]))
         for code, column in enumerate(_PHASE_COLUMNS)
     }
 
 
 def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     events = attribution.events
-    if not len(events):
-        return
-    compute = cpu_compute(attribution)
-    first_us, last_us = float(events.start_us.min()), float(events.end_us.max())
-    communication_of_step = attribution.by_step(attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))
+    compute, empty = cpu_compute(attribution), set(empty_steps(attribution).tolist())
     ranges_of_step = _cpu_phase_ranges(attribution)
-    empty = set(empty_steps(attribution).tolist())
-    for index, rows in enumerate(communication_of_step):
-        start = max(float(attribution.steps.start_us[index]), first_us)
-        end = min(float(attribution.steps.end_us[index]), last_us)
-        own = _union(attribution, rows)
+    for index, (start, end), rows in _cpu_steps(attribution):
+        own = intervals.of_events(events, rows)
         communication = intervals.clip(own, start, end)
         compute_us = intervals.length_within(compute, np.array([[start, end]]))
         communication_us = intervals.length(communication)
@@ -273,25 +258,20 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             yield {"step": attribution.steps.numbers[index], "step_us": end - start, "partial_window": True}
             continue
         in_phases = {
-            column: intervals.length_within(compute, _union(attribution, of_step[index])) if of_step else None
+            column: intervals.length_within(compute, intervals.of_events(events, of_step[index])) if of_step else None
             for column, of_step in ranges_of_step.items()
         }
         yield {
-            "device": None,
             "step": attribution.steps.numbers[index],
             "step_us": end - start,
             "compute_us": compute_us,
             "communication_us": communication_us,
             "hidden_us": hidden_us,
             "exposed_us": communication_us - hidden_us,
-            "host_copy_us": None,
-            "device_copy_us": None,
             "idle_us": (end - start) - compute_us - (communication_us - hidden_us),
             "clipped_us": intervals.length(own) - communication_us,
             "partial_window": attribution.steps.numbers[index] is None or index == len(attribution.steps) - 1 > 0,
             "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
-            "by_time_us": None,
-            "unlaunched_us": None,
             **in_phases,
         }
 
@@ -303,8 +283,6 @@ def _cpu_phase_ranges(attribution: Attribution) -> dict[str, list[IntColumn]]:
         return {column: [] for column in _PHASE_COLUMNS}
     annotations = events.is_category(Category.USER_ANNOTATION)
     return {
-        column: attribution.by_step(
-            annotations & events.has_name(np.array([name == phase for name in events.names], dtype=bool))
-        )
+        column: attribution.by_step(annotations & events.named(phase.__eq__))
         for column, phase in _PHASE_COLUMNS.items()
     }

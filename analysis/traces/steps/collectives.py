@@ -19,10 +19,11 @@ from dpscope.analysis.traces.reading.event_table import (
 )
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, group_size
+from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
-from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations, nccl_ranges
 from dpscope.analysis.traces.steps.gloo import created_us, creators, in_flight, queue_us
+from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.analysis.traces.steps.readiness import compiled_share, compute_done, held_us, on_compute_stream
 from dpscope.profiling.records import range_names as phases
 
@@ -102,7 +103,7 @@ def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = 
         compute_done=compute_done(attribution, rows, ready),
         compute_stream=on_compute_stream(attribution, rows),
         compiled_share=compiled_share(attribution, rows, ready),
-        held_us=held_us(attribution, rows, table["kind"].tolist()),
+        held_us=held_us(attribution, rows, table.words("kind").tolist()),
     )
     return table.select(COLUMNS)
 
@@ -169,8 +170,7 @@ def _sources(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
     launches = attribution.launch_row[rows]
     found = []
     for pattern in (_RECORD, _OPERATOR):
-        wanted = np.array([bool(pattern.match(name)) for name in events.names], dtype=bool)
-        found.append(innermost(events, launches, operators & events.has_name(wanted)))
+        found.append(innermost(events, launches, operators & events.named(pattern.match)))
     found.append(innermost(events, launches, nccl_ranges(events)))
     return found
 
@@ -248,9 +248,7 @@ def ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
 def concurrent(attribution: Attribution, rows: IntColumn) -> IntColumn:
     """For each collective (event rows) how many others were in flight on its device at the same time."""
     events = attribution.events
-    spans = np.stack((events.start_us[rows], events.end_us[rows]), axis=1)
-    if not attribution.on_device:
-        spans = in_flight(events, rows)
+    spans = intervals.spans(events, rows) if attribution.on_device else in_flight(events, rows)
     others = np.zeros(len(rows), dtype=np.int64)
     for device in np.unique(events.device[rows]) if attribution.on_device else [None]:
         own = np.flatnonzero(events.device[rows] == device) if device is not None else np.arange(len(rows))

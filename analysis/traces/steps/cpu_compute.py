@@ -2,12 +2,11 @@
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import EventTable, IntColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, IntColumn
 from dpscope.analysis.traces.steps import gloo, intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import Kind, named_operators
-from dpscope.analysis.traces.steps.intervals import Intervals
+from dpscope.analysis.traces.steps.intervals import Intervals, innermost
 
 
 def cpu_compute(attribution: Attribution) -> Intervals:
@@ -24,11 +23,11 @@ def cpu_compute(attribution: Attribution) -> Intervals:
     waiting_threads, waits = _waits_in_callers(attribution)
     parts = []
     for thread in np.unique(events.thread[compute]).tolist():
-        operators = _spans(events, compute[events.thread[compute] == thread])
-        own_calls = _spans(events, calls[events.thread[calls] == thread])
+        operators = intervals.spans(events, compute[events.thread[compute] == thread])
+        own_calls = intervals.spans(events, calls[events.thread[calls] == thread])
         own = _innermost(operators, np.concatenate((own_calls, waits[waiting_threads == thread])))
-        taken_out = _spans(events, copies[events.thread[copies] == thread])
-        parts.append(intervals.difference(own, intervals.union(taken_out[:, 0], taken_out[:, 1])))
+        taken_out = intervals.of_events(events, copies[events.thread[copies] == thread])
+        parts.append(intervals.difference(own, taken_out))
     return intervals.merge(*parts)
 
 
@@ -36,24 +35,23 @@ def _innermost(operators: Intervals, waits: Intervals) -> Intervals:
     """The union of the operators without the waits within them; operators within a wait count, but for waits within these."""
     computed = intervals.EMPTY
     while len(waits):
-        waiting = intervals.union(waits[:, 0], waits[:, 1])
+        waiting = intervals.merge(waits)
         inside = _begin_inside(operators, waiting)
         outer = operators[~inside]
-        computed = intervals.merge(computed, intervals.difference(intervals.union(outer[:, 0], outer[:, 1]), waiting))
+        computed = intervals.merge(computed, intervals.difference(intervals.merge(outer), waiting))
         operators = operators[inside]
-        deeper = waits[_begin_inside(waits, intervals.union(operators[:, 0], operators[:, 1]))]
+        deeper = waits[_begin_inside(waits, intervals.merge(operators))]
         waits = deeper if len(deeper) < len(waits) else waits[:0]  # as many only where damaged ranges do not nest
-    return intervals.merge(computed, intervals.union(operators[:, 0], operators[:, 1]))
+    return intervals.merge(computed, operators)
 
 
-def _begin_inside(spans: Intervals, others: Intervals) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+def _begin_inside(spans: Intervals, others: Intervals) -> BoolColumn:
     """Which spans begin in one of these disjoint intervals and are not the whole of it, or more."""
     if not len(others):
         return np.zeros(len(spans), dtype=np.bool_)
-    index = np.searchsorted(others[:, 0], spans[:, 0], side="right") - 1
-    around = others[np.maximum(index, 0)]
-    begins_later = spans[:, 0] > around[:, 0]
-    return (index >= 0) & (spans[:, 0] < around[:, 1]) & (begins_later | (spans[:, 1] < around[:, 1]))
+    place = intervals.index_at(others[:, 0], others[:, 1], spans[:, 0])
+    around = others[place]
+    return (place >= 0) & ((spans[:, 0] > around[:, 0]) | (spans[:, 1] < around[:, 1]))
 
 
 def _waits_in_callers(attribution: Attribution) -> tuple[IntColumn, Intervals]:
@@ -72,7 +70,3 @@ def _waits_in_callers(attribution: Attribution) -> tuple[IntColumn, Intervals]:
     starts = events.start_us[callers[rows]]
     ends = np.minimum(events.end_us[within[rows]], events.end_us[collectives[rows]])
     return events.thread[callers[rows]], np.stack((starts, np.maximum(starts, ends)), axis=1)
-
-
-def _spans(events: EventTable, rows: IntColumn) -> Intervals:
-    return np.stack((events.start_us[rows], events.end_us[rows]), axis=1)

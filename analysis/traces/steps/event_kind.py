@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn, is_among
 from dpscope.analysis.traces.steps.communication_kernels import family_of, is_collective_kernel
-from dpscope.analysis.traces.steps.enclosing_ranges import innermost
+from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, base_name
 
 
@@ -87,8 +87,7 @@ def with_peer_calls(events: EventTable, kind: npt.NDArray[np.uint8], launch_row:
     hipMemcpyAsync launched stays a copy: Kineto writes both addresses and one device, neither of which identifies the other
     device (libkineto, RocprofActivity_inl.h, RoctracerActivity_inl.h).
     """
-    peer_call = np.array([bool(_PEER_COPY.search(name)) for name in events.names], dtype=bool)
-    launched = (launch_row >= 0) & peer_call[events.name[np.maximum(launch_row, 0)]] if len(events) else launch_row >= 0
+    launched = (launch_row >= 0) & events.named(_PEER_COPY.search)[launch_row]
     return np.where(
         launched & is_among(kind, COPY_KINDS) & events.is_category(Category.MEMCPY), np.uint8(Kind.PEER_COPY), kind
     )
@@ -101,44 +100,32 @@ def is_peer_copy(name: str) -> bool:
 
 def event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
     """The Kind of every row of a trace with a device timeline."""
-    collective_name = np.array([is_collective_kernel(name) for name in events.names], dtype=bool)
-    peer_name = np.array([is_peer_copy(name) for name in events.names], dtype=bool)
-    host_name = np.array([bool(_HOST_COPY.search(name)) for name in events.names], dtype=bool)
     kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
     kernels = events.is_category(Category.KERNEL)
     kinds[kernels] = Kind.COMPUTE
     kinds[events.is_category(Category.MEMCPY, Category.MEMSET)] = Kind.DEVICE_COPY
-    if len(events):
-        copies = events.is_category(Category.MEMCPY)
-        kinds[kernels & events.has_name(collective_name)] = Kind.COLLECTIVE
-        kinds[copies & events.has_name(host_name)] = Kind.HOST_COPY
-        kinds[copies & events.has_name(peer_name)] = Kind.PEER_COPY
+    copies = events.is_category(Category.MEMCPY)
+    kinds[kernels & events.named(is_collective_kernel)] = Kind.COLLECTIVE
+    kinds[copies & events.named(_HOST_COPY.search)] = Kind.HOST_COPY
+    kinds[copies & events.named(is_peer_copy)] = Kind.PEER_COPY
     return kinds
 
 
 def cpu_event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
     """The Kind of every row of a trace without a device: operators compute, gloo's annotations communicate."""
     kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
-    if not len(events):
-        return kinds
     annotations, operators = events.is_category(Category.USER_ANNOTATION), events.is_category(Category.CPU_OP)
-    kinds[operators & ~_matching(events, _NO_OPERATOR)] = Kind.COMPUTE
-    kinds[operators & _matching(events, _CALLS)] = Kind.COMMUNICATION_CALL
-    kinds[(annotations | operators) & _matching(events, _HOOKS)] = Kind.COMMUNICATION_CALL
+    kinds[operators & ~events.named(_NO_OPERATOR.match)] = Kind.COMPUTE
+    kinds[operators & events.named(_CALLS.match)] = Kind.COMMUNICATION_CALL
+    kinds[(annotations | operators) & events.named(_HOOKS.match)] = Kind.COMMUNICATION_CALL
     kinds[named_annotations(events, "gloo:")] = Kind.COLLECTIVE
-    dp_range = np.array([base_name(name) in DP_COMMUNICATION_PHASES for name in events.names], dtype=bool)
-    kinds[annotations & events.has_name(dp_range)] = Kind.HOST_RANGE
+    kinds[annotations & events.named(lambda name: base_name(name) in DP_COMMUNICATION_PHASES)] = Kind.HOST_RANGE
     return kinds
-
-
-def _matching(events: EventTable, pattern: re.Pattern[str]) -> BoolColumn:
-    return events.has_name(np.array([bool(pattern.match(name)) for name in events.names], dtype=bool))
 
 
 def named_operators(events: EventTable, *prefixes: str) -> BoolColumn:
     """Operators whose name starts with any of the prefixes."""
-    named = np.array([name.startswith(prefixes) for name in events.names], dtype=bool)
-    return events.is_category(Category.CPU_OP) & events.has_name(named)
+    return events.is_category(Category.CPU_OP) & events.named(lambda name: name.startswith(prefixes))
 
 
 # Ranges of torch 2.15's default NCCL engine carry no prefix: _all_gather_base, all_reduce, reduce_scatter_tensor_coalesced.
@@ -150,13 +137,13 @@ _BARE_RANGE = re.compile(
 def nccl_ranges(events: EventTable) -> BoolColumn:
     """The ranges in which NCCL's work was launched: `nccl:*`, or of the engine that puts no prefix before them.
 
-    A range without a prefix, which anybody may have named so, counts where torch recorded a collective within it or where it lies
+    A range without a prefix, which any code may have named so, counts where torch recorded a collective in it or where it lies
     in an operator of `c10d`.
     """
     prefixed = named_annotations(events, "nccl:")
-    if prefixed.any() or not len(events):
+    if prefixed.any():
         return prefixed
-    bare = events.is_category(Category.USER_ANNOTATION) & _matching(events, _BARE_RANGE)
+    bare = events.is_category(Category.USER_ANNOTATION) & events.named(_BARE_RANGE.match)
     if not bare.any():
         return bare
     records = np.flatnonzero(named_operators(events, "record_param_comms"))
@@ -173,8 +160,6 @@ def named_annotations(events: EventTable, prefix: str) -> BoolColumn:
 
     torch <= 1.12 records its own ranges (ProfilerStep, gloo:, nccl:) as operators.
     """
-    if not len(events):
-        return np.zeros(0, dtype=bool)
-    named = events.has_name(np.array([name.startswith(prefix) for name in events.names], dtype=bool))
+    named = events.named(lambda name: name.startswith(prefix))
     annotations = named & events.is_category(Category.USER_ANNOTATION)
     return annotations if annotations.any() else named & events.is_category(Category.CPU_OP)

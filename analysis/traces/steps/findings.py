@@ -50,10 +50,8 @@ def communication_lost(attribution: Attribution) -> bool:
 
 
 def _asks_for_communication(events: EventTable) -> bool:
-    wanted = np.array([bool(_COMMUNICATES.match(name)) for name in events.names], dtype=bool)
-    if not wanted.any():
-        return False
-    rows = np.flatnonzero(events.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & events.has_name(wanted))
+    asking = events.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & events.named(_COMMUNICATES.match)
+    rows = np.flatnonzero(asking)
     recorded = []
     for row in rows.tolist():
         args = events.communication.get(row, _NO_ARGS)
@@ -64,7 +62,7 @@ def _asks_for_communication(events: EventTable) -> bool:
 
 
 def attribution_findings(attribution: Attribution) -> list[Finding]:
-    """What there is to say of a trace's devices, steps and communication."""
+    """Findings about a trace's devices, steps and communication."""
     trace = attribution.trace
     cut = trace.cut_short  # what such a file does not show may only have been lost since
     source = f"what could be read of {trace.source}" if cut else trace.source
@@ -190,8 +188,7 @@ def _unknown_communication(attribution: Attribution) -> Iterator[Finding]:
     if attribution.trace.world_size is None and not attribution.rows(*COMMUNICATION_KINDS).any():
         return
     events = attribution.events
-    suspect = np.array([may_communicate(name) for name in events.names], dtype=bool)
-    rows = np.flatnonzero(attribution.rows(Kind.COMPUTE) & events.has_name(suspect))
+    rows = np.flatnonzero(attribution.rows(Kind.COMPUTE) & events.named(may_communicate))
     if not len(rows):
         return
     counts = Counter(events.names[code] for code in events.name[rows].tolist())

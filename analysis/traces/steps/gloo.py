@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import Category, EventTable, FloatColumn, IntColumn
-from dpscope.analysis.traces.steps.event_kind import collective_kind, named_annotations
+from dpscope.analysis.traces.reading.event_table import EventTable, FloatColumn, IntColumn
+from dpscope.analysis.traces.steps import intervals
+from dpscope.analysis.traces.steps.event_kind import collective_kind, named_annotations, named_operators
 from dpscope.profiling.records import range_names as phases
 
 
@@ -28,7 +29,8 @@ def created_us(events: EventTable, rows: IntColumn) -> FloatColumn:
     operator that created it.
     """
     starts = events.start_us[rows]
-    by_operator = _created(events, rows)
+    operators = creators(events, rows)
+    by_operator = np.where(operators >= 0, np.append(events.end_us, np.nan)[operators], np.nan)
     begins_created = np.where(_taken_up(events, rows) > starts, starts, np.nan)
     return np.where(np.isfinite(by_operator), np.minimum(by_operator, starts), begins_created)
 
@@ -49,15 +51,6 @@ def _taken_up(events: EventTable, rows: IntColumn) -> FloatColumn:
     return taken_up
 
 
-def _created(events: EventTable, rows: IntColumn) -> FloatColumn:
-    """End of the `c10d` operator that created each range; NaN if unknown."""
-    created = np.full(len(rows), np.nan)
-    by_operator = creators(events, rows)
-    known = by_operator >= 0
-    created[known] = events.end_us[by_operator[known]]
-    return created
-
-
 def creators(events: EventTable, rows: IntColumn) -> IntColumn:
     """The `c10d` operator (an event's row) that created each range; -1 if unknown.
 
@@ -71,13 +64,11 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
     carried_out = {kinds[code] for code in events.name[rows]} - {None}
     if "reduce_scatter" not in carried_out:
         kinds = ["all_reduce" if kind == "reduce_scatter" else kind for kind in kinds]
-    operator = events.is_category(Category.CPU_OP) & events.has_name(
-        np.array([name.startswith("c10d::") for name in events.names], dtype=bool)
-    )
+    operator = named_operators(events, "c10d::")
     for kind in carried_out:
         of_kind = np.array([one == kind for one in kinds], dtype=bool)
         own = np.flatnonzero(of_kind[events.name[rows]])
-        operators = np.flatnonzero(operator & events.has_name(of_kind))
+        operators = np.flatnonzero(operator & of_kind[events.name])
         if len(operators) != len(own) or len(np.unique(_elements(events, rows[own]) > 0)) > 1:
             found[own] = _around(events, rows[own], operators)
             continue
@@ -139,9 +130,9 @@ _OPTIMIZER_STEP = "Optimizer.step#"
 def _ends_of_their_pass(events: EventTable, rows: IntColumn, passes: IntColumn) -> FloatColumn:
     """The end of the pass in which each range begins; infinite for those that begin in none."""
     passes = passes[np.argsort(events.start_us[passes], kind="stable")]
-    index = np.searchsorted(events.start_us[passes], events.start_us[rows], side="right") - 1
-    pass_ends = events.end_us[passes[np.maximum(index, 0)]]
-    return np.where((index >= 0) & (events.start_us[rows] < pass_ends), pass_ends, np.inf)
+    ends_us = events.end_us[passes]
+    place = intervals.index_at(events.start_us[passes], ends_us, events.start_us[rows])
+    return np.append(ends_us, np.inf)[place]
 
 
 def _next_optimizer_step(events: EventTable, rows: IntColumn) -> FloatColumn:

@@ -9,12 +9,24 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, FloatColumn, IntColumn
+
 Intervals = npt.NDArray[np.float64]
 
 EMPTY: Intervals = np.empty((0, 2))
 
 
-def union(starts: npt.NDArray[np.float64], ends: npt.NDArray[np.float64]) -> Intervals:
+def spans(events: EventTable, rows: BoolColumn | IntColumn) -> Intervals:
+    """Start and end of the events that are marked or listed, in their order, overlaps among them."""
+    return np.stack((events.start_us[rows], events.end_us[rows]), axis=1)
+
+
+def of_events(events: EventTable, rows: BoolColumn | IntColumn) -> Intervals:
+    """The union of the events that are marked or listed."""
+    return union(events.start_us[rows], events.end_us[rows])
+
+
+def union(starts: FloatColumn, ends: FloatColumn) -> Intervals:
     """The disjoint union of intervals in any order; empty ones vanish."""
     keep = ends > starts
     starts, ends = starts[keep], ends[keep]
@@ -29,7 +41,7 @@ def union(starts: npt.NDArray[np.float64], ends: npt.NDArray[np.float64]) -> Int
 
 
 def merge(*sets: Intervals) -> Intervals:
-    """The union of several sets."""
+    """The union of sets whose intervals may overlap."""
     stacked = np.concatenate(sets) if sets else EMPTY
     return union(stacked[:, 0], stacked[:, 1])
 
@@ -41,7 +53,15 @@ def length(intervals: Intervals) -> float:
 
 def intersection(first: Intervals, second: Intervals) -> Intervals:
     """What lies in both of two disjoint sets."""
-    return _where_depth(first, second, 2)
+    both = np.concatenate((first, second))
+    if not len(both):
+        return EMPTY
+    times = both.ravel()
+    steps = np.tile([1, -1], len(both))
+    order = np.lexsort((-steps, times))  # at one time, open before closing
+    times, counts = times[order], np.cumsum(steps[order])
+    opens = np.flatnonzero((counts[:-1] >= 2) & (times[1:] > times[:-1]))
+    return union(times[opens], times[opens + 1])
 
 
 def difference(first: Intervals, second: Intervals) -> Intervals:
@@ -64,35 +84,70 @@ def clip(intervals: Intervals, start: float, end: float) -> Intervals:
     return np.clip(intervals[first:last], start, end)
 
 
-def length_before(intervals: Intervals, times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Length of disjoint intervals that lies before each of `times`: shape of `times`.
-
-    The difference of two such values is the length inside a window, so that many windows cost one pass.
-    """
+def length_before(intervals: Intervals, times: FloatColumn) -> FloatColumn:
+    """Length of disjoint intervals that lies before each of `times`: shape of `times`."""
     if not len(intervals):
         return np.zeros_like(times, dtype=np.float64)
     cumulative = np.concatenate(([0.0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
     index = np.searchsorted(intervals[:, 0], times, side="right")
     inside = np.minimum(times, intervals[np.maximum(index - 1, 0), 1]) - intervals[np.maximum(index - 1, 0), 0]
     partial = cumulative[np.maximum(index - 1, 0)] + inside
-    return cast(npt.NDArray[np.float64], np.where(index == 0, 0.0, partial))
+    return cast(FloatColumn, np.where(index == 0, 0.0, partial))
+
+
+def lengths_within(intervals: Intervals, starts: FloatColumn, ends: FloatColumn) -> FloatColumn:
+    """Length of disjoint intervals inside each window, however many windows: one pass."""
+    return length_before(intervals, ends) - length_before(intervals, starts)
 
 
 def length_within(intervals: Intervals, windows: Intervals) -> float:
     """Length of a disjoint set inside another disjoint set."""
-    if not len(windows):
-        return 0.0
-    return float((length_before(intervals, windows[:, 1]) - length_before(intervals, windows[:, 0])).sum())
+    return float(lengths_within(intervals, windows[:, 0], windows[:, 1]).sum())
 
 
-def _where_depth(first: Intervals, second: Intervals, depth: int) -> Intervals:
-    """Where at least `depth` of two disjoint sets are open."""
-    both = np.concatenate((first, second))
-    if not len(both):
-        return EMPTY
-    times = both.ravel()
-    steps = np.tile([1, -1], len(both))
-    order = np.lexsort((-steps, times))  # at one time, open before closing
-    times, counts = times[order], np.cumsum(steps[order])
-    opens = np.flatnonzero((counts[:-1] >= depth) & (times[1:] > times[:-1]))
-    return union(times[opens], times[opens + 1])
+def index_at(starts: FloatColumn, ends: FloatColumn, times: FloatColumn) -> IntColumn:
+    """For each time the last interval, in order of `starts`, that has begun; -1 if there is none or it has ended."""
+    if not len(starts):
+        return np.full(len(times), -1, dtype=np.int64)
+    index = np.searchsorted(starts, times, side="right") - 1
+    return np.where((index >= 0) & (times < ends[np.maximum(index, 0)]), index, -1)
+
+
+def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) -> IntColumn:
+    """For each of `at_rows` (-1 for none) the innermost candidate range of its thread in which it begins, else -1.
+
+    Ranges of a thread nest: two of them never overlap in part.
+    """
+    result = np.full(len(at_rows), -1, dtype=np.int64)
+    ranges = np.flatnonzero(candidates)
+    known = at_rows >= 0
+    if not len(ranges) or not known.any():
+        return result
+    threads = np.where(known, events.thread[np.maximum(at_rows, 0)], -1)
+    for thread in np.intersect1d(threads[known], events.thread[ranges]):
+        own = ranges[events.thread[ranges] == thread]
+        own = own[np.lexsort((-events.duration_us[own], events.start_us[own]))]
+        starts, ends = events.start_us[own], events.end_us[own]
+        mine = np.flatnonzero(known & (threads == thread))
+        times = events.start_us[at_rows[mine]]
+        index = np.searchsorted(starts, times, side="right") - 1
+        outside = (index >= 0) & (times > ends[np.maximum(index, 0)])
+        parents = _parents(starts, ends) if outside.any() else None
+        while parents is not None and outside.any():
+            index[outside] = parents[index[outside]]
+            outside = (index >= 0) & (times > ends[np.maximum(index, 0)])
+        inside = index >= 0
+        result[mine[inside]] = own[index[inside]]
+    return result
+
+
+def _parents(starts: FloatColumn, ends: FloatColumn) -> IntColumn:
+    """For each range, in order of start, the latest earlier one that is still open when it starts; -1 for none."""
+    parents = np.full(len(starts), -1, dtype=np.int64)
+    open_ranges: list[int] = []
+    for index, start in enumerate(starts.tolist()):
+        while open_ranges and ends[open_ranges[-1]] <= start:
+            open_ranges.pop()
+        parents[index] = open_ranges[-1] if open_ranges else -1
+        open_ranges.append(index)
+    return parents

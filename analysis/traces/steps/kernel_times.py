@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.table import UNKNOWN, Table
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table, Words
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
+from dpscope.analysis.traces.steps.intervals import innermost
 
 COLUMNS = ("rank", "device", "operator", "kernel_class", "unit", "overlapped", "count", "time_us", "overlap_us")
 _LEAST_OVERLAP = 0.5  # of a kernel's duration; kernels between 0 and this share are neither free nor overlapped
@@ -57,14 +57,15 @@ def _kernels(attribution: Attribution) -> Table:
         rows = rows[_is_leaf(attribution, operators)[rows]]
         operator = rows
     hashes = np.array([zlib.crc32(name.encode()) for name in events.names], dtype=np.int64)
-    words = np.array([*events.names, "unknown"], dtype=object)
     caller = np.maximum(operator, 0)
     kernels = Table.of(
         device=events.device[rows] if attribution.on_device else np.full(len(rows), UNKNOWN),
         step=attribution.step[rows],
         time_us=events.duration_us[rows],
         overlap_us=_overlap_us(attribution, rows),
-        operator=words[np.where(operator >= 0, events.name[caller], len(events.names))],
+        operator=Words.coded(
+            np.where(operator >= 0, events.name[caller], len(events.names)), [*events.names, "unknown"]
+        ),
         kernel_name=hashes[events.name[rows]],
         operator_name=np.where(operator >= 0, hashes[events.name[caller]], -1),
         launch=events.shape[rows],
@@ -112,10 +113,9 @@ def _overlap_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     devices = events.device if attribution.on_device else np.zeros(len(events), dtype=np.int64)
     for device in np.unique(devices[rows]).tolist():
         own = communication & (devices == device)
-        busy = intervals.union(events.start_us[own], events.end_us[own])
         here = devices[rows] == device
-        ends, starts = events.end_us[rows[here]], events.start_us[rows[here]]
-        result[here] = intervals.length_before(busy, ends) - intervals.length_before(busy, starts)
+        starts, ends = events.start_us[rows[here]], events.end_us[rows[here]]
+        result[here] = intervals.lengths_within(intervals.of_events(events, own), starts, ends)
     return np.where(result > 1e-6, result, 0.0)
 
 

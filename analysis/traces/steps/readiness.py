@@ -48,9 +48,8 @@ def held_us(attribution: Attribution, rows: IntColumn, kinds: list[str | None]) 
         own = computing[step][events.device[computing[step]] == device]
         earlier = own[attribution.launch_us[own] < attribution.launch_us[rows[here]].max()]
         waiting = intervals.union(events.end_us[attribution.launch_row[earlier]], events.start_us[earlier])
-        still = intervals.difference(waiting, intervals.union(events.start_us[own], events.end_us[own]))
-        ends, starts = events.end_us[rows[here]], events.start_us[rows[here]]
-        held[here] = intervals.length_before(still, ends) - intervals.length_before(still, starts)
+        still = intervals.difference(waiting, intervals.of_events(events, own))
+        held[here] = intervals.lengths_within(still, events.start_us[rows[here]], events.end_us[rows[here]])
     return held
 
 
@@ -63,12 +62,12 @@ _GRAPH = "CompiledFunctionBackward"  # autograd's node of what AOTAutograd compi
 def compute_done(attribution: Attribution, rows: IntColumn, ready_us: FloatColumn) -> FloatColumn:
     """For each collective (event rows) the share, 0..1, of its step's computing that was done when it was ready.
 
-    Of its own device, without what the optimizer does: that waits for the last gradient. What is left could hide it. NaN
+    On its device, without the optimizer's work, which waits for the last gradient. What remains could hide it. NaN
     where the step, the moment or all computing is unknown.
     """
     done = np.full(len(rows), np.nan)
     for own, here in _by_step_and_device(attribution, rows, ready_us):
-        computed = _union(attribution, own)
+        computed = intervals.of_events(attribution.events, own)
         total_us = intervals.length(computed)
         if total_us > 0:
             done[here] = intervals.length_before(computed, ready_us[here]) / total_us
@@ -78,29 +77,27 @@ def compute_done(attribution: Attribution, rows: IntColumn, ready_us: FloatColum
 def compiled_share(attribution: Attribution, rows: IntColumn, ready_us: FloatColumn) -> FloatColumn:
     """For each collective (event rows) the share, 0..1, of its step's computing that one compiled backward graph did before it.
 
-    That of the last such graph that ended before the collective was asked for: what comes out of a graph is ready when all of
+    That of the last such graph that ended before the collective was requested: what comes out of a graph is ready when all of
     it has run. 0 where none ended before it in its step; NaN as `compute_done` is.
     """
     events = attribution.events
     share = np.full(len(rows), np.nan)
-    graphs = np.flatnonzero(
-        events.is_category(Category.CPU_OP)
-        & events.has_name(np.array([name == _GRAPH for name in events.names], dtype=bool))
-    )
+    is_graph = events.is_category(Category.CPU_OP) & events.named(lambda name: name == _GRAPH)
+    graphs = np.flatnonzero(is_graph)
     graphs = graphs[np.argsort(events.end_us[graphs], kind="stable")]
-    asked = attribution.launch_us if attribution.on_device else events.start_us
+    called_us = attribution.launch_us if attribution.on_device else events.start_us
     for own, here in _by_step_and_device(attribution, rows, ready_us):
-        total_us = intervals.length(_union(attribution, own))
+        total_us = intervals.length(intervals.of_events(events, own))
         if not total_us > 0:
             continue
         share[here] = 0.0
         begins = attribution.steps.start_us[attribution.step[rows[here[0]]]]
-        when = asked[rows[here]] if attribution.on_device else ready_us[here]
+        when = called_us[rows[here]] if attribution.on_device else ready_us[here]
         for place, last in zip(here, np.searchsorted(events.end_us[graphs], when, side="right") - 1, strict=True):
             if last >= 0 and events.start_us[graphs[last]] >= begins:
                 graph = graphs[last]
-                inside = own[(asked[own] >= events.start_us[graph]) & (asked[own] < events.end_us[graph])]
-                share[place] = intervals.length(_union(attribution, inside)) / total_us
+                inside = own[(called_us[own] >= events.start_us[graph]) & (called_us[own] < events.end_us[graph])]
+                share[place] = intervals.length(intervals.of_events(events, inside)) / total_us
     return share
 
 
@@ -119,10 +116,6 @@ def _by_step_and_device(
         yield (own[events.device[own] == device] if attribution.on_device else own), here
 
 
-def _union(attribution: Attribution, rows: IntColumn) -> intervals.Intervals:
-    return intervals.union(attribution.events.start_us[rows], attribution.events.end_us[rows])
-
-
 def _before_optimizer(attribution: Attribution) -> BoolColumn:
     """Rows that compute in a step, those that the optimizer launched left out."""
     events = attribution.events
@@ -133,8 +126,8 @@ def _before_optimizer(attribution: Attribution) -> BoolColumn:
     begins = np.full(len(attribution.steps), np.inf)
     places = attribution.steps.index_at(events.start_us[ranges])
     np.minimum.at(begins, places[places >= 0], events.start_us[ranges[places >= 0]])
-    asked = attribution.launch_us if attribution.on_device else events.start_us
-    return computing & ~(asked >= begins[np.maximum(attribution.step, 0)])
+    called_us = attribution.launch_us if attribution.on_device else events.start_us
+    return computing & ~(called_us >= begins[np.maximum(attribution.step, 0)])
 
 
 def on_compute_stream(attribution: Attribution, rows: IntColumn) -> BoolColumn:
