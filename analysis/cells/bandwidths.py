@@ -1,4 +1,4 @@
-"""Effective bandwidth three ways beside the link's specification and a calibration, and the utilisation of each.
+"""Effective bandwidth computed three ways, its utilisation of the link and of a calibration.
 
 Effective bandwidth is wire bytes per step over a time per step: the bytes each rank sends, by the bus factors of nccl-tests
 (doc/PERFORMANCE.md), so that it compares with a link's rate one way. The three times: the subtraction estimate t_N(b) - t_1(b),
@@ -10,7 +10,7 @@ import pandas as pd
 from dpscope.analysis.cells.columns import COLUMNS
 from dpscope.analysis.cells.predicted import KEYS, by_nccl, model_sizes
 from dpscope.analysis.cells.ring_load import NO_ALL_REDUCE, has_rings, ring_loads
-from dpscope.analysis.cells.row import Row, ratio
+from dpscope.analysis.cells.row import RowBuilder, ratio
 from dpscope.analysis.cells.subtraction import NO_SAME_BATCH
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
@@ -53,7 +53,7 @@ def _sent_bytes(data: CellData, matched_only: bool = False) -> float | None:
     return float(sent.sum()) / len(windows)
 
 
-def put_bandwidths(row: Row, data: CellData, sources: CostSources) -> None:
+def put_bandwidths(row: RowBuilder, data: CellData, sources: CostSources) -> None:
     """Fill BANDWIDTH_COLUMNS of a multi-device cell with known communication, after its estimates and predictions."""
     if data.cell.traits.host_copies:
         row.clear(BANDWIDTH_COLUMNS, "host copies within one process: no link is used")
@@ -94,7 +94,7 @@ def _ring_bytes(data: CellData) -> float | str:
     return sum(sent)
 
 
-def _calibrated_gb_per_s(row: Row, data: CellData, sources: CostSources, moved: float | None) -> float | None:
+def _calibrated_gb_per_s(row: RowBuilder, data: CellData, sources: CostSources, moved: float | None) -> float | None:
     """The rate at which the calibration would move the same messages: of DDP's all-reduces, under DP of everything."""
     predicted = row.number("predicted_transfer_us")
     if row.values["prediction_source"] != "calibration" or not predicted:
@@ -105,7 +105,7 @@ def _calibrated_gb_per_s(row: Row, data: CellData, sources: CostSources, moved: 
 
 
 def _alone_us(data: CellData, sources: CostSources) -> float | None:
-    """A step's matched collectives one after another by the calibration, nothing beside them."""
+    """The calibrated time of a step's matched collectives, one after another with nothing else running."""
     windows = data.whole_windows
     own = data.collectives.merge(windows[KEYS], on=KEYS)
     matched = own[own["transfer_us"].notna()]

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from dpscope.analysis.cells.row import Row, minus
+from dpscope.analysis.cells.row import RowBuilder, minus
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.spreads import RunSpreads
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval
@@ -21,7 +21,7 @@ _NO_HIDDEN = "the trace shows no communication that could be hidden"
 _NO_SINGLE = "needs communication and a traced single-device cell at this batch per device"
 
 
-def put_ledger(row: Row, data: CellData, single: CellData | None, spreads: RunSpreads) -> None:
+def put_ledger(row: RowBuilder, data: CellData, single: CellData | None, spreads: RunSpreads) -> None:
     """The ledger's columns, and t_N(b) - t_1(b) = slowdown + exposed + change of idle + change of tracer.
 
     `single` is the cell of one device at the same batch, None if none was measured.
@@ -47,7 +47,7 @@ def put_ledger(row: Row, data: CellData, single: CellData | None, spreads: RunSp
         _put_bounds(row, f"added_{part}_us", change, _NO_SINGLE, bounds)
 
 
-def _put_contention(row: Row, ledger: Ledger | None, data: CellData, single: CellData | None) -> Ledger | None:
+def _put_contention(row: RowBuilder, ledger: Ledger | None, data: CellData, single: CellData | None) -> Ledger | None:
     """The columns of contention, and the rest of the slowdown; returns the ledger with them."""
     unknown = _NO_HIDDEN
     if ledger is not None and ledger.hidden_us is not None:
@@ -86,7 +86,7 @@ def cell_contentions(data: CellData, single: CellData | None) -> Contentions:
     return against_single if against_single.every is not None else contentions(own)
 
 
-def _put_bounds(row: Row, column: str, value: float | None, reason: str, bounds: Interval | None) -> None:
+def _put_bounds(row: RowBuilder, column: str, value: float | None, reason: str, bounds: Interval | None) -> None:
     row.put_interval(reason if value is None else _NO_INTERVAL, column, bounds)
 
 

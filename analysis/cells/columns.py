@@ -1,11 +1,17 @@
-"""The comparison table's columns: name, heading, unit and meaning, told once for every place that shows them."""
+"""The comparison's columns, each declared once: a typed field with its heading, unit and meaning."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from dpscope.analysis.text.units import Quantity
 
-Group = Literal["cell", "time", "communication", "estimates", "predictions", "bandwidth", "learning", "checks"]
+Group = Literal[
+    "cell", "time", "communication", "estimates", "predictions", "bandwidth", "device", "learning", "checks"
+]
+Number = float | None
+Count = int | None
+Text = str | None
 
 
 @dataclass(frozen=True)
@@ -21,10 +27,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Ends:
-    """Two columns beside a value that say how far it may lie off, by what stands in their names before the unit."""
+    """Two columns that bound another one: what stands in their names before the unit, and what they mean."""
 
     low: str
     high: str
+    meanings: tuple[str, str]
 
     def of(self, column: str) -> tuple[str, str]:
         """The two columns of a value.
@@ -36,408 +43,356 @@ class Ends:
         return f"{base}_{self.low}{column[len(base) :]}", f"{base}_{self.high}{column[len(base) :]}"
 
 
-INTERVAL = Ends("low", "high")
+INTERVAL = Ends("low", "high", ("Lower end of its 95% interval", "Upper end of its 95% interval"))
 """A 95% interval: more samples narrow it."""
-RANK_RANGE = Ends("rank_min", "rank_max")
+RANK_RANGE = Ends("rank_min", "rank_max", ("Smallest mean of a rank and device", "Largest mean of a rank and device"))
 """The smallest and the largest mean of a rank and device."""
-VALUE_RANGE = Ends("min", "max")
+VALUE_RANGE = Ends("min", "max", ("Smallest value", "Largest value"))
 """The smallest and the largest of the values behind a mean or median: more values widen it."""
-_OF_RANKS = ("Smallest mean of a rank and device", "Largest mean of a rank and device")
 
 
-def _interval(
-    column: str, heading: str, quantity: Quantity, group: Group, what: str = "its 95% interval"
-) -> tuple[Column, Column]:
-    return _range(column, heading, quantity, group, INTERVAL, f"Lower end of {what}", f"Upper end of {what}")
+def _column(heading: str, meaning: str, quantity: Quantity = "time", default: object = None) -> Any:
+    return field(default=default, metadata={"heading": heading, "meaning": meaning, "quantity": quantity})
 
 
-def _range(
-    column: str, heading: str, quantity: Quantity, group: Group, ends: Ends, low: str, high: str
-) -> tuple[Column, Column]:
-    """The two columns beside a value's, with what each means."""
-    names, words = ends.of(column), (ends.low.replace("_", " "), ends.high.replace("_", " "))
-    return (
-        Column(names[0], f"{heading} {words[0]}", quantity, group, low),
-        Column(names[1], f"{heading} {words[1]}", quantity, group, high),
+@dataclass(frozen=True)
+class Identity:
+    """Which cell it is."""
+
+    cell: str = _column("cell", "Strategy, devices and batch per device", "text")
+    strategy: str = _column("strategy", "dp-host is the CPU stand-in for nn.DataParallel", "text")
+    devices: int = _column("devices", "Devices the step runs on (CPU: processes or replicas)", "count")
+    nodes: int = _column("nodes", "Hosts that its processes run on; 1 for traces alone", "count", default=1)
+    batch_size: Count = _column("batch", "Samples per device and step", "count")
+    global_batch_size: Count = _column("global batch", "Samples per step over all devices", "count")
+    status: str = _column("status", "ok, or what kept the cell from being measured", "text", default="ok")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Untraced steps: their time, throughput and scaling. A bound without a declaration is that of the value above it."""
+
+    step_us: Number = _column("step", "Median untraced step time, waiting for the loader included")
+    step_low_us: Number = _column("step low", "Lower end of the median's 95% interval, from how repeats differ")
+    step_high_us: Number = _column("step high", "Upper end of the median's 95% interval, from how repeats differ")
+    step_count: Count = _column("steps", "Timed steps behind the median, all repeats together", "count")
+    step_without_wait_us: Number = _column("step w/o loader", "Median step time without the wait for the loader")
+    samples_per_s: Number = _column("samples/s", "Global batch over the median step, loader wait included", "rate")
+    samples_per_s_low: Number = None
+    samples_per_s_high: Number = None
+    block_samples_per_s: Number = _column(
+        "samples/s of blocks", "Samples of whole blocks over their time, mean", "rate"
+    )
+    block_samples_per_s_min: Number = _column("samples/s of blocks min", "Slowest block", "rate")
+    block_samples_per_s_max: Number = _column("samples/s of blocks max", "Fastest block", "rate")
+    steps_per_s: Number = _column("steps/s", "Steps a second, of a script whose batch is not known", "rate")
+    tokens_per_s: Number = _column("tokens/s", "Throughput in tokens: samples/s times tokens per sample", "rate")
+    samples_per_s_without_wait: Number = _column(
+        "samples/s w/o loader", "Global batch over the median step without the wait for the loader", "rate"
+    )
+    block_count: Count = _column("blocks", "Blocks behind the throughput", "count")
+    weak_speedup: Number = _column("weak speedup", "N t_1(b) / t_N(b): same batch per device", "ratio")
+    weak_efficiency: Number = _column("weak eff.", "t_1(b) / t_N(b)", "share")
+    weak_efficiency_low: Number = None
+    weak_efficiency_high: Number = None
+    strong_speedup: Number = _column("strong speedup", "t_1(G) / t_N(G/N): same global batch", "ratio")
+    strong_speedup_low: Number = None
+    strong_speedup_high: Number = None
+    strong_efficiency: Number = _column("strong eff.", "strong speedup / N", "share")
+    steps_per_epoch: Count = _column("steps/epoch", "Steps one epoch takes over the whole data set", "count")
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Traced steps: the ledger with its intervals, and what moves."""
+
+    traced_step_us: Number = _column("traced step", "Mean window of the traced steps")
+    traced_step_low_us: Number = None
+    traced_step_high_us: Number = None
+    traced_step_count: Count = _column("traced steps", "Rows (rank, device, step) behind the means", "count")
+    compute_us: Number = _column("compute", "Union of compute per device and step")
+    compute_low_us: Number = None
+    compute_high_us: Number = None
+    exposed_wait_us: Number = _column(
+        "wait", "Exposed communication in which a collective waits for a late rank and none transfers"
+    )
+    exposed_wait_low_us: Number = None
+    exposed_wait_high_us: Number = None
+    exposed_transfer_us: Number = _column(
+        "transfer", "Exposed communication in which at least one matched collective transfers"
+    )
+    exposed_transfer_low_us: Number = None
+    exposed_transfer_high_us: Number = None
+    exposed_other_us: Number = _column(
+        "other",
+        "Exposed communication without a separate wait and transfer: broadcasts, reduces, copies, unmatched collectives",
+    )
+    exposed_other_low_us: Number = None
+    exposed_other_high_us: Number = None
+    idle_us: Number = _column("idle", "Neither compute nor communication")
+    idle_low_us: Number = None
+    idle_high_us: Number = None
+    tracer_us: Number = _column("tracer", "Untraced step minus traced step: negative if tracing slows it")
+    tracer_low_us: Number = None
+    tracer_high_us: Number = None
+    slowdown_us: Number = _column("slowdown", "Compute minus that of one device at the same batch")
+    slowdown_low_us: Number = None
+    slowdown_high_us: Number = None
+    contention_us: Number = _column("contention", "What hidden communication costs the compute next to it")
+    contention_low_us: Number = None
+    contention_high_us: Number = None
+    contention_ratio: Number = _column(
+        "contention ratio",
+        "Compute next to communication over the same compute on one device, or over the cell's own free kernels",
+        "ratio",
+    )
+    contention_ratio_low: Number = None
+    contention_ratio_high: Number = None
+    other_slowdown_us: Number = _column("other slowdown", "slowdown_us - contention_us: clocks, caches, host")
+    other_slowdown_low_us: Number = None
+    other_slowdown_high_us: Number = None
+    communication_us: Number = _column("comm.", "Union of communication (dp-host: host copies)")
+    communication_rank_min_us: Number = None
+    communication_rank_max_us: Number = None
+    hidden_us: Number = _column("hidden", "Communication while the device computes")
+    exposed_us: Number = _column("exposed", "Communication while it does not: wait, transfer, other")
+    exposed_low_us: Number = None
+    exposed_high_us: Number = None
+    exposed_rank_min_us: Number = None
+    exposed_rank_max_us: Number = None
+    transfer_us: Number = _column("all transfers", "Sum over collectives of the shortest rank's duration")
+    wait_us: Number = _column("all waiting", "Time in collectives spent waiting for a later rank")
+    queue_us: Number = _column("queue", "Time gloo's collectives waited for a worker thread")
+    host_copy_us: Number = _column("host copies", "Host copies outside compute and communication")
+    device_copy_us: Number = _column(
+        "device copies",
+        "Copies within a device, and memsets, outside compute, communication and host copies",
+    )
+    unlaunched_us: Number = _column("not launched", "Part of idle in which nothing had been launched")
+    critical_device: Count = _column(
+        "critical device",
+        "Of a process with several devices (DataParallel): the one that is least idle, whose values the row gives",
+        "count",
+    )
+    compute_device_mean_us: Number = _column("compute (mean)", "Compute: mean over all devices")
+    communication_device_mean_us: Number = _column("comm. (mean)", "Communication: mean over all devices")
+    exposed_device_mean_us: Number = _column("exposed (mean)", "Exposed communication: mean over all devices")
+    idle_device_mean_us: Number = _column("idle (mean)", "Idle time: mean over all devices")
+    data_us: Number = _column("data", "Compute of the phase that takes a batch from the loader")
+    host_to_device_us: Number = _column("to device", "Time of copying a batch to the device")
+    forward_us: Number = _column("forward", "Compute of the forward pass")
+    backward_us: Number = _column("backward", "Compute of the backward pass, without communication")
+    optimizer_us: Number = _column("optimizer", "Compute of the optimizer's step")
+    communication_share: Number = _column("comm. share", "Communication / traced step", "share")
+    exposed_share: Number = _column("exposed share", "Exposed communication / traced step", "share")
+    bytes_per_step: Number = _column(
+        "bytes/step",
+        "Collectives' buffers per rank and step; DP by copies: bytes a device sends to others",
+        "bytes",
+    )
+    collectives_per_step: Number = _column("collectives", "Collectives per rank and step", "count")
+    algbw_gb_per_s: Number = _column("algbw", "All-reduce bytes / transfer (nccl-tests)", "bandwidth")
+    busbw_gb_per_s: Number = _column("busbw", "algbw x 2(N-1)/N (nccl-tests)", "bandwidth")
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Communication by subtraction and by the ring formula, and how far off they are."""
+
+    same_local_batch_us: Number = _column(
+        "same local batch", "t_N(b) - t_1(b): added wall time at the same batch per device"
+    )
+    same_local_batch_low_us: Number = _column("same local low", INTERVAL.meanings[0])
+    same_local_batch_high_us: Number = _column("same local high", INTERVAL.meanings[1])
+    same_local_batch_error_exposed_us: Number = _column("minus exposed", "Estimate minus exposed communication")
+    same_local_batch_error_communication_us: Number = _column("minus all comm.", "Estimate minus all communication")
+    added_idle_us: Number = _column("idle", "Of t_N(b)-t_1(b): change of idle")
+    added_tracer_us: Number = _column(
+        "tracer", "The part of the untraced t_N(b)-t_1(b) that the traced windows do not explain"
+    )
+    added_idle_low_us: Number = _column("idle low", "Lower end of that term's 95% interval")
+    added_idle_high_us: Number = _column("idle high", "Upper end of that term's 95% interval")
+    added_tracer_low_us: Number = _column("tracer low", "Lower end of that term's 95% interval")
+    added_tracer_high_us: Number = _column("tracer high", "Upper end of that term's 95% interval")
+    added_data_wait_us: Number = _column("loader", "Change of the mean wait for the loader, timed steps")
+    compute_spread: Number = _column("compute spread", "(Largest - smallest) / mean compute of a device", "share")
+    first_device_excess_us: Number = _column("device 0 excess", "DP: compute of device 0 minus others' mean")
+    ideal_split_us: Number = _column(
+        "ideal split", "t_N(G/N) - t_1(G)/N: assumes that a step shrinks in proportion to its batch"
+    )
+    ideal_split_error_exposed_us: Number = _column("minus exposed", "Estimate minus exposed communication")
+    ideal_split_error_communication_us: Number = _column("minus all comm.", "Estimate minus all communication")
+    same_total_us: Number = _column("same total", "t_N(G/N) - t_1(G): negative once parallel training pays off")
+    same_total_error_exposed_us: Number = _column("minus exposed", "Estimate minus exposed communication")
+    same_total_error_communication_us: Number = _column("minus all comm.", "Estimate minus all communication")
+    ideal_split_local_batch_us: Number = _column(
+        "local batch",
+        "t_1(b) - t_1(G)/N: the error of ideal split, because a step does not shrink in proportion to its batch",
+    )
+    same_total_local_batch_us: Number = _column(
+        "local batch",
+        "t_1(b) - t_1(G): the error of same total, because it compares different work per device",
+    )
+    same_local_batch_epoch_us: Number = _column("same local batch", "T_N - T_1/N of an epoch at equal b")
+    ideal_split_epoch_us: Number = _column("ideal split", "T_N - T_1(G)/N of an epoch")
+    same_total_epoch_us: Number = _column("same total", "T_N - T_1(G) of an epoch")
+    exposed_epoch_us: Number = _column("exposed", "Exposed communication of an epoch's steps")
+    communication_epoch_us: Number = _column("comm.", "All communication of an epoch's steps")
+    ring_us: Number = _column("ring model", "Ring formula of gradients, or of all that FSDP moves")
+    ring_error_us: Number = _column("ring error", "Ring prediction minus transfer")
+    ring_source: Text = _column(
+        "ring's rate",
+        "specification: the link's, from --link or NVML; calibration: the calibrated bus bandwidth, where no link is known",
+        "text",
     )
 
 
-COLUMNS = (
-    Column("cell", "cell", "text", "cell", "Strategy, devices and batch per device"),
-    Column("strategy", "strategy", "text", "cell", "dp-host is the CPU stand-in for nn.DataParallel"),
-    Column("devices", "devices", "count", "cell", "Devices the step runs on (CPU: processes or replicas)"),
-    Column("nodes", "nodes", "count", "cell", "Hosts that its processes run on; 1 for traces alone"),
-    Column("batch_size", "batch", "count", "cell", "Samples per device and step"),
-    Column("global_batch_size", "global batch", "count", "cell", "Samples per step over all devices"),
-    Column("status", "status", "text", "cell", "ok, or what kept the cell from being measured"),
-    Column("step_us", "step", "time", "time", "Median untraced step time, waiting for the loader included"),
-    *_interval("step_us", "step", "time", "time", "the median's 95% interval, from how repeats differ"),
-    Column("step_count", "steps", "count", "time", "Timed steps behind the median, all repeats together"),
-    Column(
-        "step_without_wait_us", "step w/o loader", "time", "time", "Median step time without the wait for the loader"
-    ),
-    Column("samples_per_s", "samples/s", "rate", "time", "Global batch over the median step, loader wait included"),
-    *_interval("samples_per_s", "samples/s", "rate", "time"),
-    Column(
-        "block_samples_per_s", "samples/s of blocks", "rate", "time", "Samples of whole blocks over their time, mean"
-    ),
-    *_range(
-        "block_samples_per_s", "samples/s of blocks", "rate", "time", VALUE_RANGE, "Slowest block", "Fastest block"
-    ),
-    Column("steps_per_s", "steps/s", "rate", "time", "Steps a second, of a script whose batch is not known"),
-    Column("tokens_per_s", "tokens/s", "rate", "time", "Throughput in tokens: samples/s times tokens per sample"),
-    Column(
-        "flops_per_step",
-        "FLOPs/step",
-        "count",
-        "time",
-        "Of one device, forward and backward: matrix products, convolutions, attention; two a multiply-add",
-    ),
-    Column(
-        "achieved_tflops", "TFLOP/s", "rate", "time", "flops_per_step / step_us of one device, in 1e12 FLOPs per second"
-    ),
-    Column("mfu", "MFU", "share", "time", "Time of those FLOPs at the device's specified dense peak / step_us"),
-    Column(
-        "samples_per_s_without_wait",
-        "samples/s w/o loader",
-        "rate",
-        "time",
-        "Global batch over the median step without the wait for the loader",
-    ),
-    Column("block_count", "blocks", "count", "time", "Blocks behind the throughput"),
-    Column("weak_speedup", "weak speedup", "ratio", "time", "N t_1(b) / t_N(b): same batch per device"),
-    Column("weak_efficiency", "weak eff.", "share", "time", "t_1(b) / t_N(b)"),
-    *_interval("weak_efficiency", "weak eff.", "share", "time"),
-    Column("strong_speedup", "strong speedup", "ratio", "time", "t_1(G) / t_N(G/N): same global batch"),
-    *_interval("strong_speedup", "strong speedup", "ratio", "time"),
-    Column("strong_efficiency", "strong eff.", "share", "time", "strong speedup / N"),
-    Column("steps_per_epoch", "steps/epoch", "count", "time", "Steps one epoch takes over the whole data set"),
-    Column("traced_step_us", "traced step", "time", "communication", "Mean window of the traced steps"),
-    *_interval("traced_step_us", "traced step", "time", "communication"),
-    Column("traced_step_count", "traced steps", "count", "communication", "Rows (rank, device, step) behind the means"),
-    Column("compute_us", "compute", "time", "communication", "Union of compute per device and step"),
-    *_interval("compute_us", "compute", "time", "communication"),
-    Column(
-        "exposed_wait_us",
-        "wait",
-        "time",
-        "communication",
-        "Exposed communication in which a collective waits for a late rank and none transfers",
-    ),
-    *_interval("exposed_wait_us", "wait", "time", "communication"),
-    Column(
-        "exposed_transfer_us",
-        "transfer",
-        "time",
-        "communication",
-        "Exposed communication in which at least one matched collective transfers",
-    ),
-    *_interval("exposed_transfer_us", "transfer", "time", "communication"),
-    Column(
-        "exposed_other_us",
-        "other",
-        "time",
-        "communication",
-        "Exposed communication without a separate wait and transfer: broadcasts, reduces, copies, unmatched collectives",
-    ),
-    *_interval("exposed_other_us", "other", "time", "communication"),
-    Column("idle_us", "idle", "time", "communication", "Neither compute nor communication"),
-    *_interval("idle_us", "idle", "time", "communication"),
-    Column(
-        "tracer_us", "tracer", "time", "communication", "Untraced step minus traced step: negative if tracing slows it"
-    ),
-    *_interval("tracer_us", "tracer", "time", "communication"),
-    Column("slowdown_us", "slowdown", "time", "communication", "Compute minus that of one device at the same batch"),
-    *_interval("slowdown_us", "slowdown", "time", "communication"),
-    Column(
-        "contention_us", "contention", "time", "communication", "What hidden communication costs the compute next to it"
-    ),
-    *_interval("contention_us", "contention", "time", "communication"),
-    Column(
-        "contention_ratio",
-        "contention ratio",
-        "ratio",
-        "communication",
-        "Compute next to communication over the same compute on one device, or over the cell's own free kernels",
-    ),
-    *_interval("contention_ratio", "contention ratio", "ratio", "communication"),
-    Column(
-        "other_slowdown_us",
-        "other slowdown",
-        "time",
-        "communication",
-        "Slowdown minus contention: clocks, caches, host",
-    ),
-    *_interval("other_slowdown_us", "other slowdown", "time", "communication"),
-    Column("communication_us", "comm.", "time", "communication", "Union of communication (dp-host: host copies)"),
-    *_range("communication_us", "comm.", "time", "communication", RANK_RANGE, *_OF_RANKS),
-    Column("hidden_us", "hidden", "time", "communication", "Communication while the device computes"),
-    Column("exposed_us", "exposed", "time", "communication", "Communication while it does not: wait, transfer, other"),
-    *_interval("exposed_us", "exposed", "time", "communication"),
-    *_range("exposed_us", "exposed", "time", "communication", RANK_RANGE, *_OF_RANKS),
-    Column(
-        "transfer_us", "all transfers", "time", "communication", "Sum over collectives of the shortest rank's duration"
-    ),
-    Column("wait_us", "all waiting", "time", "communication", "Time in collectives spent waiting for a later rank"),
-    Column("queue_us", "queue", "time", "communication", "Time gloo's collectives waited for a worker thread"),
-    Column(
-        "host_copy_us",
-        "host copies",
-        "time",
-        "communication",
-        "Copies from or to the host outside compute and communication",
-    ),
-    Column(
-        "device_copy_us",
-        "device copies",
-        "time",
-        "communication",
-        "Copies within a device, and memsets, outside compute, communication and host copies",
-    ),
-    Column(
-        "unlaunched_us",
-        "not launched",
-        "time",
-        "communication",
-        "Part of idle in which the host had launched nothing to run",
-    ),
-    Column(
-        "critical_device",
-        "critical device",
-        "count",
-        "communication",
-        "Of a process with several devices (DataParallel): the one that is least idle, whose values the row gives",
-    ),
-    *(
-        Column(f"{name}_device_mean_us", f"{heading} (mean)", "time", "communication", f"{what}: mean over all devices")
-        for name, heading, what in (
-            ("compute", "compute", "Compute"),
-            ("communication", "comm.", "Communication"),
-            ("exposed", "exposed", "Exposed communication"),
-            ("idle", "idle", "Idle time"),
-        )
-    ),
-    Column("data_us", "data", "time", "communication", "Compute of the phase that takes a batch from the loader"),
-    Column("host_to_device_us", "to device", "time", "communication", "Time of copying a batch to the device"),
-    Column("forward_us", "forward", "time", "communication", "Compute of the forward pass"),
-    Column("backward_us", "backward", "time", "communication", "Compute of the backward pass, without communication"),
-    Column("optimizer_us", "optimizer", "time", "communication", "Compute of the optimizer's step"),
-    Column("communication_share", "comm. share", "share", "communication", "Communication / traced step"),
-    Column("exposed_share", "exposed share", "share", "communication", "Exposed communication / traced step"),
-    Column(
-        "bytes_per_step",
-        "bytes/step",
-        "bytes",
-        "communication",
-        "Collectives' buffers per rank and step; DP by copies: bytes a device sends to others",
-    ),
-    Column("collectives_per_step", "collectives", "count", "communication", "Collectives per rank and step"),
-    Column("algbw_gb_per_s", "algbw", "bandwidth", "communication", "All-reduce bytes / transfer (nccl-tests)"),
-    Column("busbw_gb_per_s", "busbw", "bandwidth", "communication", "algbw x 2(N-1)/N (nccl-tests)"),
-    Column(
-        "same_local_batch_us",
-        "same local batch",
-        "time",
-        "estimates",
-        "t_N(b) - t_1(b): added wall time at the same batch per device",
-    ),
-    *_interval("same_local_batch_us", "same local", "time", "estimates"),
-    Column(
-        "same_local_batch_error_exposed_us",
-        "minus exposed",
-        "time",
-        "estimates",
-        "The estimate minus exposed communication",
-    ),
-    Column(
-        "same_local_batch_error_communication_us",
-        "minus all comm.",
-        "time",
-        "estimates",
-        "The estimate minus all communication",
-    ),
-    Column("added_idle_us", "idle", "time", "estimates", "Of t_N(b)-t_1(b): change of idle"),
-    Column(
-        "added_tracer_us",
-        "tracer",
-        "time",
-        "estimates",
-        "The part of the untraced t_N(b)-t_1(b) that the traced windows do not explain",
-    ),
-    *_interval("added_idle_us", "idle", "time", "estimates", "that term's 95% interval"),
-    *_interval("added_tracer_us", "tracer", "time", "estimates", "that term's 95% interval"),
-    Column("added_data_wait_us", "loader", "time", "estimates", "Change of the mean wait for the loader, timed steps"),
-    Column(
-        "compute_spread",
-        "compute spread",
-        "share",
-        "estimates",
-        "Largest minus smallest mean compute of a device, over their mean",
-    ),
-    Column(
-        "first_device_excess_us",
-        "device 0 excess",
-        "time",
-        "estimates",
-        "DP: compute of device 0 minus the mean of the other devices",
-    ),
-    Column(
-        "ideal_split_us",
-        "ideal split",
-        "time",
-        "estimates",
-        "t_N(G/N) - t_1(G)/N: assumes that a step shrinks in proportion to its batch",
-    ),
-    Column(
-        "ideal_split_error_exposed_us", "minus exposed", "time", "estimates", "The estimate minus exposed communication"
-    ),
-    Column(
-        "ideal_split_error_communication_us",
-        "minus all comm.",
-        "time",
-        "estimates",
-        "The estimate minus all communication",
-    ),
-    Column(
-        "same_total_us",
-        "same total",
-        "time",
-        "estimates",
-        "t_N(G/N) - t_1(G): negative as soon as parallel training pays off",
-    ),
-    Column(
-        "same_total_error_exposed_us", "minus exposed", "time", "estimates", "The estimate minus exposed communication"
-    ),
-    Column(
-        "same_total_error_communication_us",
-        "minus all comm.",
-        "time",
-        "estimates",
-        "The estimate minus all communication",
-    ),
-    Column(
-        "ideal_split_local_batch_us",
-        "local batch",
-        "time",
-        "estimates",
-        "t_1(b) - t_1(G)/N: the error of ideal split, because a step does not shrink in proportion to its batch",
-    ),
-    Column(
-        "same_total_local_batch_us",
-        "local batch",
-        "time",
-        "estimates",
-        "t_1(b) - t_1(G): the error of same total, because it compares different work per device",
-    ),
-    Column("same_local_batch_epoch_us", "same local batch", "time", "estimates", "T_N - T_1/N of an epoch at equal b"),
-    Column("ideal_split_epoch_us", "ideal split", "time", "estimates", "T_N - T_1(G)/N of an epoch"),
-    Column("same_total_epoch_us", "same total", "time", "estimates", "T_N - T_1(G) of an epoch"),
-    Column("exposed_epoch_us", "exposed", "time", "estimates", "Exposed communication of an epoch's steps"),
-    Column("communication_epoch_us", "comm.", "time", "estimates", "All communication of an epoch's steps"),
-    Column("ring_us", "ring model", "time", "estimates", "Ring formula of gradients, or of all that FSDP moves"),
-    Column("ring_error_us", "ring error", "time", "estimates", "Ring prediction minus transfer"),
-    Column(
-        "ring_source",
-        "ring's rate",
-        "text",
-        "estimates",
-        "specification: the link's, from --link or NVML; calibration: the calibrated bus bandwidth, where no link is known",
-    ),
-    Column("prediction_source", "from", "text", "predictions", "calibration, or the link's specification"),
-    Column(
-        "prediction_contention",
+@dataclass(frozen=True)
+class Predictions:
+    """Communication as a calibration or the link's specification predicts it."""
+
+    prediction_source: Text = _column("from", "calibration, or the link's specification", "text")
+    prediction_contention: Text = _column(
         "contention",
+        "Calibrated slowdown of collectives in flight together and next to compute, if it was used",
         "text",
-        "predictions",
-        "How much collectives in flight together, and computing beside them, slow them by the calibration, where that was used",
-    ),
-    Column(
-        "predicted_transfer_us", "its prediction", "time", "predictions", "Predicted transfers (DP: all communication)"
-    ),
-    Column("predicted_transfer_error", "error", "share", "predictions", "Predicted over measured, minus 1"),
-    Column("predicted_exposed_us", "its prediction", "time", "predictions", "Predicted exposed communication"),
-    Column(
-        "predicted_exposed_error",
-        "error",
-        "share",
-        "predictions",
-        "Predicted over measured exposed communication, minus 1",
-    ),
-    Column(
-        "wire_bytes_per_step", "wire bytes", "bytes", "bandwidth", "Bytes a rank sends per step, by the bus factors"
-    ),
-    Column("subtraction_gb_per_s", "by subtraction", "bandwidth", "bandwidth", "Wire bytes / (t_N(b) - t_1(b))"),
-    Column(
-        "ring_subtraction_gb_per_s",
+    )
+    predicted_transfer_us: Number = _column("its prediction", "Predicted transfers (DP: all communication)")
+    predicted_transfer_error: Number = _column("error", "Predicted over measured, minus 1", "share")
+    predicted_exposed_us: Number = _column("its prediction", "Predicted exposed communication")
+    predicted_exposed_error: Number = _column("error", "Predicted over measured exposed comm., minus 1", "share")
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """Effective bandwidth three ways, what it compares with, and the utilisation of each."""
+
+    wire_bytes_per_step: Number = _column("wire bytes", "Bytes a rank sends per step, by the bus factors", "bytes")
+    subtraction_gb_per_s: Number = _column("by subtraction", "Wire bytes / (t_N(b) - t_1(b))", "bandwidth")
+    ring_subtraction_gb_per_s: Number = _column(
         "ring by subtraction",
-        "bandwidth",
-        "bandwidth",
         "Bytes of the ring formula / (t_N(b) - t_1(b)), which per epoch is T_N - T_1/N",
-    ),
-    Column(
-        "communication_gb_per_s",
-        "by comm.",
         "bandwidth",
-        "bandwidth",
-        "Wire bytes / all communication, waiting included",
-    ),
-    Column("transfer_gb_per_s", "by transfer", "bandwidth", "bandwidth", "Bus bandwidth of the all-reduces' transfers"),
-    Column("link_gb_per_s", "link", "bandwidth", "bandwidth", "The link's specification, one way (--link, else NVML)"),
-    Column(
-        "calibrated_gb_per_s", "calibrated", "bandwidth", "bandwidth", "Rate of the same messages in the calibration"
-    ),
-    Column(
-        "subtraction_of_link", "subtr. of link", "share", "bandwidth", "By subtraction, of the link's specification"
-    ),
-    Column(
-        "communication_of_link", "comm. of link", "share", "bandwidth", "By communication, of the link's specification"
-    ),
-    Column("transfer_of_link", "transfer of link", "share", "bandwidth", "By transfer, of the link's specification"),
-    Column(
-        "subtraction_of_calibration", "subtr. of calib.", "share", "bandwidth", "By subtraction, of the calibration"
-    ),
-    Column(
-        "communication_of_calibration", "comm. of calib.", "share", "bandwidth", "By communication, of the calibration"
-    ),
-    Column("transfer_of_calibration", "transfer of calib.", "share", "bandwidth", "By transfer, of the calibration"),
-    Column("test_accuracy_percent", "test accuracy", "percent", "learning", "After training: median over seeds"),
-    *_range(
-        "test_accuracy_percent",
-        "accuracy",
-        "percent",
-        "learning",
-        VALUE_RANGE,
-        "Lowest test accuracy of a seed",
-        "Highest test accuracy of a seed",
-    ),
-    Column("test_accuracy_seeds", "seeds", "count", "learning", "Complete trainings behind the accuracy"),
-    Column(
-        "trained_global_batch_size",
+    )
+    communication_gb_per_s: Number = _column("by comm.", "Wire bytes / all communication, waits included", "bandwidth")
+    transfer_gb_per_s: Number = _column("by transfer", "Bus bandwidth of the all-reduces' transfers", "bandwidth")
+    link_gb_per_s: Number = _column("link", "The link's specification, one way (--link, else NVML)", "bandwidth")
+    calibrated_gb_per_s: Number = _column("calibrated", "Rate of the same messages in the calibration", "bandwidth")
+    subtraction_of_link: Number = _column("subtr. of link", "By subtraction, of the link's specification", "share")
+    communication_of_link: Number = _column("comm. of link", "By communication, of the link's specification", "share")
+    transfer_of_link: Number = _column("transfer of link", "By transfer, of the link's specification", "share")
+    subtraction_of_calibration: Number = _column("subtr. of calib.", "By subtraction, of the calibration", "share")
+    communication_of_calibration: Number = _column("comm. of calib.", "By communication, of the calibration", "share")
+    transfer_of_calibration: Number = _column("transfer of calib.", "By transfer, of the calibration", "share")
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """How much of a device the step uses, and where the rest goes in points of 100, the traced step."""
+
+    flops_per_step: Number = _column(
+        "FLOPs/step",
+        "Of one device, forward and backward: matrix products, convolutions, attention; two a multiply-add",
+        "flops",
+    )
+    achieved_tflops: Number = _column(
+        "achieved",
+        "flops_per_step / step_us of one device, in 1e12 FLOPs per second; of traces alone over traced_step_us",
+        "flop_rate",
+    )
+    mfu: Number = _column("MFU", "Time of those FLOPs at the GPU's specified dense peak / step", "share")
+    cpu_peak_tflops: Number = _column(
+        "CPU matmul peak",
+        "Measured CPU matmul peak in 1e12 FLOPs per second: the fastest product of square matrices in this dtype and with as "
+        "many threads that a process of the run timed",
+        "flop_rate",
+    )
+    cpu_peak_share: Number = _column(
+        "of CPU matmul peak",
+        "achieved_tflops / cpu_peak_tflops: a share of a measured peak, not the MFU of a specified one",
+        "share",
+    )
+    used_points: Number = _column(
+        "used",
+        "Time of those FLOPs at the peak / traced_step_us; this and the columns below add up to 100, the traced step",
+        "points",
+    )
+    lost_wait_points: Number = _column("wait", "exposed_wait_us / traced_step_us", "points")
+    lost_transfer_points: Number = _column("transfer", "exposed_transfer_us / traced_step_us", "points")
+    lost_other_points: Number = _column("other", "exposed_other_us / traced_step_us", "points")
+    lost_idle_points: Number = _column("idle", "idle_us / traced_step_us", "points")
+    lost_contention_points: Number = _column("contention", "contention_us / traced_step_us", "points")
+    lost_below_peak_points: Number = _column(
+        "below peak", "The rest of 100: compute that runs below the peak, and parts that are not known", "points"
+    )
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Accuracy of what was trained in the same run folder."""
+
+    test_accuracy_percent: Number = _column("test accuracy", "After training: median over seeds", "percent")
+    test_accuracy_percent_min: Number = _column("accuracy min", "Lowest test accuracy of a seed", "percent")
+    test_accuracy_percent_max: Number = _column("accuracy max", "Highest test accuracy of a seed", "percent")
+    test_accuracy_seeds: Count = _column("seeds", "Complete trainings behind the accuracy", "count")
+    trained_global_batch_size: Count = _column(
         "trained with batch",
-        "count",
-        "learning",
         "Global batch of the trainings; where the cell's own was not trained, the one that was",
-    ),
-    Column("tracer_cost", "tracer cost", "ratio", "checks", "Median traced step / median untraced step"),
-    Column("counter_span_ratio", "span/DDP's", "ratio", "checks", "Communication span by trace / by DDP's counters"),
-    Column("counter_buckets_equal", "buckets equal", "flag", "checks", "All-reduce sizes are DDP's bucket sizes"),
-    Column(
-        "peak_allocated_bytes",
+        "count",
+    )
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What shows whether the other values can be trusted, and memory."""
+
+    tracer_cost: Number = _column("tracer cost", "Median traced step / median untraced step", "ratio")
+    counter_span_ratio: Number = _column("span/DDP's", "Communication span by trace / by DDP's counters", "ratio")
+    counter_buckets_equal: bool | None = _column("buckets equal", "All-reduce sizes are DDP's bucket sizes", "flag")
+    peak_allocated_bytes: Count = _column(
         "peak alloc.",
-        "bytes",
-        "checks",
         "Largest peak of torch's allocator on a device, tensors; NCCL's buffers lie outside",
-    ),
-    Column("state_bytes", "state", "bytes", "checks", "Parameters, buffers, optimizer state on a device between steps"),
-    Column("compile_us", "compiling", "time", "checks", "Longest time that a rank of the cell spent compiling"),
-    Column("compiled_parts", "compiled parts", "count", "checks", "Graphs compiled one by one, DDP's for each bucket"),
-    Column(
-        "peak_reserved_bytes",
-        "peak reserved",
         "bytes",
-        "checks",
+    )
+    state_bytes: Count = _column("state", "Parameters, buffers, optimizer state on a device between steps", "bytes")
+    compile_us: Number = _column("compiling", "Longest time that a rank of the cell spent compiling")
+    compiled_parts: Count = _column("compiled parts", "Graphs compiled one by one, DDP's for each bucket", "count")
+    peak_reserved_bytes: Count = _column(
+        "peak reserved",
         "Largest peak of torch's allocator on a device, its reserve; NCCL's buffers lie outside",
-    ),
-)
+        "bytes",
+    )
+
+
+_GROUPS: dict[Group, type[Any]] = {
+    "cell": Identity,
+    "time": Times,
+    "communication": Communication,
+    "estimates": Estimates,
+    "predictions": Predictions,
+    "bandwidth": Bandwidths,
+    "device": DeviceUse,
+    "learning": Learning,
+    "checks": Checks,
+}
+
+
+def _columns() -> Iterator[Column]:
+    """Every field of every group in order; a bound that declares nothing follows from the value that it bounds."""
+    for group, owner in _GROUPS.items():
+        bounds: dict[str, tuple[str, Quantity, str]] = {}
+        for one in fields(owner):
+            if one.metadata:
+                heading, quantity, meaning = (one.metadata[name] for name in ("heading", "quantity", "meaning"))
+                for ends in (INTERVAL, RANK_RANGE):
+                    words = (f"{heading} {word.replace('_', ' ')}" for word in (ends.low, ends.high))
+                    for name, bound, what in zip(ends.of(one.name), words, ends.meanings, strict=True):
+                        bounds[name] = (bound, quantity, what)
+            else:
+                heading, quantity, meaning = bounds[one.name]
+            yield Column(one.name, heading, quantity, group, meaning)
+
+
+COLUMNS = tuple(_columns())
 BY_NAME = {column.name: column for column in COLUMNS}
 NAMES = tuple(column.name for column in COLUMNS)

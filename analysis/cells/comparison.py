@@ -3,33 +3,36 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.cells.columns import NAMES
-from dpscope.analysis.cells.learning import put_accuracy
+from dpscope.analysis.cells.columns import NAMES, VALUE_RANGE
+from dpscope.analysis.cells.device_use import cpu_peaks
 from dpscope.analysis.cells.measured import summarise_cell
 from dpscope.analysis.cells.predicted import CollectivePrediction, predict_cell
 from dpscope.analysis.cells.ring_load import runs_all_reduces
-from dpscope.analysis.cells.row import Row
-from dpscope.analysis.cells.row import minus as _minus
+from dpscope.analysis.cells.row import CellRow, RowBuilder, minus
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.cells.strategy_costs import StrategyCost, strategy_costs
 from dpscope.analysis.costs.sources import CostSources, RingRate, cost_sources
-from dpscope.analysis.runs.cell_data import CellData, knows_batch
+from dpscope.analysis.runs.cell_data import TRACES_ALONE, AnyCell, CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines, strategy_pairs
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
-from dpscope.analysis.traces.ranks.contention import Contentions
-from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.analysis.training.data import TrainedCell, TrainingData
+from dpscope.analysis.training.seed_statistics import final_accuracy
+from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, Manifest
 
 TRACER_SHARE = 0.25  # of a gap: if tracing changed more than that, the traced parts do not explain it
 GAP_PARTS = ("exposed", "host_copies", "compute", "idle")
+_ACCURACY = ("test_accuracy_percent", *VALUE_RANGE.of("test_accuracy_percent"), "test_accuracy_seeds")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class StrategyGap:
     """DP minus DDP at equal devices and batch; microseconds per step.
 
     `ratio` is DP's median step over DDP's with its 95% interval. The gap of the traced windows' means is the sum of its
-    four parts (None where a trace does not tell); `tracer_us` is what they leave of the untraced gap.
+    four parts (None where a trace does not show it); `tracer_us` is what they leave of the untraced gap.
     """
 
     dp: str  # cells, by name
@@ -55,7 +58,7 @@ class StrategyGap:
 
     @property
     def largest_part(self) -> str | None:
-        """Which of GAP_PARTS, known, is the largest; None where the traces tell none."""
+        """The largest known part of GAP_PARTS; None if the traces show none."""
         known = {name: abs(value) for name in GAP_PARTS if (value := getattr(self, f"{name}_us")) is not None}
         return max(known, key=lambda name: known[name]) if known else None
 
@@ -80,16 +83,14 @@ class StrategyGap:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`table`: a row per planned cell, columns.NAMES; `reasons`: (cell, column) -> why it is missing.
+    """`rows`: every planned cell by name, in the order of the plan; `costs`: strategies compared with the plainer one.
 
-    `costs`: strategies beside the plainer one.
     `scaling`: speedups and their laws by strategy and batch; `predictions`: a row per kind and size of collective;
-    `target_efficiency`: what the user asked to be judged against, 0..1; `ring_rates`: what the ring formula divides by.
+    `target_efficiency`: the user's target, 0..1; `ring_rates`: what the ring formula divides by.
     """
 
-    table: pd.DataFrame
-    reasons: dict[tuple[str, str], str]
-    gaps: tuple[StrategyGap, ...]
+    rows: Mapping[str, CellRow] = field(default_factory=dict)
+    gaps: tuple[StrategyGap, ...] = ()
     scaling: tuple[ScalingSeries, ...] = ()
     choices: tuple[ScalingChoice, ...] = ()
     predictions: tuple[CollectivePrediction, ...] = ()
@@ -107,11 +108,24 @@ class Comparison:
     calibrated_engine: str | None = None  # class that ran NCCL in the calibration
     other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
     costs: tuple[StrategyCost, ...] = ()
-    ledgers: Mapping[str, Ledger] = field(default_factory=dict)  # by cell, where a step was traced
-    contentions: Mapping[str, Contentions] = field(default_factory=dict)  # by cell, where communication was traced
     variants: Mapping[str, str] = field(
         default_factory=dict
     )  # by cell, of those with other options than their strategy's
+
+    def has(self, column: str) -> bool:
+        """Whether any cell has a value in this column."""
+        return any(row.value(column) is not None for row in self.rows.values())
+
+    @cached_property
+    def reasons(self) -> dict[tuple[str, str], str]:
+        """(cell, column) -> why the value is missing."""
+        return {(name, column): why for name, row in self.rows.items() for column, why in row.reasons.items()}
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A row per cell with the columns NAMES: what is written as CSV, and the Python API."""
+        values = [[row.value(name) for name in NAMES] for row in self.rows.values()]
+        return pd.DataFrame(values, columns=list(NAMES)).convert_dtypes()
 
 
 def compare(
@@ -119,26 +133,26 @@ def compare(
     link: LinkRate | None = None,
     calibration: Calibration | None = None,
     target_efficiency: float | None = None,
+    flops: StatedFlops | None = None,
 ) -> Comparison:
     """The comparison of a run's cells.
 
     `link` is what the user states of the link between the devices, else what was stated of the run; `calibration` is one of
-    the same machine, with its fits.
+    the same machine, with its fits. `flops` are those of cells that did not count them, as the user states them.
     """
     sources = cost_sources(run.recorded, link, calibration)
     spreads = run.spreads
     batched = [data for data in run.measured if knows_batch(data.cell) and not data.trained_alone]
-    rows = {
-        name: summarise_cell(data, single_device_baselines(run, data.cell), sources.on_nodes(data.nodes), spreads)
-        for name, data in run.cells.items()
-    }
+    peaks = cpu_peaks(run.measured)
     workload = run.recorded.config.workload if run.recorded is not None else None
-    for name, row in rows.items():
-        put_accuracy(row, run.cells[name].cell, workload, run.training)
-    table = pd.DataFrame([row.values for row in rows.values()], columns=list(NAMES))
+    rows = {}
+    for name, data in run.cells.items():
+        singles, cost = single_device_baselines(run, data.cell), sources.on_nodes(data.nodes)
+        builder = summarise_cell(data, singles, cost, spreads, peaks, flops)
+        put_accuracy(builder, data.cell, workload, run.training)
+        rows[name] = builder.row()
     return Comparison(
-        table=table.convert_dtypes(),
-        reasons={(name, column): why for name, row in rows.items() for column, why in row.reasons.items()},
+        rows=rows,
         gaps=tuple(_gap(rows, dp, ddp, spreads.step) for dp, ddp in strategy_pairs(run)),
         scaling=scaling_series(batched, lambda cell: single_device_baselines(run, cell), spreads.step),
         choices=scaling_choices(batched, spreads.step),
@@ -159,8 +173,6 @@ def compare(
         calibrated_later=run.recorded is not None and calibration is not None and _later(calibration, run.recorded),
         calibrated_engine=calibration.nccl_engine if calibration is not None else None,
         other_engines=_other_engines(run, calibration),
-        ledgers={name: row.ledger for name, row in rows.items() if row.ledger is not None},
-        contentions={name: row.contentions for name, row in rows.items() if row.contentions is not None},
         costs=strategy_costs(run.measured, rows, spreads.step),
         variants={
             name: data.cell.variant
@@ -218,16 +230,16 @@ def _ring_rates(run: RunData, sources: CostSources) -> dict[int, RingRate]:
 
 
 def _later(calibration: Calibration, manifest: Manifest) -> bool:
-    """Whether a calibration was measured after the run had begun; logs do not tell when they were."""
+    """Whether a calibration was measured after the run started; the time of a log is unknown."""
     began, calibrated = (datetime.fromisoformat(one.created_at) for one in (manifest, calibration))
     return calibration.source == "measured" and calibrated > began
 
 
-def _gap(rows: dict[str, Row], dp: CellData, ddp: CellData, spread: Spread) -> StrategyGap:
+def _gap(rows: Mapping[str, CellRow], dp: CellData, ddp: CellData, spread: Spread) -> StrategyGap:
     ratio = ratio_estimate(dp.step_samples(), ddp.step_samples(), spread)
     first, second = _parts(rows[dp.cell.name], dp), _parts(rows[ddp.cell.name], ddp)
-    parts = {name: _minus(first[name], second[name]) for name in first}
-    gap = _minus(rows[dp.cell.name].number("step_us"), rows[ddp.cell.name].number("step_us"))
+    parts = {name: minus(first[name], second[name]) for name in first}
+    gap = minus(rows[dp.cell.name].step_us, rows[ddp.cell.name].step_us)
     known = [part for part in parts.values() if part is not None]
     return StrategyGap(
         dp=dp.cell.name,
@@ -242,20 +254,71 @@ def _gap(rows: dict[str, Row], dp: CellData, ddp: CellData, spread: Spread) -> S
     )
 
 
-def _parts(row: Row, data: CellData) -> dict[str, float | None]:
+def _parts(row: CellRow, data: CellData) -> dict[str, float | None]:
     """A traced step's four parts: exposed communication, host copies, compute, the rest of idle.
 
     dp-host communicates by host copies within its process, so what it exposes is host copies. A single CPU process has no
     device to copy to: its host copies are 0 there by definition and not by measurement.
     """
-    exposed, copies, idle = row.number("exposed_us"), row.number("host_copy_us"), row.number("idle_us")
+    exposed, copies, idle = row.exposed_us, row.host_copy_us, row.idle_us
     if data.cell.traits.host_copies:
-        return {"exposed_us": 0.0, "host_copies_us": exposed, "compute_us": row.number("compute_us"), "idle_us": idle}
+        return {"exposed_us": 0.0, "host_copies_us": exposed, "compute_us": row.compute_us, "idle_us": idle}
     if data.ranks and not data.ranks[0][1].memory:  # a CPU timeline has no copies apart from compute
         copies = 0.0
     return {
         "exposed_us": exposed,
         "host_copies_us": copies,
-        "compute_us": row.number("compute_us"),
-        "idle_us": _minus(idle, copies),
+        "compute_us": row.compute_us,
+        "idle_us": minus(idle, copies),
     }
+
+
+def put_accuracy(row: RowBuilder, cell: AnyCell, workload: Workload | None, training: TrainingData | None) -> None:
+    """Fill a measured cell's columns of learning, or why they are missing; `workload` is the measurement's, None for traces."""
+    if workload is None or not isinstance(cell, Cell):
+        trained: TrainedCell | str = TRACES_ALONE
+    elif training is None:
+        trained = "nothing was trained here (`dpscope train` into this folder)"
+    else:
+        trained = _other_settings(training, workload) or trained_like(training, cell)
+    if isinstance(trained, str):
+        row.clear((*_ACCURACY, "trained_global_batch_size"), trained)
+        return
+    accuracy = final_accuracy(trained)
+    values = (accuracy.value, accuracy.smallest, accuracy.largest, accuracy.count or None)
+    row.put(f"no training of {trained.name} has all its epochs", **dict(zip(_ACCURACY, values, strict=True)))
+    row.put("train.json does not hold the batch", trained_global_batch_size=trained.global_batch_size)
+
+
+def _other_settings(training: TrainingData, workload: Workload) -> str | None:
+    """Why the trainings do not apply to these measurements; None if they do, or if their settings are unknown."""
+    if training.manifest is None:
+        return None
+    trained = training.manifest.config.workload
+    for name in ("model", "amp"):
+        if getattr(trained, name) != getattr(workload, name):
+            return f"trained with {name} {getattr(trained, name)}, measured with {getattr(workload, name)}"
+    return None
+
+
+def trained_like(training: TrainingData, cell: Cell) -> TrainedCell | str:
+    """The trained cell that a measured one stands for, or why there is none.
+
+    Strategy, devices and variant are the same; the batch per device too where that was trained, else the global batch,
+    else the only one that was.
+    """
+    alike = [
+        other
+        for other in training.trained
+        if (other.strategy, other.devices, other.variant) == (cell.strategy, cell.devices, cell.variant)
+    ]
+    for same in (
+        [other for other in alike if other.batch_size == cell.batch_size],
+        [other for other in alike if other.global_batch_size == cell.global_batch_size],
+        alike,
+    ):
+        if len(same) == 1:
+            return same[0]
+    if alike:
+        return f"trained with other batches only: {', '.join(other.name for other in alike)}"
+    return "its strategy on that many devices was not trained"

@@ -10,7 +10,7 @@ from dpscope.analysis.cells.predicted import (
     relative_error,
 )
 from dpscope.analysis.cells.ring_load import NO_ALL_REDUCE, has_rings, ring_loads
-from dpscope.analysis.cells.row import Row, minus
+from dpscope.analysis.cells.row import RowBuilder, minus
 from dpscope.analysis.cells.subtraction import METHODS, NO_SAME_BATCH, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.costs.sources import CostSources
@@ -32,7 +32,7 @@ def single_step_us(singles: Mapping[int, CellData], batch_size: int) -> float | 
 
 
 def put_estimates(
-    row: Row, data: CellData, singles: Mapping[int, CellData], sources: CostSources, spreads: RunSpreads
+    row: RowBuilder, data: CellData, singles: Mapping[int, CellData], sources: CostSources, spreads: RunSpreads
 ) -> None:
     """Fill ESTIMATE_COLUMNS; times and breakdown are filled already."""
     if data.cell.devices == 1:
@@ -51,7 +51,7 @@ def put_estimates(
     _put_predictions(row, data, sources)
 
 
-def _put_subtractions(row: Row, data: CellData, singles: Mapping[int, CellData], spreads: RunSpreads) -> None:
+def _put_subtractions(row: RowBuilder, data: CellData, singles: Mapping[int, CellData], spreads: RunSpreads) -> None:
     cell, step_us = data.cell, row.number("step_us")
     assert step_us is not None
     same, total = single_step_us(singles, cell.batch_size), single_step_us(singles, cell.global_batch_size)
@@ -80,7 +80,7 @@ def _put_subtractions(row: Row, data: CellData, singles: Mapping[int, CellData],
     )
 
 
-def _put_epochs(row: Row) -> None:
+def _put_epochs(row: RowBuilder) -> None:
     """Per epoch: the same steps on both sides, N times fewer of them than one device needs at b."""
     steps = row.number("steps_per_epoch")
     for name in (*METHODS, "exposed", "communication"):
@@ -89,7 +89,7 @@ def _put_epochs(row: Row) -> None:
         row.put(row.reasons.get(f"{name}_us", "the length of an epoch is not known"), **{f"{name}_epoch_us": value})
 
 
-def _put_evidence(row: Row, data: CellData, single: CellData | None) -> None:
+def _put_evidence(row: RowBuilder, data: CellData, single: CellData | None) -> None:
     """What shows why an estimate is off: waiting for data, and devices that compute longer than others."""
     waits = [_mean_wait_us(one) if one is not None else None for one in (data, single)]
     row.put(NO_SAME_BATCH, added_data_wait_us=minus(*waits))
@@ -124,7 +124,7 @@ _NOT_REDUCED_ALONE = (
 )
 
 
-def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
+def _put_ring(row: RowBuilder, data: CellData, sources: CostSources) -> None:
     """The ring formula as people use it: all gradients over the link's rate, where no link is known over the calibrated one.
 
     Of FSDP all that it gathers and scatters, one kind after the other.
@@ -151,7 +151,7 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     row.put(unknown if ring is None else not_compared, ring_error_us=error)
 
 
-def _transferred_us(row: Row, data: CellData, kinds: Collection[str]) -> float | None:
+def _transferred_us(row: RowBuilder, data: CellData, kinds: Collection[str]) -> float | None:
     """What the collectives of these kinds transferred in a step; None where other ones' transfers are in the sum."""
     if data.collectives.empty:
         return None
@@ -159,12 +159,12 @@ def _transferred_us(row: Row, data: CellData, kinds: Collection[str]) -> float |
     return row.number("transfer_us") if matched.isin(list(kinds)).all() else None
 
 
-def _put_predictions(row: Row, data: CellData, sources: CostSources) -> None:
+def _put_predictions(row: RowBuilder, data: CellData, sources: CostSources) -> None:
     """Predicted transfers and exposed communication; DP, all of whose communication is exposed, has no matched transfers."""
     prediction = predict_cell(data, sources)
     row.put(prediction.transfer_reason or "not predicted", prediction_source=prediction.source)
     row.put(
-        "no calibration tells what beside what slows it, or nothing overlaps",
+        "no contention data in a calibration, or nothing overlaps",
         prediction_contention=prediction.contention or None,
     )
     measured = row.number("communication_us" if data.cell.traits.peer_copies else "transfer_us")

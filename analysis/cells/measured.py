@@ -1,6 +1,7 @@
-"""One cell of a run as one row of the comparison table; what is missing says why."""
+"""One cell of a run as a row of the comparison, with the reason for each missing value."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -8,9 +9,9 @@ import pandas as pd
 from dpscope.analysis.cells.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
 from dpscope.analysis.cells.cell_ledger import LOST, put_ledger
 from dpscope.analysis.cells.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE
-from dpscope.analysis.cells.device_use import put_device_use
+from dpscope.analysis.cells.device_use import CpuPeaks, put_device_use
 from dpscope.analysis.cells.estimated import put_estimates, single_step_us
-from dpscope.analysis.cells.row import Row
+from dpscope.analysis.cells.row import RowBuilder
 from dpscope.analysis.cells.subtraction import NO_GLOBAL_BATCH, NO_SAME_BATCH
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
@@ -29,6 +30,7 @@ from dpscope.analysis.stats.samples import (
     ratio_estimate,
 )
 from dpscope.analysis.traces.steps.intervals import length, union
+from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.finding import counted
 
 _MEANS = ("communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us", "unlaunched_us")
@@ -51,13 +53,23 @@ _SCALING = (
     *("strong_speedup", "strong_efficiency", *INTERVAL.of("strong_speedup")),
 )
 _OF_RUNS = tuple(column.name for column in COLUMNS if column.group in ("time", "checks"))
-_NO_BATCH = "the script's batch is not known (--batch-size says it)"
+_NO_BATCH = "the script's batch is not known (--batch-size states it)"
 _PREDICTED = tuple(name for name in NAMES if name.startswith("predict"))
 
 
-def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: CostSources, spreads: RunSpreads) -> Row:
-    """The row of one cell. `singles` are the measured single-device cells by batch size, `spreads` those of all cells."""
-    row, cell = Row(), data.cell
+def summarise_cell(
+    data: CellData,
+    singles: Mapping[int, CellData],
+    sources: CostSources,
+    spreads: RunSpreads,
+    peaks: CpuPeaks = MappingProxyType({}),
+    flops: StatedFlops | None = None,
+) -> RowBuilder:
+    """The row of one cell. `singles` are the measured single-device cells by batch size; `spreads` and `peaks` are of all cells.
+
+    `flops` are the FLOPs that a user states of a cell that did not count them.
+    """
+    row, cell = RowBuilder(), data.cell
     row.put(
         "",
         cell=cell.name,
@@ -75,7 +87,6 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: Cos
         return row
     if data.ranks:
         _put_times(row, data, spreads.step)
-        put_device_use(row, data)
         _put_scaling(row, data, singles, spreads.step)
         _put_checks(row, data)
         if data.trained_alone:
@@ -84,6 +95,7 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: Cos
         row.clear(_OF_RUNS, TRACES_ALONE)
     _put_breakdown(row, data)
     put_ledger(row, data, singles.get(cell.batch_size) if knows_batch(cell) else None, spreads)
+    put_device_use(row, data, peaks, flops)
     _put_bandwidth(row, data)
     alone = cell.devices == 1
     if alone or not data.communication_known:
@@ -112,7 +124,7 @@ def _status(data: CellData) -> str:
     return "not run"
 
 
-def _put_times(row: Row, data: CellData, spread: Spread) -> None:
+def _put_times(row: RowBuilder, data: CellData, spread: Spread) -> None:
     step = median_estimate(data.step_samples(), spread)
     without = [total - wait for total, wait in zip(data.step_samples(), data.step_samples("data_wait_us"), strict=True)]
     row.put(
@@ -134,7 +146,7 @@ def _put_times(row: Row, data: CellData, spread: Spread) -> None:
     )
 
 
-def _put_rates(row: Row, data: CellData, step: Estimate, known: bool) -> None:
+def _put_rates(row: RowBuilder, data: CellData, step: Estimate, known: bool) -> None:
     """Samples, tokens and steps per second, all of the median step; its interval turned over is theirs."""
     size = float(data.cell.global_batch_size) if known else None
     tokens = data.ranks[0][1].tokens_per_sample
@@ -186,7 +198,7 @@ def epoch_seconds(data: CellData) -> tuple[float | None, bool]:
     return None if steps is None else median_us * steps / 1e6, False
 
 
-def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData], spread: Spread) -> None:
+def _put_scaling(row: RowBuilder, data: CellData, singles: Mapping[int, CellData], spread: Spread) -> None:
     """Speedups and efficiencies with their intervals; on one device they are 1 by definition."""
     cell, step = data.cell, row.number("step_us")
     same, total = single_step_us(singles, cell.batch_size), single_step_us(singles, cell.global_batch_size)
@@ -220,7 +232,7 @@ def _speedup_range(data: CellData, singles: Mapping[int, CellData], batch_size: 
     return ratio_estimate(single.step_samples(), data.step_samples(), spread)
 
 
-def _put_breakdown(row: Row, data: CellData) -> None:
+def _put_breakdown(row: RowBuilder, data: CellData) -> None:
     every, windows = data.whole_windows, data.critical_windows
     if windows.empty:
         row.clear((*_MEANS, *_DEVICE_MEANS, *_PHASES, "critical_device"), "no whole traced step")
@@ -256,7 +268,7 @@ def _mean(column: pd.Series) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _put_bandwidth(row: Row, data: CellData) -> None:
+def _put_bandwidth(row: RowBuilder, data: CellData) -> None:
     windows, table = data.whole_windows, data.collectives
     if data.cell.traits.peer_copies and table.empty and len(windows):
         _put_copies(row, data, windows)
@@ -301,7 +313,7 @@ def _transfer_union_us(reduced: pd.DataFrame) -> float:
     return float(sum(length(union(starts[steps == step], ends[steps == step])) for step in np.unique(steps)))
 
 
-def _put_copies(row: Row, data: CellData, windows: pd.DataFrame) -> None:
+def _put_copies(row: RowBuilder, data: CellData, windows: pd.DataFrame) -> None:
     """DataParallel without NCCL: bytes that a device sends to others, the mean over devices and steps."""
     row.clear(
         ("collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us"),
@@ -314,7 +326,7 @@ def _put_copies(row: Row, data: CellData, windows: pd.DataFrame) -> None:
     )
 
 
-def _put_checks(row: Row, data: CellData) -> None:
+def _put_checks(row: RowBuilder, data: CellData) -> None:
     timed = pooled_median(data.step_samples())
     whole = slice(1, None) if data.on_device else slice(None, -1)  # without the one step more that is traced
     traced = pooled_median([samples[whole] for samples in data.step_samples(measuring_pass="traced")])
@@ -326,9 +338,7 @@ def _put_checks(row: Row, data: CellData) -> None:
         counter_buckets_equal=all(check.buckets_equal for check in data.counter_checks) if ratios else None,
     )
     held = [rank.state_bytes for _, rank in data.ranks if rank.state_bytes is not None]
-    row.put(
-        "not recorded by older versions of dpscope or for a script of one's own", state_bytes=max(held, default=None)
-    )
+    row.put("not recorded by older versions of dpscope or for a user's script", state_bytes=max(held, default=None))
     compiled = [rank.compilation for _, rank in data.ranks if rank.compilation is not None]
     row.put(
         "not a compiled cell",

@@ -1,4 +1,4 @@
-"""A cell's communication as the models predict it, from the run's sizes alone, to be set beside what was measured.
+"""A cell's communication as the models predict it, from the sizes in the run alone, for comparison with the measurement.
 
 What a calibration measured comes first; without one the ring model at the link's specification, which is a bound that nobody
 reaches. The two are never mixed within a cell.
@@ -32,7 +32,7 @@ class CollectivePrediction:
 
     `measured_us` is the median transfer, None where none was matched (rooted collectives have none); `predicted_us` is None
     for `reason`; `extrapolated` is set where the size lies outside those calibrated. Both are of an iteration's shortest rank.
-    `in_step_us` is what it comes to beside computing and others in flight, where a calibration tells what these do.
+    `in_step_us` is the time next to compute and other collectives, if a calibration measured how much these slow it.
     """
 
     cell: str
@@ -50,7 +50,7 @@ class CollectivePrediction:
 
     @property
     def expected_us(self) -> float | None:
-        """What is set beside the measured one."""
+        """The prediction to compare with the measured value."""
         return self.predicted_us if self.in_step_us is None else self.in_step_us
 
     @property
@@ -73,7 +73,7 @@ class CellPrediction:
     transfer_reason: str
     exposed_reason: str
     contention: str = (
-        ""  # what the calibration says of collectives beside others and beside computing, as far as it was used
+        ""  # how much the calibration slows collectives next to others and next to compute, if that was used
     )
 
 
@@ -102,7 +102,7 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
         return _unknown(source, "the trace shows no collective in a whole step")
     own = data.collectives.merge(windows[KEYS], on=KEYS)
     if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
-        return _unknown(source, "the trace does not tell kind, size and ranks of every collective")
+        return _unknown(source, "the trace does not show kind, size and ranks of every collective")
     return _predict_collectives(data, own, sources, len(windows))
 
 
@@ -129,7 +129,7 @@ def _predict_collectives(data: CellData, own: pd.DataFrame, sources: CostSources
         collectives=tuple(_by_size(data.cell.name, own, sources, windows)),
         transfer_reason=unknown_matched or NOT_MATCHED,
         exposed_reason=unknown,
-        contention=load.told,
+        contention=load.calibrated_at,
     )
 
 
@@ -140,23 +140,23 @@ class Load:
     servers: int = 1
     slowdown: float = 2.0
     beside_compute: float = 1.0
-    told: str = ""  # where both ratios were calibrated
+    calibrated_at: str = ""  # where both ratios were calibrated
 
 
 def step_load(data: CellData, sources: CostSources, own: pd.DataFrame) -> Load:
-    """Calibrated ratios for DDP whose buckets overlap; one bucket alone runs beside nothing."""
+    """Calibrated ratios for DDP whose buckets overlap; a single bucket overlaps nothing."""
     ratios = sources.contention(data.cell.devices)
     reduced = own[own["kind"] == "all_reduce"]
     several = len(reduced) > 0 and reduced.groupby(KEYS, dropna=False).size().max() > 1
     if ratios is None or not several or not data.cell.traits.reducer:
         return Load(servers(data))
-    return Load(servers(data), ratios.two_in_flight.value, max(1.0, ratios.beside_compute.value), ratios.told)
+    return Load(servers(data), ratios.two_in_flight.value, max(1.0, ratios.beside_compute.value), ratios.summary)
 
 
 def _in_step(own: pd.DataFrame, load: Load) -> pd.DataFrame:
     """`predicted_us` of all-reduces as their step's schedule has them, where what slows them is calibrated; `alone_us` before."""
     own = own.assign(alone_us=own["predicted_us"])
-    if not load.told:
+    if not load.calibrated_at:
         return own
     for _, step in own[own["kind"] == "all_reduce"].groupby(KEYS, dropna=False):
         if step["predicted_us"].notna().all():
@@ -200,7 +200,7 @@ def exposed_us(step: pd.DataFrame, load: Load) -> float:
 
 
 def ready_column(step: pd.DataFrame) -> str:
-    """What tells when a step's collectives could start: `ready_us` where all have it, else `start_us`."""
+    """The column with the time at which a step's collectives could start: `ready_us` where all have it, else `start_us`."""
     return "ready_us" if "ready_us" in step.columns and step["ready_us"].notna().all() else "start_us"
 
 
@@ -259,15 +259,15 @@ def by_nccl(data: CellData) -> bool:
 
 
 def model_sizes(data: CellData) -> ParameterSizes | None:
-    """Sizes of the model of a measured cell; traces alone do not tell them."""
+    """Sizes of the model of a measured cell; traces alone do not hold them."""
     return data.ranks[0][1].model if data.ranks else None
 
 
 def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:
-    """Every micro-batch of a step moves parameters and gradients anew."""
+    """Each micro-batch of a step moves all parameters and gradients."""
     sizes, devices, passes = model_sizes(data), data.cell.devices, data.cell.options.accumulate
     if sizes is None:
-        return _unknown(None, "traces do not tell the sizes of the model's tensors")
+        return _unknown(None, "traces do not hold the sizes of the model's tensors")
     if not sizes.parameter_tensors:
         return _unknown(None, "the run does not hold the sizes of the model's tensors")
     sent = broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors)
@@ -286,7 +286,7 @@ def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:
 
 
 def _dp_rows(data: CellData, sources: CostSources, chunks: dict[str, list[int]]) -> Iterator[CollectivePrediction]:
-    """A row per kind and size of chunk, the largest first; what one takes is not measured, for its kernels tell no size."""
+    """A row per kind and size of chunk, the largest first; their times are not measured, since the kernels have no size."""
     counts = Counter((kind, size) for kind, sizes in chunks.items() for size in sizes)
     for (kind, size), count in sorted(counts.items(), key=lambda item: -item[0][1]):
         key = (kind, data.cell.devices, float(size))

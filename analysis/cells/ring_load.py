@@ -1,11 +1,10 @@
-"""What the ring formula is asked for: bytes and ranks, of a run by its model, of traces alone by what they show."""
+"""The input of the ring formula: bytes and ranks, from a run's model or from what traces show."""
 
 from dataclasses import dataclass
 
 from dpscope.analysis.cells.predicted import KEYS, model_sizes
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.sharded_traffic import expected_bytes
-from dpscope.analysis.runs.traffic_check import reduced_bytes
+from dpscope.analysis.runs.traffic_check import expected_bytes, reduced_bytes
 from dpscope.profiling.records.strategies import shard_groups
 
 NO_ALL_REDUCE = "the traces show no all-reduce"
@@ -22,11 +21,11 @@ def runs_all_reduces(data: CellData) -> bool:
 
 @dataclass(frozen=True)
 class RingLoad:
-    """What the ring formula is asked for: bytes of one kind of collectives per step, by so many ranks, and how they are known."""
+    """Input of the ring formula: bytes per step of one kind of collective, the ranks, and what the bytes are."""
 
     size_bytes: float
     ranks: int
-    told: str
+    what: str
     kind: str = "all_reduce"
 
 

@@ -1,37 +1,89 @@
-"""A row of the comparison table while it is filled: values by column, and why the others are missing."""
+"""A cell's row of the comparison: typed and frozen; and what fills it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from dpscope.analysis.cells.columns import INTERVAL, NAMES, RANK_RANGE
+from dpscope.analysis.cells.columns import (
+    INTERVAL,
+    NAMES,
+    RANK_RANGE,
+    Bandwidths,
+    Checks,
+    Communication,
+    DeviceUse,
+    Estimates,
+    Identity,
+    Learning,
+    Predictions,
+    Times,
+)
 from dpscope.analysis.stats.samples import Estimate, Interval, Range
 from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.ledger import Ledger
 
-CellValues = Mapping[str, object]
-"""One cell's row of the comparison: values by column, None or NA where missing."""
+Value = str | float | bool | None
+
+
+@dataclass(frozen=True)
+class CellRow(Checks, Learning, DeviceUse, Bandwidths, Predictions, Estimates, Communication, Times, Identity):
+    """One cell of the comparison: a field for each column, None where missing.
+
+    `reasons` has for each missing column why; `ledger` is where the cell's traced step goes, `contentions` what slows its
+    compute, None where no step was traced. (A dataclass takes the fields of its last base first.)
+    """
+
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    ledger: Ledger | None = None
+    contentions: Contentions | None = None
+
+    def value(self, column: str) -> Value:
+        """The value of a column named at run time; one that is known beforehand is an attribute."""
+        value: Value = getattr(self, column)
+        return value
+
+    def number(self, column: str) -> float | None:
+        """The same of a column of numbers; None of any other."""
+        value = self.value(column)
+        return None if isinstance(value, str | bool) else value
+
+    def interval(self, column: str) -> Interval | None:
+        """The 95% interval of a column's value, None where it is not known."""
+        low, high = (self.number(end) for end in INTERVAL.of(column))
+        return None if low is None or high is None else Interval(low, high)
+
+
+_TYPES: dict[str, Any] = {
+    one.name: float | int | None if one.type == float | None else one.type for one in fields(CellRow)
+}
 
 
 @dataclass
-class Row:
-    """Values by column name, None where missing; `reasons` has one for every missing value; `ledger` is the cell's."""
+class RowBuilder:
+    """A row while it is filled: values by column name, None where missing; `reasons` has one for every missing value."""
 
-    values: dict[str, object] = field(default_factory=lambda: dict.fromkeys(NAMES))
+    values: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(NAMES))
     reasons: dict[str, str] = field(default_factory=dict)
     ledger: Ledger | None = None
     contentions: Contentions | None = None
 
+    def row(self) -> CellRow:
+        """The row as far as it is filled."""
+        return CellRow(**self.values, reasons=self.reasons, ledger=self.ledger, contentions=self.contentions)
+
     def number(self, column: str) -> float | None:
-        return number(self.values, column)
+        """A number that was put before."""
+        value: float | None = self.values[column]
+        return value
 
     def put(self, reason: str, **values: object) -> None:
         """Set values; None is missing for this reason."""
         for column, value in values.items():
-            assert column in self.values, column
-            missing = plain(value) is None
-            self.values[column] = None if missing else value
-            if missing:
+            known = plain(value)
+            assert known is None or isinstance(known, _TYPES[column]), (column, value)
+            self.values[column] = known
+            if known is None:
                 self.reasons[column] = reason
             else:
                 self.reasons.pop(column, None)
@@ -58,20 +110,3 @@ def minus(first: float | None, second: float | None) -> float | None:
 def ratio(first: float | None, second: float | None) -> float | None:
     """Quotient of two values, unknown if one of them is or the second is not positive."""
     return first / second if first is not None and second is not None and second > 0 else None
-
-
-def number(values: CellValues, column: str) -> float | None:
-    """A value of a row as a number, None where it is missing."""
-    return as_number(values.get(column))
-
-
-def interval_of(values: CellValues, column: str) -> Interval | None:
-    """The 95% interval of a column's value, None where it is not known."""
-    low, high = (number(values, end) for end in INTERVAL.of(column))
-    return None if low is None or high is None else Interval(low, high)
-
-
-def as_number(value: object) -> float | None:
-    """A table's value as a number, None where it is missing or none; numpy's and pandas' scalars are numbers too."""
-    known = plain(value)
-    return float(known) if isinstance(known, int | float) and not isinstance(known, bool) else None

@@ -110,7 +110,7 @@ def scaling_series(
 def _fewest_nodes(measured: Sequence[CellData]) -> dict[tuple[CellStrategy, str, int, int], int]:
     """On how few nodes each device count was measured: a series goes on to more nodes where more devices need them.
 
-    The same devices over more nodes (2 x 2 beside 1 x 4) are a series of their own.
+    The same devices over more nodes (2 x 2 versus 1 x 4) form a separate series.
     """
     fewest: dict[tuple[CellStrategy, str, int, int], int] = {}
     for data in measured:

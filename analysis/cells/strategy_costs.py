@@ -1,4 +1,4 @@
-"""What a strategy costs a step beside the plainer one, and what memory it saves: FSDP beside DDP, DDP alone beside none."""
+"""The step time and memory of a strategy versus the plainer one: FSDP versus DDP, DDP on one device versus none."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dpscope.analysis.cells.row import Row, minus
+from dpscope.analysis.cells.row import CellRow, minus
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.variant_savings import shared_options
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
@@ -18,7 +18,7 @@ from dpscope.profiling.records.strategies import traits_of
 class StrategyCost:
     """Two cells of equal devices and batch: `ratio` is the median step of `cell` over that of `against`, with its interval.
 
-    `saved_bytes` is what a device of `against` holds more of `memory`: peak is that of torch's allocator over the timed
+    `saved_bytes` is how much more `memory` a device of `against` holds: peak is that of torch's allocator over the timed
     steps, state that of parameters, buffers and optimizer state between steps, where no peak is known.
     """
 
@@ -38,8 +38,10 @@ class StrategyCost:
         return self.devices == 1
 
 
-def strategy_costs(measured: Sequence[CellData], rows: Mapping[str, Row], spread: Spread) -> tuple[StrategyCost, ...]:
-    """Every measured cell that has the plainer one beside it: FSDP and replicate DDP, DDP on one device a single device."""
+def strategy_costs(
+    measured: Sequence[CellData], rows: Mapping[str, CellRow], spread: Spread
+) -> tuple[StrategyCost, ...]:
+    """Each measured cell with its plainer one: DDP for FSDP and replicate, a single device for DDP on one device."""
     return tuple(_cost(cell, data, other, rows, spread) for cell, data, other in _pairs(measured))
 
 
@@ -63,13 +65,12 @@ def _plainer(cell: Cell) -> Cell | None:
     return Cell(strategy=plainer, devices=cell.devices, batch_size=cell.batch_size, options=kept, nodes=cell.nodes)
 
 
-def _cost(cell: Cell, data: CellData, other: CellData, rows: Mapping[str, Row], spread: Spread) -> StrategyCost:
+def _cost(cell: Cell, data: CellData, other: CellData, rows: Mapping[str, CellRow], spread: Spread) -> StrategyCost:
+    more, less = rows[other.cell.name], rows[cell.name]
     memory: Literal["peak", "state"] = "peak"
-    column = "peak_allocated_bytes"
-    both = [rows[name].number(column) for name in (other.cell.name, cell.name)]
-    if None in both:
-        memory, column = "state", "state_bytes"
-        both = [rows[name].number(column) for name in (other.cell.name, cell.name)]
+    saved = minus(more.peak_allocated_bytes, less.peak_allocated_bytes)
+    if saved is None:
+        saved, memory = minus(more.state_bytes, less.state_bytes), "state"
     return StrategyCost(
         cell=cell.name,
         against=other.cell.name,
@@ -77,7 +78,7 @@ def _cost(cell: Cell, data: CellData, other: CellData, rows: Mapping[str, Row], 
         devices=cell.devices,
         batch_size=cell.batch_size,
         ratio=ratio_estimate(data.step_samples(), other.step_samples(), spread),
-        saved_bytes=minus(both[0], both[1]),
+        saved_bytes=saved,
         memory=memory,
         nodes=data.nodes,
     )

@@ -23,7 +23,7 @@ FORMULAS: dict[Method, str] = {
 
 @dataclass(frozen=True)
 class SubtractionEstimate:
-    """One estimate and its signed errors (estimate - measured); None is unknown, `reason` then says why."""
+    """One estimate and its signed errors (estimate - measured); None is unknown, for `reason`."""
 
     method: Method
     value_us: float | None

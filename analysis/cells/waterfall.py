@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
-from dpscope.analysis.cells.row import as_number, minus
+from dpscope.analysis.cells.row import minus
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.data_parallel.launches import PHASES
 
 
@@ -29,16 +28,15 @@ _NAMED = {  # phase -> colour and label
 
 
 def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[WaterfallPart, ...] | None:
-    """The parts of one gap, empty ones left out; None where the traces do not tell them all.
+    """The parts of one gap, without empty ones; None if the traces do not show them all.
 
-    DDP's exposed communication is taken away first, DataParallel's is added phase by phase, then the changes of host
+    DDP's exposed communication is subtracted first, DataParallel's is added phase by phase, then the changes of host
     copies, compute and idle, and what the traced steps leave of the untraced gap.
     """
-    exposed_us = {str(cell): plain(value) for cell, value in comparison.table[["cell", "exposed_us"]].to_numpy()}
-    dp_us, ddp_us = as_number(exposed_us[gap.dp]), as_number(exposed_us[gap.ddp])
+    dp_us, ddp_us = (comparison.rows[name].exposed_us for name in (gap.dp, gap.ddp))
     # dp-host's own copying is its communication, and is counted by phase here.
-    own_copies_us = dp_us if run.cells[gap.dp].cell.traits.host_copies else 0.0
-    copies_us = minus(gap.host_copies_us, own_copies_us)
+    dp_copies_us = dp_us if run.cells[gap.dp].cell.traits.host_copies else 0.0
+    copies_us = minus(gap.host_copies_us, dp_copies_us)
     known = (gap.compute_us, gap.idle_us, gap.tracer_us, copies_us, dp_us, ddp_us)
     if any(value is None for value in known):
         return None

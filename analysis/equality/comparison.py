@@ -50,7 +50,7 @@ def compare_trainings(data: EqualityData) -> EqualityReport:
         settings=settings,
         reference=reference.name,
         losses={training.name: tuple(map(known, training.losses().tolist())) for training in data.compared},
-        tolerances=_step_tolerances(tolerance),
+        tolerances=tuple(StepTolerance(**row) for row in plain_rows(tolerance.reset_index())),
         pairs=tuple(pair_result(pair, _names(pair) in explained) for pair in pairs),
         ranks=tuple(ranks),
         findings=(
@@ -87,7 +87,3 @@ def _rank_result(training: RecordedTraining, data: EqualityData) -> RankAgreemen
 
 def _names(pair: JudgedPair) -> tuple[str, str]:
     return pair.reference.name, pair.other.name
-
-
-def _step_tolerances(tolerance: pd.DataFrame) -> tuple[StepTolerance, ...]:
-    return tuple(StepTolerance(**row) for row in plain_rows(tolerance.reset_index()))

@@ -128,36 +128,16 @@ def rank_result(training: RecordedTraining, reference: RecordedTraining) -> Rank
 
     `reference`, a training that should agree otherwise (another strategy with the same shares), shows which ranks are wrong.
     """
-    found = [(step, what) for what in _TENSORS for step in _steps_apart(training, what)]
+    found: list[tuple[int, What]] = []
+    for what in _TENSORS:
+        hashes = np.stack([rank.arrays[f"{what}_hash"] for rank in training.ranks])
+        found += [(step, what) for step in np.flatnonzero((hashes != hashes[0]).any(axis=(0, 2))).tolist()]
     if not found:
-        return RankAgreement(
-            training=training.name,
-            ranks=len(training.ranks),
-            same_bits=True,
-            first_step=None,
-            what=None,
-            tensor=None,
-            relative=None,
-            ranks_apart=(),
-        )
+        return RankAgreement(training.name, len(training.ranks), True, None, None, None, None, ())
     step, what = min(found, key=lambda one: (one[0], _TENSORS.index(one[1])))
     tensor, relative = _largest(training, step, what)
-    return RankAgreement(
-        training=training.name,
-        ranks=len(training.ranks),
-        same_bits=False,
-        first_step=step,
-        what=what,
-        tensor=tensor,
-        relative=known(relative),
-        ranks_apart=_apart(training, reference, step, what),
-    )
-
-
-def _steps_apart(training: RecordedTraining, what: What) -> list[int]:
-    """Steps at which a rank's bits differ from rank 0's."""
-    hashes = np.stack([rank.arrays[f"{what}_hash"] for rank in training.ranks])
-    return np.flatnonzero((hashes != hashes[0]).any(axis=(0, 2))).tolist()
+    apart = _apart(training, reference, step, what)
+    return RankAgreement(training.name, len(training.ranks), False, step, what, tensor, known(relative), apart)
 
 
 def _largest(training: RecordedTraining, step: int, what: What) -> tuple[str, float]:

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dpscope.analysis.output.summary import place_of_page, print_summary
-from dpscope.analysis.report.printed import PrintedReport
-from dpscope.analysis.report.stamp import current_report, data_digest
+from dpscope.analysis.report.stamp import PrintedReport, current_report, data_digest
 from dpscope.analysis.text.terminal import (
     Trimmed,
     open_in_browser,
@@ -26,8 +25,10 @@ from dpscope.analysis.text.terminal import (
     progress,
 )
 from dpscope.analysis.text.text_table import OutputFormat
+from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
 
@@ -39,12 +40,12 @@ if TYPE_CHECKING:
 Detail = Literal["summary", "everything", "path"]
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-_IN_TABLES = RunCode.that_are("in_tables")
+_IN_TABLES = RunCode.with_trait("in_tables")
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the user has told or wants a run to be judged against; None is what was said when it was measured.
+    """What the user states of a run or judges it against; None: the value stated when it was measured.
 
     `calibration` is read as `costs_at` does, in place of the one in the run's folder; `report` is where the report goes.
     """
@@ -55,14 +56,15 @@ class Targets:
     efficiency: float | None = None  # 0..1
     accuracy: float | None = None  # percent
     nccl_logs: tuple[Path, ...] = ()  # of one of the run's jobs
+    flops: StatedFlops | None = None  # of cells that did not count them
 
 
 def load(path: Path, target_accuracy: float | None = None) -> "RunData":
-    """Load a run, telling on standard error which cell is being read."""
+    """Load a run, with the cell that is being read on standard error."""
     from dpscope.analysis.runs.run_data import load_run
 
-    with progress() as tell:
-        return load_run(path, tell, target_accuracy)
+    with progress() as report:
+        return load_run(path, report, target_accuracy)
 
 
 def load_any(path: Path) -> "RunData":
@@ -88,10 +90,25 @@ def report_of(path: Path, targets: Targets) -> "Report":
     own = load_calibration(path) if calibration_path(path).exists() and targets.calibration is None else None
     calibration = costs_at(targets.calibration) if targets.calibration is not None else own
     run = load(path, targets.accuracy)
-    told = run.manifest.config.reporting
-    efficiency = targets.efficiency or told.target_efficiency
+    if targets.flops is not None:
+        check_flops(run)
+    efficiency = targets.efficiency or run.manifest.config.reporting.target_efficiency
     with progress("Comparing cells"):
-        return make_report(run, targets.link, calibration, efficiency, targets.nccl_logs)
+        return make_report(run, targets.link, calibration, efficiency, targets.nccl_logs, targets.flops)
+
+
+def check_flops(run: "RunData") -> None:
+    """Raises DpscopeError where FLOPs that the user states would be those of no cell, or of cells with different batches."""
+    uncounted = [
+        data for data in run.measured if all(rank.flops is None or rank.flops.total is None for _, rank in data.ranks)
+    ]
+    if not uncounted:
+        raise DpscopeError("--flops does nothing here: the run counted the FLOPs of its cells itself; omit it")
+    if len(batches := sorted({data.planned.batch_size for data in uncounted})) > 1:
+        raise DpscopeError(
+            f"--flops: cells have batches of {', '.join(map(str, batches))} per device, whose FLOPs differ; analyze runs of one "
+            "batch per device"
+        )
 
 
 def verdict_of(run: "RunData") -> "Verdict":

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from dpscope.analysis.cells.device_use import UseChange, use_table
 from dpscope.analysis.findings.answers import LABELS, Verdict
 from dpscope.analysis.runs.compare import JUDGED, Change, change_table
 from dpscope.analysis.text.text_table import TextTable, render
@@ -34,7 +35,7 @@ class Judgement:
     """What was found of two runs: `worse` are the regressions among the changes, `status` is the command's exit status.
 
     `history` is the table of all runs where more than two were named, of which the last two are judged. `after` is the verdict on
-    the later run by itself.
+    the later run by itself, `uses` are rates and shares of peaks.
     """
 
     changes: Sequence[Change]
@@ -43,6 +44,7 @@ class Judgement:
     status: int
     history: TextTable | None = None
     after: Verdict | None = None
+    uses: Sequence[UseChange] = ()
 
 
 def judgement_text(found: Judgement, output_format: Literal["json", "github", "junit"]) -> str:
@@ -57,6 +59,7 @@ def _json(found: Judgement) -> str:
         "verdict": STATUS_WORDS[found.status],
         "regressions": [change.cell for change in found.worse],
         "changes": [_record(change) for change in found.changes],
+        "device_use": [one.record() for one in found.uses],
         "findings": msgspec.to_builtins(list(found.findings)),
     }
     if found.after is not None:
@@ -83,6 +86,8 @@ def _github(found: Judgement) -> str:
     parts += [f"\n**After**\n\n{_answers(found.after, '- **', '**: ')}\n"] if found.after is not None else []
     parts += [render(found.history, "markdown")] if found.history is not None else []
     every = render(change_table(found.changes), "markdown")
+    if (use := use_table(found.uses)) is not None:
+        every += f"\n{render(use, 'markdown')}"
     parts += [f"\n<details><summary>Every quantity</summary>\n\n{every}\n</details>"]
     return "\n".join(parts)
 
@@ -108,8 +113,8 @@ def _junit(found: Judgement) -> str:
             ElementTree.SubElement(case, "skipped", message=change.not_judged)
     if status == 3:
         case = ElementTree.SubElement(suite, "testcase", classname="dpscope", name="comparable")
-        told = "; ".join(one.message for one in found.findings) or STATUS_WORDS[3]
-        ElementTree.SubElement(case, "error", message=told)
+        reasons = "; ".join(one.message for one in found.findings) or STATUS_WORDS[3]
+        ElementTree.SubElement(case, "error", message=reasons)
     if found.after is not None:
         ElementTree.SubElement(suite, "system-out").text = _answers(found.after, "", ": ")
     ElementTree.indent(suite)

@@ -9,6 +9,7 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
+from dpscope.analysis.cells.device_use import use_changes, use_table
 from dpscope.analysis.output.analyze import load_any, verdict_of
 from dpscope.analysis.output.change_formats import Judgement, judgement_text, verdict_table
 from dpscope.analysis.output.history import HistoryOrder, history_table, in_order
@@ -46,18 +47,18 @@ def print_comparison(
 ) -> int:
     """Two runs side by side; the exit status.
 
-    0: no step got slower beyond noise by more than `share` (default DEFAULT_SHARE). 1: one did. 3: that cannot be said, as
-    settings or machines differ, a step has no interval or hides such a slowdown, or a cell is missing; why is
-    told on standard error whatever the
-    format. With `force` settings and models may differ. Raises DpscopeError for other models, NotComparableError where nothing
-    is common.
+    0: no step got slower beyond noise by more than `share` (default DEFAULT_SHARE). 1: one did. 3: that cannot be judged, as
+    settings or machines differ, a step has no interval or hides such a slowdown, or a cell is missing; the reason goes to
+    standard error in every format. With `force` settings and models may differ.
+
+    Raises DpscopeError for other models, NotComparableError where nothing is common.
     """
     if not (is_run_folder(before) or is_run_folder(after)) and holds_epochs(before) and holds_epochs(after):
         if share is not None:
             raise DpscopeError("--fail-over judges measured steps, and these folders hold trainings alone; omit it")
         if output_format in ("json", "github", "junit"):
             raise DpscopeError(
-                f"--format {output_format} tells of measured steps, and these folders hold trainings alone; omit it"
+                f"--format {output_format} shows measured steps, and these folders hold trainings alone; omit it"
             )
         return _compare_learning(before, after, output_format, console, force)
     return _judge(load_any(before), load_any(after), share, output_format, console, force)
@@ -103,7 +104,8 @@ def _judge(
     unjudged = [*lost_findings(before, after), *undecided_findings(changes)]
     status = REGRESSION if worse else NOT_COMPARABLE if unjudged else NO_REGRESSION
     status = NOT_COMPARABLE if differ and not force else status
-    found = Judgement(changes, worse, [*differ, *unjudged], status, history)
+    uses = use_changes(before, after)
+    found = Judgement(changes, worse, [*differ, *unjudged], status, history, uses=uses)
     if output_format in ("json", "github", "junit"):
         with progress("Comparing cells"):
             found = replace(found, after=verdict_of(after))
@@ -112,7 +114,8 @@ def _judge(
     if output_format == "table":
         _print_verdict(found, share, console)
     shown = [history] if history is not None else []
-    print_tables([*shown, change_table(changes)], output_format, console)
+    use = use_table(uses)
+    print_tables([*shown, change_table(changes), *([use] if use is not None else [])], output_format, console)
     if before.training and after.training:
         _print_learning_changes(before.training, after.training, output_format, console)
     _tell(found.findings, output_format, console)

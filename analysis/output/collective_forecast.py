@@ -36,19 +36,19 @@ def print_forecasts(
     """Predictions of every collective and size, with findings about times that no law describes."""
     if not calibration.points:
         raise DpscopeError("--predict: the calibration holds no measured times; calibrate again")
-    said, cliffs = forecasts(calibration, counts), cliff_findings(calibration)
+    predictions, cliffs = forecasts(calibration, counts), cliff_findings(calibration)
     if output_format == "json":
-        content = {"predictions": [asdict(one) for one in said], "findings": msgspec.to_builtins(cliffs)}
+        content = {"predictions": [asdict(one) for one in predictions], "findings": msgspec.to_builtins(cliffs)}
         console.file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
         return
-    for collective in dict.fromkeys(one.collective for one in said):
-        print_table(console, _table(collective, [one for one in said if one.collective == collective]))
+    for collective in dict.fromkeys(one.collective for one in predictions):
+        print_table(console, _table(collective, [one for one in predictions if one.collective == collective]))
     if cliffs:
         print_findings(console, cliffs)
 
 
-def _table(collective: str, said: Sequence[CollectiveForecast]) -> TextTable:
-    sources = list(dict.fromkeys(f"{counted(one.devices, 'device')}: {one.source}" for one in said))
+def _table(collective: str, predictions: Sequence[CollectiveForecast]) -> TextTable:
+    sources = list(dict.fromkeys(f"{counted(one.devices, 'device')}: {one.source}" for one in predictions))
     return TextTable(
         f"{collective} on other counts, predicted",
         ("devices", "nodes", "size", "time", "low", "high"),
@@ -59,7 +59,7 @@ def _table(collective: str, said: Sequence[CollectiveForecast]) -> TextTable:
                 show_bytes(one.size_bytes),
                 *(NA if us is None else show_time(us) for us in (one.time_us, one.low_us, one.high_us)),
             )
-            for one in said
+            for one in predictions
         ),
         (*sources, *_NOTES),
     )

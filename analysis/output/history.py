@@ -8,7 +8,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import pooled_median
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, choose_unit, show
-from dpscope.profiling.records.commit import SHORT, Commit
+from dpscope.profiling.records.run import SHORT_HASH_DIGITS, Commit
 from dpscope.profiling.store.errors import NotComparableError
 
 HistoryOrder = Literal["time", "commit"]
@@ -19,13 +19,15 @@ _ORDERS: dict[HistoryOrder, str] = {
 
 
 def in_order(runs: Sequence[RunData], by: HistoryOrder = "time") -> list[RunData]:
-    """By the time at which they were begun, or at which the commit was made whose code they measured.
+    """By the time at which they started, or of the commit whose code they measured.
 
-    Raises NotComparableError for traces, which tell neither, and for runs without a commit where that is asked for.
+    Raises NotComparableError for traces, which record neither, and with `by` commit for runs without one.
     """
     for run in runs:
         if run.recorded is None:
-            raise NotComparableError(f"{run.path} holds traces alone, which do not tell when they were made; name runs")
+            raise NotComparableError(
+                f"{run.path} holds traces alone, which do not record when they were made; name runs"
+            )
         if by == "commit" and _commit(run) is None:
             raise NotComparableError(
                 f"{run.path}: its manifest holds no commit: it was measured outside a git checkout, or by an older dpscope; "
@@ -59,12 +61,12 @@ def history_table(runs: Sequence[RunData], by: HistoryOrder = "time") -> TextTab
 
 def _notes(runs: Sequence[RunData]) -> list[str]:
     commits = [_commit(run) for run in runs]
-    told = []
+    notes = []
     if any(one is not None and one.changed for one in commits):
-        told.append("+: tracked files differed from the commit when the run was started")
+        notes.append("+: tracked files differed from the commit when the run was started")
     if None in commits:
-        told.append(f"commit {NA}: measured outside a git checkout, or by an older version of dpscope")
-    return told
+        notes.append(f"commit {NA}: measured outside a git checkout, or by an older version of dpscope")
+    return notes
 
 
 def _commit(run: RunData) -> Commit | None:
@@ -78,4 +80,4 @@ def _committed(run: RunData) -> datetime:
 
 
 def _shown(commit: Commit | None) -> str:
-    return NA if commit is None else commit.name[:SHORT] + "+" * commit.changed
+    return NA if commit is None else commit.name[:SHORT_HASH_DIGITS] + "+" * commit.changed

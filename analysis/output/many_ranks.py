@@ -7,10 +7,8 @@ from pathlib import Path
 import msgspec
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
-from dpscope.analysis.hosts.findings import with_host_findings
-from dpscope.analysis.hosts.folds import FOLDS, RankSpread, fold, rank_means, spreads
-from dpscope.analysis.hosts.places import rank_places
-from dpscope.analysis.hosts.topology import read_topology
+from dpscope.analysis.hosts.folds import FOLDS, RankSpread, fold, rank_means, spreads, with_host_findings
+from dpscope.analysis.hosts.topology import rank_places, read_topology
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show, text
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
@@ -35,7 +33,7 @@ _FOLD_NAMES = {"host": "host", "local_rank": "local rank", "switch": "switch"}
 
 @dataclass(frozen=True)
 class HostOptions:
-    """`topology` names a file of hosts and their switches; `hide_hosts` numbers hosts in all that is said."""
+    """`topology` names a file of hosts and their switches; `hide_hosts` replaces host names by numbers in all output."""
 
     topology: Path | None = None
     hide_hosts: bool = False
@@ -51,7 +49,7 @@ class Folded:
 
 
 def placed(analysis: TraceAnalysis, options: HostOptions) -> tuple[TraceAnalysis, Table]:
-    """The analysis with what is said of its hosts, and where its ranks run; hosts numbered where that is asked for."""
+    """The analysis with findings about its hosts, and where its ranks run; hosts are numbered if that is requested."""
     places = rank_places(analysis.summaries, read_topology(options.topology) if options.topology is not None else {})
     if options.hide_hosts:
         analysis, places = _hidden(analysis, places)
@@ -59,7 +57,7 @@ def placed(analysis: TraceAnalysis, options: HostOptions) -> tuple[TraceAnalysis
 
 
 def is_many(analysis: TraceAnalysis) -> bool:
-    """Whether ranks are told by their spread and not one by one."""
+    """Whether ranks are shown by their spread and not one by one."""
     return len(analysis.summaries) > MOST_TO_DRAW
 
 
@@ -130,25 +128,32 @@ def _fold_table(by: str, table: Table) -> TextTable:
 
 
 def _hidden(analysis: TraceAnalysis, places: Table) -> tuple[TraceAnalysis, Table]:
-    """Hosts by number, also in the names of files and in what was found."""
-    told = [host for one in analysis.summaries for host in (one.host, one.read_on)]
-    hosts = list(dict.fromkeys(host for host in told if host is not None))
-    said = Anonymizer(hosts).text
-    numbers = {host: said(host) for host in hosts}
+    """Hosts by number, also in the names of files and in findings."""
+    names = [host for one in analysis.summaries for host in (one.host, one.read_on)]
+    hosts = list(dict.fromkeys(host for host in names if host is not None))
+    without_names = Anonymizer(hosts).text
+    numbers = {host: without_names(host) for host in hosts}
     summaries = tuple(
         replace(
             one,
             host=None if one.host is None else numbers[one.host],
             read_on=None if one.read_on is None else numbers[one.read_on],
-            source=said(one.source),
+            source=without_names(one.source),
         )
         for one in analysis.summaries
     )
     file_findings, job_findings = (
-        tuple(msgspec.structs.replace(one, message=said(one.message), next_step=said(one.next_step)) for one in found)
+        tuple(
+            msgspec.structs.replace(one, message=without_names(one.message), next_step=without_names(one.next_step))
+            for one in found
+        )
         for found in (analysis.file_findings, analysis.job_findings)
     )
-    drawn = tuple(replace(one, host=None if one.host is None else said(one.host)) for one in analysis.timelines)
+    drawn = tuple(
+        replace(one, host=None if one.host is None else without_names(one.host)) for one in analysis.timelines
+    )
     hidden = replace(analysis, summaries=summaries, timelines=drawn)
     hidden = replace(hidden, file_findings=file_findings, job_findings=job_findings)
-    return hidden, places.assign(host=[numbers.get(host) for host in places["host"].tolist()])
+    return hidden, places.assign(
+        host=[None if host is None else numbers[host] for host in places.words("host").tolist()]
+    )

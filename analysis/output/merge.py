@@ -1,4 +1,4 @@
-"""What `dpscope merge` prints: the ranks with their clocks, and what there is to say about them."""
+"""What `dpscope merge` prints: the ranks with their clocks, and findings about them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,8 +44,8 @@ def print_merge(
         print_findings(console, merged.findings)
     events = sum(rank.events for rank in merged.ranks)
     ranks = f"{counted(len(merged.ranks), 'rank')}" if len(merged.ranks) > 1 else merged.ranks[0].title
-    told = f"{ranks}, {counted(events, 'event')}, {show_bytes(output.stat().st_size)}"
-    console.print(f"\nMerged: {output} ({told}); open it in {_VIEWER}", highlight=False, soft_wrap=True)
+    size = f"{ranks}, {counted(events, 'event')}, {show_bytes(output.stat().st_size)}"
+    console.print(f"\nMerged: {output} ({size}); open it in {_VIEWER}", highlight=False, soft_wrap=True)
     return trace_status(merged.findings, merged.cut_short)
 
 

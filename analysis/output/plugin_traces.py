@@ -1,8 +1,8 @@
-"""Copies of traces that torch-tb-profiler reads rightly.
+"""Copies of traces that torch-tb-profiler reads correctly.
 
 Its 0.4.3 (the last) ignores kernel names: a kernel is communication only if its External id equals that of an `nccl:` annotation,
 which no current trace satisfies, and it takes the annotations' own time (of asking) as communication. In a copy every
-communication kernel gets an annotation of its own with its time, and a fresh External id that both and the runtime call
+communication kernel gets its own annotation with its time, and a fresh External id that both and the runtime call
 share. Of a process that drives several devices one copy per device is made, since the plugin pools devices.
 """
 
@@ -77,7 +77,7 @@ def plugin_copy(trace: dict[str, Any], device: int | None = None) -> dict[str, A
         if category in _CATEGORIES:
             event["cat"] = _CATEGORIES[category]
         elif category == DEVICE_ANNOTATION and str(event.get("name")).startswith("ProfilerStep#"):
-            event["name"] = f"device {event['name']}"  # the plugin would take it for a step of its own
+            event["name"] = f"device {event['name']}"  # the plugin would take it for a separate step
         elif is_annotation(category) and str(event.get("name")).startswith("nccl:"):
             event["name"] = f"range of {event['name']}"  # the time around it is no communication
         elif _communicates(event):

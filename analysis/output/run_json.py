@@ -1,13 +1,15 @@
 """A whole run as JSON: the comparison, the gaps, steps, collectives and findings."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import msgspec
 import pandas as pd
 
+from dpscope.analysis.cells.columns import NAMES
 from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.row import Value
 from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, WAIT_FIELDS, contention_records, decimals
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.cell_data import CellData
@@ -34,17 +36,10 @@ def run_json(report: Report) -> str:
     `cells` has the comparison's columns and `missing` (column -> why); the rows of traces also name cell and repeat.
     `dp_phases` and `waits` hold no cell whose communication the trace does not show; waits are of whole steps.
     """
-    reasons: dict[str, dict[str, str]] = {}
-    for (cell, column), why in report.comparison.reasons.items():
-        reasons.setdefault(cell, {})[column] = why
-    table = report.comparison.table
-    cells = frame_records(table, tuple(table.columns))
-    for row in cells:
-        row["missing"] = reasons.get(str(row["cell"]), {})
     return json.dumps(
         {
             "verdict": report.verdict.record(),
-            "cells": cells,
+            "cells": cell_records(report.comparison),
             "gaps": [gap.record() for gap in report.comparison.gaps],
             "predictions": prediction_records(report.comparison),
             "scaling": scaling_records(report.comparison),
@@ -60,6 +55,22 @@ def run_json(report: Report) -> str:
         },
         indent=2,
     )
+
+
+def cell_records(comparison: Comparison) -> list[dict[str, object]]:
+    """Each cell's columns and `missing`: by column, why its value is missing."""
+    columns = {name: _whole([row.value(name) for row in comparison.rows.values()]) for name in NAMES}
+    return [
+        {**{name: decimals(values[index]) for name, values in columns.items()}, "missing": row.reasons}
+        for index, row in enumerate(comparison.rows.values())
+    ]
+
+
+def _whole(values: Sequence[Value]) -> list[Value]:
+    """A column's numbers as a DataFrame's nullable types have them: all integers where all are whole, else all floats."""
+    numbers = [float(one) for one in values if one is not None and not isinstance(one, bool | str)]
+    kind = int if all(one.is_integer() for one in numbers) else float
+    return [one if one is None or isinstance(one, bool | str) else kind(one) for one in values]
 
 
 def _all(report: Report, name: str, fields: tuple[str, ...]) -> list[dict[str, object]]:
@@ -105,10 +116,9 @@ def contention_of_cells(report: Report) -> list[dict[str, object]]:
     """`contention_records` of each cell whose trace shows communication."""
     return [
         {"cell": name, **record}
-        for name, found in report.comparison.contentions.items()
-        for record in contention_records(
-            found, report.comparison.ledgers[name].hidden_us, report.run.cells[name].on_device
-        )
+        for name, row in report.comparison.rows.items()
+        if row.contentions is not None and row.ledger is not None
+        for record in contention_records(row.contentions, row.ledger.hidden_us, report.run.cells[name].on_device)
     ]
 
 

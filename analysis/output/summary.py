@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.report.printed import PrintedReport
+from dpscope.analysis.report.stamp import PrintedReport
 from dpscope.analysis.text.terminal import Trimmed, folded, print_table, table_lines
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import sentence
@@ -28,21 +28,21 @@ def print_summary(console: Console, report: PrintedReport, page: Path | None, wh
         print_table(console, table)
     if whole:
         return
-    grave = [one for one in report.findings if one.severity != "info"]
+    serious = [one for one in report.findings if one.severity != "info"]
     used = _height(console, answers) + sum(1 + table_lines(console, table) for table in tables)
     used += 3  # a blank line, what is left out, where the report is
-    told = next(
+    listed = next(
         (
             count
-            for count in range(min(MOST_FINDINGS, len(grave)), 0, -1)
-            if used + _height(console, _findings(grave[:count])) <= _LINES
+            for count in range(min(MOST_FINDINGS, len(serious)), 0, -1)
+            if used + _height(console, _findings(serious[:count])) <= _LINES
         ),
-        sum(one.severity == "error" for one in grave),
+        sum(one.severity == "error" for one in serious),
     )
-    if told:
+    if listed:
         console.print()
-        console.print(_findings(grave[:told]))
-    if left := _left_out(len(grave) - told, len(report.summary.rows) - len(tables[0].rows)):
+        console.print(_findings(serious[:listed]))
+    if left := _left_out(len(serious) - listed, len(report.summary.rows) - len(tables[0].rows)):
         console.print(Text(left, style="dim"))
     console.print(place_of_page(page), highlight=False, soft_wrap=True)
 
@@ -77,7 +77,7 @@ def answer_grid(warnings: Sequence[str], answers: Sequence[tuple[str, str]]) -> 
 
 
 def _tables(report: PrintedReport, whole: bool) -> list[TextTable]:
-    """Where a step goes, and what shortcuts say of the cells that are shown."""
+    """Where a step goes, and the shortcuts for the cells that are shown."""
     first = report.summary if whole else _first_rows(report)
     second = report.shortcuts
     if second is None:
@@ -104,8 +104,8 @@ def _height(console: Console, drawn: RenderableType) -> int:
 
 
 def _left_out(findings: int, cells: int) -> str:
-    told = [counted(count, f"more {noun}") for count, noun in ((findings, "finding"), (cells, "cell")) if count]
-    return f"{' and '.join(told)}: in the report, or with --verbose." if told else ""
+    more = [counted(count, f"more {noun}") for count, noun in ((findings, "finding"), (cells, "cell")) if count]
+    return f"{' and '.join(more)}: in the report, or with --verbose." if more else ""
 
 
 def _short(finding: Finding) -> str:

@@ -6,6 +6,7 @@ runs/<run>/tensorboard/<cell>/    one session: hyperparameters, metrics, step ti
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,22 @@ from matplotlib.figure import Figure
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.training import training_figures
 from dpscope.analysis.output.plugin_traces import traces_of, write_plugin_copies
-from dpscope.analysis.output.training_tensorboard import TRAINING_METRICS, training_sessions, write_missing_events
 from dpscope.analysis.report.build import Report, render_markdown
 from dpscope.analysis.report.training_report import training_markdown
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.text.units import plain
 from dpscope.analysis.training.data import TrainingData
-from dpscope.profiling.mirrors.event_log import EventLog, HyperParameter
-from dpscope.profiling.mirrors.tensorboard_mirror import events_folder
+from dpscope.profiling.mirrors.mirror import TEST_ACCURACY, TEST_LOSS, TRAINED_S, training_settings
+from dpscope.profiling.mirrors.tensorboard_mirror import (
+    EventLog,
+    HyperParameter,
+    events_folder,
+    training_events,
+    training_folder,
+)
+from dpscope.profiling.records.training import EpochRecord
 from dpscope.profiling.store.layout import remove_empty_folders
 from dpscope.profiling.store.ownership import TENSORBOARD_NAME, check_events, check_training_events, remove_events
+from dpscope.profiling.store.training_folders import TrainFolder
 
 DOTS_PER_INCH = 150  # of figures.to_png
 METRICS = {  # tag -> column of the comparison and what it is divided by
@@ -33,29 +40,29 @@ METRICS = {  # tag -> column of the comparison and what it is divided by
     "busbw_gb_per_s": ("busbw_gb_per_s", 1.0),
 }
 
-
 TRACED_METRICS = {
     "traced_step_ms": ("traced_step_us", 1e3),
     **{name: METRICS[name] for name in ("exposed_ms", "busbw_gb_per_s")},
 }
+TRAINING_METRICS = (TEST_ACCURACY, TEST_LOSS, TRAINED_S)
+"""Tags that HParams shows next to a training's settings, each at its last epoch."""
 
 
 def export_tensorboard(report: Report, out: Path | None = None) -> Path:
-    """Write the run's TensorBoard folder anew, but for the curves of trainings, which may be running; returns it.
+    """Replace the run's TensorBoard folder except for the curves of trainings, which may be running; returns it.
 
     It lies in the run's folder; that of traces, which have none, in `out`.
     """
     names = [data.cell.name for data in report.run.measured]
     folder = _cleared(out or report.run.folder.path, names)
-    rows = {str(row["cell"]): row for _, row in report.comparison.table.iterrows()}
     sessions = {data.cell.name: _hyperparameters(report, data) for data in report.run.measured}
     _write_report(report, folder / "report", list(sessions.values()))
     for data in report.run.measured:
-        row = rows[data.cell.name]
+        row = report.comparison.rows[data.cell.name]
         metrics = {
-            tag: float(row[column]) / divisor
+            tag: value / divisor
             for tag, (column, divisor) in _metrics(report).items()
-            if plain(row[column]) is not None
+            if (value := row.number(column)) is not None
         }
         _write_cell(report, data, folder / data.cell.name, sessions[data.cell.name], metrics)
     if report.run.training:
@@ -146,3 +153,27 @@ def _write_cell(
         for trace in traces_of(repeat.path / "traces"):
             node, rank = (int(part) for part in trace.name.partition(".")[0].split("_"))
             write_plugin_copies(trace, folder, node, rank)
+
+
+def training_sessions(data: TrainingData) -> list[dict[str, HyperParameter]]:
+    """The settings of every training; none for a train.json of another program, which does not hold them."""
+    config = data.manifest.config if data.manifest else None
+    return [training_settings(epochs[0], config) for epochs in _stored_epochs(data)]
+
+
+def write_missing_events(data: TrainingData) -> None:
+    """Write the curves of those trainings that TensorBoard's folder does not have."""
+    log = training_events(data.folder, data.manifest.config if data.manifest else None)
+    for epochs in _stored_epochs(data):
+        if not training_folder(data.folder, epochs[0]).exists():
+            log.write(epochs)
+    log.close()
+
+
+def _stored_epochs(data: TrainingData) -> list[list[EpochRecord]]:
+    """The epochs of each training as dpscope stored them."""
+    if data.manifest is None:
+        return []
+    epochs = TrainFolder(data.folder).log().epochs
+    ordered = sorted(epochs, key=lambda record: (record.cell, record.seed, record.epoch))
+    return [list(group) for _, group in groupby(ordered, key=lambda record: (record.cell, record.seed))]

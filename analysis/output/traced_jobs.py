@@ -1,4 +1,4 @@
-"""The traces of several jobs: a column of jobs in tables and data, each job's own sentence, findings alike said once."""
+"""The traces of several jobs: a column of jobs in tables and data, a sentence for each job, findings alike listed once."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,12 +47,12 @@ def _joined(title: str, tables: Mapping[str, TextTable]) -> Iterator[TextTable]:
 
 
 def _joined_notes(tables: Mapping[str, TextTable]) -> Iterator[str]:
-    """Each note once, with the jobs that it is of where not all say it."""
-    said: dict[str, list[str]] = {}
+    """Each note once, with its jobs unless all have it."""
+    jobs_by_note: dict[str, list[str]] = {}
     for name, table in tables.items():
         for note in table.notes:
-            said.setdefault(note, []).append(name)
-    for note, names in said.items():
+            jobs_by_note.setdefault(note, []).append(name)
+    for note, names in jobs_by_note.items():
         yield note if len(names) == len(tables) else f"{_listed(names)}: {note}"
 
 
@@ -63,11 +63,11 @@ def job_content(jobs: JobAnalyses, few: Mapping[str, Folded] = MappingProxyType(
         return trace_content(analysis, few.get(name))
     content: dict[str, object] = {"jobs": list(jobs)}
     for name, analysis in jobs.items():
-        for key, told in trace_content(analysis, few.get(name)).items():
+        for key, records in trace_content(analysis, few.get(name)).items():
             together = content.setdefault(key, [])
-            assert isinstance(told, list | tuple)
+            assert isinstance(records, list | tuple)
             assert isinstance(together, list)
-            together += [{"job": name, **record} for record in told]
+            together += [{"job": name, **record} for record in records]
     return content
 
 
@@ -83,7 +83,7 @@ def job_csv(jobs: JobAnalyses) -> str:
 
 
 def job_findings(jobs: JobAnalyses) -> tuple[Finding, ...]:
-    """All findings; of several jobs each with its jobs, once where several say the same."""
+    """All findings; of several jobs each with its jobs, once where several have the same."""
     if len(jobs) == 1:
         (analysis,) = jobs.values()
         return analysis.findings

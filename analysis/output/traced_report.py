@@ -1,4 +1,4 @@
-"""The report of traces that no run made: what models say of them, printed; the page; what TensorBoard is given."""
+"""The report of traces that no run made: models applied to them, the page, and the TensorBoard folder."""
 
 import json
 import sys
@@ -32,9 +32,12 @@ from dpscope.profiling.store.errors import DpscopeError
 if TYPE_CHECKING:
     from dpscope.analysis.report.build import Report
     from dpscope.analysis.runs.run_data import RunData
+    from dpscope.profiling.machine.gpu_speed import StatedFlops
     from dpscope.profiling.records.links import LinkRate
 
 _OF_MODELS = (
+    "device_use",
+    "device_points",
     "formulas",
     "predictions",
     "collectives",
@@ -48,7 +51,7 @@ _OF_MODELS = (
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What is wanted of traces beside their tables: judged by a link and a calibration, as a report in a folder."""
+    """What to make of traces in addition to their tables: models by a link and a calibration, a report in a folder."""
 
     link: "LinkRate | None" = None
     calibration: Path | None = None  # as `costs_at` takes it
@@ -57,21 +60,22 @@ class TraceRequest:
     open_page: bool = False  # in the user's browser, where there is one
     hosts: HostOptions = field(default_factory=HostOptions)
     nccl_logs: tuple[Path, ...] = ()  # of the job
+    flops: "StatedFlops | None" = None  # of one step on one device
 
     @property
     def modelled(self) -> bool:
-        """Whether models are asked for."""
-        return self.link is not None or self.calibration is not None or bool(self.nccl_logs)
+        """Whether models are requested."""
+        return self.link is not None or self.calibration is not None or bool(self.nccl_logs) or self.flops is not None
 
 
 def read_jobs(paths: Sequence[Path], limits: ReadLimits = DEFAULT_LIMITS) -> JobAnalyses:
-    """`analyze_jobs`, telling on standard error how far it is; or `analyze_partial_jobs`, where paths hold these."""
+    """`analyze_jobs`, with progress on standard error; or `analyze_partial_jobs`, where paths hold these."""
     if partials_among(paths):
         from dpscope.analysis.partials.merge import analyze_partial_jobs
 
         return analyze_partial_jobs(paths)
-    with progress() as tell:
-        return analyze_jobs(paths, limits, progress=lambda done, of: tell(f"{done} of {of} read"))
+    with progress() as report:
+        return analyze_jobs(paths, limits, progress=lambda done, of: report(f"{done} of {of} read"))
 
 
 def load_traces(path: Path) -> "RunData":
@@ -82,20 +86,22 @@ def load_traces(path: Path) -> "RunData":
 
 
 def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], request: TraceRequest) -> "Report":
-    """The same report as a run's; what traces do not tell is missing in it, with the reason."""
+    """The same report as a run's; what traces do not show is missing in it, with the reason."""
     from dpscope.analysis.costs.calibration_files import costs_at
     from dpscope.analysis.report.build import make_report
     from dpscope.analysis.runs.traced_run import traced_run
 
     calibration = costs_at(request.calibration) if request.calibration is not None else None
     with progress("Comparing with models"):
-        return make_report(traced_run(analysis, paths), request.link, calibration, nccl_logs=request.nccl_logs)
+        return make_report(
+            traced_run(analysis, paths), request.link, calibration, None, request.nccl_logs, request.flops
+        )
 
 
 def print_traces(
     paths: Sequence[Path], output_format: str, limits: ReadLimits, console: Console, request: TraceRequest
 ) -> int:
-    """Traces not made by a run; the exit status: 2 for a file that was cut short, told on standard error besides."""
+    """Traces not made by a run; the exit status: 2 for a file that was cut short, which standard error names."""
     placed_jobs = {name: placed(analysis, request.hosts) for name, analysis in read_jobs(paths, limits).items()}
     jobs = {name: analysis for name, (analysis, _) in placed_jobs.items()}
     few = {
@@ -125,8 +131,8 @@ def print_traces(
         if output_format == "table":
             _print_others(console, findings, modelled)
     if page is not None:
-        told = console if output_format == "table" else Console(markup=False, stderr=True)  # data stays data
-        told.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+        target = console if output_format == "table" else Console(markup=False, stderr=True)  # data stays data
+        target.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
         if request.open_page:
             open_in_browser(page)
     return trace_status(findings, [source for analysis in jobs.values() for source in analysis.cut_short])
@@ -153,17 +159,17 @@ def _print_verdicts(console: Console, verdicts: Mapping[str, Verdict]) -> None:
 def _print_others(console: Console, findings: Sequence[Finding], modelled: "Report | None") -> None:
     from dpscope.profiling.records.run_codes import RunCode
 
-    said_of_models = (RunCode.PREDICTION_OFF, RunCode.CALIBRATION_INCOMPLETE)
+    of_models = (RunCode.ABOVE_PEAK, RunCode.PREDICTION_OFF, RunCode.CALIBRATION_INCOMPLETE)
     others = [*findings]
     if modelled is not None:
-        others += [one for one in modelled.findings if one.code in said_of_models]
+        others += [one for one in modelled.findings if one.code in of_models]
         others += modelled.nccl.findings
     if others:
         print_findings(console, few_of_each_kind(others))
 
 
 def model_tables(report: "Report | None") -> list[TextTable]:
-    """The formulas with their numbers, what was predicted beside what was measured, bandwidths and utilisation.
+    """The formulas with their numbers, predicted and measured values, bandwidths and utilisation.
 
     Nothing without a report; where none can be filled, a table of the reasons.
     """
@@ -171,10 +177,9 @@ def model_tables(report: "Report | None") -> list[TextTable]:
         return []
     tables = {**report.tables, **({"formulas": report.formulas} if report.formulas is not None else {})}
     shown = [tables[name] for name in _OF_MODELS if name in tables]
-    (row,) = report.comparison.table.to_dict("records")
+    (row,) = report.comparison.rows.values()
     if report.formulas is None:
-        reasons = report.comparison.reasons
-        why = dict.fromkeys(reasons.get((str(row["cell"]), name), "") for name in ("ring_us", "predicted_transfer_us"))
+        why = dict.fromkeys(row.reasons.get(name, "") for name in ("ring_us", "predicted_transfer_us"))
         shown.insert(0, TextTable("No model applies", ("why",), tuple((one,) for one in why if one)))
     return [_without_cell(table) for table in shown]
 
@@ -221,12 +226,10 @@ def traces_json(
         content["verdict"] = verdict_records[0] if len(verdict_records) == 1 else verdict_records
     content |= job_content(jobs, few)
     if modelled is not None:
-        from dpscope.analysis.output.run_json import frame_records, prediction_records
+        from dpscope.analysis.output.run_json import cell_records, prediction_records
 
         comparison = modelled.comparison
-        (cell,) = frame_records(comparison.table, tuple(comparison.table.columns))
-        missing = {column: why for (_, column), why in comparison.reasons.items()}
-        content |= {"cells": [{**cell, "missing": missing}], "predictions": prediction_records(comparison)}
+        content |= {"cells": cell_records(comparison), "predictions": prediction_records(comparison)}
         content["nccl"] = modelled.nccl.content()
         found = content["findings"]
         assert isinstance(found, list | tuple)
@@ -235,7 +238,7 @@ def traces_json(
 
 
 def export_traces(paths: Sequence[Path], request: TraceRequest, out: Path | None) -> Path:
-    """Write the TensorBoard folder of traces into `out`, or into a folder beside them that bears their name; returns it."""
+    """Write the TensorBoard folder of traces into `out`, or into a folder next to them with their name; returns it."""
     from dpscope.analysis.output.tensorboard import export_tensorboard
 
     if partials := partials_among(paths):

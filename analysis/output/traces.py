@@ -4,14 +4,13 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from dpscope.analysis.output.many_ranks import Folded, folded_content, spread_tables
-from dpscope.analysis.report.phase_table import trace_phases
-from dpscope.analysis.report.wait_table import trace_waits
+from dpscope.analysis.report.rank_tables import contention_table, trace_phases, trace_waits
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
@@ -44,7 +43,7 @@ COLLECTIVE_FIELDS = (
 
 
 def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
-    """Errors first; of findings alike in all but what they name, the first _MOST_ALIKE and how many more there are."""
+    """Errors first; of findings that differ only in what they name, the first _MOST_ALIKE and how many more there are."""
     order = {"error": 0, "warning": 1, "info": 2}
     kinds: dict[tuple[str, str], list[Finding]] = {}
     for finding in sorted(findings, key=lambda one: order[one.severity]):
@@ -54,13 +53,13 @@ def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
         more = len(alike) - _MOST_ALIKE
         last = alike[: _MOST_ALIKE + (more == 1)]
         shown += last[:-1]
-        told = f"{last[-1].message}; and {more} more like these" if more > 1 else last[-1].message
-        shown.append(msgspec.structs.replace(last[-1], message=told))
+        message = f"{last[-1].message}; and {more} more like these" if more > 1 else last[-1].message
+        shown.append(msgspec.structs.replace(last[-1], message=message))
     return shown
 
 
 def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
-    """The exit status of a command on trace files: 2 if any was `cut_short`, said on standard error; 1 after an error."""
+    """The exit status of a command on trace files: 2 if any was `cut_short`, named on standard error; 1 after an error."""
     for source in cut_short[:1]:
         sys.stderr.write(
             f"dpscope: {source} is cut short or damaged: the numbers hold what could be read of it; read a whole copy of "
@@ -162,6 +161,11 @@ def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTa
         tables.append(_collective_table(found.collectives, by_group=few is None))
         if few is None and len(found.waits_caused):
             tables.append(trace_waits(found.waits_caused))
+    hidden_us = analysis.ledger.hidden_us if analysis.ledger is not None else None
+    if (contention := contention_table({"": (analysis.contentions, hidden_us)})) is not None:
+        tables.append(
+            replace(contention, headings=contention.headings[1:], rows=tuple(row[1:] for row in contention.rows))
+        )
     if len(found.dp_phases) and few is None:
         tables.append(trace_phases(found.dp_phases))
     return [table for table in tables if table.rows]
@@ -209,7 +213,7 @@ def _collective_table(every: Table, by_group: bool) -> TextTable:
     in_steps = every.known("step")
     collectives = every.take(in_steps) if in_steps.any() else every  # without marked steps all count
     unit = choose_unit("time", collectives["duration_us"].tolist())
-    named_groups = by_group and len(set(collectives["group"].tolist()) - {None}) > 1
+    named_groups = by_group and len(collectives.words("group").counts) > 1
     groups = collectives.group(*(("kind", "group", "bytes") if by_group else ("kind", "bytes")), in_order=True)
     means = {name: groups.means(collectives[name]) for name in _MEANS}
     rows = []
@@ -236,7 +240,7 @@ def _collective_table(every: Table, by_group: bool) -> TextTable:
 def _outside_steps(collectives: Table) -> Iterator[str]:
     """What no traced step launched, in a line."""
     if len(collectives):
-        kinds = Counter(kind or "unknown" for kind in collectives["kind"].tolist())
+        kinds = Counter(kind or "unknown" for kind in collectives.words("kind").tolist())
         named = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
         total = show_time(float(collectives["duration_us"].sum()))
         yield f"{counted(len(collectives), 'collective')} outside any step ({named}; {total} together): not in this table"
@@ -245,9 +249,9 @@ def _outside_steps(collectives: Table) -> Iterator[str]:
 def _collective_notes(collectives: Table) -> Iterator[str]:
     """Why times are missing, and what bandwidths are of where the ranks' own bytes do not give them."""
     lacking = collectives.take(~collectives.known("transfer_us") & (collectives["group_size"] != 1))
-    rooted = np.isin(lacking["kind"], list(ROOTED))
+    rooted = lacking.words("kind").isin(*ROOTED)
     if rooted.any():
-        named = ", ".join(sorted(set(lacking["kind"][rooted].tolist())))
+        named = ", ".join(lacking.words("kind")[rooted].counts)
         yield f"no transfer, wait or bandwidth for {named}: they do not make all ranks wait for each other"
     others = lacking.take(~rooted)
     read = len(collectives.group("rank"))

@@ -1,9 +1,9 @@
-"""The smallest change that a comparison would show, and how many repeats show a smaller one.
+"""The smallest change that a comparison would detect, and how many repeats detect a smaller one.
 
-A change is shown where the 95% interval of the ratio leaves 1 out. The smallest one that is shown in POWER of cases lies above 1
-by half that interval and by what the measured ratio falls short of the true one in the other cases, both from the repeats'
-spread as `ratio_estimate` has it. Source: Cohen, "Statistical power analysis for the behavioral sciences", 1988, chapter 2, with
-Student's t for both. What comes of it is simulated in tests/analysis/stats/test_detection.py.
+A change is detected where the 95% interval of the ratio excludes 1. The smallest one that is detected in POWER of cases lies
+above 1 by half that interval and by what the measured ratio falls short of the true one in the other cases, both from the
+repeats' spread as in `ratio_estimate`. Source: Cohen, "Statistical power analysis for the behavioral sciences", 1988, chapter 2,
+with Student's t for both. The power is simulated in tests/analysis/stats/test_detection.py.
 """
 
 import math
@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from dpscope.analysis.stats.samples import CONFIDENCE, MOST_SHARED, Noise
 
-POWER = 0.8  # of the changes of that size that are shown
+POWER = 0.8  # share of the changes of that size that are detected
 MOST_REPEATS = 50
 _UPPER = (1 + CONFIDENCE) / 2
 
 
 def detectable_change(first: Noise, second: Noise) -> float:
-    """The smallest slowdown that would be shown in POWER of cases: 0.05 is 5%."""
+    """The smallest slowdown that would be detected in POWER of cases: 0.05 is 5%."""
     return math.expm1(math.hypot(_reach(first), _reach(second)))
 
 
@@ -26,7 +26,7 @@ def with_repeats(noise: Noise, repeats: int) -> Noise:
     """The noise after `repeats` (2 or more) repeats of every cell, one of them spreading as it has."""
     before = max(1, noise.repeats - 1)
     shared = min(MOST_SHARED, round(noise.shared_freedom * max(1.0, (repeats - 1) / before)))
-    return replace(noise, own_freedom=repeats - 1, shared_freedom=shared, repeats=repeats)
+    return replace(noise, cell_freedom=repeats - 1, shared_freedom=shared, repeats=repeats)
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class RepeatCost:
     repeat_s: float
 
     def detects(self, repeats: int) -> float:
-        """What two runs with that many repeats each would show of this cell: 0.05 is 5%."""
+        """The smallest slowdown of this cell that two runs with that many repeats each detect: 0.05 is 5%."""
         noise = self.noise if repeats == self.noise.repeats else with_repeats(self.noise, repeats)
         return detectable_change(noise, noise)
 
 
 def choose_repeats(cells: Mapping[str, RepeatCost], change: float, seconds: float) -> dict[str, int]:
-    """Repeats of each cell, those it has included, so that each shows `change`, as far as `seconds` more allow.
+    """Repeats of each cell, including those it has, so that each detects `change`, as far as `seconds` more allow.
 
-    One repeat after the other goes to the cell that shows least, so that time is spent where the spread is.
+    Each further repeat goes to the cell that detects least, so that time is spent where the spread is.
     """
     chosen = {name: cell.noise.repeats for name, cell in cells.items()}
     while True:

@@ -1,13 +1,13 @@
 """Medians and their intervals, from how far repeats lie apart. Nothing is shown without spread and count.
 
-A cell's steps within one repeat are alike in what that repeat had: a clock, a placement, another program. More of them do not
-tell how the next repeat comes out, so every interval here stands on the repeats' medians, taken as logarithms, as what
-disturbs a measurement multiplies it. Two repeats alone tell little (one degree of freedom), but the cells of a run share
-their machine: the others' spread counts beside a cell's own, for MOST_SHARED degrees of freedom at most, since cells are not
-quite alike, and a cell that spreads more than that keeps its own. Source of the weighting: Smyth, "Linear models and empirical
+A cell's steps within one repeat share what that repeat had: a clock, a placement, another program. More of them do not show
+how the next repeat comes out, so every interval here is based on the repeats' medians, taken as logarithms, as what disturbs a
+measurement multiplies it. Two repeats alone show little (one degree of freedom), but the cells of a run share their machine:
+the spread of the others counts in addition to that of the cell, for MOST_SHARED degrees of freedom at most, since cells are not
+quite alike; a cell that spreads more than that keeps its spread. Source of the weighting: Smyth, "Linear models and empirical
 Bayes methods for assessing differential expression", Statistical Applications in Genetics and Molecular Biology 3(1), 2004,
-section 3; here with a fixed weight. Assumed: repeats are independent, their logarithms near normal. What comes of it is
-simulated in tests/analysis/stats/test_interval_coverage.py.
+section 3; here with a fixed weight. Assumed: repeats are independent, their logarithms near normal. The coverage is simulated
+in tests/analysis/stats/test_interval_coverage.py.
 """
 
 import functools
@@ -26,7 +26,8 @@ FEWEST_SAMPLES = 5  # below this no interval is given and nothing is compared
 MOST_SHARED = 4  # degrees of freedom that the spread of other cells counts for
 NO_INTERVAL = "fewer than 5 timed steps, or one repeat alone: no interval"
 
-Samples = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
+Samples = Floats
 Verdict = Literal["too_few_samples", "no_difference_shown", "above", "below"]
 
 _UPPER = (1 + CONFIDENCE) / 2
@@ -100,13 +101,13 @@ class Noise:
     """How far one more repeat of a cell would lie from its mean, and how well that is known."""
 
     variance: float  # of one repeat
-    own_freedom: int
+    cell_freedom: int
     shared_freedom: int  # of other cells, MOST_SHARED at most
     repeats: int
 
     @property
     def freedom(self) -> int:
-        return self.own_freedom + self.shared_freedom
+        return self.cell_freedom + self.shared_freedom
 
     @property
     def standard_error(self) -> float:
@@ -153,7 +154,7 @@ def _central(t: float, freedom: int) -> float:
 
 
 def noise_of(values: Samples | Sequence[float], pool: Spread = ALONE) -> Noise | None:
-    """The noise of a cell's repeats, a value each; None where nothing tells their spread.
+    """The noise of a cell's repeats, a value each; None where their spread is unknown.
 
     `pool` is the spread of all cells, this one among them. The variance is the mean of the cell's own and of the others',
     weighted by degrees of freedom, the others' by MOST_SHARED at most, or the cell's own where that is larger; Student's t
@@ -171,7 +172,7 @@ def noise_of(values: Samples | Sequence[float], pool: Spread = ALONE) -> Noise |
 
 
 def half_width(values: Samples | Sequence[float], pool: Spread = ALONE) -> float | None:
-    """Half the 95% interval of the mean of `values`, a cell's repeats; None where nothing tells their spread."""
+    """Half the 95% interval of the mean of `values`, a cell's repeats; None where their spread is unknown."""
     noise = noise_of(values, pool)
     return None if noise is None else noise.quantile(_UPPER)
 
@@ -194,7 +195,7 @@ def chance_above(ratio: Estimate) -> float | None:
     return float(ndtr(middle / half * ndtri(_UPPER)))
 
 
-def unshown(estimate: Estimate) -> str:
+def missing_evidence(estimate: Estimate) -> str:
     """Why an estimate without an interval shows nothing, such as ``one repeat cannot show it``."""
     return f"{'fewer than five steps' if estimate.count < FEWEST_SAMPLES else 'one repeat'} cannot show it"
 
@@ -249,7 +250,7 @@ def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], poo
 
 
 def draws(repeats: Sequence[Samples], generator: np.random.Generator, pool: Spread = ALONE) -> Samples | None:
-    """DRAWS medians as likely as the interval of `median_estimate` says, for what is computed from several medians.
+    """DRAWS medians as likely as the interval of `median_estimate` has it, for what is computed from several medians.
 
     Log-normal, with that interval as its middle 95%: a ratio of two cells' draws has the interval of `ratio_estimate`.
     """
@@ -295,8 +296,8 @@ def median_slope(values: Samples, confidence: float) -> tuple[float, float, floa
 
 def _half_width(repeats: Sequence[Samples], pool: Spread) -> float | None:
     """Half the width of the interval of the logarithm of a median; None if there is no interval."""
-    logs = _log_medians(repeats)
-    return half_width(logs, pool) if logs is not None and sum(map(len, repeats)) >= FEWEST_SAMPLES else None
+    noise = median_noise(repeats, pool)
+    return None if noise is None else noise.quantile(_UPPER)
 
 
 def _log_medians(repeats: Sequence[Samples]) -> Samples | None:

@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from dpscope.analysis.stats.samples import ALONE, Estimate, Samples, Spread, draws, interval
+from dpscope.analysis.stats.samples import ALONE, Estimate, Floats, Samples, Spread, draws, interval
 
 Scaling = Literal["strong", "weak"]
 Law = Literal["karp_flatt", "amdahl", "gustafson", "usl"]
 
 FARTHEST_FACTOR = 2  # a law is not trusted past this many times the largest measured count
-
-_Parameters = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -28,8 +25,7 @@ class ScalingFit:
 
     `parameters` by name: serial_fraction (Karp-Flatt, Amdahl, Gustafson), or contention and coherency (USL).
     `worst_relative_error` is the largest distance of a measured speedup from the law's, over the measured one.
-    `draws` holds the parameters of every draw, one row each, None without intervals. `note` tells
-    where a limit cut the fit off.
+    `draws` holds the parameters of every draw, one row each, None without intervals. `note` states where a limit cut the fit off.
     """
 
     law: Law
@@ -37,7 +33,7 @@ class ScalingFit:
     parameters: Mapping[str, Estimate]
     largest_devices: int
     worst_relative_error: float
-    draws: npt.NDArray[np.float64] | None
+    draws: Floats | None
     note: str
 
 
@@ -139,7 +135,8 @@ def fit_scaling(
     counts = sorted(devices for devices in speedups if devices > 1)
     if not counts:
         return None
-    law = _law(len(counts), scaling)
+    few: dict[int, Law] = {1: "karp_flatt", 2: "amdahl" if scaling == "strong" else "gustafson"}
+    law = few.get(len(counts), "usl")
     devices = np.array(counts, dtype=np.float64)
     measured = np.array([speedups[count] for count in counts])
     values, note = _FITS[law](devices, measured)
@@ -160,7 +157,7 @@ def fit_scaling(
 
 
 def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
-    """The fitted law's speedup; says so when it is asked past twice the largest measured count.
+    """The fitted law's speedup; `note` states that a count is beyond twice the largest measured one.
 
     A single measured count predicts nothing, nor does a law that cannot describe the speedups it was fitted to:
     the value is then missing, with the reason in `note`.
@@ -184,33 +181,25 @@ def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
     return LawPrediction(devices, Estimate(value, low, high, count), note)
 
 
-def _law(counts: int, scaling: Scaling) -> Law:
-    if counts == 1:
-        return "karp_flatt"
-    if counts == 2:
-        return "amdahl" if scaling == "strong" else "gustafson"
-    return "usl"
-
-
-def _fit_karp_flatt(devices: Samples, speedups: Samples) -> tuple[_Parameters, str]:
+def _fit_karp_flatt(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
     fraction = karp_flatt(float(speedups[0]), int(devices[0]))
     return np.array([fraction]), "speedup above the number of devices" if fraction < 0 else ""
 
 
-def _fit_amdahl(devices: Samples, speedups: Samples) -> tuple[_Parameters, str]:
+def _fit_amdahl(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
     """N/S = 1 + s(N - 1), each equation over its left side; s in 0..1."""
     weight = speedups / devices
     column = weight * (devices - 1)
     return _clamped(float(column @ (1 - weight) / (column @ column)))
 
 
-def _fit_gustafson(devices: Samples, speedups: Samples) -> tuple[_Parameters, str]:
+def _fit_gustafson(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
     """N - S = s(N - 1), each equation over S; s in 0..1."""
     column = (devices - 1) / speedups
     return _clamped(float(column @ ((devices - speedups) / speedups) / (column @ column)))
 
 
-def _fit_usl(devices: Samples, speedups: Samples) -> tuple[_Parameters, str]:
+def _fit_usl(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
     """N/S = 1 + sigma(N - 1) + kappa N(N - 1), each equation over its left side; non-negative least squares."""
     from scipy.optimize import nnls  # takes longer than reading a small trace: only who fits pays for it
 
@@ -221,7 +210,7 @@ def _fit_usl(devices: Samples, speedups: Samples) -> tuple[_Parameters, str]:
     return values, f"clamped at 0: {', '.join(zero)}" if zero else ""
 
 
-def _clamped(fraction: float) -> tuple[_Parameters, str]:
+def _clamped(fraction: float) -> tuple[Floats, str]:
     within = min(1.0, max(0.0, fraction))
     if within == fraction:
         return np.array([within]), ""
@@ -229,7 +218,7 @@ def _clamped(fraction: float) -> tuple[_Parameters, str]:
     return np.array([within]), f"clamped at {within:g}: {reason}, which this law cannot describe"
 
 
-_FITS: Mapping[Law, Callable[[Samples, Samples], tuple[_Parameters, str]]] = {
+_FITS: Mapping[Law, Callable[[Samples, Samples], tuple[Floats, str]]] = {
     "karp_flatt": _fit_karp_flatt,
     "amdahl": _fit_amdahl,
     "gustafson": _fit_gustafson,
@@ -243,14 +232,14 @@ _NAMES: Mapping[Law, tuple[str, ...]] = {
 }
 
 
-def _speedup(law: Law, values: _Parameters, devices: int) -> float:
+def _speedup(law: Law, values: Floats, devices: int) -> float:
     if law == "usl":
         return usl_speedup(float(values[0]), float(values[1]), devices)
     formula = gustafson_speedup if law == "gustafson" else amdahl_speedup
     return formula(float(values[0]), devices)
 
 
-def _named(law: Law, values: _Parameters, drawn: _Parameters | None, count: int) -> dict[str, Estimate]:
+def _named(law: Law, values: Floats, drawn: Floats | None, count: int) -> dict[str, Estimate]:
     named = {}
     for index, name in enumerate(_NAMES[law]):
         low, high = (None, None) if drawn is None else interval(drawn[:, index])

@@ -1,7 +1,6 @@
-"""CSV files that people write by hand or save from a spreadsheet. Every mistake is one line: file, row, column and fix.
+"""CSV files written by hand or saved from a spreadsheet. Each error names file, row, column and fix in one line.
 
-Cells are separated by commas, by semicolons (numbers may then have a decimal comma) or by tabs. Lines that begin with # are
-skipped.
+Cells are separated by commas, semicolons (numbers may then have a decimal comma) or tabs. Lines that begin with # are skipped.
 """
 
 import csv
@@ -24,7 +23,7 @@ _Cell = TypeVar("_Cell")
 
 
 class CsvRow:
-    """One line of a file: its cells by heading, and the errors that name them."""
+    """A row of a file: its cells by heading, and errors that name them."""
 
     def __init__(self, path: Path, line: int, cells: Mapping[str, str], separator: str = ",") -> None:
         self._path, self.line, self.cells, self._separator = path, line, cells, separator
@@ -37,8 +36,8 @@ class CsvRow:
         return self.required(column, self.text(column))
 
     def whole(self, column: str) -> int | None:
-        """A whole number from 1 on."""
-        number = self._number(column, "a whole number from 1 on")
+        """A whole number, at least 1."""
+        number = self._number(column, "a whole number of at least 1")
         if number is None:
             return None
         if not (number.is_integer() and 1 <= number <= _LARGEST_WHOLE):
@@ -69,14 +68,13 @@ class CsvRow:
         return float(text)
 
     def required(self, column: str, value: _Cell | None) -> _Cell:
-        """The value, which must be there."""
         if value is None:
             raise self.error(column, "is empty; every row needs it")
         return value
 
 
 def read_rows(path: Path, required: tuple[str, ...], known: Collection[str] = ()) -> tuple[list[str], list[CsvRow]]:
-    """The headings and the rows below them, with stripped cells. Headings in `known` may be in capitals.
+    """The headings and the rows below them, with stripped cells. Headings in `known` are matched in any case.
 
     Raises DpscopeError unless the file is a table with the required columns and at least one row.
     """
@@ -96,7 +94,7 @@ def read_rows(path: Path, required: tuple[str, ...], known: Collection[str] = ()
     headings = [name.lower() if name.lower() in known else name for name in headings]
     _check_headings(path, headings, required)
     if not rows:
-        raise DpscopeError(f"{path} has headings but no rows; add a row per measurement")
+        raise DpscopeError(f"{path} has headings but no rows; add one row per measurement")
     for number, row in rows:
         while len(row) > len(headings) and not row[-1]:
             row.pop()

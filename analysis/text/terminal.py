@@ -1,4 +1,4 @@
-"""Text tables and findings on a terminal, by rich: colour only on a terminal, wide only where there is room."""
+"""Tables and findings on a terminal, drawn by rich: with colour only on a terminal, and no wider than it."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,12 +15,12 @@ from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.finding import Finding
 
-_NARROWEST = 12  # of the first column, where folding its names saves a second block
+_NARROWEST = 12  # width of the first column down to which its names are folded to avoid a second block
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 class Trimmed:
-    """What rich draws, without the blanks with which it fills lines up: they are noise in logs and in copied text."""
+    """What rich draws without trailing blanks, which are noise in logs and in copied text."""
 
     def __init__(self, drawn: RenderableType) -> None:
         self._drawn = drawn
@@ -38,9 +38,9 @@ class Trimmed:
 
 @contextmanager
 def progress(doing: str = "Reading traces") -> Iterator[Callable[[str], None]]:
-    """Show on standard error what is being done, if it is a terminal; what it yields takes the part that is being done now.
+    """Show the current activity on standard error if it is a terminal; yields a function that sets the current part.
 
-    No thread redraws the line, and it is removed at the end.
+    The line is redrawn without a thread, and removed at the end.
     """
     to_terminal = Console(markup=False, stderr=True, highlight=False)
     with Live(f"{doing} ...", console=to_terminal, auto_refresh=False, transient=True) as line:
@@ -48,15 +48,15 @@ def progress(doing: str = "Reading traces") -> Iterator[Callable[[str], None]]:
 
 
 def open_in_browser(page: Path) -> None:
-    """Show a page in the user's browser; says where it lies where there is no browser to be had."""
+    """Show a page in the user's browser; without a browser, print its path."""
     import webbrowser
 
     if not webbrowser.open(page.resolve().as_uri()):
-        sys.stderr.write(f"dpscope: --open: no browser was found; open {page} yourself\n")
+        sys.stderr.write(f"dpscope: --open: no browser was found; open {page} manually\n")
 
 
 def print_tables(tables: Sequence[TextTable], output_format: str, console: Console) -> None:
-    """Tables on the terminal, or as text in a format that other programs read."""
+    """Print tables on the terminal, or as text in a format for other programs."""
     for table in tables:
         if output_format == "table":
             print_table(console, table)
@@ -65,14 +65,14 @@ def print_tables(tables: Sequence[TextTable], output_format: str, console: Conso
 
 
 def print_table(console: Console, table: TextTable) -> None:
-    """One table with its notes beneath it; what the terminal has no room for continues below, the first column repeated."""
+    """Print a table with its notes; columns that do not fit continue below, with the first column repeated."""
     console.print()
     for part in _drawn(table, console.width):
         console.print(part)
 
 
 def table_lines(console: Console, table: TextTable) -> int:
-    """How many lines `print_table` prints, without the blank one before them."""
+    """The number of lines that `print_table` prints after the blank one."""
     return sum(len(console.render_lines(part, pad=False)) for part in _drawn(table, console.width))
 
 
@@ -98,20 +98,20 @@ def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
 
 
 def _width(table: TextTable, index: int) -> int:
-    """Room a column needs: values never wrap, headings between words."""
+    """The width of a column: values never wrap, headings wrap between words."""
     words = table.headings[index].split()
     return max([len(row[index]) for row in table.rows] + [len(word) for word in words], default=0)
 
 
 def _first_width(table: TextTable, width: int, gap: int) -> int:
-    """Room for the first column: less than its names need where the other columns have all their room by that."""
+    """The width of the first column: less than its names need if all other columns then fit."""
     needed = _width(table, 0)
     left = width - sum(_width(table, index) + gap for index in range(1, len(table.headings)))
     return left if _NARROWEST <= left < needed else needed
 
 
 def _name_folded(name: str, width: int) -> str:
-    """A cell's name over several lines, each of which but the last ends with a hyphen.
+    """A cell's name over several lines, broken after hyphens.
 
     >>> _name_folded("ddp-d2-b4-bucket-1mb", 12)
     'ddp-d2-b4-\\nbucket-1mb'
@@ -139,18 +139,18 @@ def _fitting(table: TextTable, first: int, width: int, gap: int) -> list[list[in
 
 
 def folded(text: str, style: str = "") -> Text:
-    """Text that goes on in the next line where a word, such as a path, has no room: nothing of it is cut."""
+    """Text in which long words, such as paths, continue on the next line instead of being cut."""
     return Text(text, style=style, overflow="fold")
 
 
 def print_sentences(console: Console, sentences: Iterable[str]) -> None:
-    """As they are, whatever brackets a name holds, each from a line of its own."""
-    for said in sentences:
-        console.print(Trimmed(folded(said)), highlight=False)
+    """Print each sentence on a new line, without interpreting brackets as markup."""
+    for text in sentences:
+        console.print(Trimmed(folded(text)), highlight=False)
 
 
 def print_missing(console: Console, reasons: Iterable[str]) -> None:
-    """Why values are missing, once for all tables."""
+    """Print why values are missing, once for all tables."""
     console.print()
     console.print(Text("NA, and why", style="bold"))
     rows = Table.grid(padding=(0, 1))
@@ -160,12 +160,12 @@ def print_missing(console: Console, reasons: Iterable[str]) -> None:
 
 
 def print_findings(console: Console, findings: Iterable[Finding]) -> None:
-    """Findings as sentences, each with its next step."""
+    """Print findings as sentences, each with its next step."""
     console.print()
     console.print(Text("Findings", style="bold"))
     rows = Table.grid(padding=(0, 1))
     for finding in findings:
-        said = folded(f"{sentence(finding.message)} ")
-        said.append(sentence(finding.next_step), style="dim")
-        rows.add_row(Text(finding.severity, style=_STYLES[finding.severity]), said)
+        text = folded(f"{sentence(finding.message)} ")
+        text.append(sentence(finding.next_step), style="dim")
+        rows.add_row(Text(finding.severity, style=_STYLES[finding.severity]), text)
     console.print(Trimmed(rows))

@@ -1,17 +1,20 @@
-"""A table of cells as text, and its renderers: CSV, Markdown, LaTeX."""
+"""Tables of text, and their renderers: CSV, Markdown, LaTeX."""
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from dpscope.analysis.text.units import sentence
+from dpscope.profiling.records.finding import Finding
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of text ready to show: headings carry units, every row has an entry per heading."""
+    """A table of formatted text: headings include units, and each row has an entry per heading."""
 
     title: str
     headings: tuple[str, ...]
@@ -48,8 +51,14 @@ def _markdown(table: TextTable) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_findings(findings: Iterable[Finding]) -> str:
+    """Findings with their next steps as a Markdown list with a title."""
+    lines = (f"- {one.severity}: {sentence(one.message)} {sentence(one.next_step)}\n" for one in findings)
+    return "**Findings**\n\n" + "".join(lines)
+
+
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table of text alone, left-aligned; bars in cells are escaped."""
+    """The lines of a left-aligned Markdown table; bars in cells are escaped."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,4 +1,4 @@
-"""Numbers for people: one unit per column, chosen by its middle value; NA where a value is missing."""
+"""Numbers formatted as text: one unit per column, chosen by its median; NA for missing values."""
 
 import math
 import sys
@@ -6,17 +6,32 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Quantity = Literal["text", "count", "time", "bytes", "rate", "ratio", "share", "percent", "bandwidth", "flag"]
+Quantity = Literal[
+    "text",
+    "count",
+    "time",
+    "bytes",
+    "rate",
+    "ratio",
+    "share",
+    "percent",
+    "points",
+    "flops",
+    "flop_rate",
+    "bandwidth",
+    "flag",
+]
 NA = "NA"
 
 _TIME_UNITS = (("µs", 1.0), ("ms", 1e3), ("s", 1e6))
 _MOST_DIGITS = 6
 _BYTE_UNITS = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9))
+_FLOP_UNITS = (("", 1.0), ("M", 1e6), ("G", 1e9), ("T", 1e12))
 
 
 @dataclass(frozen=True)
 class Unit:
-    """How a column's values are shown: divided by `divisor`, with `digits` decimals."""
+    """The format of a column's values: divided by `divisor`, with `digits` decimals."""
 
     label: str
     divisor: float
@@ -24,7 +39,7 @@ class Unit:
 
 
 def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
-    """One unit for a whole column."""
+    """The unit for a column."""
     known = sorted(abs(value) for value in values if value is not None and math.isfinite(value) and value != 0)
     middle = known[len(known) // 2] if known else 0.0
     if quantity == "time":
@@ -36,24 +51,32 @@ def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
             (unit for unit in _BYTE_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("B", 1.0)
         )
         if label == "B":
-            return Unit(label, divisor, 0)  # whole by nature
+            return Unit(label, divisor, 0)  # bytes are whole
+    elif quantity == "flops":
+        label, divisor = max(
+            (unit for unit in _FLOP_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("", 1.0)
+        )
     elif quantity == "share":
         return Unit("%", 0.01, 1)
+    elif quantity == "points":
+        return Unit("points", 1.0, 1)
     elif quantity == "percent":
         return Unit("%", 1.0, 2)
     elif quantity == "bandwidth":
         label, divisor = "GB/s", 1.0
     elif quantity == "ratio":
         return Unit("x", 1.0, 2)
+    elif quantity == "flop_rate":
+        label, divisor = "TFLOP/s", 1.0
     elif quantity == "rate":
-        label, divisor = "", 1.0  # the heading says per second
+        label, divisor = "", 1.0  # the heading includes "per second"
     else:
-        return Unit("", 1.0, 0 if all(float(value).is_integer() for value in known) else 1)  # a mean of counts
+        return Unit("", 1.0, 0 if all(float(value).is_integer() for value in known) else 1)  # a mean may not be whole
     return Unit(label, divisor, _digits(middle / divisor))
 
 
 def _digits(middle: float) -> int:
-    """Decimals that leave about three significant digits, six at most."""
+    """The number of decimals for about three significant digits, at most six."""
     if middle == 0 or middle >= 100:
         return 0 if middle >= 1000 else 1
     return min(_MOST_DIGITS, 2 - math.floor(math.log10(middle)))
@@ -74,8 +97,8 @@ def show(value: object, unit: Unit) -> str:
 
 
 def plain(value: object) -> object:
-    """A table's entry as plain Python: numpy scalars unwrapped, every kind of missing value as None."""
-    pandas, numpy = map(sys.modules.get, ("pandas", "numpy"))  # their values exist only where somebody has loaded them
+    """A table's entry as plain Python: numpy scalars unwrapped, missing values of any kind as None."""
+    pandas, numpy = map(sys.modules.get, ("pandas", "numpy"))  # their values exist only once they are imported
     if value is None or (pandas and (value is pandas.NA or value is pandas.NaT)):
         return None
     if numpy and isinstance(value, numpy.generic):
@@ -90,19 +113,24 @@ def text(value: object) -> str:
 
 
 def show_time(microseconds: float | None) -> str:
-    """One time with its unit, such as ``12.3 ms``."""
+    """A time with its unit, such as ``12.3 ms``."""
     unit = choose_unit("time", [microseconds])
     return NA if microseconds is None else f"{show(microseconds, unit)} {unit.label}"
 
 
+def show_change(microseconds: float) -> str:
+    """A time with its sign and unit, such as ``+12.3 ms``."""
+    return f"{'+' if microseconds >= 0 else '-'}{show_time(abs(microseconds))}"
+
+
 def show_bytes(size: float | None) -> str:
-    """One size with its unit, such as ``44.7 MB`` (1 MB = 1e6 B)."""
+    """A size with its unit, such as ``44.7 MB`` (1 MB = 1e6 B)."""
     unit = choose_unit("bytes", [size])
     return NA if size is None else f"{show(size, unit)} {unit.label}"
 
 
 def sentence(text: str) -> str:
-    """The text as a sentence: one full stop last, and a capital first unless it begins with a name such as ddp-d2-b4."""
+    """The text with a full stop, and a capital unless it begins with a name such as ddp-d2-b4."""
     stripped = text.strip()
     if not stripped:
         return ""
@@ -112,7 +140,7 @@ def sentence(text: str) -> str:
 
 
 def as_ranges(ranks: Sequence[int], most: int = 8) -> str:
-    """Ascending numbers, in words.
+    """Ascending numbers as ranges.
 
     >>> as_ranges([3, 4, 5, 9])
     '3 to 5, 9'
