@@ -1,4 +1,4 @@
-"""What a calibration found besides its fits: how collectives and computing slow each other, and how fast a node's links are."""
+"""From a calibration's samples: how collectives and computing slow each other, and how fast a node's links are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,18 +40,19 @@ class ContentionRatios:
     size_bytes: int
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
+        """The slowdown of two in flight and of one next to computing, with intervals."""
         return f"two in flight take {self.two_in_flight}, one next to computing {self.beside_compute}"
 
 
 def contention_of(calibration: Calibration | None, devices: int) -> ContentionRatios | None:
-    """What was calibrated on so many devices; None where nothing was, as in logs."""
-    found = next((one for one in calibration.contention if one.devices == devices), None) if calibration else None
-    return contention_ratios(found) if found is not None else None
+    """The ratios on this many devices; None if they were not timed, as in logs."""
+    timed = next((one for one in calibration.contention if one.devices == devices), None) if calibration else None
+    return contention_ratios(timed) if timed is not None else None
 
 
 def contention_ratios(timed: Contention) -> ContentionRatios:
-    """Of the samples of one device count."""
+    """Ratios from the samples of one device count."""
     return ContentionRatios(
         two_in_flight=_slowdown(timed.two_in_flight_us, timed.alone_us),
         beside_compute=_slowdown(timed.beside_compute_us, timed.alone_us),
@@ -74,7 +75,7 @@ def _slowdown(beside_us: Sequence[float], alone_us: Sequence[float]) -> Slowdown
 
 @dataclass(frozen=True)
 class NodeRate:
-    """1e9 B/s in one direction, and the collective that reached it, each iteration by its slowest rank (median of iterations)."""
+    """Bandwidth of one direction, 1e9 B/s, from the median over iterations of a collective's slowest rank."""
 
     gb_per_s: float
     collective: str
@@ -95,25 +96,25 @@ class NodeRate:
 
 
 def rate_within(calibration: Calibration) -> NodeRate | None:
-    """Of one node's links; None where nothing was timed on one node."""
+    """The rate of the links within a node; None if nothing was timed on one node."""
     return _rate(calibration, [one for one in calibration.points if nodes_of(calibration, one) == 1])
 
 
 def rate_between(calibration: Calibration) -> NodeRate | None:
-    """Of a node's links to the others, which its devices share: a ring over all devices crosses them once in each direction.
+    """The rate of a node's links to other nodes, which a ring over all devices crosses once in each direction.
 
-    None where nothing was timed over several nodes.
+    None if nothing was timed over several nodes.
     """
     return _rate(calibration, [one for one in calibration.points if (nodes_of(calibration, one) or 1) > 1])
 
 
 def nodes_of(calibration: Calibration, timed: "CalibrationPoint") -> int | None:
-    """Hosts that a point's ranks were on; None where that is not known."""
+    """The number of hosts of a point's ranks; None if unknown."""
     return timed.nodes or calibration.nodes_of(timed.devices)
 
 
 def _rate(calibration: Calibration, points: Sequence[CalibrationPoint]) -> NodeRate | None:
-    """All-reduce before any other, then the most devices, then the largest size."""
+    """From an all-reduce if there is one, on the most devices, at the largest size."""
     known = [one for one in points if bus_factor(one.collective, one.devices) is not None]
     if not known:
         return None

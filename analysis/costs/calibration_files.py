@@ -12,7 +12,7 @@ from dpscope.profiling.store.folders import CALIBRATION_NAME
 
 
 def calibration_path(out: Path) -> Path:
-    """Where a calibration lies: `out` itself when it is a .json file, else calibration.json in that folder."""
+    """The path of a calibration: `out` itself if it is a .json file, else calibration.json in that folder."""
     return out if out.suffix == ".json" else out / CALIBRATION_NAME
 
 
@@ -30,11 +30,11 @@ def load_calibration(path: Path) -> Calibration:
 LOG_READERS: Mapping[str, Callable[[Sequence[Path]], Calibration]] = dict.fromkeys(
     (".log", ".txt", ".out"), calibration_from_logs
 )
-"""What reads the logs of other programs, by suffix; all logs of a folder are read by the reader of the first."""
+"""Readers of other programs' logs by suffix; the first log's suffix chooses the reader for a folder."""
 
 
 def costs_at(path: Path, option: str = "--calibration") -> Calibration:
-    """A calibration by any of its names: calibration.json, a folder that holds one, or logs (a file or a folder of them).
+    """A calibration from calibration.json, a folder that holds one, or logs (a file or a folder of them).
 
     Raises DpscopeError for anything else.
     """

@@ -1,8 +1,8 @@
-"""From a calibration's points to the fit of each collective, and from a fit to a prediction with its error.
+"""Fits of a calibration's collectives, and predictions from them with their errors.
 
-The value of a size is the median of its iterations. Intervals (95%) are percentiles of a bootstrap with the breakpoints
-held: over the iterations of every size where there are enough of them, else over the fit's relative residuals. They show how
-well a line is known, not how well it describes the machine: that is the fit's error, given next to them.
+The value of a size is the median of its iterations. Intervals (95%) are percentiles of a bootstrap with fixed breakpoints: over
+the iterations of each size if there are enough, else over the fit's relative residuals. They show how well a line is known. How
+well it describes the machine is shown by the fit's errors.
 """
 
 from collections.abc import Sequence
@@ -30,15 +30,15 @@ class FittedTime:
     """The time of a collective by its fit."""
 
     time_us: float
-    low_us: float | None  # 90% of measurements at sizes left out in turn lie so close; None where that is not known
+    low_us: float | None  # of 90% of measurements at sizes left out in turn; None if unknown
     high_us: float | None
-    extrapolated: str | None  # set: the size lies outside those measured, and how far
+    extrapolated: str | None  # set if the size is outside the measured ones: how far
 
 
 def fit_calibration(calibration: Calibration) -> Calibration:
-    """The calibration with the fit of every collective and device count that has at least two sizes; as it is if it has fits.
+    """The calibration with a fit for each collective and device count with at least two sizes; unchanged if it has fits.
 
-    One of the slowest rank's times and, where they are there, one of the shortest, which traces' transfers are.
+    One fit is of the slowest rank's times; if they were recorded, another is of the shortest, which traces' transfers are.
     """
     if calibration.fits:
         return calibration
@@ -58,7 +58,7 @@ def _of_shortest(points: Sequence[CalibrationPoint]) -> list[CalibrationPoint]:
 
 
 def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
-    """Fit the points of one collective on one device count; points of equal size are taken as one."""
+    """Fit the points of one collective on one device count; points of equal size are merged."""
     samples: dict[int, list[float]] = {}
     for point in points:
         samples.setdefault(point.size_bytes, []).extend(point.times_us)
@@ -90,7 +90,7 @@ def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
 def _resampled_times(
     source: Literal["samples", "residuals"], curve: Curve, sizes: Values, times: Values, iterations: Sequence[Values]
 ) -> list[Values]:
-    """RESAMPLES times of every size as they might have been measured."""
+    """RESAMPLES bootstrap samples of the times of all sizes."""
     generator = np.random.default_rng(0)
     if source == "samples":
         return [
@@ -103,9 +103,9 @@ def _resampled_times(
 
 
 def _prediction_error(curve: Curve, sizes: Values, times: Values, iterations: Sequence[Values]) -> float | None:
-    """The relative error that PREDICTED_SHARE of measurements stay within when their size is predicted without itself.
+    """The relative error that PREDICTED_SHARE of measurements do not exceed when their size is left out of the fit.
 
-    A measurement is the median of some consecutive iterations, so that what changes between one time and another is in it.
+    A measurement is the median of some consecutive iterations, so that changes over time are part of the error.
     """
     if len(sizes) < FEWEST_SIZES:
         return None
@@ -155,7 +155,7 @@ def _lines(curve: Curve) -> list[tuple[float, float]]:
 
 
 def _bandwidth_gb_per_s(slope_us_per_byte: float) -> float | None:
-    """1e9 B/s; None where the size makes no difference (below 1e-12 us per byte, a million GB/s)."""
+    """1e9 B/s; None if time does not depend on the size (below 1e-12 us per byte, a million GB/s)."""
     return 1e-3 / slope_us_per_byte if slope_us_per_byte > 1e-12 else None
 
 

@@ -6,11 +6,11 @@ Per collective and level (one node, several nodes) one law with three coefficien
 
 The latency term is that of a tree (2 log2 N hops: Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast,
 reduction and scan", 2009; NCCL uses it between nodes), the transfer term the ring's bound. Nothing can grow faster. The fit is of
-the logarithms of the times with a loss that single points and single counts cannot move far. What the law misses at a size
-(protocols, algorithms) is kept as the median residual of that size and its neighbours over the largest counts.
+the logarithms of the times with a loss that limits the influence of single points and counts. What the law misses at a size
+(protocols, algorithms) is added as the median residual of that size and its neighbours over the largest counts.
 
-Measured counts and sizes are interpolated and not fitted. The band is what leaving out the largest measured counts shows; it
-grows with the distance, and where it is wider than WIDEST either way, no time is given.
+Measured counts and sizes are interpolated and not fitted. The band is derived from leaving out the largest measured counts. It
+grows with the distance; if it is wider than WIDEST either way, no time is given.
 """
 
 import math
@@ -27,15 +27,15 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 
-WIDEST = 3.0  # times shorter or longer; a wider band is no answer
-INSIDE = 0.94  # of the errors of counts left out that a band holds
-LARGEST_NODE = 16  # devices; beyond, what was measured on one node says nothing
-_CLIFF = math.log(2.0)  # by which a time differs from its neighbours'
+WIDEST = 3.0  # times shorter or longer; beyond, the answer is "not known"
+INSIDE = 0.94  # share of the errors of left-out counts within a band
+LARGEST_NODE = 16  # devices; beyond, one node's measurements are not extrapolated
+_CLIFF = math.log(2.0)  # least difference from the neighbours' times
 _LOCAL_COUNTS = 3  # the largest, over which a size's own residual is taken
 _GROWTH = 0.4  # exponent of log2(distance) by which errors grow, on generated clusters and on a real one
 _ASSUMED_ERRORS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.7)  # in logarithms, at twice the count
 _ASSUMED_WEIGHT = 0.6  # of each, next to a measured one
-_NEAR_OCTAVES, _FAR_WEIGHT = 2.0, 0.25  # which errors count in full for a size's band, and what the others count
+_NEAR_OCTAVES, _FAR_WEIGHT = 2.0, 0.25  # range of errors that count in full for a size's band; weight of the others
 _MOST_CLIFFS = 5  # findings for each collective
 
 Times = Mapping[tuple[int, int], Mapping[int, float]]
@@ -44,7 +44,7 @@ Times = Mapping[tuple[int, int], Mapping[int, float]]
 
 @dataclass(frozen=True)
 class CollectiveForecast:
-    """One collective, count and size; `time_us` is None where it is not known, for the reason in `source`."""
+    """One collective, count and size; `time_us` is None if unknown, with the reason in `source`."""
 
     collective: str
     devices: int
@@ -103,7 +103,7 @@ class _Level:
         return _Level(self.kind, {key: own for key, own in self.times.items() if key[1] <= devices})
 
     def own_residual(self, size: int) -> float:
-        """What the law misses at a size: the median over it and its two neighbours, on the largest counts."""
+        """The law's error at a size: the median over it and its two neighbours, on the largest counts."""
         place = min(range(len(self.sizes)), key=lambda index: abs(math.log(self.sizes[index] / size)))
         near = self.sizes[max(0, place - 1) : place + 2]
         last = self.counts[-_LOCAL_COUNTS:]
@@ -111,7 +111,7 @@ class _Level:
         return float(np.median(found)) if found else 0.0
 
     def predicted_log_us(self, nodes: int, devices: int, size: int) -> float:
-        """Of a count that was not measured: between measured ones their residuals interpolated, beyond them the size's own."""
+        """For a count that was not measured: with residuals interpolated between measured counts, else with the size's own."""
         law = float(self.law.log_us(_units(nodes, devices), devices, size))
         known = [(math.log(key[1]), self._residual(key, size)) for key in self.counts]
         if not known[0][0] < math.log(devices) < known[-1][0]:
@@ -126,7 +126,7 @@ class _Level:
 
     @cached_property
     def _left_out(self) -> list[tuple[int, float]]:
-        """(size, error at twice the count) of every count that the smaller ones predict, in logarithms."""
+        """(size, error at twice the count) of each count predicted from the smaller ones, in logarithms."""
         found = []
         for cut, (_, devices) in enumerate(self.counts[:-1]):
             kept = self.up_to(devices)
@@ -140,9 +140,9 @@ class _Level:
         return found
 
     def half_band(self, size: int) -> float:
-        """Half the band, in logarithms, at twice the largest count: errors of the counts left out, and those assumed.
+        """Half the band, in logarithms, at twice the largest count: from errors of left-out counts and assumed ones.
 
-        Errors at sizes far from this one count less: a size without cliffs is not made uncertain by one with them.
+        Errors at distant sizes count less, so that cliffs widen only the bands of nearby sizes.
         """
         near = [
             (error, 1.0 if abs(math.log2(one / size)) <= _NEAR_OCTAVES else _FAR_WEIGHT)
@@ -162,7 +162,7 @@ def _units(nodes: int, devices: int) -> int:
 
 
 def _fitted(kind: str, times: Times) -> _Law:
-    """Coefficients by least absolute deviations of logarithms, near enough (soft L1), none negative."""
+    """Non-negative coefficients by approximate least absolute deviations of logarithms (soft L1)."""
     from scipy.optimize import least_squares
 
     points = [
@@ -180,7 +180,7 @@ def _fitted(kind: str, times: Times) -> _Law:
         fitted = np.log(a + b * doublings + moved * per_byte)
         return np.append(
             fitted - measured, 0.5 * (logs[1] - logs[0] - math.log(0.3))
-        )  # a weak view of how latency grows
+        )  # a weak prior of how latency grows
 
     starts = [np.log([least_us, 0.3 * least_us, one]) for one in (slope, rate)]
     found = min(
@@ -191,7 +191,7 @@ def _fitted(kind: str, times: Times) -> _Law:
 
 
 def forecasts(calibration: Calibration, counts: Sequence[int]) -> list[CollectiveForecast]:
-    """Every collective of a calibration at its sizes on these device counts, by collective, count and size."""
+    """All collectives of a calibration at its sizes on these device counts, by collective, count and size."""
     per_node = _per_node(calibration)
     return [
         one
@@ -202,12 +202,12 @@ def forecasts(calibration: Calibration, counts: Sequence[int]) -> list[Collectiv
     ]
 
 
-def laws_alone_us(calibration: Calibration, asked: Sequence[CollectiveForecast]) -> list[float]:
-    """What the laws give for these answers, also where the answer is that nothing is known: for judging the laws."""
+def laws_alone_us(calibration: Calibration, predicted: Sequence[CollectiveForecast]) -> list[float]:
+    """The laws' times for these forecasts, including those that are not known: for validating the laws."""
     levels = {kind: _by_level(kind, times) for kind, times in _times(calibration).items()}
     return [
         math.exp(levels[one.collective][one.nodes > 1].predicted_log_us(one.nodes, one.devices, one.size_bytes))
-        for one in asked
+        for one in predicted
     ]
 
 
@@ -216,7 +216,7 @@ def _sizes(times: Times) -> list[int]:
 
 
 def _by_level(kind: str, times: Times) -> dict[bool, _Level]:
-    """By whether several nodes are spanned; an empty level where nothing was measured."""
+    """Levels by whether several nodes are spanned; empty if nothing was measured."""
     return {
         several: _Level(kind, {key: own for key, own in times.items() if (key[0] > 1) == several})
         for several in (False, True)
@@ -224,7 +224,7 @@ def _by_level(kind: str, times: Times) -> dict[bool, _Level]:
 
 
 def _times(calibration: Calibration) -> dict[str, dict[tuple[int, int], dict[int, float]]]:
-    """Median times by collective; points of one layout and size are taken as one."""
+    """Median times by collective; points of one layout and size are merged."""
     samples: dict[str, dict[tuple[int, int], dict[int, list[float]]]] = {}
     for point in calibration.points:
         if point.size_bytes > 0 and point.times_us and point.devices > 1:
@@ -240,7 +240,7 @@ def _times(calibration: Calibration) -> dict[str, dict[tuple[int, int], dict[int
 
 
 def _per_node(calibration: Calibration) -> int:
-    """Devices on a full node: the most that were measured on one; where there was only one node, the requested number."""
+    """Devices on a full node: the most that were measured on one; with only one node, at least LARGEST_NODE."""
     layouts = [key for times in _times(calibration).values() for key in times]
     if not any(nodes > 1 for nodes, _ in layouts):
         return max(LARGEST_NODE, *(devices for _, devices in layouts))
@@ -263,7 +263,7 @@ def _of_count(
 
 
 def _interpolated(kind: str, level: _Level, nodes: int, devices: int, size: int) -> CollectiveForecast:
-    """Of a measured count: the time itself, or on a line between the logarithms of its neighbours."""
+    """On a measured count: the time itself, or a linear interpolation between the logarithms of neighbouring sizes."""
     own = level.times[nodes, devices]
     if size in own:
         return CollectiveForecast(kind, devices, nodes, size, own[size], own[size], own[size], "measured")
@@ -309,7 +309,7 @@ def _banded(one: CollectiveForecast, half: float) -> CollectiveForecast:
 
 
 def cliff_findings(calibration: Calibration) -> list[Finding]:
-    """Times that disagree with those of neighbouring sizes and counts, the largest first: no law describes them."""
+    """Findings for times that disagree with those of neighbouring sizes and counts, the largest difference first."""
     findings = []
     for kind, times in _times(calibration).items():
         found = sorted(
@@ -327,7 +327,7 @@ def cliff_findings(calibration: Calibration) -> list[Finding]:
 
 
 def _cliffs(level: _Level) -> Iterator[tuple[float, tuple[int, int], int, float]]:
-    """Points whose residual is far from the median of those around them, by size and by count."""
+    """Points whose residual is far from the median of their neighbours by size and count."""
     for place, key in enumerate(level.counts):
         for index, size in enumerate(level.sizes):
             if size not in level.times[key]:

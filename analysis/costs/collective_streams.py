@@ -1,18 +1,17 @@
-"""When collectives run on what carries them out: NCCL's one stream, or the workers of gloo, which share the link.
+"""The schedule of collectives: on NCCL's single stream, or on gloo's workers, which share the link.
 
-The one schedule in the house: what a cell's buckets should have cost (`ddp_schedule`) and what another configuration would
-(`what_if`) both come from here. Pure functions, microseconds.
+Predictions of a cell's buckets (`ddp_schedule`) and of other configurations (`what_if`) use it. Pure functions, microseconds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_DONE_US = 1e-6  # with less left a transfer has ended, whatever rounding says
+_DONE_US = 1e-6  # a transfer with less left has ended: rounding errors
 
 
 @dataclass(frozen=True)
 class BucketSchedule:
-    """When each bucket's all-reduce runs, and what backward does not hide; microseconds on the clock of the ready times."""
+    """Start and end of each bucket's all-reduce on the clock of the ready times, and the exposed time; microseconds."""
 
     start_us: tuple[float, ...]
     end_us: tuple[float, ...]
@@ -28,11 +27,11 @@ def run_collectives(
     free_us: float = float("-inf"),
     turn_us: float = 0.0,
 ) -> tuple[list[float], list[float]]:
-    """Start and end of collectives that are served in the order given, each once it is ready and a server is free.
+    """Start and end of collectives that run in this order, each once it is ready and a server is free.
 
-    Each first waits its latency, which nothing shares, then moves its bytes, which all in flight share: `slowdown` is how much
-    longer the transfer of each of two takes than alone (2 shares every byte), and each further one adds as much. No server
-    is free before `free_us`; one stream needs `turn_us` from one collective to the next.
+    Each first waits for its latency, which is not shared, then moves its bytes over a link that all in flight share: with two in
+    flight each transfer takes `slowdown` times as long as alone (2: they share every byte), and each further one adds as
+    much. No server is free before `free_us`; a single stream needs `turn_us` between two collectives.
 
     >>> run_collectives([0.0, 0.0], [5.0, 5.0], [10.0, 10.0], servers=2)  # latencies in parallel, then half speed each
     ([0.0, 0.0], [25.0, 25.0])
@@ -111,15 +110,15 @@ def ddp_schedule(
     last = max(ready_us, default=0.0)
 
     def slowed(time_us: float) -> float:
-        """On a clock that runs so much slower while the device computes, all-reduces take what they take alone."""
+        """A time on a clock that runs slower while the device computes, on which all-reduces take as long as alone."""
         return last + (time_us - last) / (beside_compute if time_us < last else 1.0)
 
     def as_it_was(time_us: float) -> float:
         return last + (time_us - last) * (beside_compute if time_us < last else 1.0)
 
     ready = [slowed(one) for one in ready_us]
-    found = run_collectives(ready, [0.0] * len(ready), cost_us, servers, slowdown)
-    starts, ends = ([as_it_was(one) for one in times] for times in found)
+    times_us = run_collectives(ready, [0.0] * len(ready), cost_us, servers, slowdown)
+    starts, ends = ([as_it_was(one) for one in times] for times in times_us)
     exposed, covered = 0.0, last
     for start, end in sorted(zip(starts, ends, strict=True)):
         exposed += max(0.0, end - max(start, covered))

@@ -2,8 +2,8 @@
 
 Model: continuous, never falling straight lines between breakpoints. Within a piece it is the alpha-beta model (Hockney,
 "The communication challenge for MPP", 1994); a library changes its protocol or algorithm with the size (NCCL: LL, LL128,
-Simple; ring, tree), hence the pieces. Relative errors are made small, all sizes counting alike, by least squares with
-Huber's weights, so that one disturbed size bends nothing. Breakpoints lie at measured sizes; pieces are added as long as
+Simple; ring, tree), hence the pieces. Relative errors are minimised by least squares with Huber's weights, so that all sizes
+count equally and a single disturbed size has little influence. Breakpoints lie at measured sizes; pieces are added as long as
 a corrected Bayesian information criterion falls. Pure functions: bytes and microseconds in and out.
 """
 
@@ -17,10 +17,10 @@ import numpy.typing as npt
 Values = npt.NDArray[np.float64]
 
 MOST_PIECES = 8
-SIZES_PER_PIECE = 3  # fewer sizes than this between breakpoints say nothing about a line
+SIZES_PER_PIECE = 3  # fewer sizes between breakpoints do not determine a line
 _HUBER = 1.345  # 95% efficiency for normal errors (Huber, 1964)
 _REWEIGHTINGS = 4
-_ERROR_FLOOR = 0.003  # mean relative error below which a better fit is no reason for more pieces
+_ERROR_FLOOR = 0.003  # mean relative error below which a better fit does not justify more pieces
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def _design(sizes_bytes: Values, breakpoints: Sequence[float]) -> Values:
 
 
 def fit_curve(sizes_bytes: Values, times_us: Values, breakpoints: Sequence[float]) -> Curve:
-    """The curve with these breakpoints whose relative errors are smallest by Huber's measure."""
-    from scipy.optimize import nnls  # takes longer than reading a small trace: only who fits pays for it
+    """The curve with these breakpoints that minimises Huber's loss of the relative errors."""
+    from scipy.optimize import nnls  # slow to import: takes longer than reading a small trace
 
     rows = _design(sizes_bytes, breakpoints) / times_us[:, None]
     scale = np.linalg.norm(rows, axis=0)
@@ -65,7 +65,7 @@ def fit_curve(sizes_bytes: Values, times_us: Values, breakpoints: Sequence[float
 
 
 def relative_errors(curve: Curve, sizes_bytes: Values, times_us: Values) -> Values:
-    """|predicted / measured - 1| at every size."""
+    """|predicted / measured - 1| at each size."""
     errors: Values = np.abs(curve.times_us(sizes_bytes) / times_us - 1.0)
     return errors
 
@@ -74,7 +74,7 @@ def _criterion(curve: Curve, sizes_bytes: Values, times_us: Values) -> float:
     """Schwarz's criterion for Laplace errors (the mean |error| is their scale), corrected for few points.
 
     Parameters: start, one slope per piece, one place per breakpoint. The correction n / (n - p - 1) is that of
-    Hurvich and Tsai (1989) for AIC; without it as many pieces as points would be taken.
+    Hurvich and Tsai (1989) for AIC; without it there would be as many pieces as points.
     """
     count, parameters = len(times_us), 2 * len(curve.slopes)
     if count - parameters - 1 <= 0:
@@ -85,10 +85,10 @@ def _criterion(curve: Curve, sizes_bytes: Values, times_us: Values) -> float:
 
 
 def choose_curve(sizes_bytes: Values, times_us: Values) -> Curve:
-    """The curve with as many pieces as the data support, its breakpoints found; sizes ascending, two or more.
+    """The curve with as many pieces as the data support; sizes ascending, two or more.
 
-    Breakpoints are added one at a time where they help most, each then moved as long as that helps: not every
-    combination is tried, and the next number is looked at twice before the search ends.
+    Breakpoints are added one at a time where they reduce the error most, and each is then moved as long as that reduces it
+    further. Not every combination is tried.
     """
     best = fit_curve(sizes_bytes, times_us, ())
     best_value = _criterion(best, sizes_bytes, times_us)
@@ -105,7 +105,7 @@ def choose_curve(sizes_bytes: Values, times_us: Values) -> Curve:
 
 
 def _with_one_more(sizes_bytes: Values, times_us: Values, curve: Curve) -> Curve | None:
-    """The best curve found with one breakpoint more, None where no place is left."""
+    """The best curve with one more breakpoint; None if there is no place for one."""
     tried = [fit_curve(sizes_bytes, times_us, places) for places in _placed(sizes_bytes, curve.breakpoints)]
     if not tried:
         return None
@@ -127,7 +127,7 @@ def _with_one_more(sizes_bytes: Values, times_us: Values, curve: Curve) -> Curve
 
 
 def _placed(sizes_bytes: Values, breakpoints: Sequence[float]) -> list[tuple[float, ...]]:
-    """The breakpoints with one more at every size that leaves each piece enough sizes (its ends included)."""
+    """The breakpoints with one more, for each size that leaves each piece enough sizes (including its ends)."""
     places = []
     for size in sizes_bytes[1:-1]:
         together = sorted({*breakpoints, float(size)})

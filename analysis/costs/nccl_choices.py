@@ -1,7 +1,7 @@
 """What NCCL chose, next to the formulas and to what was measured: one row per collective, size, algorithm and protocol."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpscope.analysis.costs.formulas import algorithm_us, ring_hops, ring_us
@@ -17,7 +17,7 @@ MeasuredTimes = Mapping[tuple[str, int], float]
 
 @dataclass(frozen=True)
 class ChoiceRow:
-    """Calls of one size with NCCL's choice, and what they should and do take; None is unknown."""
+    """Calls of one size with NCCL's choice, their predicted and their measured time; None is unknown."""
 
     kind: str | None
     size_bytes: int
@@ -38,12 +38,21 @@ class ChoiceRow:
 
 @dataclass(frozen=True)
 class JobChoices:
-    """The choices of one job of `ranks` ranks on so many hosts."""
+    """The choices of one job, with the link or calibration that its formulas use."""
 
     log: NcclLog
-    ranks: int
-    nodes: int
+    sources: CostSources
     rows: tuple[ChoiceRow, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the job."""
+        return self.communicator.ranks
+
+    @property
+    def nodes(self) -> int:
+        """Hosts that it spans."""
+        return self.sources.nodes
 
     @property
     def communicator(self) -> Communicator:
@@ -57,19 +66,30 @@ class JobChoices:
 
     @property
     def ring_bytes(self) -> int:
-        """Those of calls that ran on a ring, which the ring formula describes."""
+        """Bytes of the calls that ran on a ring, which the ring formula describes."""
         return sum(row.calls * row.size_bytes for row in self.rows if row.algorithm == "ring")
+
+    def at(self, kind: str, size_bytes: float) -> ChoiceRow | None:
+        """The choice at a size with the formulas of this size; between two sizes of which NCCL treats both alike, theirs."""
+        by_size = {row.size_bytes: row for row in self.rows if row.kind == kind}
+        below = max((size for size in by_size if size <= size_bytes), default=None)
+        above = min((size for size in by_size if size >= size_bytes), default=None)
+        if below is None or above is None or by_size[below].choice != by_size[above].choice:
+            return None
+        row = by_size[below]
+        ring, formula = _formulas_us(row, kind, size_bytes, self.communicator, self.sources)
+        return replace(row, size_bytes=round(size_bytes), ring_us=ring, formula_us=formula)
 
 
 def log_files(paths: Sequence[Path]) -> list[Path]:
-    """The files that are named, and those in folders that are; raises DpscopeError for an empty folder."""
-    found: list[Path] = []
+    """The files among the paths, and those in folders among them; raises DpscopeError for an empty folder."""
+    files: list[Path] = []
     for path in paths:
         inside = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
         if not inside:
             raise DpscopeError(f"--nccl-log {path}: the folder is empty; give the files that NCCL_DEBUG_FILE wrote")
-        found += inside
-    return found
+        files += inside
+    return files
 
 
 def read_logs(paths: Sequence[Path]) -> NcclLog:
@@ -99,20 +119,15 @@ def job_log(paths: Sequence[Path], ranks: Sequence[int]) -> NcclLog:
 def job_choices(log: NcclLog, sources: CostSources, measured: MeasuredTimes) -> JobChoices:
     """The rows of a log, with the link or calibration of `sources`."""
     world = log.communicators[0]
-    return JobChoices(
-        log, world.ranks, sources.nodes, tuple(_row(one, world, sources, measured) for one in log.choices)
-    )
+    return JobChoices(log, sources, tuple(_row(one, world, sources, measured) for one in log.choices))
 
 
 def _row(choice: Choice, world: Communicator, sources: CostSources, measured: MeasuredTimes) -> ChoiceRow:
-    kind, size, ranks = _kind(choice, measured), choice.size_bytes, world.ranks
+    kind, size = _kind(choice, measured), choice.size_bytes
     ring = formula = nccl = None
     if kind is not None:
         nccl = world.estimate_us(kind, size, choice.algorithm, choice.protocol)
-        if (rate := sources.ring_rate(ranks, kind)) is not None:
-            hop_us = hop_latency_us(world, kind, choice.protocol) or 0.0
-            ring = ring_us(kind, size, ranks, rate.gb_per_s, hop_us)
-            formula = algorithm_us(choice.algorithm, kind, size, ranks, rate.gb_per_s, hop_us, sources.nodes)
+        ring, formula = _formulas_us(choice, kind, size, world, sources)
     return ChoiceRow(
         kind=kind,
         size_bytes=size,
@@ -127,8 +142,19 @@ def _row(choice: Choice, world: Communicator, sources: CostSources, measured: Me
     )
 
 
+def _formulas_us(
+    choice: Choice | ChoiceRow, kind: str, size_bytes: float, world: Communicator, sources: CostSources
+) -> tuple[float | None, float | None]:
+    """The ring formula and that of the algorithm that was chosen; None without a link or calibration, or without a formula."""
+    if (rate := sources.ring_rate(world.ranks, kind)) is None:
+        return None, None
+    hop_us = hop_latency_us(world, kind, choice.protocol) or 0.0
+    of_choice = algorithm_us(choice.algorithm, kind, size_bytes, world.ranks, rate.gb_per_s, hop_us, sources.nodes)
+    return ring_us(kind, size_bytes, world.ranks, rate.gb_per_s, hop_us), of_choice
+
+
 def _kind(choice: Choice, measured: MeasuredTimes) -> str | None:
-    """As the log says; else that of the only measured collective of this size."""
+    """The kind in the log; else that of the only measured collective of this size."""
     if choice.kind is not None:
         return choice.kind
     kinds = {kind for kind, size in measured if size == choice.size_bytes}

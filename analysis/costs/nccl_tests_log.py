@@ -1,8 +1,9 @@
-"""Reads what nccl-tests prints (`all_reduce_perf` and its like) as a calibration.
+"""Reads the output of nccl-tests (`all_reduce_perf` and others) as a calibration.
 
-A log does not always name its collective: newer ones do in a line of their own, older ones only by which of the columns
-`redop` and `root` they have. What the columns leave open is decided by the ratio of busbw to algbw, which is 2(N-1)/N for
-all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all (nccl-tests, doc/PERFORMANCE.md), and by the file's name.
+A log does not always name its collective: newer ones do in a separate line, older ones only show it by which of the columns
+`redop` and `root` they have. If the columns fit several collectives, the ratio of busbw to algbw decides, which is
+2(N-1)/N for all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all (nccl-tests, doc/PERFORMANCE.md); else the
+file's name.
 
 Launchers put a prefix before each line: `srun -l` the task ("0: "), `mpirun --tag-output` job and rank ("[1,0]<stdout>:"),
 Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01: "). Lines with the same

@@ -1,4 +1,4 @@
-"""What a prediction may rest on: a calibration of the machine, else the link's specification. The two are never mixed."""
+"""The basis of a prediction: a calibration of the machine, else the link's specification. The two are never mixed."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -21,35 +21,32 @@ NO_SOURCE = "no calibration and no link bandwidth known: calibrate, or give --li
 
 @dataclass(frozen=True)
 class RingRate:
-    """What the ring formula divides by, in 1e9 B/s of one direction, and where it is from."""
+    """The bandwidth of the ring formula in 1e9 B/s of one direction, and its source."""
 
     gb_per_s: float
     source: Source
-    told: str  # such as "NVLink 4 x18, 450 GB/s: NVML names the link, NVIDIA's data sheet its rate"
+    description: str  # such as "NVLink 4 x18, 450 GB/s: NVML names the link, NVIDIA's data sheet its rate"
 
 
 @dataclass(frozen=True)
 class CostSources:
-    """A calibration's fits, else what the links are specified for: as the user states them, as NVML reported them."""
+    """A calibration's fits, else the specification of the links as the user states them or NVML reported them."""
 
     stated: LinkRate | None = None  # by the user, of any number of devices
     calibration: Calibration | None = None
     interconnect: Interconnect | None = None  # of the machine that was measured
-    nodes: int = (
-        1  # that what is predicted spans: NVML's links are one machine's, a calibration of as many as it ran on
-    )
-
-    within_a_node: frozenset[str] = frozenset()  # kinds of collectives that HSDP runs on each of its nodes by itself
+    nodes: int = 1  # of the predicted cell; NVML's links are those of one machine
+    within_a_node: frozenset[str] = frozenset()  # kinds of collectives that HSDP runs within each node
 
     def on_nodes(self, nodes: int, within: Collection[str] = ()) -> "CostSources":
-        """The same of a cell that spans so many hosts, `within` each of which it runs these kinds of collectives."""
+        """The sources for a cell that spans this many hosts and runs the collectives of kinds `within` inside each."""
         return replace(self, nodes=nodes, within_a_node=frozenset(within))
 
     def _of_kind(self, kind: str) -> "CostSources":
         return self.on_nodes(1) if kind in self.within_a_node else self
 
     def calibrated(self, devices: int) -> Calibration | None:
-        """The calibration as far as it was made on as many hosts; None where so many devices were timed on others alone.
+        """The part of the calibration made on as many hosts; None if this many devices were timed on other layouts only.
 
         1 x 4 GPUs are not 2 x 2.
         """
@@ -58,7 +55,7 @@ class CostSources:
         return self.calibration.on_nodes(self.nodes)
 
     def no_source(self, devices: int) -> str:
-        """Why nothing predicts cells on so many devices."""
+        """The reason why cells on this many devices cannot be predicted."""
         if self.nodes == 1:
             held = self.calibration is not None
             return (
@@ -76,50 +73,50 @@ class CostSources:
         )
 
     def link(self, devices: int) -> LinkRate | None:
-        """What bounds a ring through the first `devices` devices in one direction; None where it is not known."""
+        """The link that bounds a ring through the first `devices` devices in one direction; None if unknown."""
         if self.stated is not None:
             return self.stated
         one_host = self.interconnect if self.nodes == 1 else None
-        found = group_rate(one_host, range(devices)) if one_host is not None else None
+        reported = group_rate(one_host, range(devices)) if one_host is not None else None
         calibration = self.calibrated(devices)
-        return found or (calibration.links.get(devices) if calibration is not None else None)
+        return reported or (calibration.links.get(devices) if calibration is not None else None)
 
     def ring_rate(self, devices: int, kind: str = "all_reduce") -> RingRate | None:
-        """The rate of the ring formula: the link's, else the bus bandwidth that was calibrated at the largest size.
+        """The rate of the ring formula: the link's, else the calibrated bus bandwidth at the largest size.
 
-        Bus bandwidth is size / time x a factor, of all-reduces 2(N-1)/N (nccl-tests, doc/PERFORMANCE.md): the rate at which the
-        ring formula would have taken the time that the calibration did.
+        Bus bandwidth is size / time x a factor, 2(N-1)/N for all-reduce (nccl-tests, doc/PERFORMANCE.md): the rate at which the
+        ring formula gives the measured time.
         """
         if (link := self.link(devices)) is not None:
-            return RingRate(link.gb_per_s, "specification", self._told(link))
+            return RingRate(link.gb_per_s, "specification", self._description(link))
         calibration = self.calibrated(devices)
         fit = find_fit(calibration, kind, devices) if calibration is not None else None
         rate = largest_bus_gb_per_s(fit) if fit is not None else None
         if fit is None or rate is None:
             return None
-        told = f"{rate:.3g} GB/s, the bus bandwidth calibrated at {show_bytes(fit.largest_bytes)}"
-        return RingRate(rate, "calibration", f"{told} (no link is known)")
+        description = f"{rate:.3g} GB/s, the bus bandwidth calibrated at {show_bytes(fit.largest_bytes)}"
+        return RingRate(rate, "calibration", f"{description} (no link is known)")
 
-    def _told(self, link: LinkRate) -> str:
+    def _description(self, link: LinkRate) -> str:
         rate = f"{link.name}, {link.gb_per_s:.4g} GB/s one way"
         if self.stated is not None:
             return f"{rate}, stated with --link"
         return f"{rate}: {'NVML' if self.interconnect is not None else 'the calibration'} names the link, {link.source} its rate"
 
     def source(self, devices: int) -> Source | None:
-        """What predictions of cells on so many devices rest on."""
+        """The basis of predictions for cells on this many devices."""
         if self.calibrated(devices) is not None:
             return "calibration"
         return "specification" if self.link(devices) is not None else None
 
     def contention(self, devices: int) -> ContentionRatios | None:
-        """How much collectives and computing were calibrated to slow each other."""
+        """The calibrated slowdown of collectives and computing by each other."""
         return contention_of(self.calibrated(devices), devices)
 
     def cost(self, kind: str, ranks: int, size_bytes: float, statistic: Statistic = "slowest") -> float | None:
-        """Microseconds of one collective; None where the source does not know that kind on so many ranks.
+        """Microseconds of one collective; None if the source does not have that kind on this many ranks.
 
-        `statistic`: of its slowest rank, which a step has to wait for, or of the shortest, which a trace's transfer is.
+        `statistic` chooses the slowest rank's time, for which a step has to wait, or the shortest, which a trace's transfer is.
         """
         own = self._of_kind(kind)
         if (calibration := own.calibrated(ranks)) is not None:
@@ -135,19 +132,19 @@ class CostSources:
         return f"there is no ring model of {kind}"
 
     def extrapolated(self, kind: str, ranks: int, size_bytes: float) -> str | None:
-        """Set where a size lies outside those calibrated: its cost is the fit's nearest line extended."""
+        """Set if a size is outside the calibrated ones: its cost is extrapolated from the fit's nearest line."""
         calibration = self._of_kind(kind).calibrated(ranks)
         fit = find_fit(calibration, kind, ranks) if calibration is not None else None
         return predict_us(fit, size_bytes).extrapolated if fit is not None else None
 
 
 def cost_sources(manifest: Manifest | None, stated: LinkRate | None, calibration: Calibration | None) -> CostSources:
-    """What the predictions of a run may rest on: the link as it is stated now, else as it was when the run was measured.
+    """The basis of a run's predictions: the link as stated now, else as stated when the run was measured.
 
-    Of traces alone, without a manifest, only what is stated and calibrated.
+    For traces alone, without a manifest, only the stated link and the calibration.
     """
     if manifest is None:
         return CostSources(stated, calibration)
-    told = manifest.config.reporting.link
-    stated = stated or (parse_link(told) if told is not None else None)
+    recorded = manifest.config.reporting.link
+    stated = stated or (parse_link(recorded) if recorded is not None else None)
     return CostSources(stated, calibration, manifest.environment.interconnect)

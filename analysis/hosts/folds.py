@@ -1,26 +1,32 @@
-"""Many ranks told in few numbers: medians and ends over ranks, waiting folded by host, local rank and switch."""
+"""Summaries over many ranks: medians and percentiles, and waiting by host, local rank and switch."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dpscope.analysis.text.units import as_ranges
+from dpscope.analysis.traces.ranks.exposed_parts import missing_ranks
 from dpscope.analysis.traces.ranks.ledger import whole_steps
+from dpscope.analysis.traces.ranks.matching import ENOUGH_RANKS
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.event_table import FloatColumn
 from dpscope.analysis.traces.reading.table import Table
+from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.trace_codes import TraceCode
 
 QUANTITIES = (
     "step_us", "compute_us", "communication_us", "exposed_us", "wait_us", "exposed_wait_us", "idle_us", "lateness_us",
 )  # fmt: skip
-"""Means over a rank's whole steps; `lateness_us` is what another rank waits for it in a step, mean over the others."""
+"""Means over a rank's whole steps; `lateness_us` is how long another rank waits for it in a step, mean over the others."""
 
 FOLDS = ("host", "local_rank", "switch")
-_FAR = 6.0  # median absolute deviations above the median, from which on a rank stands out
+_FAR = 6.0  # median absolute deviations above the median, beyond which a rank is an outlier
 
 
 @dataclass(frozen=True)
 class RankSpread:
-    """One quantity over ranks, microseconds; `far` counts the ranks above the median by _FAR median absolute deviations."""
+    """A quantity over ranks in microseconds; `far` counts ranks more than _FAR median absolute deviations above the median."""
 
     quantity: str
     ranks: int
@@ -33,7 +39,7 @@ class RankSpread:
 
 
 def rank_means(analysis: TraceAnalysis) -> Table:
-    """`rank` and QUANTITIES of each known rank: means over whole windows, or all where no other was traced."""
+    """`rank` and QUANTITIES of each known rank: means over whole windows, or over all if none is whole."""
     steps = analysis.tables.steps_with_waits
     chosen = whole_steps(steps.take(steps.known("rank")))
     ranks = chosen.group("rank", in_order=True)
@@ -46,7 +52,7 @@ def rank_means(analysis: TraceAnalysis) -> Table:
 
 
 def caused_shares(caused: Table, ranks: Table) -> FloatColumn:
-    """For each row of `ranks` the share of all waiting that is for its rank."""
+    """For each row of `ranks`, the share of all waiting that its rank causes."""
     return _of_late_ranks(caused, "share", ranks)
 
 
@@ -57,7 +63,7 @@ def _of_late_ranks(caused: Table, column: str, ranks: Table) -> FloatColumn:
 
 
 def spreads(means: Table) -> list[RankSpread]:
-    """Of `rank_means`: each quantity that is known of a rank."""
+    """The spread of each quantity in `rank_means` that is known for any rank."""
     found = []
     for name in QUANTITIES:
         known = means.take(means.known(name))
@@ -83,10 +89,10 @@ def spreads(means: Table) -> list[RankSpread]:
 
 
 def fold(analysis: TraceAnalysis, means: Table, places: Table, by: str) -> Table:
-    """Waiting by one of FOLDS, a row each, who causes most first: `ranks`, `wait_us`, `caused_share`.
+    """Waiting by one of FOLDS, a row each, largest cause first: `ranks`, `wait_us`, `caused_share`.
 
-    `wait_us` is the mean of its ranks' wait in a step, `caused_share` the part of all waiting that is for its ranks, 0..1.
-    Empty where the place of no rank is known, or nobody waited.
+    `wait_us` is the mean wait of its ranks in a step, `caused_share` the part of all waiting that its ranks cause, 0..1. Empty
+    if the place of no rank is known, or no rank waited.
     """
     known, caused = places.take(places.known(by)), analysis.tables.waits_caused
     if not len(caused):
@@ -98,3 +104,49 @@ def fold(analysis: TraceAnalysis, means: Table, places: Table, by: str) -> Table
         ranks=groups.sizes, wait_us=groups.means(wait_us), caused_share=groups.sums(caused_shares(caused, known))
     )
     return found.take(np.argsort(-found["caused_share"], kind="stable"))
+
+
+_MUCH = 0.3  # of all waiting, from which on the node that causes it is named
+
+
+def with_host_findings(analysis: TraceAnalysis, places: Table) -> TraceAnalysis:
+    """The analysis with findings about its hosts and missing ranks before its other findings about the job."""
+    found = (*_missing(analysis), *_node(analysis, places))
+    return replace(analysis, job_findings=(*found, *analysis.job_findings))
+
+
+def _missing(analysis: TraceAnalysis) -> Iterator[Finding]:
+    sizes = {one.parallelism.world_size for one in analysis.summaries} - {None}
+    world_size = max((size for size in sizes if size is not None), default=None)
+    missing = missing_ranks([one.rank for one in analysis.summaries], world_size)
+    if not missing or world_size is None or len(analysis.summaries) < 2:
+        return
+    read = world_size - len(missing)
+    waits = (
+        f"transfer and waiting of the whole group are computed from {read:,} of {counted(world_size, 'rank')}, and "
+        "transfer is an upper bound"
+        if read >= ENOUGH_RANKS * world_size
+        else "collectives that include missing ranks have no transfer and no wait"
+    )
+    yield TraceCode.RANKS_MISSING.finding(
+        f"{read:,} of {counted(world_size, 'rank')} were read, missing: {as_ranges(missing)}; {waits}"
+    )
+
+
+def _node(analysis: TraceAnalysis, places: Table) -> Iterator[Finding]:
+    """Only for jobs on several hosts."""
+    caused, placed = analysis.tables.waits_caused, places.take(places.known("host"))
+    hosts = placed.group("host", in_order=True)
+    if not len(caused) or len(hosts) < 2:
+        return
+    shares = caused_shares(caused, placed)
+    by_host = hosts.sums(shares)
+    host, share = int(by_host.argmax()), float(by_host.max())
+    if share < _MUCH:
+        return
+    of_host = np.where(hosts.code == host, shares, -1.0)
+    (worst,) = placed.take(np.array([of_host.argmax()])).records()
+    yield TraceCode.WAITING_FOR_NODE.finding(
+        f"node {worst['host']} causes {share:.0%} of all waiting; {of_host.max() / share:.0%} of that is for its local rank "
+        f"{worst['local_rank']} (rank {worst['rank']})"
+    )

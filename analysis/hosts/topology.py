@@ -1,24 +1,30 @@
-"""Which switch each host hangs on: a file of pairs, or Slurm's topology.conf."""
+"""The switch of each host, from a file of pairs or Slurm's topology.conf."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
+import numpy as np
+
+from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
+from dpscope.analysis.traces.reading.event_table import IntColumn
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _PAIR = re.compile(r"(\w+)=(\S+)")
 _RANGE = re.compile(r"^(?P<before>[^\[\]]*)\[(?P<inside>[^\[\]]+)\](?P<after>.*)$")
 _PIECE = re.compile(r"(\d+)(?:-(\d+))?")
-_MOST_HOSTS = 1_000_000  # of one range: more is a slip of the pen
+_MOST_HOSTS = 1_000_000  # in one range: more is a typing error
 _HEADING = ["host", "switch"]
-_EXAMPLE = "write those, or SwitchName=s0 Nodes=n[0-15]"
+_EXAMPLE = "write HOST SWITCH, or SwitchName=s0 Nodes=n[0-15]"
 
 
 def read_topology(path: Path) -> dict[str, str]:
-    """Switch by host. A line names a host and its switch, with a blank, comma or colon between, or is one of Slurm's
-    topology.conf: `SwitchName=s0 Nodes=n[0000-0015]`, of block topologies `BlockName=b0 Nodes=...`; what `#` begins is left out.
+    """Read the switch of each host. A line holds a host and its switch, separated by a blank, comma or colon, or is a line of
+    Slurm's topology.conf: `SwitchName=s0 Nodes=n[0000-0015]`, or for blocks `BlockName=b0 Nodes=...`. `#` begins a comment.
 
-    Raises DpscopeError for a file that cannot be read, a line that is neither, and a host on two switches.
+    Raises DpscopeError for a file that cannot be read, a line of neither form, and a host on two switches.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -27,51 +33,51 @@ def read_topology(path: Path) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise DpscopeError(f"{path} is not a text file; name a file that lists hosts and their switches") from error
     switches: dict[str, str] = {}
-    for number, said in _lines(text):
+    for number, line in _lines(text):
         try:
-            found = _told(said)
+            found = _hosts_of(line)
         except ValueError as error:
             raise DpscopeError(f"{path}, line {number}: {error}; {_EXAMPLE}") from error
         for host, switch in found:
             if switches.setdefault(host, switch) != switch:
                 raise DpscopeError(
-                    f"{path}, line {number}: {host} is on {switches[host]} already, and on {switch}; leave one"
+                    f"{path}, line {number}: {host} is on {switches[host]} and on {switch}; remove one of them"
                 )
     if not switches:
-        raise DpscopeError(f"{path} names no host; write a host and its switch on each line")
+        raise DpscopeError(f"{path} contains no host; write a host and its switch on each line")
     return switches
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """What lines say, without comments, with the number of the first one of those that a backslash joins."""
+    """Number and text of each line without comments; lines that end with a backslash are joined with the next one."""
     begun = ""
     for number, line in enumerate(text.splitlines(), 1):
-        said = f"{begun} {line.partition('#')[0].strip()}".strip()
-        if said.endswith("\\"):
-            begun = said[:-1].strip()
+        joined = f"{begun} {line.partition('#')[0].strip()}".strip()
+        if joined.endswith("\\"):
+            begun = joined[:-1].strip()
             continue
         begun = ""
-        if said:
-            yield number, said
+        if joined:
+            yield number, joined
 
 
-def _told(said: str) -> list[tuple[str, str]]:
-    """Hosts and their switch; none for a switch of switches, an option of Slurm's, a heading. Raises ValueError."""
-    given = {name.lower(): value.strip("\"'") for name, value in _PAIR.findall(said)}
+def _hosts_of(line: str) -> list[tuple[str, str]]:
+    """Hosts with their switch; empty for a switch of switches, an option of Slurm, a heading. Raises ValueError."""
+    given = {name.lower(): value.strip("\"'") for name, value in _PAIR.findall(line)}
     switch = given.get("switchname") or given.get("blockname")
     if "nodes" in given and switch is not None:
         return [(host, switch) for host in expand_hosts(given["nodes"])]
     if (switch is not None and "switches" in given) or "blocksizes" in given:
         return []
-    words = [word for word in re.split(r"[\s,]+|:\s+", said) if word]
+    words = [word for word in re.split(r"[\s,]+|:\s+", line) if word]
     if len(words) != 2 or given:
-        raise ValueError(f"{said[:60]!r} is not a host and its switch")
+        raise ValueError(f"{line[:60]!r} is not a host and its switch")
     named = [] if [word.lower() for word in words] == _HEADING else expand_hosts(words[0])
     return [(host, words[1]) for host in named]
 
 
 def expand_hosts(text: str) -> Iterator[str]:
-    """The hosts of a list as Slurm writes it; raises ValueError for a range that is none.
+    """Expand a host list in Slurm's notation; raises ValueError for an invalid range.
 
     >>> list(expand_hosts("n[08-10,12],login"))
     ['n08', 'n09', 'n10', 'n12', 'login']
@@ -80,20 +86,57 @@ def expand_hosts(text: str) -> Iterator[str]:
         found = _RANGE.match(part)
         if found is None:
             if "[" in part or "]" in part:
-                raise ValueError(f"{part[:60]!r} has a bracket without its other one")
+                raise ValueError(f"{part[:60]!r} has an unmatched bracket")
             yield part
             continue
         for piece in found["inside"].split(","):
             ends = _PIECE.fullmatch(piece)
             first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends is not None else (1, 0)
             if ends is None or not first <= last < first + _MOST_HOSTS:
-                raise ValueError(f"[{piece[:60]}] is no range of hosts, such as [0-15]")
+                raise ValueError(f"[{piece[:60]}] is not a range of hosts, such as [0-15]")
             for number in range(first, last + 1):
                 yield from expand_hosts(f"{found['before']}{number:0{len(ends[1])}d}{found['after']}")
 
 
 def switch_of(host: str | None, switches: Mapping[str, str]) -> str | None:
-    """A host's switch, by its whole name or its short one; None where it is not known."""
+    """A host's switch, by its full or short name; None if unknown."""
     if host is None:
         return None
     return switches.get(host) or switches.get(host.partition(".")[0])
+
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str] = _NONE) -> Table:
+    """A row for each known rank: `rank`, `host`, `local_rank`, `switch`; NA if unknown.
+
+    The host is the one in the trace, else the one that reduced it locally. torchrun numbers ranks node by node, so the local
+    rank is the rank modulo the ranks per node if each host holds one such block; else the position among its host's ranks.
+    Raises DpscopeError if `switches` contains none of the hosts.
+    """
+    known = [one for one in summaries if one.rank is not None]
+    hosts = [one.host or one.read_on for one in known]
+    named = [host for host in hosts if host is not None]
+    found = [switch_of(host, switches) for host in hosts]
+    if switches and named and not any(found):
+        raise DpscopeError(
+            f"--topology lists none of the hosts in these traces, such as {named[0]}; add them with their switches"
+        )
+    table = Table.of(rank=[one.rank for one in known], host=hosts, local_rank=[None] * len(known), switch=found)
+    table = table.take(table.group("rank").first)
+    placed = np.flatnonzero(table.known("host"))
+    placed = placed[np.argsort(table["rank"][placed], kind="stable")]
+    local_rank = table["local_rank"].copy()
+    local_rank[placed] = _local_ranks(table.take(placed))
+    return table.assign(local_rank=local_rank)
+
+
+def _local_ranks(placed: Table) -> IntColumn:
+    """The local ranks of sorted ranks that all have a host."""
+    hosts = placed.group("host")
+    most = int(hosts.sizes.max()) if len(placed) else 1
+    blocks = placed.assign(block=placed["rank"] // most)
+    pairs = blocks.take(blocks.group("host", "block").first)
+    aligned = len(pairs) == len(hosts) == len(pairs.group("block"))
+    return np.asarray(placed["rank"] % most if aligned else hosts.places)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis.stats.arrays import Floats
+from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.what_if.prediction import BAND, FARTHEST, NINE_OF_TEN, Prediction
 from dpscope.analysis.what_if.step_model import LEVELS, StepModel, fit_steps, level
 from dpscope.analysis.what_if.step_table import MeasuredStep
@@ -49,7 +49,7 @@ class TableFit:
 
     def alone_us(self, batch_size: int) -> float | None:
         """The measured step of one device."""
-        return self.model.single.at(batch_size) if self.model.measured_alone else None
+        return self.model.single.at(batch_size) if self.model.single.measured else None
 
     def largest(self, link: int) -> int:
         """The largest device count measured over the link of a level; 0 if none was."""
@@ -81,7 +81,7 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
             "no two device counts at a batch per device that can be compared; measure one batch per device at two counts, best "
             "on one device, too"
         )
-    if model.measured_alone and (reason := _incomparable(model)) is not None:
+    if model.single.measured and (reason := _incomparable(model)) is not None:
         return reason
     errors, left_out = [], []
     for kept, held, times in _splits(model.rows):
@@ -95,10 +95,8 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
         scaled = np.quantile(off, BAND) if many else NINE_OF_TEN * np.sqrt(np.mean(np.minimum(off, 4.0) ** 2))
         errors.append(CountError(held[0].placement.ranks, times, float(scaled)))
         if times == 1 or len(kept) + len(held) == len(model.rows):
-            predicted = zip(held, steps, exposed, strict=True)
-            left_out += [
-                (row, _prediction(row, step_us=float(us), exposed_us=float(late))) for row, us, late in predicted
-            ]
+            pairs = zip(held, steps.tolist(), exposed.tolist(), strict=True)
+            left_out += [(row, replace(_unanswered(row), step_us=us, exposed_us=late)) for row, us, late in pairs]
     return TableFit(model, tuple(errors), tuple(left_out))
 
 
@@ -137,56 +135,54 @@ def _incomparable(model: StepModel) -> str | None:
     return None
 
 
-def _prediction(row: MeasuredStep, **values: float | str | None) -> Prediction:
-    place = row.placement
-    return replace(Prediction(place.ranks, place.nodes, row.batch_size or None), **values)  # type: ignore[arg-type]
+def _unanswered(row: MeasuredStep) -> Prediction:
+    return Prediction(row.placement.ranks, row.placement.nodes, row.batch_size or None)
 
 
 def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
     """The step of a row's configuration, whatever its times; a refusal carries its reason."""
-    place, batch_size = row.placement, row.batch_size
-    reason = fit if isinstance(fit, str) else _refusal(fit, row)
-    if isinstance(fit, str) or reason is not None:
-        return _prediction(row, reason=reason)
-    alone = fit.model.single.at(batch_size)
-    assert alone is not None
-    (step,), (exposed,) = ([float(alone)], [0.0]) if row.single else (one.tolist() for one in fit.model.predict([row]))
-    largest = fit.largest(level(place))
-    times = max(1.0, place.ranks / largest) if largest and place.ranks > 1 else 1.0
-    half = fit.half_width(exposed / step, place.ranks, min(times, FARTHEST))
+    ranks, unanswered = row.placement.ranks, _unanswered(row)
+    if isinstance(fit, str):
+        return replace(unanswered, reason=fit)
+    alone, reason = fit.model.single.at(row.batch_size), _refusal(fit, row)
+    if alone is None or reason is not None:
+        return replace(unanswered, reason=reason)
+    (step,), (exposed,) = ([alone], [0.0]) if row.single else (one.tolist() for one in fit.model.predict([row]))
+    largest = fit.largest(level(row.placement))
+    times = max(1.0, ranks / largest) if largest and ranks > 1 else 1.0
+    half = fit.half_width(exposed / step, ranks, min(times, FARTHEST))
     if times > FARTHEST:
-        return _prediction(
-            row,
+        return replace(
+            unanswered,
             low_us=alone,
             high_us=max(step, alone + exposed * times / FARTHEST) * math.exp(half),
             reason=f"{times:.0f}x the largest measured count ({largest}): no number; the range begins at perfect scaling",
         )
-    return _prediction(
-        row,
+    return replace(
+        unanswered,
         step_us=step,
-        low_us=max(step * math.exp(-half), min(step, alone) * math.exp(-fit.half_width(0.0, place.ranks, 1.0))),
+        low_us=max(step * math.exp(-half), min(step, alone) * math.exp(-fit.half_width(0.0, ranks, 1.0))),
         high_us=step * math.exp(half),
         exposed_us=exposed,
-        efficiency=alone / step if fit.model.measured_alone else None,
+        efficiency=alone / step if fit.model.single.measured else None,
         bound_by="communication" if exposed > step - exposed else "compute",
         rests_on=_rests_on(fit, row),
     )
 
 
 def _refusal(fit: TableFit, row: MeasuredStep) -> str | None:
-    known = ", ".join(f"{batch:.0f}" for batch in fit.model.single.batches)
-    measured = "one device was measured at" if fit.model.measured_alone else "was measured"
-    if fit.model.single.at(row.batch_size) is None:
+    single, link = fit.model.single, level(row.placement)
+    if single.at(row.batch_size) is None:
+        known = ", ".join(f"{batch:.0f}" for batch in single.batches)
+        measured = "one device was measured at" if single.measured else "was measured"
         if known == "0":
             return f"the table has no batch_per_rank, so that it may not be of batch {row.batch_size}"
         if row.batch_size == 0:
             return f"no batch is given, and the step depends on it; {measured}: samples {known}"
         return f"batch {row.batch_size} is too far from what {measured} ({known})"
-    if row.placement.ranks == 1 and not fit.model.measured_alone:
-        return "no row of one device"
-    if row.placement.ranks > 1 and not fit.largest(level(row.placement)):
-        return f"no row {LEVELS[level(row.placement)]} was measured: the cost of that link is not known"
-    return None
+    if row.placement.ranks == 1:
+        return None if single.measured else "no row of one device"
+    return None if fit.largest(link) else f"no row {LEVELS[link]} was measured: the cost of that link is not known"
 
 
 def _rests_on(fit: TableFit, row: MeasuredStep) -> str:
@@ -196,7 +192,7 @@ def _rests_on(fit: TableFit, row: MeasuredStep) -> str:
     counts = sorted(other.placement.ranks for other in fit.model.rows if level(other.placement) == link)
     span = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     text = f"{counted(len(counts), 'row')} {LEVELS[link]}, {span} devices"
-    if not fit.model.measured_alone:
+    if not fit.model.single.measured:
         text += "; t_1 was not measured and is part of the fit"
     if row.batch_size not in batches:
         text += f"; t_1 {'between' if batches[0] <= row.batch_size <= batches[-1] else 'beyond'} measured batches"
@@ -205,9 +201,8 @@ def _rests_on(fit: TableFit, row: MeasuredStep) -> str:
 
 def link_rate_gb_per_s(fit: TableFit, link: int, gradient_bytes: float) -> float | None:
     """The bus bandwidth of the fitted ring over the link of a level; None where compute hides most of what it costs."""
-    steps, exposed = fit.model.predict(
-        [row for row in fit.model.rows if row.placement.ranks > 1 and level(row.placement) == link]
-    )
+    rows = [row for row in fit.model.rows if row.placement.ranks > 1 and level(row.placement) == link]
+    steps, exposed = fit.model.predict(rows)
     hidden = float(np.median(exposed / steps)) < _NAMED
     return None if hidden else gradient_bytes / fit.model.wire_us(link) / 1e3
 

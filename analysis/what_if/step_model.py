@@ -16,16 +16,15 @@ What the model misses at one batch and level is corrected by the median residual
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.stats.arrays import Floats
+from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.what_if.step_table import MeasuredStep, Placement
 
 LEVELS = ("within a node", "between nodes")
@@ -37,10 +36,7 @@ _PRIOR = np.array([*np.log([0.01, 0.1, 0.02, 0.5]), 1.0, *np.log([0.02, 0.05]), 
 _WIDTH = np.array([3.0, 2.0, 3.0, 2.0, 0.7, 1.5, 1.0, 2.0])
 # starting values of the logarithms of a and w, within a node and between nodes: the misfit has several minima
 _STARTS = [np.log(links) for links in product(*[(0.01, 0.1), (0.02, 0.1, 0.5, 2.0)] * 2)]
-_ALONE, _ALONE_WIDTH = (
-    0.95,
-    0.3,
-)  # prior of an unmeasured t_1: share of the shortest step at its batch, width in logarithms
+_ALONE, _ALONE_WIDTH = 0.95, 0.3  # prior of an unmeasured t_1: share of the shortest step, width in logarithms
 _NOISE = 0.06  # relative error of a step before the rows have shown theirs
 _NOISE_ROWS = 2.0  # rows that this assumption counts for
 _CORRECTION_ROWS = 0.2  # weight of "no residual", against 1 for four rows at the same count
@@ -60,27 +56,24 @@ def expected_maximum(ranks: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class SingleDevice:
-    """t_1 by batch per device, ascending."""
+    """t_1 by batch per device, ascending; `measured` is False where it is an estimate, as no row is of one device."""
 
     batches: Floats
     step_us: Floats
+    measured: bool = True
 
     @classmethod
-    def of(cls, rows: Sequence[MeasuredStep]) -> "SingleDevice | None":
-        """The median step by batch of one device; of DistributedDataParallel on one device where there is no other."""
+    def of(cls, rows: Sequence[MeasuredStep]) -> "SingleDevice":
+        """The median step by batch of one device, else of DistributedDataParallel on one device.
+
+        Where no row is of one device, a first guess: a share of the shortest step at each batch.
+        """
         alone = [row for row in rows if row.single] or [row for row in rows if row.placement.ranks == 1]
-        return cls._by_batch(alone, np.median) if alone else None
-
-    @classmethod
-    def assumed(cls, rows: Sequence[MeasuredStep]) -> "SingleDevice":
-        """A first guess where no row is of one device: a share of the shortest step at each batch."""
-        return cls._by_batch(rows, lambda steps: _ALONE * min(steps))
-
-    @classmethod
-    def _by_batch(cls, rows: Sequence[MeasuredStep], combine: Callable[[list[float]], float]) -> "SingleDevice":
-        batches = sorted({row.batch_size for row in rows})
-        steps = [combine([row.step_us for row in rows if row.batch_size == batch]) for batch in batches]
-        return cls(np.array(batches, dtype=float), np.array(steps))
+        by_batch: dict[int, list[float]] = {}
+        for row in sorted(alone or rows, key=lambda row: row.batch_size):
+            by_batch.setdefault(row.batch_size, []).append(row.step_us)
+        steps = [float(np.median(of)) if alone else _ALONE * min(of) for of in by_batch.values()]
+        return cls(np.array(list(by_batch), dtype=float), np.array(steps), bool(alone))
 
     def at(self, batch_size: int) -> float | None:
         """Linear between measured batches and, by the nearest two, up to twice beyond them; None where it is not known."""
@@ -96,28 +89,28 @@ class SingleDevice:
 
 @dataclass(frozen=True)
 class _Design:
-    """One entry per configuration: devices, members of the level, their ring's factor, whether that is the nodes, t_1 in us."""
+    """One entry per configuration: devices, members of the level, their ring's factor, LEVELS' index, t_1 in us."""
 
     ranks: Floats
     members: Floats
     ring: Floats
-    several: npt.NDArray[np.bool_]
+    level: Floats
     alone_us: Floats
 
     @classmethod
-    def of(cls, rows: Sequence[MeasuredStep], alone_us: Floats) -> "_Design":
-        places = [row.placement for row in rows]
-        members = [place.nodes if level(place) else place.ranks for place in places]
-        ring = np.array([bus_factor("all_reduce", count) or 0.0 for count in members])
-        ranks = np.array([place.ranks for place in places], dtype=float)
-        return cls(
-            ranks, np.array(members, dtype=float), ring, np.array([place.nodes > 1 for place in places]), alone_us
-        )
+    def of(cls, rows: Sequence[MeasuredStep], single: SingleDevice) -> "_Design":
+        columns = []
+        for row in rows:
+            place, link = row.placement, level(row.placement)
+            members = place.nodes if link else place.ranks
+            ring = bus_factor("all_reduce", members) or 0.0
+            columns.append((place.ranks, members, ring, link, single.at(row.batch_size)))
+        return cls(*np.array(columns, dtype=float).T)
 
     def parts_us(self, parameters: Floats, unit_us: float) -> tuple[Floats, Floats]:
         """A without the delay of the slowest rank, and the step."""
-        latency = np.where(self.several, *np.exp(parameters[[2, 0]]))
-        wire = np.where(self.several, *np.exp(parameters[[3, 1]]))
+        latency = np.where(self.level, *np.exp(parameters[[2, 0]]))
+        wire = np.where(self.level, *np.exp(parameters[[3, 1]]))
         overlap, (wrapping, delay) = 1 + np.exp(parameters[4]), np.exp(parameters[5:7])
         power = 1 / (1 + np.exp(-np.clip(parameters[7], -6, 6)))
         growth = (self.members**power - 1) / power
@@ -131,11 +124,10 @@ class _Design:
 
 @dataclass(frozen=True)
 class StepModel:
-    """The model fitted to `rows`; `measured_alone` is False where t_1 is an estimate of the fit, as no row has it."""
+    """The model fitted to `rows`; where no row has t_1, `single` is an estimate of the fit."""
 
     rows: tuple[MeasuredStep, ...]
     single: SingleDevice
-    measured_alone: bool
     parameters: Floats
     unit_us: float
 
@@ -150,8 +142,7 @@ class StepModel:
         return float(np.exp(self.parameters[1 + 2 * link])) * self.unit_us
 
     def _uncorrected(self, rows: Sequence[MeasuredStep]) -> tuple[Floats, Floats]:
-        alone = np.array([self.single.at(row.batch_size) for row in rows], dtype=float)
-        return _Design.of(rows, alone).parts_us(self.parameters, self.unit_us)
+        return _Design.of(rows, self.single).parts_us(self.parameters, self.unit_us)
 
     @cached_property
     def _residuals(self) -> dict[tuple[int, int], dict[int, list[float]]]:
@@ -178,39 +169,40 @@ def fit_steps(rows: Sequence[MeasuredStep]) -> StepModel | None:
     fitted at every batch, which takes at least two device counts.
     """
     single = SingleDevice.of(rows)
-    start = single or SingleDevice.assumed(rows)
-    usable = tuple(row for row in rows if not row.single and start.at(row.batch_size) is not None)
+    usable = tuple(row for row in rows if not row.single and single.at(row.batch_size) is not None)
     counts = {row.placement.ranks for row in usable}
-    if not counts - {1} or (single is None and len(counts) < 2):
+    if not counts - {1} or (not single.measured and len(counts) < 2):
         return None
-    unit = float(np.median([start.at(row.batch_size) for row in usable] if single else start.step_us))
-    found = _fitted(usable, start, unit, free=single is None)
-    fitted = single or replace(start, step_us=start.step_us * np.exp(found[len(_PRIOR) :]))
-    return StepModel(usable, fitted, single is not None, found[: len(_PRIOR)], unit)
+    unit = float(np.median([single.at(row.batch_size) for row in usable] if single.measured else single.step_us))
+    parameters, corrections = np.split(_fitted(usable, single, unit), [len(_PRIOR)])
+    if not single.measured:
+        single = replace(single, step_us=single.step_us * np.exp(corrections))
+    return StepModel(usable, single, parameters, unit)
 
 
-def _fitted(rows: Sequence[MeasuredStep], single: SingleDevice, unit_us: float, free: bool) -> Floats:
-    """Parameters, then if t_1 is `free` its log corrections by batch."""
+def _fitted(rows: Sequence[MeasuredStep], single: SingleDevice, unit_us: float) -> Floats:
+    """Parameters, then if t_1 was not measured its log corrections by batch."""
     from scipy.optimize import least_squares
 
-    extra = np.zeros(len(single.batches) if free else 0)
+    extra = np.zeros(0 if single.measured else len(single.batches))
     which = np.searchsorted(single.batches, [row.batch_size for row in rows])
     prior, width = np.concatenate([_PRIOR, extra]), np.concatenate([_WIDTH, extra + _ALONE_WIDTH])
     logs = np.log([row.step_us for row in rows])
-    design = _Design.of(rows, np.array([single.at(row.batch_size) for row in rows], dtype=float))
+    design = _Design.of(rows, single)
     nearness = design.ranks / design.ranks.max()  # predictions are for more devices rather than fewer
 
     def residuals(found: Floats) -> Floats:
-        fitted = replace(design, alone_us=design.alone_us * np.exp(found[len(_PRIOR) :])[which]) if free else design
-        return np.asarray(np.log(fitted.parts_us(found, unit_us)[1]) - logs)
+        corrected = design
+        if len(extra):
+            corrected = replace(design, alone_us=design.alone_us * np.exp(found[len(_PRIOR) :])[which])
+        return np.asarray(np.log(corrected.parts_us(found, unit_us)[1]) - logs)
 
     def misfit(found: Floats, noise: float = _NOISE) -> Floats:
         return np.concatenate([residuals(found) * nearness / noise, (found - prior) / width])
 
     def minimum(start: Floats, noise: float) -> Floats:
-        return np.asarray(
-            least_squares(misfit, start, loss="soft_l1", ftol=1e-5, xtol=1e-5, gtol=1e-5, args=(noise,)).x
-        )
+        found = least_squares(misfit, start, loss="soft_l1", ftol=1e-5, xtol=1e-5, gtol=1e-5, args=(noise,))
+        return np.asarray(found.x)
 
     starts = [np.concatenate([links, prior[4:]]) for links in _STARTS]
     found = minimum(min(starts, key=lambda start: float(np.sum(np.sqrt(1 + misfit(start) ** 2)))), _NOISE)

@@ -107,14 +107,13 @@ def series_of(rows: Sequence[MeasuredStep]) -> dict[Identity, list[MeasuredStep]
     groups: dict[Identity, list[MeasuredStep]] = {}
     for row in rows:
         groups.setdefault(row.identity, []).append(row)
-    alone = [row for row in rows if row.placement.ranks == 1]
     series = {}
     for identity, group in groups.items():
         counts = {row.placement.ranks for row in group}
         if counts == {1} and any(other != identity and _is_part_of(identity, other) for other in groups):
             continue
-        shared = [] if 1 in counts else [row for row in alone if _is_part_of(row.identity, identity)]
-        series[identity] = [*shared, *group]
+        alone = [row for row in rows if row.placement.ranks == 1 and _is_part_of(row.identity, identity)]
+        series[identity] = group if 1 in counts else [*alone, *group]
     return series
 
 
@@ -127,9 +126,11 @@ def comparable(
     rows: Sequence[MeasuredStep], others: Sequence[MeasuredStep]
 ) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
     """Two tables with the settings that both have. Columns with one value, and results, are dropped; a single batch is shared."""
-    known, new = _settings(rows), _settings(others)
-    dropped = _results(rows) | {name for name in known if name not in new and len(set(known[name])) == 1}
-    dropped |= {name for name in new if name not in known and (len(set(new[name])) == 1 or name in _results(others))}
+    dropped = _results(rows)
+    for mine, other in ((rows, others), (others, rows)):
+        known = _settings(other)
+        dropped |= {name for name, values in _settings(mine).items() if name not in known and len(set(values)) == 1}
+    dropped |= _results(others) - _settings(rows).keys()
     batches = {row.batch_size for row in rows}
     if len(batches) == 1:
         others = [row if row.batch_size else replace(row, batch_size=min(batches)) for row in others]
@@ -142,12 +143,9 @@ def without_results(rows: Sequence[MeasuredStep]) -> list[MeasuredStep]:
 
 
 def _results(rows: Sequence[MeasuredStep]) -> set[str]:
-    found = set()
-    for name, values in _settings(rows).items():
-        pairs = {(value, row.placement.ranks) for row, value in zip(rows, values, strict=True)}
-        if 1 < len(set(values)) == len(pairs):
-            found.add(name)
-    return found
+    counts = [row.placement.ranks for row in rows]
+    settings = _settings(rows).items()
+    return {name for name, values in settings if 1 < len(set(values)) == len({*zip(values, counts, strict=True)})}
 
 
 def _without(rows: Sequence[MeasuredStep], columns: Collection[str]) -> list[MeasuredStep]:

@@ -41,6 +41,11 @@ class TableAnswer:
     def measured(self) -> bool:
         return any(row.step_us for row in self.configurations)
 
+    @property
+    def fitted(self) -> dict[Identity, TableFit]:
+        """The series that have a fit."""
+        return {identity: fit for identity, fit in self.fits.items() if isinstance(fit, TableFit)}
+
     @cached_property
     def predictions(self) -> list[Prediction]:
         """In the order of the configurations."""
@@ -54,30 +59,23 @@ class TableAnswer:
     @cached_property
     def left_out_errors(self) -> dict[str, Score]:
         """By series, of the table's rows, each predicted without those of its device count."""
-        fits = [(identity, fit) for identity, fit in self.fits.items() if isinstance(fit, TableFit) and fit.left_out]
-        return {_label(identity): score(fit, fit.left_out) for identity, fit in fits}
+        return {_label(identity): score(fit, fit.left_out) for identity, fit in self.fitted.items() if fit.left_out}
 
     @cached_property
     def scores(self) -> dict[str, Score]:
         """By series, of the configurations with a measured step."""
-        groups: dict[Identity, list[tuple[MeasuredStep, Prediction]]] = {}
-        for row, one in zip(self.configurations, self.predictions, strict=True):
-            if row.step_us:
-                groups.setdefault(row.identity, []).append((row, one))
-        fits = [
-            (identity, fit) for identity, fit in self.fits.items() if isinstance(fit, TableFit) and identity in groups
-        ]
-        return {_label(identity): score(fit, groups[identity]) for identity, fit in fits}
+        known = [pair for pair in zip(self.configurations, self.predictions, strict=True) if pair[0].step_us]
+        groups = {identity: [pair for pair in known if pair[0].identity == identity] for identity in self.fitted}
+        return {_label(identity): score(self.fitted[identity], mine) for identity, mine in groups.items() if mine}
 
     @cached_property
     def link_rates(self) -> list[tuple[str, str, float | None]]:
         """Series, link and bus bandwidth in GB/s, None where compute hides it; empty without the size of the gradients."""
         return [
             (_label(identity), name, link_rate_gb_per_s(fit, link, self.gradient_bytes))
-            for identity, fit in self.fits.items()
-            if self.gradient_bytes is not None and isinstance(fit, TableFit)
+            for identity, fit in self.fitted.items()
             for link, name in enumerate(LEVELS)
-            if fit.largest(link)
+            if self.gradient_bytes is not None and fit.largest(link)
         ]
 
     def as_json(self) -> str:
@@ -124,8 +122,7 @@ def score_table(path: Path, measured: Path, gradient_bytes: float | None = None)
 
 def _usual_batch(rows: Sequence[MeasuredStep]) -> int:
     """The batch measured at most device counts; the largest of several."""
-    pairs = {(row.batch_size, row.placement.ranks) for row in rows}
-    batches = [batch for batch, _ in pairs]
+    batches = [batch for batch, _ in {(row.batch_size, row.placement.ranks) for row in rows}]
     return max(batches, key=lambda batch: (batches.count(batch), batch))
 
 

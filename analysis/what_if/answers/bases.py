@@ -43,6 +43,8 @@ NO_CONTENTION = (
 )
 _UNKNOWN_GAMMA = (0.0, 0.3)  # assumed; fits of public jobs gave 0.05 to 0.6 (Pollux, OSDI 2021)
 _NOT_TWO = "how much two collectives in flight slow each other: they are assumed to share the link"
+TYPICAL = 3  # profiles that a prediction is the mean of
+_ONE_REPEAT = 0.03  # half a band of a step with one repeat, or from a trace alone; assumed
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,7 @@ class Interference:
 
     def on(self, base: Base) -> Base:
         """The base with them."""
-        return replace(
-            base,
-            gamma=self.gamma,
-            gamma_band=self.gamma_band,
-            contention=self.contention,
-            slowdown=self.slowdown,
-            slowdown_band=self.slowdown_band,
-            slowdown_measured=self.slowdown_measured,
-            lacks=(*base.lacks, *self.lacks),
-        )
+        return replace(base, **{**vars(self), "lacks": (*base.lacks, *self.lacks)})
 
 
 def interference_of_run(
@@ -88,10 +81,8 @@ def interference_of_run(
     if ratios is None:
         return found
     if not found.contention:
-        gamma, low, high = (
-            gamma_of(run, data, max(0.0, one - 1))
-            for one in (ratios.compute.value, ratios.compute.low, ratios.compute.high)
-        )
+        slower = ratios.compute
+        gamma, low, high = (gamma_of(run, data, max(0.0, one - 1)) for one in (slower.value, slower.low, slower.high))
         found = replace(found, gamma=gamma, gamma_band=(low, high), contention="contention as calibrated")
     both = ratios.two_in_flight
     two, low, high = (max(1.0, one) for one in (both.value, both.low, both.high))
@@ -102,14 +93,12 @@ def interference_of_traces(ledger: Ledger | None, profiles: Sequence[StepProfile
     """Of traces alone: the ledger's contention, and how much transfers that overlap slow each other."""
     gamma, band, contention = _measured_gamma(ledger) or (0.0, _UNKNOWN_GAMMA, "")
     lacks = () if contention else (NO_CONTENTION,)
-    if (own := slowdown_of(profiles)) is not None:
-        return Interference(gamma, band, own[0], own[1:], True, contention, lacks)
-    overlapping = any(
-        buckets_overlap(one) for one in profiles
-    )  # and their transfers are evidence that they share the link
+    if (measured := slowdown_of(profiles)) is not None:
+        return Interference(gamma, band, measured[0], measured[1:], True, contention, lacks)
     if any(one.servers > 1 for one in profiles):
         lacks = (*lacks, _NOT_TWO)
-    least = SHARES_THE_LINK if overlapping else 1.0
+    # transfers that overlap are evidence that they share the link
+    least = SHARES_THE_LINK if any(buckets_overlap(one) for one in profiles) else 1.0
     return Interference(gamma, band, SHARES_THE_LINK, (least, SHARES_THE_LINK), False, contention, lacks)
 
 
@@ -119,17 +108,8 @@ def _measured_gamma(ledger: Ledger | None) -> tuple[float, tuple[float, float], 
         return None
     ratio, bounds = ledger.contention_ratio, ledger.contention_ratio_interval
     gamma, low, high = (max(0.0, 1 - 1 / max(one, 1e-3)) for one in (ratio, bounds.low, bounds.high))
-    basis = (
-        f"compute next to communication takes {ratio:.2f}x as long ({bounds.low:.2f} to {bounds.high:.2f}, measured)"
-    )
-    return gamma, (low, high), basis
-
-
-def _ddp_alone(run: RunData, data: CellData) -> CellData | None:
-    """The same training under DDP on one device."""
-    alike = (data.cell.batch_size, data.cell.options)
-    cells = (one for one in run.measured if one.cell.traits.reducer and one.cell.devices == 1)
-    return next((one for one in cells if (one.cell.batch_size, one.cell.options) == alike), None)
+    interval = f"{bounds.low:.2f} to {bounds.high:.2f}"
+    return gamma, (low, high), f"compute next to communication takes {ratio:.2f}x as long ({interval}, measured)"
 
 
 def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
@@ -138,17 +118,16 @@ def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
     A calibration computes on every core it has, and a model that waits on its device hardly slows. One device's computing is that
     of DDP, which copies gradients into its buckets there, too; where that was not measured, that without DDP.
     """
-    single = _ddp_alone(run, data) or single_device_baselines(run, data.cell).get(data.cell.batch_size)
-    own, alone = data.whole_windows, single.whole_windows if single is not None else pd.DataFrame()
-    if alone.empty or own.empty:
+    alike = data.cell.batch_size, data.cell.options
+    cells = (one for one in run.measured if one.cell.traits.reducer and one.cell.devices == 1)
+    ddp_alone = next((one for one in cells if (one.cell.batch_size, one.cell.options) == alike), None)
+    single = ddp_alone or single_device_baselines(run, data.cell).get(data.cell.batch_size)
+    several, alone = data.whole_windows, single.whole_windows if single is not None else pd.DataFrame()
+    if alone.empty or several.empty:
         return calibrated
-    slower_us = float(own["compute_us"].mean()) - float(alone["compute_us"].mean())
-    hidden_us = float((own["communication_us"] - own["exposed_us"]).mean())
+    slower_us = float(several["compute_us"].mean()) - float(alone["compute_us"].mean())
+    hidden_us = float((several["communication_us"] - several["exposed_us"]).mean())
     return min(calibrated, max(0.0, slower_us / hidden_us)) if hidden_us > 0 else calibrated
-
-
-TYPICAL = 3  # profiles that a prediction is the mean of
-_ONE_REPEAT = 0.03  # half a band of a step with one repeat, or from a trace alone; assumed
 
 
 @dataclass(frozen=True)
@@ -187,26 +166,25 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
     job = _joined([run_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
     fitted = load_calibration(run.path) if run.folder.calibration_path.exists() else None
     alike = None if fitted is None else fitted.on_nodes(data.nodes)
-    ledger = _with_contention(run, data)
+    ledger, single = run.spreads.ledger(data), single_device_baselines(run, cell).get(cell.batch_size)
+    ledger = None if ledger is None else with_contention(ledger, cell_contentions(data, single))
     interference = interference_of_run(run, data, ledger, job.profiles, alike)
     job = job.at_slowdown(interference.slowdown)
-    options = data.cell.options
-    medians = [float(np.median(one)) for one in data.step_samples()]
     step_us = pooled_median(data.step_samples())
     assert step_us is not None  # `_chosen` takes measured cells
     base = Base(
-        name=data.cell.name,
+        name=cell.name,
         profiles=job.typical(TYPICAL),
-        devices=data.cell.devices,
+        devices=cell.devices,
         per_node=devices_per_node(data),
         step_us=step_us,
-        spread=repeats_band(medians),
+        spread=repeats_band([float(np.median(one)) for one in data.step_samples()]),
         ledger=ledger,
-        batch_size=data.cell.batch_size,
+        batch_size=cell.batch_size,
         single_us=single_steps_us(run, data),
-        bucketing=Bucketing(options.bucket_mb, options.overlap == "on"),
-        hook=options.comm_hook,
-        accumulate=options.accumulate,
+        bucketing=Bucketing(cell.options.bucket_mb, cell.options.overlap == "on"),
+        hook=cell.options.comm_hook,
+        accumulate=cell.options.accumulate,
         kinds=job.kinds,
         device_name=job.device_name,
         lateness=lateness(job.profiles),
@@ -230,12 +208,6 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
     return Question(base, costs, run, data)
 
 
-def _with_contention(run: RunData, data: CellData) -> Ledger | None:
-    ledger = run.spreads.ledger(data)
-    single = single_device_baselines(run, data.cell).get(data.cell.batch_size)
-    return None if ledger is None else with_contention(ledger, cell_contentions(data, single))
-
-
 def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Question:
     """Traces of one job as base; what they lack is in `lacks`. Raises DpscopeError where they cannot be read."""
     stated = stated or StatedJob()
@@ -248,6 +220,7 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
     interference = interference_of_traces(ledger, job.profiles)
     job = job.at_slowdown(interference.slowdown)
     steps = [one.step_us for one in job.profiles]
+    step_us = float(np.mean(steps)) if ledger is None else ledger.traced_step_us  # as `dpscope analyze` reports it
     lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
     lacks += () if stated.batch_size else ("the batch: give --base-batch-size for other batches",)
     profiles = job.typical(TYPICAL)
@@ -256,9 +229,7 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
         profiles=profiles,
         devices=devices,
         per_node=devices,
-        step_us=ledger.traced_step_us
-        if ledger is not None
-        else float(np.mean(steps)),  # as `dpscope analyze` reports it
+        step_us=step_us,
         spread=max(_ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps))) / len(steps) ** 0.5),
         ledger=ledger,
         batch_size=stated.batch_size,
@@ -346,12 +317,8 @@ def _traced(job: JobProfile) -> dict[tuple[str, float], float]:
 
 def _alike(interconnect: Interconnect | None) -> bool:
     """Whether every two devices are joined by links of one rate; unknown counts as alike, there being nothing to the contrary."""
-    rates = (
-        {pair.rate.gb_per_s for pair in interconnect.pairs if pair.rate is not None}
-        if interconnect is not None
-        else set()
-    )
-    return len(rates) <= 1
+    pairs = interconnect.pairs if interconnect is not None else ()
+    return len({pair.rate.gb_per_s for pair in pairs if pair.rate is not None}) <= 1
 
 
 def _as_untraced(base: Base) -> Base:

@@ -1,7 +1,6 @@
 """How wrong the method is on the run's other cells: each one predicted from the base and compared with its measured time."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -23,7 +22,7 @@ _ASSUMED_CELLS = 4.0  # cells that the assumed error counts for
 
 @dataclass(frozen=True)
 class CellError:
-    """A measured cell predicted without its time; `perfect_us` and `same_us` are what simple rules say. None is unknown."""
+    """A measured cell predicted without its time; `perfect_us` and `same_us` are by simple rules. None is unknown."""
 
     cell: str
     measured_us: float
@@ -56,14 +55,10 @@ class CellErrors:
         count = len(errors)
         if count == 0:
             return None
-        if count >= MANY:
-            return float(
-                np.quantile(errors, min(1.0, BAND * (count + 1) / count))
-            )  # conformal: the next cell counts as one of them
-        usual = (ASSUMED_ERROR / NINE_OF_TEN) ** 2
-        return NINE_OF_TEN * math.sqrt(
-            (_ASSUMED_CELLS * usual + sum(one**2 for one in errors)) / (_ASSUMED_CELLS + count)
-        )
+        if count >= MANY:  # conformal: the next cell counts as one of them
+            return float(np.quantile(errors, min(1.0, BAND * (count + 1) / count)))
+        squares = _ASSUMED_CELLS * (ASSUMED_ERROR / NINE_OF_TEN) ** 2 + sum(one**2 for one in errors)
+        return NINE_OF_TEN * math.sqrt(squares / (_ASSUMED_CELLS + count))
 
     @property
     def sentence(self) -> str:
@@ -80,11 +75,10 @@ class CellErrors:
             f"The same method on {counted(len(known), 'other cell')} of this run: median error {100 * middle:.1f}%, worst "
             f"{100 * abs(worst.error or 0.0):.1f}% ({worst.cell}); the bands include it."
         )
+        perfect = [abs(one.perfect_us / one.measured_us - 1) for one in known if one.perfect_us is not None]
         rules = {
             "nothing changes": [abs(one.same_us / one.measured_us - 1) for one in known],
-            "perfect scaling": [
-                abs(one.perfect_us / one.measured_us - 1) for one in known if one.perfect_us is not None
-            ],
+            "perfect scaling": perfect,
         }
         medians = {name: float(np.median(values)) for name, values in rules.items() if values}
         listed = ", ".join(f"'{name}' {100 * off:.1f}%" for name, off in medians.items())
@@ -104,29 +98,20 @@ def with_cell_errors(question: Question) -> tuple[Question, CellErrors]:
 
 def errors_of_cells(question: Question, run: RunData) -> CellErrors:
     """Every other measured DDP cell of several devices that a scenario of the base describes, predicted from it."""
-    return CellErrors(tuple(_cell_error(question, data) for data in _others(question, run.measured)))
-
-
-def _others(question: Question, measured: Sequence[CellData]) -> list[CellData]:
     assert question.cell is not None
-    return [
-        data
-        for data in measured
-        if data.cell.traits.reducer
-        and data.cell.devices > 1
-        and data.cell.name != question.base.name
-        and _unvaried(data.cell.options) == _unvaried(question.cell.cell.options)
-        and data.step_samples()
-    ]
+    options = _unvaried(question.cell.cell.options)
+    several = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1]
+    others = [one for one in several if one.cell.name != question.base.name and _unvaried(one.cell.options) == options]
+    return CellErrors(tuple(_cell_error(question, data) for data in others if data.step_samples()))
 
 
 def _unvaried(options: CellOptions) -> CellOptions:
-    """Of a cell's options those that no scenario asks for: cells that differ in them are other programs."""
+    """A cell's options without those that a scenario sets: cells that differ in what is left are other programs."""
     return msgspec.structs.replace(options, overlap="on", bucket_mb=None, comm_hook="none", accumulate=1)
 
 
 def _cell_error(question: Question, data: CellData) -> CellError:
-    base: Base = question.base
+    base = question.base
     scenario = replace(scenario_of(data.cell, base), per_node=devices_per_node(data))
     predicted = predict(base, scenario, question.costs)
     measured = float(np.median(np.concatenate(data.step_samples())))

@@ -1,4 +1,4 @@
-"""The report's chapter on what was not measured: more devices, what is worth most, and how wrong the method is here."""
+"""The report's chapter on what was not measured: more devices, what each change saves, and how wrong the method is here."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ class WhatIfChapter:
 
 
 def chapter_of(run: RunData) -> WhatIfChapter | None:
-    """What a run's largest DDP cell says of configurations that were not measured; None where it cannot be a base."""
+    """Configurations that were not measured, predicted from a run's largest DDP cell; None where it cannot be a base."""
     if run.recorded is None:
         return None
     try:
@@ -59,46 +59,30 @@ def chapter_of(run: RunData) -> WhatIfChapter | None:
 
 
 def _savings_table(changes: list[Saving], cell: str) -> TextTable:
-    rows = tuple(
-        (
-            one.change,
-            _plain_ms(one.saved_us),
-            f"{_plain_ms(one.low_us)} to {_plain_ms(one.high_us)}",
-            "yes" if one.is_significant else "no",
-        )
-        for one in changes
-    )
+    rows = []
+    for one in changes:
+        saved, low, high = (_ms(value) for value in (one.saved_us, one.low_us, one.high_us))
+        rows.append((one.change, saved, f"{low} to {high}", "yes" if one.is_significant else "no"))
     return TextTable(
         f"What one change alone would take off the step of {cell}",
         ("change", "saves [ms]", "band [ms]", "significant"),
-        rows,
+        tuple(rows),
         notes=("Parts of the step that can be removed come first, then changes for comparison",),
     )
 
 
-def _plain_ms(value_us: float) -> str:
+def _ms(value_us: float | None) -> str:
     """Milliseconds; what rounds to nothing has no sign."""
-    return f"{round(value_us / 1e3, 2) + 0.0:.2f}"
+    return "NA" if value_us is None else f"{round(value_us / 1e3, 2) + 0.0:.2f}"
 
 
 def _error_table(answer: RunAnswer) -> TextTable:
-    def percent(value: float | None) -> str:
-        return "NA" if value is None else f"{100 * value:+.1f}"
-
-    def ms(value: float | None) -> str:
-        return "NA" if value is None else f"{value / 1e3:.2f}"
-
-    rows = tuple(
-        (
-            one.cell,
-            ms(one.measured_us),
-            ms(one.predicted_us),
-            percent(one.error),
-            percent(None if one.perfect_us is None else one.perfect_us / one.measured_us - 1),
-            percent(one.same_us / one.measured_us - 1),
-        )
-        for one in answer.own.cells
-    )
+    rows = []
+    for one in answer.own.cells:
+        times_us = (one.predicted_us, one.perfect_us, one.same_us)
+        ratios = [None if us is None else us / one.measured_us - 1 for us in times_us]
+        errors = ("NA" if ratio is None else f"{100 * ratio:+.1f}" for ratio in ratios)
+        rows.append((one.cell, _ms(one.measured_us), _ms(one.predicted_us), *errors))
     reasons = dict.fromkeys(f"{one.cell}: {one.reason}" for one in answer.own.cells if one.reason is not None)
     headings = ("cell", "measured [ms]", "predicted [ms]", "error [%]", "perfect scaling [%]", "nothing changes [%]")
-    return TextTable("The same method on cells that were measured", headings, rows, notes=tuple(reasons))
+    return TextTable("The same method on cells that were measured", headings, tuple(rows), notes=tuple(reasons))

@@ -1,4 +1,4 @@
-"""What the command line asks, as scenarios: lists make a table, and what cannot be read is refused in one line."""
+"""The options of the command line as scenarios: lists make a table, and what cannot be read is refused in one line."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -49,21 +49,18 @@ def option_of(name: str) -> str:
 
 
 def scenarios_of(options: WhatIfOptions) -> list[NamedScenario]:
-    """Every combination of the lists, each with what it says of itself. Raises DpscopeError that names the option.
+    """Every combination of the lists, each with the words that make it. Raises DpscopeError that names the option.
 
     `--link` is on both levels until the base is known: `with_link`.
     """
-    if options.link is not None and (
-        level := "inter" if options.inter is not None else "intra" if options.intra else None
-    ):
+    level = "inter" if options.inter is not None else "intra" if options.intra else None
+    if options.link is not None and level is not None:
         raise DpscopeError(
             f"--link and --{level} state the same link; give --link, or --inter and --intra for two levels"
         )
     lists = [[(name, word, value) for word, value in _values(name, options)] for name in _READERS]
-    if math.prod(map(len, lists)) > _MOST_SCENARIOS:
-        raise DpscopeError(
-            f"these lists make {math.prod(map(len, lists)):,} scenarios; ask for {_MOST_SCENARIOS:,} or fewer"
-        )
+    if (count := math.prod(map(len, lists))) > _MOST_SCENARIOS:
+        raise DpscopeError(f"these lists make {count:,} scenarios; ask for {_MOST_SCENARIOS:,} or fewer")
     found = []
     for chosen in product(*lists):
         values: dict[str, Any] = {name: value for name, _, value in chosen if value is not None}
@@ -81,18 +78,17 @@ def with_link(options: WhatIfOptions, base: Base, scenarios: Sequence[NamedScena
     """`--link` on the level that limits a ring over all devices: between nodes if there are several, else within the node."""
     if options.link is None:
         return list(scenarios)
-    return [
-        (words, replace(one, links=_on_one_level(one.links, place_of(base, one).nodes))) for words, one in scenarios
-    ]
+    found = []
+    for words, one in scenarios:
+        several = place_of(base, one).nodes > 1
+        links = replace(one.links, intra=None) if several else replace(one.links, inter=None)
+        found.append((words, replace(one, links=links)))
+    return found
 
 
 def level_that_limits(base: Base, scenario: Scenario) -> str:
     """The option that states the link between the slowest neighbours of a ring over all devices."""
     return "inter" if place_of(base, scenario).nodes > 1 else "intra"
-
-
-def _on_one_level(links: Links, nodes: int) -> Links:
-    return replace(links, intra=None) if nodes > 1 else replace(links, inter=None)
 
 
 def check_links(options: WhatIfOptions, base: Base, scenarios: Sequence[Scenario]) -> None:
@@ -148,13 +144,10 @@ def _device(word: str, option: str) -> float | GpuSpeed:
     """A factor, or the name of a GPU."""
     if not any(letter.isalpha() for letter in word.lower().replace("e", "").replace("nan", "").replace("inf", "")):
         return positive(word, option, '1.7, or a GPU\'s name such as "H100 SXM5"')
-    found = gpu_speed(word)
-    if found is None:
-        known = ", ".join(like_names(word))
-        raise DpscopeError(
-            f"{option} {word!r}: no GPU of that name is known here; give a factor such as 1.7, or one of {known}"
-        )
-    return found
+    if (found := gpu_speed(word)) is not None:
+        return found
+    problem = "no GPU of that name is known here; give a factor such as 1.7, or one of"
+    raise DpscopeError(f"{option} {word!r}: {problem} {', '.join(like_names(word))}")
 
 
 def _bucket(word: str, option: str) -> float | str:
@@ -184,10 +177,6 @@ def _one_of(*known: str) -> Callable[[str, str], str]:
     return read
 
 
-def _switch(word: str, option: str) -> bool:
-    return _one_of("on", "off")(word, option) == "on"
-
-
 _READERS: dict[str, Callable[[str, str], object]] = {
     "devices": _whole,
     "per_node": _whole,
@@ -198,7 +187,7 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "comm_hook": _one_of(*HOOK_FACTORS),
     "batch_size": _whole,
     "accumulate": _whole,
-    "overlap": _switch,
+    "overlap": lambda word, option: _one_of("on", "off")(word, option) == "on",
     "strategy": _one_of("ddp", "dp"),
     "faster": _device,
     "jitter": _share,

@@ -56,33 +56,24 @@ class RunAnswer:
     def as_json(self) -> str:
         """One entry per scenario, the base, what removing a part saves, and the method's errors on the run's own cells."""
         base = self.question.base
-        return json.dumps(
-            {
-                "predictions": [
-                    {
-                        **prediction.as_plain(),
-                        "scenario": words,
-                        "ledger": ledger_values(prediction.ledger),
-                        "missing": dict(prediction.missing),
-                    }
-                    for words, _, prediction in self.predictions
-                ],
-                "base": {
-                    "cell": base.name,
-                    "devices": base.devices,
-                    "batch_size": base.batch_size,
-                    "step_us": base.step_us,
-                    "ledger": ledger_values(base.ledger),
-                    "replay_error": replay_error(self.question),
-                    "lacks": list(base.lacks),
-                },
-                "savings": {"devices": self.largest[1].devices, "changes": [asdict(one) for one in self.savings]},
-                "own_error": [asdict(one) | {"error": one.error} for one in self.own.cells],
-                "solution": None if self.solution is None else self.solution.as_plain(),
+        predictions = [
+            {**one.as_plain(), "scenario": words, "ledger": ledger_values(one.ledger), "missing": dict(one.missing)}
+            for words, _, one in self.predictions
+        ]
+        content = {
+            "predictions": predictions,
+            "base": {
+                "cell": base.name,
+                **{name: getattr(base, name) for name in ("devices", "batch_size", "step_us")},
+                "ledger": ledger_values(base.ledger),
+                "replay_error": replay_error(self.question),
+                "lacks": list(base.lacks),
             },
-            indent=1,
-            allow_nan=False,
-        )
+            "savings": {"devices": self.largest[1].devices, "changes": [asdict(one) for one in self.savings]},
+            "own_error": [asdict(one) | {"error": one.error} for one in self.own.cells],
+            "solution": None if self.solution is None else self.solution.as_plain(),
+        }
+        return json.dumps(content, indent=1, allow_nan=False)
 
 
 def run_answer(
@@ -96,9 +87,8 @@ def run_answer(
     scenarios = list(requested)
     if solution is not None and solution.solved is not None:
         scenarios.append(({**requested[0][0], **solution.words}, solution.solved))
-    return RunAnswer(
-        question, own, tuple((words, one, predict(base, one, costs)) for words, one in scenarios), solution
-    )
+    predictions = tuple((words, one, predict(base, one, costs)) for words, one in scenarios)
+    return RunAnswer(question, own, predictions, solution)
 
 
 def replay_error(question: Question) -> float:
@@ -116,17 +106,15 @@ def run_table(answer: RunAnswer) -> TextTable:
         *("step [ms]", f"{BAND:.0%} band [ms]", "exposed [ms]", "efficiency [%]", "bound by"),
     )
     rows = tuple(_cells(words, one, varied) for words, _, one in answer.predictions)
-    return TextTable(
-        "Steps that were not measured, replayed from one that was", headings, rows, notes=tuple(_grounds(answer))
-    )
+    title = "Steps that were not measured, replayed from one that was"
+    return TextTable(title, headings, rows, notes=tuple(_grounds(answer)))
 
 
 def csv_table(answer: RunAnswer) -> TextTable:
     """The base and every prediction with their ledgers, named as in JSON; unknown values are empty."""
     base = answer.question.base
-    measured = Prediction(
-        base.devices, -(-base.devices // base.per_node), base.batch_size, step_us=base.step_us, ledger=base.ledger
-    )
+    nodes = -(-base.devices // base.per_node)
+    measured = Prediction(base.devices, nodes, base.batch_size, step_us=base.step_us, ledger=base.ledger)
     known: list[tuple[str, dict[str, str], Prediction]] = [(f"base: {base.name}", {}, measured)]
     known += [(_label(words, one), words, one) for words, _, one in answer.predictions]
     rows = [{"configuration": name} | words | one.as_plain() | ledger_values(one.ledger) for name, words, one in known]
@@ -152,27 +140,20 @@ def ledger_table(answer: RunAnswer) -> TextTable:
     unit = choose_unit("time", [one for row in values for one in row])
     headings = ("configuration", "step", *(name.removeprefix("exposed_") for name in names))
     rows = tuple((label, *(show(value, unit) for value in row)) for (label, *_), row in zip(known, values, strict=True))
-    return TextTable(
-        f"Where the step goes [{unit.label}]: the parts add up to the step",
-        headings,
-        rows if ledgers else (),
-        notes=("wait, transfer and other: exposed communication",)
-        + (("tracer: untraced less traced step, taken to be the base's",) if with_tracer else ())
-        + _missing(known),
-    )
+    notes = ["wait, transfer and other: exposed communication"]
+    if with_tracer:
+        notes.append("tracer: untraced less traced step, taken to be the base's")
+    title = f"Where the step goes [{unit.label}]: the parts add up to the step"
+    return TextTable(title, headings, rows if ledgers else (), notes=(*notes, *_missing(known)))
 
 
 def _missing(known: Sequence[_LedgerRow]) -> tuple[str, ...]:
     """Each reason once, with the parts that it is of."""
-    parts: dict[str, list[str]] = {}
+    parts: dict[str, dict[str, None]] = {}
     for _, _, _, missing in known:
         for part, reason in missing.items():
-            named = parts.setdefault(reason, [])
-            named += [] if part in named else [part]
-    return tuple(
-        f"NA of {', '.join(part.removeprefix('exposed_') for part in named)}: {reason}"
-        for reason, named in parts.items()
-    )
+            parts.setdefault(reason, {})[part.removeprefix("exposed_")] = None
+    return tuple(f"NA of {', '.join(named)}: {reason}" for reason, named in parts.items())
 
 
 def run_answer_sentences(answer: RunAnswer) -> list[str]:

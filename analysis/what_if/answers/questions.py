@@ -28,10 +28,10 @@ class Solution:
     """
 
     variable: str
-    value: float | None
-    low: float | None
-    high: float | None
     sentence: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
     solved: Scenario | None = None
     words: Mapping[str, str] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ def solve(
     if variable not in SOLVABLE or need is None:
         raise ValueError(f"{variable} with {need}: choose from {', '.join(SOLVABLE)}, and give a target")
     if (why := _no_use(base, scenario, variable, need)) is not None:
-        return Solution(variable, None, None, None, f"No answer: {why}.")
+        return Solution(variable, f"No answer: {why}.")
     if variable == "devices":
         return _most_devices(base, scenario, costs, need)
     return _least(base, scenario, costs, variable, need)
@@ -75,10 +75,8 @@ def _no_use(base: Base, scenario: Scenario, variable: str, need: tuple[str, floa
     """Why no value of the variable can reach the target; None where one may."""
     place = place_of(base, scenario)
     if variable == "inter" and place.nodes == 1:
-        return (
-            f"{counted(place.devices, 'device')} on one node use no link between nodes: give --devices and --per-node "
-            "that make several"
-        )
+        devices = counted(place.devices, "device")
+        return f"{devices} on one node use no link between nodes: give --devices and --per-node that make several"
     if variable == "intra" and place.per_node == 1:
         return "with one device on a node no link within one is used"
     if variable == "faster" and need[0] == "efficiency":
@@ -113,36 +111,28 @@ def _least(base: Base, scenario: Scenario, costs: Costs, variable: str, need: tu
     if met:
         target += f"is already met with the {_NOUNS[variable]} as measured: {_value_text(now, need)}"
     if met and not _reached(best, need):  # the host bounds the step, say
-        return Solution(variable, None, None, None, f"{target}.")
+        return Solution(variable, f"{target}.")
     if best.step_us is None:
-        return Solution(variable, None, None, None, f"No answer: {best.reason}.")
+        return Solution(variable, f"No answer: {best.reason}.")
     if not _reached(best, need):
         answer = f"{_value_text(best, need)} is the best (bound by {best.bound_by})"
-        return Solution(
-            variable, None, None, None, f"{_target(need)} cannot be reached at any {_NOUNS[variable]}: {answer}."
-        )
+        return Solution(variable, f"{_target(need)} cannot be reached at any {_NOUNS[variable]}: {answer}.")
     value = _bisected(lambda one: _reached(at(one), need), *ends)
     low = _bisected(lambda one: _reached(at(one), need, "low_us"), *ends)
     high = _bisected(lambda one: _reached(at(one), need, "high_us"), *ends) if _reached(best, need, "high_us") else None
     if variable == "faster" and met:
-        return Solution(variable, 1.0, None, high, f"{target}.")
-    if value == ends[0]:  # the search's own end is no answer
+        return Solution(variable, f"{target}.", 1.0, high=high)
+    if value == ends[0]:  # the end of the search is no answer
         answer = f"any {_NOUNS[variable]} from {value:.3g} GB/s on is enough"
-        return Solution(variable, None, None, high, f"{target}; {answer}." if met else f"{target}is met: {answer}.")
+        return Solution(variable, f"{target}; {answer}." if met else f"{target}is met: {answer}.", high=high)
     needs = "a device {}x as fast" if variable == "faster" else "{} GB/s " + _PLACES[variable]
     unit = "x" if variable == "faster" else " GB/s"
     least = f"{'under ' if low == ends[0] and variable != 'faster' else ''}{low:.3g}{unit}"
     most = f"{high:.3g}{unit}" if high is not None else "more than there is"
     answer = f"{needs.format(f'{value:.3g}')} ({BAND:.0%} band {least} to {most})"
-    return Solution(
-        variable,
-        value,
-        low,
-        high,
-        f"{target}; {answer} would do." if met else f"{target}needs {answer}.",
-        _with(scenario, variable, value),
-        {variable: f"{value:.3g}{'' if variable == 'faster' else ' GB/s'}"},
-    )
+    sentence = f"{target}; {answer} would do." if met else f"{target}needs {answer}."
+    words = {variable: f"{value:.3g}{'' if variable == 'faster' else ' GB/s'}"}
+    return Solution(variable, sentence, value, low, high, _with(scenario, variable, value), words)
 
 
 def _bisected(holds: Callable[[float], bool], low: float, high: float) -> float:
@@ -163,7 +153,7 @@ def _with(scenario: Scenario, variable: str, value: float | None) -> Scenario:
     """The scenario with that much of the variable; None is as measured."""
     if variable == "faster":
         return replace(scenario, faster=1.0 if value is None else value)
-    link = None if value is None else LinkRate(value, f"{value:.3g} GB/s", "asked")
+    link = None if value is None else LinkRate(value, f"{value:.3g} GB/s", "requested")
     links = Links(link, scenario.links.inter) if variable == "intra" else Links(scenario.links.intra, link)
     return replace(scenario, links=links)
 
@@ -190,10 +180,9 @@ def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str,
 
     alone = at(1)
     if alone.step_us is None:
-        return Solution("devices", None, None, None, f"No answer: {alone.reason}.")
+        return Solution("devices", f"No answer: {alone.reason}.")
     if not _reached(alone, need):
-        answer = f"{_target(need)} is met on no count: one device takes {_ms(alone)}."
-        return Solution("devices", None, None, None, answer)
+        return Solution("devices", f"{_target(need)} is met on no count: one device takes {_ms(alone)}.")
     met, over = 1, 2
     while _reached(at(over), need):
         met, over = over, 2 * over
@@ -201,13 +190,11 @@ def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str,
         middle = (met + over) // 2
         met, over = (middle, over) if _reached(at(middle), need) else (met, middle)
     beyond = at(over)
-    why = (
-        f", not on {over}: {_value_text(beyond, need)}"
-        if beyond.step_us is not None
-        else f"; on {over}: {beyond.reason}"
-    )
-    sentence = f"{_target(need)} holds up to {counted(met, 'device')}{why}."
-    return Solution("devices", met, None, None, sentence, replace(scenario, devices=met), {"devices": str(met)})
+    why = f"; on {over}: {beyond.reason}"
+    if beyond.step_us is not None:
+        why = f", not on {over}: {_value_text(beyond, need)}"
+    sentence, solved = f"{_target(need)} holds up to {counted(met, 'device')}{why}.", replace(scenario, devices=met)
+    return Solution("devices", sentence, met, solved=solved, words={"devices": str(met)})
 
 
 def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
@@ -215,7 +202,7 @@ def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
     predictions = [(cap, predict(base, replace(scenario, bucket_mb=cap), costs)) for cap in _CAPS]
     known = [(cap, one.step_us) for cap, one in predictions if one.step_us is not None]
     if not known:
-        return Solution("bucket-mb", None, None, None, f"No answer: {predictions[0][1].reason}.")
+        return Solution("bucket-mb", f"No answer: {predictions[0][1].reason}.")
     best = min(range(len(known)), key=lambda place: known[place][1])
     cap, least = known[best]
     error, whence = (base.method_error, "shown") if base.method_error is not None else (ASSUMED_ERROR, "assumed")
@@ -226,20 +213,15 @@ def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
     while last + 1 < len(known) and known[last + 1][1] <= alike:
         last += 1
     usual = predict(base, replace(scenario, bucket_mb=DEFAULT_BUCKET), costs).step_us
-    gain = (
-        f"; the default (1 MiB, then 25) takes {100 * (usual / least - 1):.1f}% longer than the best" if usual else ""
-    )
-    advice = " Keep the default: the difference is within the error." if usual is not None and usual <= alike else ""
     low, high = known[first][0], known[last][0]
-    return Solution(
-        "bucket-mb",
-        cap,
-        low,
-        high,
-        f"{_alike(low, high)}, within the {100 * error:.2g}% that this method's error is {whence} to be{gain}.{advice}",
-        replace(scenario, bucket_mb=cap),
-        {"bucket_mb": f"{cap:.3g}"},
-    )
+    sentence = f"{_alike(low, high)}, within the {100 * error:.2g}% that this method's error is {whence} to be"
+    if usual:
+        sentence += f"; the default (1 MiB, then 25) takes {100 * (usual / least - 1):.1f}% longer than the best"
+    sentence += "."
+    if usual is not None and usual <= alike:
+        sentence += " Keep the default: the difference is within the error."
+    solved = replace(scenario, bucket_mb=cap)
+    return Solution("bucket-mb", sentence, cap, low, high, solved, {"bucket_mb": f"{cap:.3g}"})
 
 
 def _alike(low_mib: float, high_mib: float) -> str:
@@ -266,14 +248,14 @@ def _strategies(base: Base, scenario: Scenario, costs: Costs) -> Solution:
         reason = dp.reason or ddp.reason
         count *= 2
     if not rows:
-        return Solution("strategy", None, None, None, f"No answer: {reason}.")
+        return Solution("strategy", f"No answer: {reason}.")
     wins = [one for one, ratio in rows if ratio < 1]
     count, ratio = min(rows, key=lambda one: one[1])
-    sentence = (
-        f"DataParallel is faster on {', '.join(map(str, wins))} devices."
-        if wins
-        else f"DataParallel is faster nowhere from {rows[0][0]} to {rows[-1][0]} devices; it comes closest on {count}, "
-        f"{ratio:.2f}x DDP's step."
-    )
-    solved = replace(scenario, devices=count, strategy="dp")
-    return Solution("strategy", ratio, None, None, sentence, solved, {"devices": str(count), "strategy": "dp"})
+    sentence = f"DataParallel is faster on {', '.join(map(str, wins))} devices."
+    if not wins:
+        sentence = (
+            f"DataParallel is faster nowhere from {rows[0][0]} to {rows[-1][0]} devices; it comes closest on {count}, "
+        )
+        sentence += f"{ratio:.2f}x DDP's step."
+    words = {"devices": str(count), "strategy": "dp"}
+    return Solution("strategy", sentence, ratio, solved=replace(scenario, devices=count, strategy="dp"), words=words)

@@ -131,14 +131,12 @@ def _unsure_us(base: Base, scenario: Scenario, costs: Costs) -> dict[str, tuple[
 def savings_sentences(found: Sequence[Saving], devices: int, ledger: Ledger | None) -> list[str]:
     """What is saved by removing one part, and by other changes; `ledger` is that of the step from which they are removed.
 
-    If the largest part is not the one whose removal saves most, a sentence says so.
+    If the largest part is not the one whose removal saves most, a sentence states it.
     """
     parts, others = ([one for one in found if one.is_part is of_part] for of_part in (True, False))
-    sentences = []
+    sentences, where = [], counted(devices, "device")
     if parts:
-        sentences.append(
-            f"Largest saving on {counted(devices, 'device')}, one part removed at a time: {_listed(parts)}."
-        )
+        sentences.append(f"Largest saving on {where}, one part removed at a time: {_listed(parts)}.")
         sentences += _smaller_than_its_part(parts, ledger)
     if others:
         sentences.append(f"For comparison: {_listed(sorted(others, key=lambda one: -one.saved_us))}.")
@@ -147,13 +145,14 @@ def savings_sentences(found: Sequence[Saving], devices: int, ledger: Ledger | No
 
 def _listed(found: Sequence[Saving]) -> str:
     """Savings that show in their digits, then the names of the others."""
-    visible = [one for one in found if abs(one.saved_us) >= _LEAST_SHOWN_US]
-    listed = [
-        f"{one.change} saves {one.saved_us / 1e3:.1f} ms" + ("" if one.is_significant else " (within the error)")
-        for one in visible
-    ]
-    nothing = ", ".join(one.change for one in found if one not in visible)
-    return "; ".join([*listed, *([f"nothing: {nothing}"] if nothing else [])])
+    listed, nothing = [], []
+    for one in found:
+        if abs(one.saved_us) >= _LEAST_SHOWN_US:
+            error = "" if one.is_significant else " (within the error)"
+            listed.append(f"{one.change} saves {one.saved_us / 1e3:.1f} ms{error}")
+        else:
+            nothing.append(one.change)
+    return "; ".join([*listed, *([f"nothing: {', '.join(nothing)}"] if nothing else [])])
 
 
 def _smaller_than_its_part(parts: Sequence[Saving], ledger: Ledger | None) -> list[str]:

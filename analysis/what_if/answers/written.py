@@ -20,7 +20,7 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_bytes, write_text
-from dpscope.profiling.store.ownership import check_overwritable, is_own_trace
+from dpscope.profiling.store.ownership import check_overwritable, is_dpscope_trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,8 +35,7 @@ def check_figure_name(path: Path) -> None:
     """Raise DpscopeError for a name of another kind, a folder that is not there and a file that is not dpscope's."""
     if path.suffix not in _KINDS:
         raise DpscopeError(f"{path} must end in {', '.join(_KINDS)}")
-    if not path.parent.is_dir():
-        raise DpscopeError(f"{path.parent} does not exist; make it first")
+    _check_folder(path)
     check_overwritable(path)
 
 
@@ -128,9 +127,13 @@ def check_trace_name(path: Path) -> None:
     """Raise DpscopeError for a name that Perfetto does not read, a folder that is not there and a file that is not dpscope's."""
     if not path.name.endswith((".json", ".json.gz")):
         raise DpscopeError(f"{path} must end in .json or .json.gz, which Perfetto reads")
+    _check_folder(path)
+    check_overwritable(path, is_dpscope_trace)
+
+
+def _check_folder(path: Path) -> None:
     if not path.parent.is_dir():
         raise DpscopeError(f"{path.parent} does not exist; make it first")
-    check_overwritable(path, is_own_trace)
 
 
 def write_replayed(answer: RunAnswer, path: Path) -> None:
@@ -153,7 +156,7 @@ def write_replayed(answer: RunAnswer, path: Path) -> None:
     ]
     trace = {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events, "dpscope": {"whatif": label}}
     text = json.dumps(trace, allow_nan=False, indent=2).encode()
-    check_overwritable(path, is_own_trace)
+    check_overwritable(path, is_dpscope_trace)
     write_bytes(path, gzip.compress(text) if path.suffix == ".gz" else text)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.stats.arrays import Floats
+from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.what_if.profiles.gradients import (
     PARTS,

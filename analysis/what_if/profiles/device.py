@@ -237,7 +237,7 @@ def _waits(attribution: Attribution, works: _Launched, step: int, began: float) 
     events = attribution.events
     count = len(works.launch_us)
     sync, resumed = np.full(count, np.nan), np.full(count, np.nan)
-    named = events.has_name(np.array([any(word in name for word in _WAITS) for name in events.names], dtype=bool))
+    named = events.named(lambda name: any(word in name for word in _WAITS))
     calls = np.flatnonzero(named & events.is_category(Category.RUNTIME) & (events.duration_us >= _SHORTEST_WAIT_US))
     calls = calls[np.argsort(events.start_us[calls], kind="stable")]
     first = works.launch_us[0] if count else began

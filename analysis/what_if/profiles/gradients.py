@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.costs.collective_streams import run_collectives
-from dpscope.analysis.stats.arrays import Floats
+from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
 from dpscope.analysis.what_if.replay.step_profile import (
@@ -76,7 +76,7 @@ def ready_gradients(
 
 
 def _named(events: EventTable, name: str) -> np.ndarray:
-    is_node = events.has_name(np.array([one == name for one in events.names], dtype=bool))
+    is_node = events.named(lambda one: one == name)
     return is_node & events.is_category(Category.CPU_OP)
 
 
@@ -188,7 +188,7 @@ def backward_span(events: EventTable, step: tuple[float, float]) -> tuple[float,
 
 def _rows(events: EventTable, step: tuple[float, float], prefix: str) -> list[int]:
     """Events of the host in a step whose names begin so."""
-    named = events.has_name(np.array([name.startswith(prefix) for name in events.names], dtype=bool))
+    named = events.named(lambda name: name.startswith(prefix))
     inside = (events.start_us >= step[0]) & (events.start_us < step[1])
     return np.flatnonzero(named & inside & events.is_category(Category.CPU_OP, Category.USER_ANNOTATION)).tolist()
 

@@ -14,17 +14,16 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.stats.arrays import Floats
+from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.kept_tables import code_digest, made_once
 from dpscope.analysis.traces.ranks.matching import match_windows
-from dpscope.analysis.traces.ranks.rank_tables import trace_identity
+from dpscope.analysis.traces.ranks.rank_tables import read_attributed, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
-from dpscope.analysis.traces.reading.reader import read_traces
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, RUN_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table, joined
-from dpscope.analysis.traces.steps.attribution import Attribution, attribute
+from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.breakdown import step_table
 from dpscope.analysis.traces.steps.collectives import collective_table
 from dpscope.analysis.traces.steps.event_kind import Kind
@@ -158,7 +157,9 @@ def run_profile(paths: Sequence[Path], parameter_bytes: Sequence[int]) -> JobPro
     """`job_profile` of a run's traces, which are read for it once: the profile is kept in the user's cache folder."""
     what = f"job_profile {code_digest(_CODE)} {list(parameter_bytes)}"
     content = made_once(
-        paths, what, lambda: msgspec.msgpack.encode(job_profile(paths, parameter_bytes), enc_hook=_plain)
+        paths,
+        what,
+        lambda: msgspec.msgpack.encode(job_profile(paths, parameter_bytes, limits=RUN_LIMITS), enc_hook=_plain),
     )
     return msgspec.msgpack.decode(content, type=JobProfile, dec_hook=_array)
 
@@ -173,7 +174,7 @@ def _array(_: type, content: Any) -> object:
 
 def _one_job(paths: Sequence[Path], limits: ReadLimits) -> tuple[list[Attribution], list[str]]:
     """The traces of the one job among the files, and what was left out; raises DpscopeError where there are several."""
-    read = [(path, attribute(trace)) for path in paths for trace in read_traces(path, limits)]
+    read = [(path, one) for path in paths for one in read_attributed(path, limits)]
     found = find_jobs([trace_identity(one) for _, one in read], [path for path, _ in read])
     require_one_job(found, paths, "a prediction")
     return [read[index][1] for index in found.jobs[""]], [finding.message for finding in found.of("")]

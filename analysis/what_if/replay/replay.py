@@ -153,7 +153,6 @@ class Prepared:
 
     def __init__(self, profile: StepProfile, compute: Compute = AS_IT_WAS) -> None:
         self.profile, self.compute = profile, compute
-        self.kept: dict[tuple[object, ...], float] = {}  # results by question
         works = scaled(profile.works, compute)
         self.compute_us = float(works.device_us.sum())
         gradients = profile.gradients
@@ -196,14 +195,11 @@ class Prepared:
                 found[-1] = replace(last, following=following, compute_us=compute_us)
             else:
                 buckets, ends_backward, others, waits = happens
-                launch_us = self._launch_us(cut)
+                launch_us = self.launches_us[cut] if cut < len(self.launches_us) else NEVER
                 found.append(
                     Point(tuple(buckets), ends_backward, tuple(others), tuple(waits), launch_us, following, compute_us)
                 )
         return found
-
-    def _launch_us(self, place: int) -> float:
-        return self.launches_us[place] if place < len(self.launches_us) else NEVER
 
     @cached_property
     def others_at(self) -> dict[int, list[int]]:
@@ -294,9 +290,8 @@ class _Step:
         self.device = max(host + hd, device + dd)
         if self.conditions.gamma and self.busy_to > device:
             overlap_us = max(0.0, min(self.device, self.busy_to) - max(device, self.busy_from))
-            computing = (
-                min(1.0, compute_us / (self.device - device)) if overlap_us else 0.0
-            )  # the rest of the stretch is idle
+            # the rest of the stretch is idle
+            computing = min(1.0, compute_us / (self.device - device)) if overlap_us else 0.0
             slower_us = self.conditions.gamma * overlap_us * computing
             self.contention_us += slower_us
             self.device += slower_us
@@ -355,11 +350,8 @@ class _Step:
 
     def parts(self, step_us: float) -> StepParts:
         """Of the whole step, once it was run; collectives that outlast the last work are exposed, too."""
-        compute_us = (
-            self.prepared.compute_us
-            + (self.conditions.passes - 1) * self.prepared.one_pass_compute_us
-            + self.contention_us
-        )
+        prepared, more_passes = self.prepared, self.conditions.passes - 1
+        compute_us = prepared.compute_us + more_passes * prepared.one_pass_compute_us + self.contention_us
         tail = [(self.device, step_us)] if step_us > self.device else []
         late_until = [ready + late for ready, late in zip(self.ready, self.conditions.late_us, strict=False)]
         wait, transfer, other = exposed_split(
@@ -373,11 +365,8 @@ class _Step:
     def spans(self) -> list[CollectiveSpan]:
         """The step's collectives, from its start."""
         sizes = bucket_bytes(self.profile.gradients, self.conditions.bucket_ends)
-        made = [
-            CollectiveSpan("all_reduce", *values)
-            for values in zip(sizes, self.ready, self.starts, self.ends, strict=True)
-        ]
-        return [*self.other_spans, *made]
+        times = zip(sizes, self.ready, self.starts, self.ends, strict=True)
+        return [*self.other_spans, *(CollectiveSpan("all_reduce", *values) for values in times)]
 
 
 MOST_OFF = 0.01  # of the step: a base that its own replay misses by more predicts nothing

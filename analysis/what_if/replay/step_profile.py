@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.stats.arrays import Floats
+from dpscope.analysis.stats.samples import Floats
 
 SHARES_THE_LINK = 2.0  # how many times as long each of two collectives in flight takes, where they share every byte
 Ints = npt.NDArray[np.int64]

@@ -175,7 +175,7 @@ class Costs:
             if self._between() is not None:
                 return self._by_rate_between(kind, size, devices, per_node, links)
             measured = counted(self.per_node, "device")
-            return f"measured with {measured} a node, asked with {per_node}: give --inter, or calibrate there"
+            return f"measured with {measured} a node, requested with {per_node}: give --inter, or calibrate there"
         return self._as_measured(kind, size, devices, single_node=nodes == 1)
 
     def _as_measured(self, kind: str, size: float, devices: int, single_node: bool) -> Cost | str:
@@ -190,14 +190,10 @@ class Costs:
                 f"the links between the devices differ in rate, and there is no calibration on {counted(devices, 'device')}: run "
                 f"dpscope calibrate with --devices {devices}"
             )
-        every = calibration.fits if calibration is not None else ()
-        fits = [one for one in every if one.collective == kind and one.statistic == "slowest"]
-        if len(fits) > 1:
-            return _carried(size, devices, fits)
-        here = _calibrated(fits[0], size) if fits else self._traced(kind, size)
-        return (
-            here if isinstance(here, str) else _by_ring(kind, here, fits[0].devices if fits else self.devices, devices)
-        )
+        if (found := _carried_from(calibration, kind, size, devices)) is not None:
+            return found
+        here = self._traced(kind, size)
+        return here if isinstance(here, str) else _by_ring(kind, here, self.devices, devices)
 
     def _timed_over(self, kind: str, size: float, devices: int, per_node: int) -> Cost | None:
         """What a calibration timed over several nodes with as many devices on each; None where it timed nothing such."""
@@ -218,9 +214,8 @@ class Costs:
         if not fits:
             return None
         ((count, only),) = fits.items()
-        found = _by_ring(
-            kind, replace(_calibrated(only, size), basis=f"calibrated on {layouts} devices"), count, devices
-        )
+        here = replace(_calibrated(only, size), basis=f"calibrated on {layouts} devices")
+        found = _by_ring(kind, here, count, devices)
         return None if isinstance(found, str) else found
 
     def _by_rate_between(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost | str:
@@ -247,30 +242,22 @@ class Costs:
     def _within_a_node(self, kind: str, size: float, devices: int) -> Cost | str:
         """Of a base over several nodes: what its calibration timed on one, at that count or carried to it."""
         level = None if self.every is None else self.every.on_nodes(1)
-        fits = (
-            [] if level is None else [one for one in level.fits if (one.collective, one.statistic) == (kind, "slowest")]
-        )
         if level is not None and (fit := find_fit(level, kind, devices)) is not None:
             return _calibrated(fit, size)
-        if not fits:
-            return (
-                f"{kind} was measured over several nodes, and {devices} devices of one were requested: run dpscope calibrate "
-                f"with --devices {devices}, or give --intra"
-            )
-        if len(fits) > 1:
-            return _carried(size, devices, fits)
-        return _by_ring(kind, _calibrated(fits[0], size), fits[0].devices, devices)
+        return _carried_from(level, kind, size, devices) or (
+            f"{kind} was measured over several nodes, and {devices} devices of one were requested: run dpscope calibrate "
+            f"with --devices {devices}, or give --intra"
+        )
 
     def _traced(self, kind: str, size: float) -> Cost | str:
         """A line through the base's own collectives of that kind; one size alone scales with its bytes."""
-        own = sorted((moved, time) for (name, moved), time in self.traced.items() if name == kind)
-        if not own:
+        times = sorted((moved, time) for (name, moved), time in self.traced.items() if name == kind)
+        if not times:
             return f"no {kind} was measured: run dpscope calibrate, or state the link with --intra or --inter"
-        words = f"transfers of the base on {counted(self.devices, 'device')}" + (
-            ", upper bounds" if self.traced_bounded else ""
-        )
+        bounds = ", upper bounds" if self.traced_bounded else ""
+        words = f"transfers of the base on {counted(self.devices, 'device')}{bounds}"
         exact = self.traced.get((kind, size))
-        latency, slope = _line(own)
+        latency, slope = _line(times)
         total = latency + slope * size if exact is None else exact
         spread = SPREADS[TRACED] * (2.0 if self.traced_bounded else 1.0)
         return Cost(min(latency, total), max(0.0, total - latency), TRACED, words, spread)
@@ -337,9 +324,7 @@ class Costs:
         level, where = self.calibration, "within a node" if one_node else "between nodes"
         if not between and not one_node and self.every is not None:
             level, where = self.every.on_nodes(1), "within a node"
-        fits = (
-            [] if level is None else [one for one in level.fits if (one.collective, one.statistic) == (kind, "slowest")]
-        )
+        fits = _fits(level, kind)
         if not fits:
             return 0.0, ", no latency known"
         fit = min(fits, key=lambda one: abs(one.devices - self.devices))
@@ -360,6 +345,20 @@ def _calibrated(fit: CollectiveFit, size: float) -> Cost:
     spread = SPREADS[CALIBRATED] if error is None else float(np.log1p(error))
     words = f"calibrated on {counted(fit.devices, 'device')}" + (", beyond its sizes" if fitted.extrapolated else "")
     return Cost(latency, fitted.time_us - latency, CALIBRATED, words, spread * (2.0 if fitted.extrapolated else 1.0))
+
+
+def _fits(calibration: Calibration | None, kind: str) -> list[CollectiveFit]:
+    """The fits of a kind, at any count, to the slowest rank's times."""
+    fits = () if calibration is None else calibration.fits
+    return [one for one in fits if (one.collective, one.statistic) == (kind, "slowest")]
+
+
+def _carried_from(calibration: Calibration | None, kind: str, size: float, devices: int) -> Cost | str | None:
+    """Carried from the counts that were calibrated, by the ring from one alone; None where none was."""
+    fits = _fits(calibration, kind)
+    if len(fits) > 1:
+        return _carried(size, devices, fits)
+    return _by_ring(kind, _calibrated(fits[0], size), fits[0].devices, devices) if fits else None
 
 
 def _carried(size: float, devices: int, fits: list[CollectiveFit]) -> Cost:

@@ -8,14 +8,13 @@ from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, Bucketing, buc
 from dpscope.analysis.what_if.replay.replay import Compute, Conditions, late_us
 from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, SHARES_THE_LINK, StepProfile
 from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs
+from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.analysis.what_if.step_model import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
 from dpscope.profiling.records.finding import counted
 
-_MOST_CARRIED = (
-    3.0  # by how much a run's own collectives may differ from their calibration before that is not carried on
-)
+_MOST_CARRIED = 3.0  # times by which a run's collectives may differ from their calibration, to be carried on
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,8 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     hook = scenario.hook or base.hook
     if hook not in HOOK_FACTORS:
         return f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})"
-    ends, sizes = base.buckets(profile, bucketing, hook, _buckets)
+    key = (id(profile), bucketing, hook)
+    ends, sizes = base.once(key, lambda: _buckets(base, profile, bucketing, hook))
     compute = compute_of(base, scenario)
     if isinstance(compute, str):
         return compute
@@ -134,21 +134,19 @@ def _as_in_the_run(
 ) -> list[Cost]:
     """Costs on the links that were measured: the base's own buckets as they were measured, others in proportion to these.
 
-    What the base's collectives took over what the same source says of them is carried on: common errors cancel.
+    What the base's collectives took over what the same source gives for them is carried on: common errors cancel.
     """
-    own = [one.cost_us for one in profile.buckets]
+    times = [one.cost_us for one in profile.buckets]
     measured = [one.bytes for one in profile.buckets]
-    if (
-        place == Place(base.devices, base.per_node)
-        and len(sizes) == len(measured)
-        and np.allclose(sizes, measured, rtol=1e-6)
-    ):
-        factors = [time / one.total_us if one.total_us > 0 else 1.0 for time, one in zip(own, costs_found, strict=True)]
+    same_buckets = len(sizes) == len(measured) and np.allclose(sizes, measured, rtol=1e-6)
+    if same_buckets and place == Place(base.devices, base.per_node):
+        pairs = zip(times, costs_found, strict=True)
+        factors = [time / one.total_us if one.total_us > 0 else 1.0 for time, one in pairs]
         costs_found = [replace(one, spread=0.0) for one in costs_found]  # as measured
     else:
         model = [costs.cost("all_reduce", size, base.devices, base.per_node) for size in measured]
         known = [one.total_us for one in model if isinstance(one, Cost)]
-        ratio = sum(own) / sum(known) if known and len(known) == len(own) and sum(known) > 0 else 1.0
+        ratio = sum(times) / sum(known) if known and len(known) == len(times) and sum(known) > 0 else 1.0
         factors = [ratio if 1 / _MOST_CARRIED <= ratio <= _MOST_CARRIED else 1.0] * len(costs_found)
     return [
         replace(one, latency_us=one.latency_us * factor, transfer_us=one.transfer_us * factor)
@@ -159,7 +157,7 @@ def _as_in_the_run(
 def _other_us(
     kind: str, size: float, measured_us: float, place: Place, scenario: Scenario, costs: Costs
 ) -> float | None:
-    """A broadcast of buffers, say: as modelled at the new place over as modelled at the old one; None where that is unknown."""
+    """A broadcast of buffers, for example: as modelled at the new place over as modelled at the old; None if unknown."""
     if place.devices == 1 or kind in scenario.free_kinds:
         return 0.0
     now = costs.cost(kind, size, place.devices, place.per_node, scenario.links)
@@ -172,11 +170,11 @@ def _other_us(
 
 def _later_us(base: Base, scenario: Scenario, place: Place) -> float:
     """By how much the last of the scenario's ranks is later than the last of the base's."""
+    late = base.lateness
     if scenario.jitter is not None:
         deviation = scenario.jitter * base.step_us
-        two = type(base.lateness)((0.0, 0.0), (-deviation, deviation))
-        return two.latest_us(place.devices) - base.lateness.latest_us(base.devices)
-    return base.lateness.latest_us(place.devices) - base.lateness.latest_us(base.devices)
+        late = Lateness((0.0, 0.0), (-deviation, deviation))
+    return late.latest_us(place.devices) - base.lateness.latest_us(base.devices)
 
 
 def uneven(base: Base, scenario: Scenario) -> str | None:
@@ -194,15 +192,8 @@ def uneven(base: Base, scenario: Scenario) -> str | None:
 
 
 def passes_of(base: Base, scenario: Scenario) -> int:
-    """How many times all the micro-batches of the base's own trace are run; see `uneven`."""
+    """How many times all the micro-batches of the base's trace are run; see `uneven`."""
     return (scenario.accumulate or base.accumulate) // base.accumulate
-
-
-def micro_batch(base: Base, scenario: Scenario) -> int | None:
-    """Samples of one forward pass per device."""
-    if scenario.batch_size is None:
-        return base.batch_size // base.accumulate if base.batch_size else None
-    return scenario.batch_size // (scenario.accumulate or base.accumulate)
 
 
 def step_batch(base: Base, scenario: Scenario) -> int | None:
@@ -221,48 +212,43 @@ def compute_of(base: Base, scenario: Scenario) -> Compute | str:
         return by_bound
     factor: float | str = 1.0
     if scenario.batch_size is not None:
-        wanted, own = micro_batch(base, scenario), micro_batch(base, Scenario())
-        if own is None or wanted is None:
+        if not base.batch_size:
             return "the base's batch is not known: give --base-batch-size"
-        factor = _samples_factor(base, wanted, own)
+        wanted = scenario.batch_size // (scenario.accumulate or base.accumulate)
+        factor = _samples_factor(base, wanted, base.batch_size // base.accumulate)
     if isinstance(factor, str):
         return factor
-    return Compute(
-        by_samples=factor,
-        device=base.traced.device / scenario.faster,
-        host=scenario.host_factor * base.traced.host,
-        by_bound=by_bound,
-    )
+    device, host = base.traced.device / scenario.faster, scenario.host_factor * base.traced.host
+    return Compute(factor, device, host, by_bound)
 
 
 def _by_bound(base: Base, scenario: Scenario) -> tuple[float, ...] | str:
-    """What kernels take on the asked GPU over what they take on the base's, by what bounds them; or why that is not known."""
-    asked = scenario.gpu
-    if asked is None:
+    """What kernels take on the requested GPU over what they take on the base's, by what bounds them; or why it is not known."""
+    requested = scenario.gpu
+    if requested is None:
         return ()
+    what = requested.title
     if not all(profile.on_device for profile in base.profiles):
-        return f"the base computed on a CPU, so its times are no evidence for {asked.title}: trace it on a GPU"
+        return f"the base computed on a CPU, so its times are no evidence for {what}: trace it on a GPU"
     if base.device_name is None:
-        return (
-            f"the traces do not name the base's GPU, so what {asked.title} changes is not known: give --faster a factor"
-        )
-    own = gpu_speed(base.device_name)
-    if own is None:
+        return f"the traces do not name the base's GPU, so what {what} changes is not known: give --faster a factor"
+    measured = gpu_speed(base.device_name)
+    if measured is None:
         return f"no specification of the base's {base.device_name} is known here: give --faster a factor, such as 1.7"
-    return tuple(own.rate(bound) / asked.rate(bound) for bound in BOUNDS)
+    return tuple(measured.rate(bound) / requested.rate(bound) for bound in BOUNDS)
 
 
-def _samples_factor(base: Base, wanted: int, own: int) -> float | str:
-    """How many times as long the works take that samples make longer, from `own` to `wanted` samples a pass.
+def _samples_factor(base: Base, wanted: int, measured: int) -> float | str:
+    """How many times as long the works take that samples make longer, from `measured` to `wanted` samples a pass.
 
     By t_1 at both, less what no batch changes (the optimizer); by the samples if fewer than two batches of one device are known.
     """
-    if wanted == own:
+    if wanted == measured:
         return 1.0
     batches = sorted(base.single_us)
     single = SingleDevice(np.array(batches, dtype=float), np.array([base.single_us[one] for one in batches]))
-    before = single.at(own) if len(batches) > 1 else None
-    known = batches if before is not None else [own]
+    before = single.at(measured) if len(batches) > 1 else None
+    known = batches if before is not None else [measured]
     if not known[0] / BATCH_REACH <= wanted <= known[-1] * BATCH_REACH:
         basis = "one device was" if before is not None else "the base was"
         return (
@@ -270,18 +256,12 @@ def _samples_factor(base: Base, wanted: int, own: int) -> float | str:
             f"({', '.join(map(str, known))}): {BATCH_REACH:g} times beyond at most"
         )
     if before is None:
-        return wanted / own
-    after, fixed = single.at(wanted), _fixed_us(base)
+        return wanted / measured
+    fixed_us = [one.works.device_us[~one.works.by_samples].sum() for one in base.profiles]  # such as the optimizer
+    after, fixed = single.at(wanted), base.traced.device * float(np.mean(fixed_us))
     if after is None or min(after, before) <= fixed:
         return (
-            f"one device's steps at {own} and {counted(wanted, 'sample')} a pass are not longer than what no batch changes, "
-            f"{fixed / 1e3:.3g} ms: what a sample costs is not known"
+            f"one device's steps at {measured} and {counted(wanted, 'sample')} a pass are not longer than what no batch "
+            f"changes, {fixed / 1e3:.3g} ms: what a sample costs is not known"
         )
     return (after - fixed) / (before - fixed)
-
-
-def _fixed_us(base: Base) -> float:
-    """What of a step no batch makes longer, such as the optimizer: mean of the profiles, on the base's device."""
-    return base.traced.device * float(
-        np.mean([one.works.device_us[~one.works.by_samples].sum() for one in base.profiles])
-    )

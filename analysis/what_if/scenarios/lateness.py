@@ -80,16 +80,16 @@ def _normal_maximum(ranks: int) -> float:
     return float(expected_maximum(np.array([float(ranks)]))[0])
 
 
-def expected_latest(samples_us: Sequence[float], ranks: int, own_tail: bool) -> float:
+def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> float:
     """The expected maximum of so many independent draws, by the samples' own quantiles and tail, else by a normal one.
 
-    >>> round(expected_latest([-1.0, 1.0], 2, own_tail=False), 3)  # a standard deviation of 1, normal: two draws, 0.59
+    >>> round(expected_latest([-1.0, 1.0], 2, fit_tail=False), 3)  # a standard deviation of 1, normal: two draws, 0.59
     0.589
     """
     values = np.sort(np.asarray(samples_us, dtype=float))
     if len(values) < 2:
         return 0.0
-    if not own_tail:
+    if not fit_tail:
         return float(values.std()) * _normal_maximum(ranks)
     # the quantile function over levels u, weighted with the density N u^(N-1) of the largest level: levels v = u^N are uniform
     levels = ((np.arange(_GRID) + 0.5) / _GRID) ** (1.0 / ranks)

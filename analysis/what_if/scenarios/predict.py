@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, not_reproduced
 from dpscope.analysis.what_if.replay.replay import (
     AS_IT_WAS,
     MOST_OFF,
+    Compute,
     Prepared,
     Replayed,
     StepParts,
@@ -19,10 +21,9 @@ from dpscope.analysis.what_if.replay.replay import (
     replay,
     silent,
 )
-from dpscope.analysis.what_if.replay.step_profile import StepProfile
+from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, StepProfile
 from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR, Parts, half_band, replay_parts
-from dpscope.analysis.what_if.scenarios.collective_costs import Costs
-from dpscope.analysis.what_if.scenarios.dp import data_parallel
+from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs
 from dpscope.analysis.what_if.scenarios.inputs import (
     Inputs,
     Place,
@@ -46,6 +47,8 @@ _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's
 _IMPOSSIBLE = 0.97  # a step on several devices below this share of one device's is no data-parallel training of it
 _NAMED = 0.05  # of the exposed time, from which on a part of it is named
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
+_CHUNK_BYTES = 10 * 1024 * 1024  # of nn.DataParallel: torch/nn/parallel/comm.py
+_ONE_HOST_BOUND = 0.3  # of the step: from there on N replicas' launches on one interpreter take N times as long
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
 
 def refusal(base: Base, scenario: Scenario) -> str | None:
     """Why nothing is predicted; None where it can be."""
-    if (why := base.refused(_base_refusal)) is not None:
+    if (why := base.once("refusal", lambda: _base_refusal(base))) is not None:
         return why
     if (why := uneven(base, scenario)) is not None:
         return why
@@ -101,10 +104,8 @@ def _base_refusal(base: Base) -> str | None:
         off = base_error(base.prepared(profile, AS_IT_WAS))
         if abs(off) > MOST_OFF:
             return f"the replay of the base is {100 * off:+.1f}% off its measured step: something in its trace is not modelled"
-    if foreign := sorted(base.kinds & _OTHERS):
-        return (
-            f"the job runs {' and '.join(foreign)} in addition to DDP's all-reduces: it is not plain data parallelism"
-        )
+    if foreign := " and ".join(sorted(base.kinds & _OTHERS)):
+        return f"the job runs {foreign} in addition to DDP's all-reduces: it is not plain data parallelism"
     if base.devices > 1 and not any(profile.buckets for profile in base.profiles):
         return (
             "the trace of the base shows no all-reduce of gradients: communication was not recorded, or this is no DDP"
@@ -128,21 +129,24 @@ def _base_refusal(base: Base) -> str | None:
 
 def _host_share(base: Base) -> float:
     """The share of the base's step that a host without any cost would save."""
-    return (
-        max(_host_gap_us(base.prepared(one, AS_IT_WAS)) / one.step_us for one in base.profiles if one.on_device)
-        if any(one.on_device for one in base.profiles)
-        else 0.0
-    )
+    on_device = [one for one in base.profiles if one.on_device]
+    return base.once("host share", lambda: max((_host_gap_us(one) / one.step_us for one in on_device), default=0.0))
+
+
+def _host_gap_us(profile: StepProfile) -> float:
+    """What a host without any cost would save of the step without communication."""
+    return _alone(profile, AS_IT_WAS).step_us - _alone(profile, Compute(host=0.0)).step_us
+
+
+def _alone(profile: StepProfile, compute: Compute, passes: int = 1) -> Replayed:
+    """The step without any collective."""
+    return replay(Prepared(profile, compute), replace(silent(profile), passes=passes))
 
 
 def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered | str:
     """The scenario replayed on one profile."""
     if traits_of(scenario.strategy or "").peer_copies:
-        made = data_parallel(base, profile, scenario, costs, place_of(base, scenario).devices)
-        if isinstance(made, str):
-            return made
-        changes, of_costs = StepParts(compute=made.compute_change_us), {"costs": (made.spread, made.spread)}
-        return Answered(made.step_us, made.communication_us, changes, of_costs, made.rests_on)
+        return _data_parallel(base, profile, scenario, costs)
     inputs = inputs_of(base, profile, scenario, costs)
     if isinstance(inputs, str):
         return inputs
@@ -173,13 +177,51 @@ def _remains_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str,
     return {name: us for name, us in saved.items() if us > _NAMED * then.exposed_us}
 
 
-def _host_gap_us(prepared: Prepared) -> float:
-    """What a host without any cost would save of the step without communication; computed once."""
-    if ("host",) not in prepared.kept:
-        alone = silent(prepared.profile)
-        free = Prepared(prepared.profile, replace(prepared.compute, host=0.0))
-        prepared.kept[("host",)] = replay(prepared, alone).step_us - replay(free, alone).step_us
-    return prepared.kept[("host",)]
+def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered | str:
+    """`nn.DataParallel` in place of DDP: nothing overlaps, one process drives every device, and copies are by their formula.
+
+    Broadcast of parameters and buffers before forward, reduce of gradients after backward, in chunks of 10 MiB, in every
+    micro-batch, as it has no `no_sync`; the optimizer on one device. Source: torch/nn/parallel/replicate.py and comm.py, as in
+    `dp_transfer_us`.
+    """
+    place, compute, passes = place_of(base, scenario), compute_of(base, scenario), passes_of(base, scenario)
+    if place.nodes > 1:
+        return f"DataParallel is one process, on one node: it cannot drive {place.devices} devices of several"
+    if isinstance(compute, str):
+        return compute
+    parameters = profile.gradients.total_bytes
+    if profile.gradients.known == INTERPOLATED:
+        parameters /= HOOK_FACTORS.get(base.hook, 1.0)
+    broadcast = _moved("broadcast", parameters + base.buffer_bytes, place.devices, costs, scenario)
+    reduced = _moved("reduce", parameters, place.devices, costs, scenario)
+    if isinstance(broadcast, str) or isinstance(reduced, str):
+        return f"DataParallel: {broadcast if isinstance(broadcast, str) else reduced}"
+    total = (broadcast.total_us + reduced.total_us) * passes * base.accumulate
+    now = base.replayed(profile)
+    then = _alone(profile, compute, passes)
+    free = _alone(profile, replace(compute, host=0.0), passes)
+    if then.step_us - free.step_us > _ONE_HOST_BOUND * then.step_us:
+        then = _alone(profile, replace(compute, host=compute.host * place.devices), passes)
+    step = base.step_us + then.step_us - now.step_us + total
+    spread = broadcast.spread * total / step + 0.1
+    return Answered(
+        step_us=step,
+        exposed_us=total,
+        changes=StepParts(compute=then.parts.compute - now.parts.compute),
+        parts={"costs": (spread, spread)},
+        basis=(f"DataParallel by its formula; {broadcast.basis}",),
+    )
+
+
+def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenario) -> Cost | str:
+    """All chunks of one kind, one after another."""
+    whole, rest = divmod(size, _CHUNK_BYTES)
+    chunk = costs.cost(kind, float(_CHUNK_BYTES), devices, devices, scenario.links)
+    last = costs.cost(kind, max(rest, 1.0), devices, devices, scenario.links)
+    if isinstance(chunk, str) or isinstance(last, str):
+        return chunk if isinstance(chunk, str) else last
+    latency = whole * chunk.latency_us + last.latency_us
+    return replace(chunk, latency_us=latency, transfer_us=whole * chunk.transfer_us + last.transfer_us)
 
 
 def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[Answered], place: Place) -> Prediction:
@@ -252,14 +294,11 @@ def _without_others(base: Base, scenario: Scenario) -> float | None:
     compute = compute_of(base, scenario)
     if isinstance(compute, str) or uneven(base, scenario) is not None:
         return None
-    passes, found = passes_of(base, scenario), []
-    for profile in base.profiles:
-        prepared = base.prepared(profile, compute)
-        key = ("alone", passes)
-        if key not in prepared.kept:
-            prepared.kept[key] = replay(prepared, replace(silent(profile), passes=passes)).step_us
-        found.append(base.step_us + prepared.kept[key] - base.replayed(profile).step_us)
-    return float(np.mean(found))
+    passes, steps_us = passes_of(base, scenario), []
+    for one in base.profiles:
+        then = base.once(("alone", id(one), compute, passes), partial(_alone, one, compute, passes))
+        steps_us.append(base.step_us + then.step_us - base.replayed(one).step_us)
+    return float(np.mean(steps_us))
 
 
 def _alone_rests_on(base: Base, scenario: Scenario) -> str:

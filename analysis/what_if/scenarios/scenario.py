@@ -1,7 +1,8 @@
 """A scenario and the base from which it is predicted: plain data, no torch. Microseconds, bytes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.replay.buckets import Bucketing
@@ -11,9 +12,7 @@ from dpscope.analysis.what_if.scenarios.collective_costs import Links
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.profiling.machine.gpu_speed import GpuSpeed
 
-Buckets = tuple[tuple[int, ...], list[float]]
-"""The last gradient of each bucket, and the bytes that each sends."""
-MadeBuckets = Callable[["Base", StepProfile, Bucketing, str], Buckets]
+_Result = TypeVar("_Result")
 DEFAULT_BUCKET = "default"
 AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS = Links(), Bucketing(), Lateness()
 
@@ -53,8 +52,8 @@ class Base:
     """A measured cell, or a foreign trace: its replayed steps and what was measured of it.
 
     `step_us` is the untraced step where known, `ledger` where it goes, `spread` half a 90% band of it in logarithms, by its
-    repeats. `single_us` is t_1 by batch per device. `own_error` is half a 90% band of the method on this run's other cells, None
-    if there is none.
+    repeats. `single_us` is t_1 by batch per device. `method_error` is half a 90% band of the method on this run's other cells,
+    None if there is none.
     """
 
     name: str
@@ -78,51 +77,39 @@ class Base:
     gamma: float = 0.0  # what computing loses per time that a collective runs next to it
     gamma_band: tuple[float, float] = (0.0, 0.0)  # what it may be
     contention: str = ""  # what gamma rests on; empty where it is assumed
-    traced: Compute = (
-        AS_IT_WAS  # by what the trace's times are scaled, so that the replay is as long as the untraced step
-    )
+    # by what the trace's times are scaled, so that the replay is as long as the untraced step
+    traced: Compute = AS_IT_WAS
     slowdown: float = SHARES_THE_LINK  # how many times as long each of two collectives in flight takes
     slowdown_band: tuple[float, float] = (SHARES_THE_LINK, SHARES_THE_LINK)  # what it may be
     slowdown_measured: bool = False  # of whole calls; else assumed, of their bytes
     lacks: tuple[str, ...] = ()
     device_name: str | None = None  # of the GPU that computed; None where the traces name none
     host_cores: int | None = None  # of a host whose processes compute on its cores; None where devices compute
+    _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    _prepared: dict[tuple[int, Compute], Prepared] = field(default_factory=dict, init=False, compare=False, repr=False)
-    _buckets: dict[tuple[int, Bucketing, str], Buckets] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
-    _refused: list[str | None] = field(default_factory=list, init=False, compare=False, repr=False)
-    _replayed: dict[tuple[int, float], Replayed] = field(default_factory=dict, init=False, compare=False, repr=False)
+    def once(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
+        """The result of `make`, computed once for each key: many scenarios share it.
+
+        A profile is named by its id in a key: the base holds its profiles, so that no other has the same one.
+        """
+        if key not in self._kept:
+            self._kept[key] = make()
+        result: _Result = self._kept[key]
+        return result
 
     def prepared(self, profile: StepProfile, compute: Compute) -> Prepared:
-        """One of the profiles under a compute scale, made once: many scenarios share it."""
-        key = (id(profile), compute)  # the base holds its profiles, so that no other has the same id
-        if key not in self._prepared:
-            self._prepared[key] = Prepared(profile, compute)
-        return self._prepared[key]
+        """One of the profiles under a compute scale."""
+        return self.once((id(profile), compute), lambda: Prepared(profile, compute))
 
     def replayed(self, profile: StepProfile, gamma: float | None = None) -> Replayed:
-        """One of the profiles replayed as it was measured, once; under another `gamma` where it is given."""
-        gamma = self.gamma if gamma is None else gamma
-        key = (id(profile), gamma)
-        if key not in self._replayed:
-            alike = replace(measured_conditions(profile), gamma=gamma, slowdown=self.slowdown)
-            self._replayed[key] = replay(self.prepared(profile, self.traced), alike)  # so that contention cancels
-        return self._replayed[key]
+        """One of the profiles replayed as it was measured; under another `gamma` where it is given."""
+        by = self.gamma if gamma is None else gamma
 
-    def buckets(self, profile: StepProfile, bucketing: Bucketing, hook: str, made: "MadeBuckets") -> Buckets:
-        """Ends and bytes of a profile's buckets, worked out once for each rule and hook."""
-        key = (id(profile), bucketing, hook)
-        if key not in self._buckets:
-            self._buckets[key] = made(self, profile, bucketing, hook)
-        return self._buckets[key]
+        def as_measured() -> Replayed:
+            alike = replace(measured_conditions(profile), gamma=by, slowdown=self.slowdown)  # contention cancels
+            return replay(self.prepared(profile, self.traced), alike)
 
-    def refused(self, why: "Callable[[Base], str | None]") -> str | None:
-        """The result of `why` for this base, computed once."""
-        if not self._refused:
-            self._refused.append(why(self))
-        return self._refused[0]
+        return self.once((id(profile), by), as_measured)
 
     @property
     def largest_count(self) -> int:
