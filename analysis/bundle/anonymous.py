@@ -1,7 +1,7 @@
-"""Names of hosts, users and networks in what is given to strangers, replaced by numbers. Imports no torch.
+"""Replaces names of hosts, users and networks by numbers in files that are given to others.
 
-Host names go wherever they stand as a word of their own; a user's name only where it is part of a path, since words such as
-`root` mean something else everywhere. The same name always gets the same number, so that two hosts stay two hosts.
+Host names are replaced wherever they occur as separate words; user names only in paths, since words such as `root` have other
+meanings elsewhere. A name always gets the same number, so that different hosts remain distinguishable.
 """
 
 import getpass
@@ -19,33 +19,21 @@ _ADDRESS = re.compile(
 )
 _LOCAL = frozenset({"localhost", "localhost.localdomain"})
 _HOST_KEYS = ("hostname", "host", "host_name")
-# A host of such a name is replaced where a field tells the host, and stays where the word may mean what it says.
+# Hosts with these names are replaced only in fields for host names, since elsewhere the words may have their usual meaning.
 _USUAL_WORDS = frozenset(
     (
         *STRATEGIES,
-        *(
-            "cpu",
-            "gpu",
-            "cuda",
-            "nccl",
-            "gloo",
-            "train",
-            "test",
-            "node",
-            "model",
-            "data",
-            "linux",
-        ),
-        *("host", "none", "on", "off", "weak", "strong", "default", "ok", "failed"),
+        *("cpu", "gpu", "cuda", "nccl", "gloo", "train", "test", "node", "model", "data", "linux", "host"),
+        *("none", "on", "off", "weak", "strong", "default", "ok", "failed"),
     )
 )
 
 
 class Anonymizer:
-    """Replaces the names of these hosts, and what else tells who and where: homes, network addresses, folders."""
+    """Replaces the names of these hosts, home folders, network addresses and the paths of folders."""
 
     def __init__(self, hosts: Iterable[str], folders: Iterable[Path] = ()) -> None:
-        """`hosts` as they were recorded, the machine's own not among them; `folders` are told as their last name alone."""
+        """`hosts` are recorded host names (this machine's is added); paths of `folders` are reduced to their last part."""
         self._hosts: dict[str, str] = {}
         for host in (*hosts, socket.gethostname()):
             self._add(host)
@@ -71,7 +59,7 @@ class Anonymizer:
         return list(self._hosts)
 
     def text(self, text: str) -> str:
-        """The text without these names."""
+        """The text with these names replaced."""
         for folder in self._folders:
             text = text.replace(folder, Path(folder).name)
         text = _HOME.sub(self._home, text)
@@ -81,7 +69,7 @@ class Anonymizer:
         return text if self._any_host is None else self._any_host.sub(lambda found: self._hosts[found[0]], text)
 
     def value(self, value: object) -> object:
-        """Plain data with every string replaced so; keys stay."""
+        """Plain data with names replaced in every string except keys."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -106,9 +94,9 @@ class Anonymizer:
 
 
 def _as_word(host: str) -> str:
-    """The expression for a host's name that stands alone, or in a file's name as tracers write it: gpu07_4711.pt.trace.json.
+    """A pattern for a host's name as a separate word, or in a tracer's file name such as gpu07_4711.pt.trace.json.
 
-    A name with a digit in it is hardly part of another word, so that an underscore ends it; one without may be.
+    An underscore ends a name that contains a digit, since it is unlikely to be part of another word.
     """
     if any(map(str.isdigit, host)):
         return rf"(?<![A-Za-z0-9.-]){re.escape(host)}(?![A-Za-z0-9-])"
@@ -116,9 +104,9 @@ def _as_word(host: str) -> str:
 
 
 def _user() -> str | None:
-    """The user's name, None where it is not known or tells nobody."""
+    """The user's name; None if it is unknown or does not identify a person."""
     try:
         name = getpass.getuser()
-    except (OSError, KeyError):  # a user without an entry, as in containers
+    except (OSError, KeyError):  # a user without an entry in the database, as in containers
         return None
     return None if name in ("root", "user", "ubuntu", "nobody") else name

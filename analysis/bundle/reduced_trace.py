@@ -1,7 +1,7 @@
-"""A trace with nothing but what dpscope reads of it: every measure stays the same to the last digit.
+"""Reduces a trace to what dpscope reads, so that every measure stays exactly the same.
 
-Left out are events of other categories (Python functions, flows), arguments that are not read (stacks, addresses), and fields
-of the header beside rank, group, host, devices and the clock's base.
+It omits events of other categories (Python functions, flows), arguments that are not read (stacks, addresses), and all header
+fields except rank, group, host, devices and the clock's base.
 """
 
 import gzip
@@ -30,9 +30,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def reduce_trace(source: Path, target: Path, rename: Callable[[str], str] = lambda text: text) -> None:
-    """Write `source`, a trace of one rank, to `target` (gzip) with what is read of it alone; text goes through `rename`.
+    """Write what is read of `source`, a trace of one rank, to `target` (gzip), with all text passed through `rename`.
 
-    Raises DpscopeError when the source cannot be read.
+    Raises DpscopeError if the source cannot be read.
     """
     with _json_lines(target) as write:
         write('{"traceEvents": [\n')
@@ -65,7 +65,7 @@ def _reduced(events: list[RawEvent]) -> Iterator[dict[str, Any]]:
 
 
 def _header(reading: Reading) -> Iterator[tuple[str, str]]:
-    """Fields of the header as JSON. Times were shortened by what the base now has more."""
+    """Fields of the header as JSON; the base includes what was subtracted from all times."""
     header = reading.header
     info = {"backend": header.backend, "rank": header.rank, "world_size": header.world_size}
     yield "distributedInfo", json.dumps({key: value for key, value in info.items() if value is not None})

@@ -1,22 +1,121 @@
-"""`dpscope bundle`: a run in one file that may be given to strangers. Small enough to mail, without names of hosts and users."""
+"""`dpscope bundle`: a run in one file that is small enough to mail and contains no names of hosts and users."""
 
+import json
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
-from dpscope.analysis.bundle.members import Member, note_members, repeats_with_traces, run_members, trace_members
+from dpscope.analysis.bundle.reduced_trace import reduce_trace
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import atomic_path
-from dpscope.profiling.store.folders import CELLS_NAME, RepeatFolder, RunFolder
+from dpscope.profiling.store.files import atomic_path, natural_order
+from dpscope.profiling.store.folders import (
+    CALIBRATION_NAME,
+    CELLS_NAME,
+    MANIFEST_NAME,
+    TRACE_SUFFIX,
+    RepeatFolder,
+    RunFolder,
+)
 from dpscope.profiling.store.ownership import BUNDLE_MARK, check_overwritable
+from dpscope.profiling.store.training_folders import TRAIN_LOG_NAME, TRAIN_MANIFEST_NAME, TRAININGS_NAME
+
+LOG_LINES = 200  # last lines of each log
+NOTES_FOLDER = "bundle"  # next to the run's files
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of a bundle."""
+
+    name: str  # path in the run folder
+    kind: str  # description in the listing
+    content: bytes
+
+
+def run_members(run: Path, names: Anonymizer) -> Iterator[Member]:
+    """A run's files except its traces: settings, results, samples, counters, calibration, the ends of logs.
+
+    Raises DpscopeError for invalid JSON, which cannot be made anonymous.
+    """
+    for name in (MANIFEST_NAME, CALIBRATION_NAME, TRAIN_MANIFEST_NAME, TRAIN_LOG_NAME):
+        if (run / name).is_file():
+            yield Member(name, "settings, environment, calibration", _anonymous_json(run / name, names))
+    for path in sorted(_files(run), key=natural_order):
+        name = path.relative_to(run).as_posix()
+        if path.name == "log.txt":
+            yield Member(name, f"last {counted(LOG_LINES, 'line')} of each log", _log_end(path, names))
+        elif path.suffix == ".json":
+            yield Member(name, "results and counters of each process", _anonymous_json(path, names))
+        elif path.name.startswith("samples_") and path.suffix == ".parquet":
+            yield Member(name, "times of every step (numbers only)", path.read_bytes())
+
+
+def _files(run: Path) -> Iterator[Path]:
+    for folder in (run / CELLS_NAME, run / TRAININGS_NAME):
+        yield from (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _anonymous_json(path: Path, names: Anonymizer) -> bytes:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DpscopeError(f"{path} is not JSON: {error}; remove it from the run, or measure its cell again") from error
+    return plain_json(names.value(value))
+
+
+def plain_json(value: object) -> bytes:
+    """Plain data as indented JSON."""
+    return json.dumps(value, indent=1).encode() + b"\n"
+
+
+def _log_end(path: Path, names: Anonymizer) -> bytes:
+    lines = path.read_text(errors="replace").splitlines()
+    kept = lines[-LOG_LINES:]
+    left_out = (
+        [f"[{counted(len(lines) - len(kept), 'line')} before these are not in the bundle]"]
+        if len(kept) < len(lines)
+        else []
+    )
+    return names.text("\n".join([*left_out, *kept])).encode() + b"\n"
+
+
+def note_members(names: Anonymizer, findings: list[Finding], notes: Mapping[str, object]) -> Iterator[Member]:
+    """The findings about the run and the notes (such as the machine's current state), each as a JSON file."""
+    content = [
+        {"code": str(one.code), "severity": one.severity, "message": names.text(one.message)} for one in findings
+    ]
+    yield Member(f"{NOTES_FOLDER}/findings.json", "findings", plain_json(content))
+    for name, value in notes.items():
+        yield Member(f"{NOTES_FOLDER}/{name}.json", "the current state of this machine", plain_json(names.value(value)))
+
+
+def repeats_with_traces(run: Path) -> list[RepeatFolder]:
+    """Repeats that hold traces: the first repeat of every cell, then the second of every cell, and so on."""
+    found = [RepeatFolder(path) for path in (run / CELLS_NAME).glob("*/repeat*") if RepeatFolder(path).traces()]
+    return sorted(found, key=lambda one: (natural_order(Path(one.path.name)), natural_order(one.path)))
+
+
+def trace_members(run: Path, paths: Iterable[Path], names: Anonymizer, scratch: Path) -> list[Member]:
+    """These traces, reduced; an unreadable one becomes an empty file, which readers report again."""
+    members = []
+    for path in paths:
+        target = scratch / f"reduced{TRACE_SUFFIX}"
+        try:
+            reduce_trace(path, target, names.text)
+            content = target.read_bytes()
+        except DpscopeError:
+            content = b""
+        members.append(Member(path.relative_to(run).as_posix(), "traces, reduced to what dpscope reads", content))
+    return members
+
 
 MOST_BYTES = 16 << 20
 _LEVEL = 9
@@ -25,28 +124,28 @@ _ENTRY_BYTES = 300  # of the archive, for each file
 
 @dataclass(frozen=True)
 class Bundle:
-    """What will be written, and what had no room."""
+    """The content of a bundle, and the traces that did not fit."""
 
-    name: str  # of the folder that unpacking gives
+    name: str  # of the folder in the archive
     members: tuple[Member, ...]
-    in_part: tuple[str, ...]  # repeats of which the first rank's trace alone is in it
-    left_out: tuple[str, ...]  # repeats whose traces are not in it
+    in_part: tuple[str, ...]  # repeats of which only the first rank's trace fits
+    left_out: tuple[str, ...]  # repeats of which no trace fits
 
     def listing(self) -> TextTable:
-        """What the bundle holds: a row for each kind of file."""
+        """A row for each kind of file in the bundle."""
         kinds = dict.fromkeys(member.kind for member in self.members)
         rows = []
         for kind in kinds:
             of_kind = [member for member in self.members if member.kind == kind]
             rows.append((kind, str(len(of_kind)), f"{sum(len(member.content) for member in of_kind) / 1e3:,.1f}"))
         notes = [
-            "Names of hosts and users, network addresses and folders are replaced by numbers; GPUs keep their names and UUIDs, "
-            "models and settings theirs."
+            "Names of hosts and users, network addresses and folders are replaced by numbers; names and UUIDs of GPUs, models "
+            "and settings are kept."
         ]
         if self.in_part:
-            notes.append(f"Room for the first rank's trace alone of {_counted(self.in_part)}.")
+            notes.append(f"Only the first rank's trace fits for {_counted(self.in_part)}.")
         if self.left_out:
-            notes.append(f"No room for the traces of {_counted(self.left_out)}.")
+            notes.append(f"No trace fits for {_counted(self.left_out)}.")
         return TextTable(f"What {self.name} holds", ("what", "files", "size [kB]"), tuple(rows), notes=tuple(notes))
 
 
@@ -57,17 +156,17 @@ def collect(
     most_bytes: int = MOST_BYTES,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Bundle:
-    """Everything of a run that goes into its bundle, in at most `most_bytes`.
+    """The bundle of a run, with at most `most_bytes`.
 
-    Traces are taken a repeat at a time, the first of every cell before the second of any, while they fit. `notes` are plain
-    data by the name of the file they become. Raises DpscopeError for a folder that is no run, or too large without any trace.
+    Traces are added by repeat while they fit, the first repeat of every cell before any second. `notes` are plain data by file
+    name. Raises DpscopeError for a folder that is not a run, and for a run that is too large even without traces.
     """
     names = Anonymizer(_hosts(run), (run, Path.cwd()))
     members = [*run_members(run, names), *note_members(names, list(findings), notes)]
     size = sum(_packed_size(member) for member in members)
     if size > most_bytes:
         raise DpscopeError(
-            f"{run} has {size / 1e6:.1f} MB of results beside its traces, more than the {most_bytes / 1e6:.1f} MB of a bundle; "
+            f"{run} has {size / 1e6:.1f} MB of results without its traces, more than the {most_bytes / 1e6:.1f} MB of a bundle; "
             "bundle a run of fewer cells"
         )
     traces = _Traces(run, names, most_bytes - size)
@@ -81,7 +180,7 @@ def collect(
 
 
 class _Traces:
-    """Traces, a repeat at a time, while there is room: all of a repeat, else the first rank's, else none."""
+    """Adds traces by repeat while they fit: all traces of a repeat, else the first rank's, else none."""
 
     def __init__(self, run: Path, names: Anonymizer, room: int) -> None:
         self.taken: list[Member] = []
@@ -91,7 +190,7 @@ class _Traces:
         self._read_bytes = self._reduced_bytes = 0
 
     def take(self, repeat: RepeatFolder, scratch: Path) -> None:
-        """Take what there is room for."""
+        """Add the traces of a repeat that fit."""
         name = repeat.path.relative_to(self._run / CELLS_NAME).as_posix()
         whole = [*repeat.traces(), *repeat.counters_traces()]
         if not self._fits(whole, scratch):
@@ -100,7 +199,7 @@ class _Traces:
     def _fits(self, paths: list[Path], scratch: Path) -> bool:
         on_disk = sum(path.stat().st_size for path in paths)
         if self._read_bytes and on_disk * self._reduced_bytes / self._read_bytes > 2 * self._room:
-            return False  # not near: reading them would take its time for nothing
+            return False  # far too large: not worth reading
         members = trace_members(self._run, paths, self._names, scratch)
         size = sum(len(member.content) for member in members)
         self._read_bytes += on_disk
@@ -117,16 +216,16 @@ def _counted(repeats: tuple[str, ...]) -> str:
 
 
 def _hosts(run: Path) -> list[str]:
-    """The hosts that a run's files name."""
+    """The host names in a run's files."""
     folder = RunFolder(run)
     manifest = folder.manifest()
     hosts = [manifest.environment.hostname, *(host.hostname for host in manifest.hosts)]
     for path in folder.path.glob("cells/*/repeat*/rank_*_*.json"):
         try:
-            told = msgspec.json.decode(path.read_bytes(), type=_OfRank).environment
-        except msgspec.DecodeError:  # it is told where the file itself is taken
+            environment = msgspec.json.decode(path.read_bytes(), type=_OfRank).environment
+        except msgspec.DecodeError:  # reported when the file is added
             continue
-        hosts += [] if told is None else [told.hostname]
+        hosts += [] if environment is None else [environment.hostname]
     return hosts
 
 
@@ -143,7 +242,7 @@ def _packed_size(member: Member) -> int:
 
 
 def write(bundle: Bundle, path: Path) -> None:
-    """Write the bundle, whole or not at all; raises DpscopeError where something stands that is no bundle of dpscope's."""
+    """Write the bundle atomically; raises DpscopeError if `path` exists and is not a bundle of dpscope."""
     check_overwritable(path)
     with (
         atomic_path(path) as temporary,

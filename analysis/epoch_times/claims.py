@@ -24,19 +24,9 @@ from dpscope.profiling.records.strategies import traits_of
 CLAIM_COLUMNS = ("quantity", "method", "printed_value", "unit")
 """Required; study, run, strategy, batch_size and devices are optional."""
 UNIT_SIZES = {
-    "1": 1.0,
-    "%": 0.01,
-    "s": 1.0,
-    "ms": 1e-3,
-    "GiB": 2.0**30,
-    "GiB/s": 2.0**30,
-    "GB": 1e9,
-    "GB/s": 1e9,
-    "MB": 1e6,
-    "MB/s": 1e6,
-    "elements": 1.0,
-    "1e9 elements/s": 1e9,
-}
+    "1": 1.0, "%": 0.01, "s": 1.0, "ms": 1e-3, "GiB": 2.0**30, "GiB/s": 2.0**30, "GB": 1e9, "GB/s": 1e9, "MB": 1e6,
+    "MB/s": 1e6, "elements": 1.0, "1e9 elements/s": 1e9,
+}  # fmt: skip
 """One of each unit in base units: seconds, bytes, bytes per second, elements or a plain ratio."""
 
 
@@ -161,30 +151,18 @@ def last_printed_digit(printed: str) -> float:
 def _audit(setting: "ClaimSetting") -> AuditedClaim:
     claim = setting.claim
     reproduced, not_reproduced = _reproduce(setting)
-    sound: float | None
+    sound: float | None = None
     try:
         base, reason = _sound_value(setting, reproduced, not_reproduced)
         sound = base / UNIT_SIZES[claim.unit] if claim.unit in UNIT_SIZES else None
     except NotComputable as error:
-        sound, reason = None, str(error)
+        reason = str(error)
     verdict = "no_sound_value"
     if sound is not None:
         verdict = "holds" if claim_holds(claim, sound) else "does_not_hold"
-    audit = ClaimAudit(
-        study=claim.study,
-        run=claim.run,
-        quantity=claim.quantity,
-        method=claim.method,
-        batch_size=claim.batch_size,
-        devices=claim.devices,
-        printed_value=claim.printed_value,
-        unit=claim.unit,
-        reproduced=reproduced,
-        agreement="unknown" if reproduced is None else agreement(reproduced, claim.printed_value),
-        sound_value=sound,
-        verdict=verdict,
-        reason=reason,
-    )
+    digits = "unknown" if reproduced is None else agreement(reproduced, claim.printed_value)
+    setting_of_claim = (claim.study, claim.run, claim.quantity, claim.method, claim.batch_size, claim.devices)
+    audit = ClaimAudit(*setting_of_claim, claim.printed_value, claim.unit, reproduced, digits, sound, verdict, reason)
     return AuditedClaim(setting, audit, not_reproduced)
 
 
@@ -320,8 +298,7 @@ class ClaimSetting:
 
     @property
     def steps(self) -> int:
-        steps = steps_in_epoch(self.row)
-        if steps is None:
+        if (steps := steps_in_epoch(self.row)) is None:
             raise NotComputable("the table does not give the steps of an epoch")
         return steps
 

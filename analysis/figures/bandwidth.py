@@ -1,4 +1,4 @@
-"""Bus bandwidth by message size as the traces show it, over a calibration's fit, the ring's bound and the link's rate."""
+"""Bus bandwidth by message size in the traces, with the calibration's fit, the ring's bound and the link's rate."""
 
 import numpy as np
 import pandas as pd
@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.costs.calibration_fit import find_fit
-from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures.calibration import draw_models
 from dpscope.analysis.figures.colours import COLOURS
@@ -20,7 +19,7 @@ _LEAST_DECADES = 1.0  # an axis of one size is drawn this wide
 
 
 def bandwidths(run: RunData, sources: CostSources) -> Figure | None:
-    """A panel per collective and number of ranks that has matched transfers, the most bytes first; None without any."""
+    """A panel for each collective and number of ranks with matched transfers, the most bytes first; None without any."""
     transfers = matched_transfers(run)
     if transfers.empty:
         return None
@@ -70,17 +69,15 @@ def _panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: CostSo
     calibration = sources.calibrated(ranks)
     fit = find_fit(calibration, kind, ranks) if calibration is not None else None
     link = sources.link(ranks) or (calibration.links.get(ranks) if calibration is not None else None)
-    factor = bus_factor(str(own["moved_as"].iloc[0]), ranks)
-    assert factor is not None  # there is a bus bandwidth
     sizes_drawn = _size_range(own["bytes"].astype(float))
-    draw_models(axes, sizes_drawn, factor, fit, link)
+    draw_models(axes, sizes_drawn, str(own["moved_as"].iloc[0]), ranks, fit, link)
     axes.set_xlim(*sizes_drawn)
     bandwidth_axes(axes)
     axes.set_title(f"{kind}, {counted(ranks, 'rank')}", loc="left", fontsize=9)
 
 
 def _size_range(sizes: "pd.Series[float]") -> tuple[float, float]:
-    """Somewhat more than the sizes, so that a curve shows beside a single one."""
+    """A little more than the range of the sizes, so that a curve is visible next to a single one."""
     low, high = np.log10(float(sizes.min())), np.log10(float(sizes.max()))
     beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)
     return 10 ** (low - beyond), 10 ** (high + beyond)

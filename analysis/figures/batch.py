@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from dpscope.analysis.cells.columns import INTERVAL
 from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, new_figure
 from dpscope.analysis.runs.cell_data import CellData, knows_batch
@@ -21,7 +21,7 @@ Series = tuple[str, str, str]  # strategy, devices with their nodes, variant
 
 
 def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
-    """None for a run of one batch size."""
+    """Step time and throughput by batch; None for a run with one batch size."""
     series: dict[Series, list[CellData]] = {}
     for data in (one for one in run.cells.values() if knows_batch(one.cell)):
         if data.measured or ran_out_of_memory(data):
@@ -30,15 +30,14 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
     batches = sorted({data.cell.batch_size for cells in series.values() for data in cells})
     if len(batches) < 2:
         return None
-    table = comparison.table.set_index("cell")
-    unit = choose_unit("time", [float(value) for value in table["step_us"].dropna()])
+    unit = choose_unit("time", [row.step_us for row in comparison.rows.values()])
     figure, (left, right) = new_figure(8, columns=2)
     for index, (key, cells) in enumerate(series.items()):
         measured = sorted((data for data in cells if data.measured), key=lambda data: data.cell.batch_size)
-        names = [data.cell.name for data in measured]
-        _line(left, table.loc[names], ("step_us", *INTERVAL.of("step_us")), unit, key, index)
+        rows = [comparison.rows[data.cell.name] for data in measured]
+        _line(left, rows, ("step_us", *INTERVAL.of("step_us")), unit, key, index)
         rate = ("samples_per_s", *INTERVAL.of("samples_per_s"))
-        _line(right, table.loc[names], rate, Unit("", 1.0, 1), key, index)
+        _line(right, rows, rate, Unit("", 1.0, 1), key, index)
         full = sorted(data.cell.batch_size for data in cells if ran_out_of_memory(data))
         for axes in (left, right):
             _out_of_memory(axes, full, key, index)
@@ -58,7 +57,7 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
 
 
 def ran_out_of_memory(data: CellData) -> bool:
-    """Whether a repeat of the cell ended so."""
+    """Whether a repeat of the cell ran out of memory."""
     return any(result.status == "out_of_memory" for result in data.results)
 
 
@@ -72,15 +71,17 @@ def _style(key: Series, index: int) -> dict[str, Any]:
     }
 
 
-def _line(axes: Axes, rows: pd.DataFrame, columns: tuple[str, str, str], unit: Unit, key: Series, index: int) -> None:
-    value, low, high = (rows[name].astype("Float64").to_numpy(dtype=float, na_value=np.nan) for name in columns)
+def _line(
+    axes: Axes, rows: Sequence[CellRow], columns: tuple[str, str, str], unit: Unit, key: Series, index: int
+) -> None:
+    value, low, high = (np.array([row.number(name) for row in rows], dtype=float) for name in columns)
     spread = np.nan_to_num(np.stack((value - low, high - value)), nan=0.0).clip(min=0.0) / unit.divisor
-    batch = rows["batch_size"].to_numpy(dtype=float)
+    batch = np.array([row.batch_size for row in rows], dtype=float)
     axes.errorbar(batch, value / unit.divisor, yerr=spread, capsize=2, **_style(key, index))
 
 
 def _out_of_memory(axes: Axes, batches: Sequence[int], key: Series, index: int) -> None:
-    """A cross at the foot of the axes: no time was measured there."""
+    """A cross at the bottom of the axes, where no time was measured."""
     if not batches:
         return
     height = [0.04 + 0.05 * index] * len(batches)

@@ -1,14 +1,16 @@
 """The figure of a calibration: bus bandwidth by size, with the fit, the ring's bound and the link's specification."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
-from dpscope.analysis.costs.formulas import bus_factor, moved_as
+from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, moved_as, ring_hops, ring_us
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import STYLE, bandwidth_axes, literal
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit
@@ -59,14 +61,14 @@ def _machine(calibration: Calibration) -> str:
 def _panel(
     axes: Axes, points: list[CalibrationPoint], backend: str | None, fit: CollectiveFit | None, link: LinkRate | None
 ) -> None:
-    factor = bus_factor(moved_as(points[0].collective, backend), points[0].devices)
-    assert factor is not None
-    sizes = np.array([point.size_bytes for point in points], dtype=float)
-    times = [np.array(point.times_us) for point in points]
-    medians = sizes * factor / np.array([np.median(one) for one in times]) / 1e3
-    slowest, fastest = (sizes * factor / np.array([edge(one) for one in times]) / 1e3 for edge in (np.max, np.min))
+    kind, ranks = moved_as(points[0].collective, backend), points[0].devices
+    sizes_bytes = [point.size_bytes for point in points]
+    medians = _rates(kind, ranks, sizes_bytes, [float(np.median(point.times_us)) for point in points])
+    slowest, fastest = (
+        _rates(kind, ranks, sizes_bytes, [edge(point.times_us) for point in points]) for edge in (max, min)
+    )
     axes.errorbar(
-        sizes,
+        sizes_bytes,
         medians,
         yerr=[medians - slowest, fastest - medians],
         fmt="o",
@@ -75,23 +77,30 @@ def _panel(
         color=COLOURS["transfer"],
         label="measured (range)",
     )
-    draw_models(axes, (sizes.min(), sizes.max()), factor, fit, link)
+    draw_models(axes, (min(sizes_bytes), max(sizes_bytes)), kind, ranks, fit, link)
     bandwidth_axes(axes)
 
 
+def _rates(kind: str, ranks: int, sizes_bytes: Sequence[float], times_us: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Bus bandwidths in 1e9 B/s."""
+    rates = [bus_gb_per_s(kind, size, ranks, us) for size, us in zip(sizes_bytes, times_us, strict=True)]
+    return np.array(rates, dtype=float)
+
+
 def draw_models(
-    axes: Axes, sizes: tuple[float, float], factor: float, fit: CollectiveFit | None, link: LinkRate | None
+    axes: Axes, sizes: tuple[float, float], kind: str, ranks: int, fit: CollectiveFit | None, link: LinkRate | None
 ) -> None:
     """Bus bandwidth between two sizes by a fit, by the ring at the link's rate, and the link's rate itself."""
     if fit is not None:
-        curve = np.geomspace(*sizes, _CURVE_POINTS)
-        fitted = np.array([predict_us(fit, size).time_us for size in curve])
-        axes.plot(curve, curve * factor / fitted / 1e3, label="calibration's fit", **_CURVE)
+        curve = np.geomspace(*sizes, _CURVE_POINTS).tolist()
+        fitted = _rates(kind, ranks, curve, [predict_us(fit, size).time_us for size in curve])
+        axes.plot(curve, fitted, label="calibration's fit", **_CURVE)
         for piece in fit.pieces[1:]:
             axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, **_BREAK)
         if link is not None:
-            bound_us = fit.pieces[0].alpha_us + curve * factor / link.gb_per_s / 1e3
-            axes.plot(curve, curve * factor / bound_us / 1e3, label="ring at the link's rate", **_BOUND)
+            hop_us = fit.pieces[0].alpha_us / ring_hops(kind, ranks)
+            bounds_us = [ring_us(kind, size, ranks, link.gb_per_s, hop_us) or 0.0 for size in curve]
+            axes.plot(curve, _rates(kind, ranks, curve, bounds_us), label="ring at the link's rate", **_BOUND)
     if link is not None:
         axes.axhline(link.gb_per_s, label="link's specification", **_LINK)
         axes.annotate(

@@ -1,9 +1,9 @@
-"""The colours of figures and page: the same for the same thing in all of them. Loads nothing that draws."""
+"""Colours of the figures and the page, by what they stand for."""
 
 from dpscope.profiling.records.strategies import STRATEGIES
 
-# Okabe and Ito's palette, told apart by colour-blind readers; for DataParallel's phases others of 3:1 or more on white and
-# on the page's dark ground.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; DataParallel's phases have further colours with a contrast
+# of at least 3:1 on white and on the page's dark background.
 COLOURS = {
     "compute": "#0072B2",
     "exposed": "#D55E00",

@@ -1,13 +1,13 @@
-"""The figure dpscope exists for: communication as traced, and what the two shortcuts would have said of it."""
+"""Measured communication next to the two shortcuts: the subtraction and the ring formula."""
 
 from collections.abc import Sequence
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.cells.columns import INTERVAL
+from dpscope.analysis.cells.columns import BY_NAME, INTERVAL
 from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.row import CellRow, minus
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.step import host_note
 from dpscope.analysis.figures.style import NARROW, new_figure
@@ -28,26 +28,26 @@ _BAR = 0.27  # of the space between cells
 
 
 def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | None:
-    """Three bars on one axis per cell of several devices: measured, stacked; the subtraction with its interval; the ring formula.
+    """Three bars for each cell on several devices: measured, stacked; the subtraction with its interval; the ring formula.
 
     None if no cell has measured communication.
     """
-    table = comparison.table[comparison.table["communication_us"].notna()]
-    if table.empty:
+    rows = [row for row in comparison.rows.values() if row.communication_us is not None]
+    if not rows:
         return None
-    unit = choose_unit("time", [float(value) for value in table["communication_us"]])
-    shortcuts = {name: spec for name, spec in _SHORTCUTS.items() if table[spec[0]].notna().any()}
-    figure, (axes,) = new_figure(len(table) * (1 + len(shortcuts)), width=NARROW, row_height=0.24)
-    places = [float(place) for place in range(len(table))]
+    unit = choose_unit("time", [row.communication_us for row in rows])
+    shortcuts = {name: spec for name, spec in _SHORTCUTS.items() if any(row.value(spec[0]) is not None for row in rows)}
+    figure, (axes,) = new_figure(len(rows) * (1 + len(shortcuts)), width=NARROW, row_height=0.24)
+    places = [float(place) for place in range(len(rows))]
     first = [place - _BAR * len(shortcuts) / 2 for place in places]
-    _stack(axes, first, table, unit.divisor)
+    _stack(axes, first, rows, unit.divisor)
     for index, (name, (column, colour)) in enumerate(shortcuts.items(), start=1):
         offsets = [place + _BAR * index for place in first]
         axes.barh(
-            offsets, _values(table, column, unit.divisor), height=_BAR * 0.9, color=colour, label=name,
-            xerr=_interval(table, column, unit.divisor), error_kw={"ecolor": "#777777", "elinewidth": 1.0, "capsize": 2},
+            offsets, _values(rows, column, unit.divisor), height=_BAR * 0.9, color=colour, label=name,
+            xerr=_interval(rows, column, unit.divisor), error_kw={"ecolor": "#777777", "elinewidth": 1.0, "capsize": 2},
         )  # fmt: skip
-    axes.set_yticks(places, [str(cell) for cell in table["cell"]])
+    axes.set_yticks(places, [row.cell for row in rows])
     axes.axvline(0, color="black", linewidth=0.8)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
@@ -57,24 +57,27 @@ def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | Non
     return figure
 
 
-def _stack(axes: Axes, places: Sequence[float], table: pd.DataFrame, divisor: float) -> None:
-    """The measured parts of each cell side by side; a part that no cell has is left out."""
-    left = [0.0] * len(table)
+def _stack(axes: Axes, places: Sequence[float], rows: Sequence[CellRow], divisor: float) -> None:
+    """The measured parts of each cell, stacked; a part that no cell has is omitted."""
+    left = [0.0] * len(rows)
     for name, (column, colour) in _MEASURED.items():
-        values = [value if value == value else 0.0 for value in _values(table, column, divisor)]
+        values = [value if value == value else 0.0 for value in _values(rows, column, divisor)]
         if any(values):
             axes.barh(places, values, left=left, height=_BAR * 0.9, color=colour, label=f"measured: {name}")
             left = [start + value for start, value in zip(left, values, strict=True)]
 
 
-def _values(table: pd.DataFrame, column: str, divisor: float) -> list[float]:
-    return [float(value) / divisor if pd.notna(value) else float("nan") for value in table[column]]
+def _values(rows: Sequence[CellRow], column: str, divisor: float) -> list[float]:
+    values = (row.number(column) for row in rows)
+    return [float("nan") if value is None else value / divisor for value in values]
 
 
-def _interval(table: pd.DataFrame, column: str, divisor: float) -> list[list[float]] | None:
+def _interval(rows: Sequence[CellRow], column: str, divisor: float) -> list[list[float]] | None:
     low, high = INTERVAL.of(column)
-    if low not in table:
+    if low not in BY_NAME:
         return None
-    below = (table[column] - table[low]).astype("Float64").fillna(0.0)
-    above = (table[high] - table[column]).astype("Float64").fillna(0.0)
-    return [[max(0.0, float(value)) / divisor for value in side] for side in (below, above)]
+    sides = [
+        [(minus(row.number(more), row.number(less)) or 0.0) for row in rows]
+        for more, less in ((column, low), (high, column))
+    ]
+    return [[max(0.0, value) / divisor for value in side] for side in sides]

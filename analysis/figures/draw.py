@@ -14,11 +14,10 @@ from dpscope.analysis.figures.bandwidth import bandwidths
 from dpscope.analysis.figures.batch import batch_figure
 from dpscope.analysis.figures.communication import measured_and_estimated
 from dpscope.analysis.figures.scaling import scaling
-from dpscope.analysis.figures.step import phase_split, step_split
+from dpscope.analysis.figures.step import device_use, phase_split, step_split
 from dpscope.analysis.figures.study import study
 from dpscope.analysis.figures.style import STYLE
-from dpscope.analysis.figures.wait_strip import wait_strip
-from dpscope.analysis.figures.waits import waits
+from dpscope.analysis.figures.waits import wait_strip, waits
 from dpscope.analysis.figures.waterfall import waterfall
 from dpscope.analysis.runs.run_data import RunData
 
@@ -27,37 +26,40 @@ _ID = re.compile(r'(\bid="|url\(#|href="#)')
 Draw = Callable[[RunData, Comparison], Figure | None]
 
 CAPTIONS = {
-    "batch": "Median untraced step and throughput over the batch per device. A cross stands where memory ran out: nothing was "
-    "measured there.",
-    "waterfall": "What is taken away from and added to DDP's step to get the other's. The parts are means of traced steps, "
-    "the ends medians of untraced ones; tracer is what lies between the two.",
+    "batch": "Median untraced step and throughput over the batch per device. A cross marks a batch at which memory ran out and "
+    "nothing was measured.",
+    "waterfall": "The differences between DDP's step and the other strategy's. The parts are means of traced steps, the ends "
+    "medians of untraced ones; tracer is the difference between the two.",
     "step_split": "Mean traced step of each cell. Exposed: communication while nothing computes. Wait: a collective waits for a "
     "late rank. Idle: neither compute nor communication.",
     "phases": "Compute time of each phase and the exposed communication, on 1 and on N devices.",
+    "device_use": "The traced step as 100 points: the time that its FLOPs would take at the peak, and the loss in the parts of "
+    "the ledger. Compute below the peak holds parts that are not known.",
     "waits": "Mean waiting per traced step: the rank of the row waits in collectives for the column's, which comes last.",
     "wait_strip": "Left: how long each rank waits in each traced step. Right: how long the others wait for it, on average. A "
     "dark row on the right is a rank that makes all others wait.",
     "communication": "Measured: communication read from the traces, hidden behind compute or exposed. The subtraction can be "
     "negative; the ring formula uses the calibrated bandwidth, else the link's.",
-    "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, and what a calibration, the ring on the "
-    "link and the link's specification say of such sizes, as far as they are known.",
+    "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, next to the calibration, the ring "
+    "formula at the link's rate and the link's specification, where they are known.",
     "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "
-    "device; strong: same global batch. Thin lines, where a law was fitted: that law, to twice the largest count.",
-    "what_if": "Predicted, not measured: efficiency on more devices, replayed from the cell named in the chapter, with its 90% "
-    "band. Points are measured cells of the same batch.",
-    "study": "A study's result at a glance: speedup, efficiency and test accuracy. Whiskers of speedup and efficiency are 95% "
+    "device; strong: same global batch. Thin lines: fitted laws, up to twice the largest count.",
+    "what_if": "Predicted efficiency on more devices, replayed from the cell named in the chapter, with its 90% band. Points are "
+    "measured cells of the same batch.",
+    "study": "Speedup, efficiency and test accuracy. Whiskers of speedup and efficiency are 95% "
     "intervals, those of accuracy the range over seeds. Thin lines: Amdahl's law through the strong point of most devices.",
     **training_figures.TRAINING_CAPTIONS,
 }
 
 
 def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict[str, Figure]:
-    """Every figure of what was measured, by file name; one without numbers is left out."""
+    """The figures of a run by file name; those without numbers are omitted."""
     drawers: dict[str, Draw] = {
         "batch": batch_figure,
         "waterfall": waterfall,
         "step_split": step_split,
         "phases": phase_split,
+        "device_use": device_use,
         "waits": waits,
         "wait_strip": wait_strip,
         "communication": measured_and_estimated,
@@ -73,8 +75,8 @@ def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict
 
 
 def figure_files(drawn: Mapping[str, Figure], formats: Sequence[str]) -> tuple[dict[str, str], dict[str, bytes]]:
-    """The SVG of every figure by name, and the files of the formats, of "png", "svg" and "pdf", by file name."""
-    for figure in drawn.values():  # laid out once, not anew for every file
+    """The SVG of each figure by its name, and files in these formats ("png", "svg", "pdf") by file name."""
+    for figure in drawn.values():  # laid out once for all files
         figure.draw_without_rendering()
         figure.set_layout_engine(None)
     svg = {name: to_svg(figure) for name, figure in drawn.items()}
@@ -110,7 +112,7 @@ def to_svg(figure: Figure) -> str:
 
 
 def for_page(name: str, svg: str) -> str:
-    """A figure's SVG as a part of a page: no ground of its own, lines in the page's ink, ids of its own."""
+    """A figure's SVG as part of a page: transparent, with lines in the page's text colour and unique ids."""
     inked = (
         svg.replace('style="fill: #ffffff"', 'style="fill: none"')
         .replace("#000000", "currentColor")

@@ -17,12 +17,12 @@ from dpscope.profiling.records.finding import counted
 
 
 def scaling(run: RunData, comparison: Comparison) -> Figure | None:
-    """The run's scaling; None without a single-device cell to stand against."""
+    """The run's scaling; None without a single-device cell as the baseline."""
     return draw_scaling(comparison)
 
 
 def draw_scaling(comparison: Comparison) -> Figure | None:
-    """Speedup at the left, efficiency at the right; bars where only one count above 1 was measured, else lines."""
+    """Speedup on the left, efficiency on the right; bars if only one count above 1 was measured, else lines."""
     if not comparison.scaling:
         return None
     figure, (left, right) = new_figure(9, columns=2)
@@ -32,7 +32,7 @@ def draw_scaling(comparison: Comparison) -> Figure | None:
         right.axhline(
             100 * comparison.target_efficiency, color=COLOURS["target"], linestyle="-.", label="target efficiency"
         )
-    if len(counts) == 2:  # a line through one point shows nothing that a bar does not
+    if len(counts) == 2:  # a line through one point shows no more than a bar
         left.axhline(counts[-1], color="black", linestyle=":", label="ideal")
         _bars(left, comparison.scaling, by_devices=False)
         _bars(right, comparison.scaling, by_devices=True)
@@ -52,7 +52,7 @@ def draw_scaling(comparison: Comparison) -> Figure | None:
 
 
 def _lines(axes: Axes, several: Sequence[ScalingSeries], counts: list[int], by_devices: bool) -> None:
-    """Weak series solid, strong ones dashed; a law is drawn to twice the largest measured count and no farther."""
+    """Weak series solid, strong ones dashed; laws up to twice the largest measured count."""
     for index, series in enumerate(several):
         _measured(axes, series, MARKERS[index % len(MARKERS)], by_devices)
         _law(axes, series, by_devices)
@@ -65,7 +65,7 @@ def _style(series: ScalingSeries) -> dict[str, Any]:
 
 
 def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool) -> None:
-    """Points joined from one device on; whiskers are intervals."""
+    """Points connected from one device on; whiskers are intervals."""
     devices = np.array([1, *(point.devices for point in series.points)], dtype=float)
     estimates = [point.speedup for point in series.points]
     scale = 100 / devices if by_devices else np.ones(len(devices))
@@ -106,14 +106,14 @@ def _bars(axes: Axes, several: Sequence[ScalingSeries], by_devices: bool) -> Non
 
 
 def _wrapped(label: str) -> str:
-    """A series' label on three lines: strategy, scaling, batch; on fewer, four bars' labels run into each other."""
+    """A series' label on three lines (strategy, scaling, batch), so that the labels of four bars do not overlap."""
     for scaling in (" weak, ", " strong, "):
         label = label.replace(scaling, f"\n{scaling.strip(' ,')}\n")
     return label
 
 
 def _law(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
-    """The fitted law with its band, as far as it is trusted; none for a single count."""
+    """The fitted law with its band, within its range; none for a single count."""
     if series.fit is None or series.fit.law == "karp_flatt":
         return
     counts = list(range(1, FARTHEST_FACTOR * series.fit.largest_devices + 1))

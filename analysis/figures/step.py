@@ -1,6 +1,4 @@
-"""Where a step goes, as stacked bars of its ledger; and its phases on 1 and on N devices."""
-
-from collections.abc import Sequence
+"""The ledger of a step as stacked bars, in time and in points of the device's peak; and its phases."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -31,26 +29,48 @@ _PARTS = {  # column of the ledger -> label and colour; they add up to the trace
 
 
 def step_split(run: RunData, comparison: Comparison) -> Figure | None:
-    """Traced step time of every cell in the parts of its ledger; a part that no cell has is left out."""
-    table = _known(comparison.table, ["compute_us", "traced_step_us", "idle_us"])
-    if table.empty:
+    """The traced step of each cell in the parts of its ledger; a part that no cell has is omitted."""
+    rows = [row for row in comparison.rows.values() if None not in (row.compute_us, row.traced_step_us, row.idle_us)]
+    if not rows:
         return None
-    unit = choose_unit("time", list(table["traced_step_us"]))
-    unknown = table["exposed_us"].isna() & (table["devices"] > 1)
-    labels = [
-        f"{cell} (comm. unknown)" if missing else str(cell)
-        for cell, missing in zip(table["cell"], unknown, strict=True)
-    ]
-    figure, (axes,) = new_figure(len(table), width=NARROW)
-    values = {name: table[name].astype("Float64").fillna(0.0).astype(float) / unit.divisor for name in _PARTS}
-    parts = {_PARTS[name][0]: (list(column), _PARTS[name][1]) for name, column in values.items() if column.any()}
+    unit = choose_unit("time", [row.traced_step_us for row in rows])
+    labels = [f"{row.cell} (comm. unknown)" if row.exposed_us is None and row.devices > 1 else row.cell for row in rows]
+    figure, (axes,) = new_figure(len(rows), width=NARROW)
+    values = {name: [(row.number(name) or 0.0) / unit.divisor for row in rows] for name in _PARTS}
+    parts = {_PARTS[name][0]: (column, _PARTS[name][1]) for name, column in values.items() if any(column)}
     _stacked(axes, labels, parts, unit.label)
     axes.set_title(f"Where a traced step goes{host_note(run)}", loc="left")
     return figure
 
 
+_USE = {  # column -> label and colour; they add up to 100
+    "used_points": ("computing at the peak", COLOURS["compute"]),
+    "lost_below_peak_points": ("compute below the peak", COLOURS["forward"]),
+    "lost_contention_points": ("contention", COLOURS["hidden"]),
+    "lost_wait_points": ("exposed wait", COLOURS["wait"]),
+    "lost_transfer_points": ("exposed transfer", COLOURS["transfer"]),
+    "lost_other_points": ("exposed other", COLOURS["exposed"]),
+    "lost_idle_points": ("idle", COLOURS["idle"]),
+}
+
+
+def device_use(run: RunData, comparison: Comparison) -> Figure | None:
+    """The share of the peak that each cell uses, and the loss from 100% in the parts of the ledger; None without a known peak."""
+    rows = [row for row in comparison.rows.values() if row.used_points is not None]
+    if not rows:
+        return None
+    figure, (axes,) = new_figure(len(rows))
+    values = {name: [row.number(name) or 0.0 for row in rows] for name in _USE}
+    parts = {_USE[name][0]: (column, _USE[name][1]) for name, column in values.items() if any(column)}
+    _stacked(axes, [row.cell for row in rows], parts, "")
+    axes.set_xlabel("points of the peak in a traced step [%]")
+    peak = "the measured CPU matmul peak" if run.device_type == "cpu" else "the device's specified peak"
+    axes.set_title(f"How much of {peak} is used", loc="left")
+    return figure
+
+
 def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
-    """Transfer to the device, forward, backward, exposed communication, optimizer, in the order of all tables."""
+    """Transfer to the device, forward, backward, exposed communication, optimizer, in the tables' order."""
     rows = {}
     for data in run.measured:
         windows = data.critical_windows
@@ -74,14 +94,8 @@ def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
 
 
 def host_note(run: RunData) -> str:
-    """For titles: that what dp-host communicates are copies on the host."""
+    """For titles: dp-host communicates by copies on the host."""
     return " (dp-host: host copies)" if any(data.cell.traits.host_copies for data in run.measured) else ""
-
-
-def _known(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Rows that have all of these values, as floats."""
-    kept = table.dropna(subset=list(columns))
-    return kept.astype(dict.fromkeys(columns, float))
 
 
 def _stacked(axes: Axes, labels: list[str], parts: dict[str, tuple[list[float], str]], unit: str) -> None:

@@ -1,4 +1,4 @@
-"""A study's result in one figure: speedup with Amdahl's law, efficiency with its target, accuracy after training."""
+"""Speedup with Amdahl's law, efficiency with its target, and accuracy after training in one figure."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.row import as_number
 from dpscope.analysis.cells.scaling import ScalingSeries
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, new_figure
@@ -23,7 +22,7 @@ def study(run: RunData, comparison: Comparison) -> Figure | None:
 
 
 def draw_study(comparison: Comparison) -> Figure | None:
-    """The three panels; None where there are no speedups, or no trainings beside them."""
+    """The three panels; None without speedups or without trainings."""
     accuracies = _accuracies(comparison)
     if not comparison.scaling or not accuracies:
         return None
@@ -79,7 +78,7 @@ def _with_intervals(axes: Axes, series: ScalingSeries, marker: str, percent: flo
 
 
 def _amdahl(axes: Axes, series: ScalingSeries) -> None:
-    """Amdahl's law through the strong point of most devices: its fraction is Karp and Flatt's there."""
+    """Amdahl's law through the strong point with the most devices, with its Karp-Flatt fraction."""
     last = series.points[-1]
     if series.scaling != "strong" or last.serial_fraction is None or last.serial_fraction < 0:
         return
@@ -96,19 +95,18 @@ def _amdahl(axes: Axes, series: ScalingSeries) -> None:
 
 def _accuracies(comparison: Comparison) -> list[tuple[str, str, float, float, float]]:
     """Cell, strategy, test accuracy in percent, lowest and highest of its seeds; each training once."""
-    found: dict[tuple[str, int, float, float, float], tuple[str, str, float, float, float]] = {}
-    for row in comparison.table.to_dict("records"):
-        value, low, high = (as_number(row[f"test_accuracy_percent{end}"]) for end in ("", "_min", "_max"))
+    bars: dict[tuple[str, int, float, float, float], tuple[str, str, float, float, float]] = {}
+    for row in comparison.rows.values():
+        value, low, high = row.test_accuracy_percent, row.test_accuracy_percent_min, row.test_accuracy_percent_max
         if value is None or low is None or high is None:
             continue
-        strategy, devices = str(row["strategy"]), int(row["devices"])
-        label = f"{traits_of(strategy).label}\n{counted(devices, 'device')}"
-        found.setdefault((strategy, devices, value, low, high), (label, strategy, value, low, high))
-    return list(found.values())
+        label = f"{traits_of(row.strategy).label}\n{counted(row.devices, 'device')}"
+        bars.setdefault((row.strategy, row.devices, value, low, high), (label, row.strategy, value, low, high))
+    return list(bars.values())
 
 
 def _accuracy_bars(axes: Axes, accuracies: Sequence[tuple[str, str, float, float, float]]) -> None:
-    """A bar for each training, its whisker the range over seeds; the axis is cut so that differences show."""
+    """A bar for each training with the range over seeds; the axis does not begin at 0, so that differences are visible."""
     for index, (_, strategy, value, low, high) in enumerate(accuracies):
         axes.bar(index, value, width=0.6, color=COLOURS[strategy])
         axes.errorbar(index, value, yerr=[[value - low], [high - value]], color="black", capsize=3)

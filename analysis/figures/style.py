@@ -1,4 +1,4 @@
-"""The style of all figures, and what several of them draw alike."""
+"""The style of all figures, and helpers that several of them share."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from dpscope.analysis.text.units import show_bytes
 
-WIDTH, NARROW = 7.5, 5.8  # inches: of a figure that has the page to itself, and of one next to another
+WIDTH, NARROW = 7.5, 5.8  # inches: a figure on its own, and one of two next to each other
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLE: Any = {
     "axes.spines.top": False,
@@ -29,18 +29,18 @@ STYLE: Any = {
 def new_figure(
     rows: int, width: float = WIDTH, columns: int = 1, row_height: float = 0.34
 ) -> tuple[Figure, list[Axes]]:
-    """A figure as high as its rows need, with its axes side by side."""
+    """A figure with a height for so many rows, and axes next to each other."""
     figure = Figure(figsize=(width, 1.5 + row_height * rows), layout="constrained")
     return figure, [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
 
 
 def literal(text: str) -> str:
-    """A name as a label shows it: a dollar sign begins no formula."""
+    """A name for a label, with dollar signs escaped, which would begin a formula."""
     return text.replace("$", r"\$")
 
 
 def bandwidth_axes(axes: Axes) -> None:
-    """Message sizes and bandwidths on logarithmic scales, their ticks in plain words."""
+    """Message sizes and bandwidths on logarithmic scales, with ticks as plain numbers."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _plain_bytes(size)))

@@ -19,10 +19,10 @@ from dpscope.analysis.training.data import Epoch, TrainedCell, Training, Trainin
 
 TRAINING_CAPTIONS = {
     "training_accuracy": "Accuracy by epoch and by training time (evaluation apart). Thin: one line per seed; thick: their "
-    "median, the wider ones beneath, so that lines that coincide are all seen. A faster strategy is as good only if its line "
+    "median, in different widths so that coinciding lines are all visible. A faster strategy is as good only if its line "
     "also ends as high.",
-    "training_loss": "Loss by epoch and by training time (evaluation apart). Thin: one line per seed; thick: their median, "
-    "the wider ones beneath. The training loss is that which was minimised, the test loss plain cross-entropy.",
+    "training_loss": "Loss by epoch and by training time (evaluation apart). Thin: one line per seed; thick: their median. "
+    "The training loss is the one minimised, the test loss plain cross-entropy.",
 }
 _LINES = ("-", "--", "-.", ":")  # a strategy's cells, in order
 _WIDTH, _WIDER, _MOST_WIDER = 1.3, 1.0, 3  # points; how much wider a line is than the next, and how often
@@ -31,7 +31,7 @@ _DECADE = 10.0
 
 @dataclass(frozen=True)
 class _Panel:
-    """One curve: what of an epoch is drawn, and its axis."""
+    """One curve: a value of each epoch, and its axis."""
 
     label: str
     value: Callable[[Epoch], float | None]
@@ -79,7 +79,7 @@ def _curves(data: TrainingData, panels: Sequence[_Panel], title: str) -> Figure:
 
 
 def _styles(cells: Sequence[TrainedCell]) -> dict[str, dict[str, Any]]:
-    """Colour tells the strategy, lines the cells of one strategy; later ones are thinner, so that none hides another."""
+    """A colour for each strategy and a line style for each of its cells; later ones are thinner, so that none is hidden."""
     drawn: Counter[str] = Counter()
     styles: dict[str, dict[str, Any]] = {}
     for later, cell in zip(reversed(range(len(cells))), cells, strict=True):
@@ -97,7 +97,7 @@ def _draw_cell(
     style: dict[str, Any],
     place: Callable[[Training], list[float]],
 ) -> None:
-    """Every seed, and the median over the seeds as far as all of them were trained."""
+    """Each seed, and the median over the seeds up to the shortest training."""
     places = [place(training) for training in cell.trainings]
     values = [[_number(panel.value(epoch)) for epoch in training.epochs] for training in cell.trainings]
     if len(values) > 1:
@@ -116,7 +116,7 @@ def _middle(series: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _marker(values: Sequence[Sequence[float]]) -> str:
-    """A line of one point shows nothing without a marker."""
+    """A marker for lines of one point, which would otherwise be invisible."""
     return "o" if min(map(len, values)) == 1 else ""
 
 

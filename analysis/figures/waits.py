@@ -1,24 +1,27 @@
-"""Who made whom wait, as a matrix of ranks."""
+"""Who waits for whom: a matrix of ranks; on more ranks than it can show, heat maps with a row per rank and a column per step."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.style import WIDTH
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import Unit, choose_unit, show
 
 MOST_WAIT_PANELS = 4
 MOST_WAIT_RANKS = 32  # more are shown by `wait_strip`
+MOST_STRIP_ROWS = 256  # with more ranks, neighbours share a row, which shows the longest of their times
 _MOST_NUMBERS = 8  # ranks up to which the values are written into the matrix
 _SMALL = 4  # ranks up to which two matrices fit side by side
 
 
 def waits(run: RunData, comparison: Comparison) -> Figure | None:
-    """A panel for each cell, the longest waits first: row waits for column, mean per step. None where nobody waited.
+    """A panel for each cell, the longest waits first: row waits for column, mean per step. None without waits.
 
     Cells of more than MOST_WAIT_RANKS ranks have a `wait_strip` instead.
     """
@@ -72,3 +75,62 @@ def _panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest: float
                 axes.text(
                     column, row, show(matrix[row, column], unit), ha="center", va="center", color=colour, fontsize=8
                 )
+
+
+def wait_strip(run: RunData, comparison: Comparison) -> Figure | None:
+    """Two panels for each cell on more than MOST_WAIT_RANKS ranks whose waits are known; None without such a cell."""
+    many = [data for data in run.measured if data.cell.processes > MOST_WAIT_RANKS and len(data.collectives)]
+    cells = [data for data in many if data.collectives["wait_us"].notna().any()][:MOST_WAIT_PANELS]
+    if not cells:
+        return None
+    figure = Figure(figsize=(7.5, 3.2 * len(cells)), layout="constrained")
+    for data, panels in zip(cells, figure.subplots(len(cells), 2, squeeze=False), strict=True):
+        for axes, (title, strip) in zip(panels, wait_strips(data).items(), strict=True):
+            _strip_panel(figure, axes, f"{data.cell.name}: {title}", strip)
+    return figure
+
+
+def wait_strips(data: CellData) -> dict[str, pd.DataFrame]:
+    """Time by rank (row, its first where several share one) and (repeat, step), microseconds, 0 where there was none.
+
+    "waits": how long the rank waits. "is waited for": how long the others wait for it on average, in collectives to which it
+    comes last.
+    """
+    steps = data.steps[data.steps["rank"].notna() & data.steps["step"].notna() & data.steps["wait_us"].notna()]
+    table = data.collectives
+    known = table[table["match"].notna() & table["wait_us"].notna() & table["step"].notna()].reset_index(drop=True)
+    of_collective = known.groupby(["repeat", "match"])
+    last = known.loc[of_collective["duration_us"].idxmin(), ["rank", "repeat", "step"]]
+    others = (of_collective["wait_us"].sum() / (of_collective.size() - 1)).to_numpy(dtype=float)
+    late = last.assign(wait_us=others).groupby(["rank", "repeat", "step"], as_index=False)["wait_us"].sum()
+    together = -(-data.cell.processes // MOST_STRIP_ROWS)
+    rows = np.arange(0, data.cell.processes, together)
+    columns = pd.MultiIndex.from_frame(steps[["repeat", "step"]].drop_duplicates().sort_values(["repeat", "step"]))
+    strips = {}
+    for title, times in (("waits", steps), ("is waited for", late)):
+        row = times["rank"].to_numpy(dtype=np.int64) // together * together
+        plain = times[["repeat", "step"]].assign(row=row, wait_us=times["wait_us"].astype("float64"))
+        strip = plain.pivot_table(index="row", columns=["repeat", "step"], values="wait_us", aggfunc="max")
+        strips[title] = strip.reindex(index=rows, columns=columns).fillna(0.0)
+    return strips
+
+
+def _strip_panel(figure: Figure, axes: Axes, title: str, strip: pd.DataFrame) -> None:
+    unit = choose_unit("time", [float(strip.to_numpy().max())])
+    together = int(strip.index[1] - strip.index[0])
+    image = axes.imshow(
+        strip.to_numpy() / unit.divisor,
+        aspect="auto",
+        interpolation="nearest",
+        cmap="Blues",
+        vmin=0.0,
+        extent=(-0.5, len(strip.columns) - 0.5, float(strip.index[-1]) + together - 0.5, -0.5),
+    )
+    axes.grid(visible=False)
+    axes.set_title(title, loc="left", fontsize=9)
+    steps = strip.columns.get_level_values("step").tolist()
+    ticks = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 10)).astype(int))
+    axes.set_xticks(ticks, [str(steps[tick]) for tick in ticks])
+    axes.set_xlabel("traced step")
+    axes.set_ylabel("rank" if together == 1 else f"rank ({together} a row)")
+    figure.colorbar(image, ax=axes, label=f"time [{unit.label}]")

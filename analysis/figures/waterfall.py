@@ -16,7 +16,7 @@ MOST_GAPS = 3
 
 
 def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
-    """A panel for each gap whose parts are known, the largest device counts and batches first; the table has them all."""
+    """A panel for each of the first MOST_GAPS gaps with known parts, the largest device counts and batches first."""
     ordered = sorted(comparison.gaps, key=lambda gap: (gap.devices, gap.batch_size), reverse=True)
     known = [(gap, parts) for gap in ordered if (parts := gap_parts(run, comparison, gap))][:MOST_GAPS]
     if not known:
@@ -66,11 +66,11 @@ def _panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Waterfall
 
 
 def _title(gap: StrategyGap) -> str:
-    said = f"From DDP's step to {gap.dp_label}'s: {gap.devices} devices, batch {gap.batch_size}"
+    title = f"From DDP's step to {gap.dp_label}'s: {gap.devices} devices, batch {gap.batch_size}"
     return (
-        said
+        title
         if gap.explained
-        else f"{said}\nTracing changed the timing too much for\nthe hatched parts to explain the gap"
+        else f"{title}\nTracing changed the timing too much for\nthe hatched parts to explain the gap"
     )
 
 

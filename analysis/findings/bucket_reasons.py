@@ -1,23 +1,23 @@
-"""Why little is hidden, as the buckets of gradients show it: how many, how large, when ready, what is left to hide behind."""
+"""Reasons for little overlap that the gradient buckets show: their number, sizes, readiness, and the remaining compute."""
 
 from collections.abc import Iterator
 
 import pandas as pd
 
 from dpscope.analysis.findings.overlap_evidence import LATE, MOST, Evidence, OverlapReason
-from dpscope.analysis.text.units import choose_unit, show, show_time
+from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import is_known
 
-_SMALL = 1 << 20  # bytes: DDP's own first bucket
+_SMALL = 1 << 20  # bytes: the size of DDP's first bucket
 _TOO_SMALL = (
-    "so few bytes are bound by latency, whatever the bucket size: a larger batch or accumulation lowers its share"
+    "so few bytes are bound by latency at any bucket size: a larger batch or accumulation lowers its share of a step"
 )
 _NAMED = 4  # buckets in a message
 
 
 def bucket_reasons(evidence: Evidence) -> Iterator[OverlapReason]:
-    """The reasons that lie in the buckets, the strongest first."""
+    """The reasons that the buckets show, the strongest first."""
     if not evidence.of_gradients:
         return
     yield from _one_block(evidence) if evidence.sharded else _one_bucket(evidence)
@@ -30,22 +30,22 @@ def _one_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
     if len(buckets) != 1:
         return
     size = float(buckets["bytes"].iloc[0])
-    asked = ", because of --overlap off" if cell.options.overlap == "off" else ""
-    told = (
-        f"one bucket holds nearly all bytes ({_bytes(size)})"
-        if evidence.beside
-        else f"all gradients travel in one bucket of {_bytes(size)}"
+    requested = ", because of --overlap off" if cell.options.overlap == "off" else ""
+    held = (
+        f"one bucket holds nearly all bytes ({show_bytes(size)})"
+        if evidence.small_buckets
+        else f"all gradients are reduced in one bucket of {show_bytes(size)}"
     )
-    text = f"{told}{_ready(buckets['done'].iloc[0])}{asked}"
-    if size < _SMALL and not asked:
+    text = f"{held}{_ready(buckets['done'].iloc[0])}{requested}"
+    if size < _SMALL and not requested:
         yield OverlapReason("one_bucket", text, _TOO_SMALL)
         return
     advice = (
         "--overlap on reduces gradients during the backward pass"
-        if asked
+        if requested
         else f"smaller buckets let part of it be reduced earlier (--bucket-mb {max(0.1, round(size / 4 / 2**20, 1)):g})"
     )
-    yield OverlapReason("one_bucket", text, advice, of_script=not asked)
+    yield OverlapReason("one_bucket", text, advice, of_script=not requested)
 
 
 def _one_block(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -54,8 +54,8 @@ def _one_block(evidence: Evidence) -> Iterator[OverlapReason]:
     size = float(evidence.buckets["bytes"].iloc[0])
     yield OverlapReason(
         "one_block",
-        f"all gradients travel in one reduce-scatter of {_bytes(size)}{_ready(evidence.buckets['done'].iloc[0])}",
-        "apply fully_shard to each block of the model as well: each is then gathered and reduced beside the others' compute",
+        f"all gradients are reduced in one reduce-scatter of {show_bytes(size)}{_ready(evidence.buckets['done'].iloc[0])}",
+        "apply fully_shard to each block of the model as well: blocks are then gathered and reduced while others compute",
         of_script=True,
     )
 
@@ -68,60 +68,59 @@ def _last_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
     if share > MOST:
         yield OverlapReason(
             "last_bucket",
-            f"the last of {counted(len(sizes), 'bucket')} holds {share:.0%} of the bytes ({_bytes(sizes.iloc[-1])} of "
-            f"{_bytes(sizes.sum())}){_ready(evidence.buckets['done'].iloc[-1])}",
+            f"the last of {counted(len(sizes), 'bucket')} holds {share:.0%} of the bytes ({show_bytes(sizes.iloc[-1])} of "
+            f"{show_bytes(sizes.sum())}){_ready(evidence.buckets['done'].iloc[-1])}",
             "smaller buckets (--bucket-mb) let part of it be reduced earlier; the first layers' gradients still come last",
             of_script=True,
         )
 
 
 def _ready_late(evidence: Evidence) -> bool:
-    """Whether even the first of several buckets has little compute left to hide behind."""
+    """Whether little compute is left to hide even the first of several buckets."""
     done = evidence.buckets["done"]
     return evidence.several and not done.isna().any() and float(done.iloc[0]) >= LATE
 
 
 def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
-    """Named for the compiled graph if the first bucket would not be late had that graph given its gradients at its start."""
+    """`compiled_graph` if the first bucket would not be late had the graph returned its gradients at its start."""
     if not _ready_late(evidence):
         return
     first = evidence.buckets.iloc[0]
     graph = 0.0 if pd.isna(first["compiled_share"]) else float(first["compiled_share"])
-    of_ddp = is_known(evidence.data.cell.strategy)  # nor of a job whose parallelism the traces do not show
-    text = f"its buckets are ready only when the step's compute is nearly done: {buckets_told(evidence)}"
+    of_ddp = is_known(evidence.data.cell.strategy)  # False if the traces do not show the parallelism
+    text = f"its buckets are ready only when the step's compute is nearly done: {bucket_times(evidence)}"
     if float(first["done"]) - graph < LATE:
         yield OverlapReason(
             "compiled_graph",
-            f"{text}; their gradients come out of one compiled backward graph, which is {graph:.0%} of that compute and gives "
-            "none before it ends",
-            "let torch.compile cut the graph by DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
-            "compile each block by itself"
+            f"{text}; one compiled backward graph, {graph:.0%} of that compute, returns their gradients only when it ends",
+            "let torch.compile split the graph at DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
+            "compile each block separately"
             if of_ddp
-            else "compile each block by itself",
+            else "compile each block separately",
             of_script=True,
         )
     elif evidence.data.cell.traits.reduces_early or evidence.sharded:
         yield OverlapReason(
             "late_buckets",
             text,
-            "find out why gradients come late: one layer with most of the compute, or weights that several layers share",
+            "find out why gradients are late: one layer with most of the compute, or weights shared by several layers",
             of_script=True,
         )
     else:
         yield OverlapReason(
             "late_buckets",
             text,
-            "reduce each gradient while the backward pass still runs, as DistributedDataParallel does, not after it",
+            "reduce gradients during the backward pass, as DistributedDataParallel does, rather than after it",
             of_script=True,
         )
 
 
 def little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
-    """Too little to hide the transfers behind: not where buckets are late, unless all of the step's compute were too little."""
+    """Too little compute to hide the transfers; for late buckets only if even the whole step's compute were too little."""
     buckets = evidence.buckets
     if not evidence.of_gradients or not evidence.several or buckets[["done", "transfer_us"]].isna().any().any():
         return
-    # `done` is a share of what is computed before the optimizer, which waits for all gradients and hides none.
+    # `done` is a share of the compute before the optimizer, which waits for all gradients and so hides nothing.
     compute = evidence.means["compute_us"] - evidence.means["optimizer_us"]
     needed = float(buckets["transfer_us"].sum())
     left = compute * (1 - float(buckets["done"].iloc[0]))
@@ -135,13 +134,13 @@ def little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
     )
 
 
-def buckets_told(evidence: Evidence) -> str:
-    """Size of each bucket and when it was ready, such as ``4.00 MB at 20%, 4.00 MB at 50%``; empty where that is not known."""
+def bucket_times(evidence: Evidence) -> str:
+    """Size and readiness of each bucket, such as ``4.00 MB at 20%, 4.00 MB at 50%``; empty if unknown."""
     buckets = evidence.buckets
     if not evidence.of_gradients or buckets.empty or buckets["done"].isna().any():
         return ""
     when = ", ".join(
-        f"{_bytes(size)} at {done:.0%}"
+        f"{show_bytes(size)} at {done:.0%}"
         for size, done in buckets[["bytes", "done"]].head(_NAMED).itertuples(index=False)
     )
     return when + (f" and {len(buckets) - _NAMED} more" if len(buckets) > _NAMED else "")
@@ -150,8 +149,3 @@ def buckets_told(evidence: Evidence) -> str:
 def _ready(done: object) -> str:
     known = None if pd.isna(done) else float(done)  # type: ignore[arg-type, call-overload]
     return "" if known is None else f", ready when {known:.0%} of the step's compute is done"
-
-
-def _bytes(size: float) -> str:
-    unit = choose_unit("bytes", [float(size)])
-    return f"{show(float(size), unit)} {unit.label}"

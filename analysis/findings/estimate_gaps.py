@@ -1,13 +1,13 @@
-"""Why the subtraction estimates of a cell are off: each reason with the measured number that shows it.
+"""Why the subtraction estimates of a cell are off: each reason with its measured number.
 
-The error against exposed communication is exactly local batch + compute + idle + tracer, by the step's identity. Overlap,
-waiting, the loader and imbalance explain those terms, or the distance to all communication.
+By definition of the step, the error relative to exposed communication is exactly local batch + compute + idle + tracer. Overlap,
+waiting, the loader and imbalance explain those terms, or the difference from all communication.
 """
 
 from dataclasses import dataclass
 
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.row import CellValues, interval_of, number
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.subtraction import FORMULAS, METHODS
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_time
@@ -18,37 +18,30 @@ IMBALANCE = 0.1
 
 @dataclass(frozen=True)
 class Reason:
-    """One reason: `amount_us` is the measured number behind it, `text` says it in words."""
+    """One reason: `amount_us` is the measured number, `text` describes it."""
 
     code: str
     amount_us: float
     text: str
 
 
-def reasons(values: CellValues) -> list[Reason]:
-    """The reasons that this cell's measurements show; `values` is its row of the comparison."""
+def reasons(row: CellRow) -> list[Reason]:
+    """The reasons that this cell's measurements show; `row` is the cell's."""
     found = [
-        *_overlap_and_wait(values),
-        *_terms(values),
-        *_local_batch(values),
-        *_loader(values),
-        *_imbalance(values),
+        *_overlap_and_wait(row),
+        *_terms(row),
+        *_local_batch(row),
+        *_loader(row),
+        *_imbalance(row),
     ]
     return sorted(found, key=lambda reason: -abs(reason.amount_us))
 
 
-def comparison_rows(comparison: Comparison) -> list[CellValues]:
-    """The comparison's rows by column name."""
-    return [{str(name): value for name, value in row.items()} for row in comparison.table.to_dict("records")]
-
-
-def _overlap_and_wait(values: CellValues) -> list[Reason]:
-    total, hidden, wait = (number(values, name) for name in ("communication_us", "hidden_us", "wait_us"))
+def _overlap_and_wait(row: CellRow) -> list[Reason]:
+    total, hidden, wait = row.communication_us, row.hidden_us, row.wait_us
     found = []
     if total and hidden is not None and hidden > NOTABLE * total:
-        text = (
-            f"{show_time(hidden)} of communication ({hidden / total:.0%}) ran under compute, and no subtraction sees it"
-        )
+        text = f"{show_time(hidden)} of communication ({hidden / total:.0%}) ran during compute, which a subtraction cannot see"
         found.append(Reason("overlap", hidden, text))
     if total and wait is not None and wait > NOTABLE * total:
         text = f"{show_time(wait)} a step is waiting for a later rank, not transfer"
@@ -56,7 +49,7 @@ def _overlap_and_wait(values: CellValues) -> list[Reason]:
     return found
 
 
-_TERMS = {"compute": "slowdown", "idle": "added_idle", "tracer": "added_tracer"}  # their columns, without _us
+_TERMS = {"compute": "slowdown", "idle": "added_idle", "tracer": "added_tracer"}  # column names without _us
 _TERM_WORDS = {
     "compute": "compute takes {} per step than on one device ({})",
     "idle": "the device idles {} per step than on one device ({})",
@@ -64,11 +57,11 @@ _TERM_WORDS = {
 }
 
 
-def _terms(values: CellValues) -> list[Reason]:
-    """Terms of the identity whose interval leaves 0 out."""
+def _terms(row: CellRow) -> list[Reason]:
+    """Terms of the identity that differ significantly from 0."""
     found = []
     for term, words in _TERM_WORDS.items():
-        value, bounds = number(values, f"{_TERMS[term]}_us"), interval_of(values, f"{_TERMS[term]}_us")
+        value, bounds = row.number(f"{_TERMS[term]}_us"), row.interval(f"{_TERMS[term]}_us")
         if value is None or bounds is None or bounds.low <= 0 <= bounds.high:
             continue
         size = show_time(abs(value))
@@ -78,14 +71,14 @@ def _terms(values: CellValues) -> list[Reason]:
     return found
 
 
-def _local_batch(values: CellValues) -> list[Reason]:
-    fixed, whole = (number(values, f"{method}_local_batch_us") for method in ("ideal_split", "same_total"))
+def _local_batch(row: CellRow) -> list[Reason]:
+    fixed, whole = row.ideal_split_local_batch_us, row.same_total_local_batch_us
     found = []
     if fixed is not None:
-        text = f"ideal_split takes t_1(G)/N for t_1(b), which is {_apart(fixed)}"
+        text = f"ideal_split uses t_1(G)/N instead of t_1(b), which is {_apart(fixed)}"
         found.append(Reason("ideal_split_local_batch", fixed, text))
     if whole is not None:
-        text = f"same_total takes t_1(G) for t_1(b), which is {_apart(whole)}"
+        text = f"same_total uses t_1(G) instead of t_1(b), which is {_apart(whole)}"
         found.append(Reason("same_total_local_batch", whole, text))
     return found
 
@@ -94,8 +87,8 @@ def _apart(microseconds: float) -> str:
     return f"{show_time(abs(microseconds))} {'longer' if microseconds > 0 else 'shorter'}"
 
 
-def _loader(values: CellValues) -> list[Reason]:
-    waited, step = number(values, "added_data_wait_us"), number(values, "step_us")
+def _loader(row: CellRow) -> list[Reason]:
+    waited, step = row.added_data_wait_us, row.step_us
     if waited is None or not step or abs(waited) < 0.01 * step:
         return []
     return [
@@ -103,10 +96,8 @@ def _loader(values: CellValues) -> list[Reason]:
     ]
 
 
-def _imbalance(values: CellValues) -> list[Reason]:
-    spread, excess, compute = (
-        number(values, name) for name in ("compute_spread", "first_device_excess_us", "compute_us")
-    )
+def _imbalance(row: CellRow) -> list[Reason]:
+    spread, excess, compute = row.compute_spread, row.first_device_excess_us, row.compute_us
     if excess is not None and compute and excess > NOTABLE * compute:
         return [Reason("imbalance", excess, f"device 0 computes {show_time(excess)} a step longer than the others")]
     if spread is None or not compute or spread < IMBALANCE:
@@ -115,66 +106,57 @@ def _imbalance(values: CellValues) -> list[Reason]:
 
 
 def error_table(comparison: Comparison) -> TextTable | None:
-    """Each estimate's error against exposed communication in the terms that make it up; None without any."""
+    """Each estimate's error relative to exposed communication, by term; None if no error is known."""
     names = ("error", "local batch", "compute", "idle", "tracer")
     rows: list[tuple[str, str, list[float | None]]] = []
-    for values in comparison_rows(comparison):
+    for row in comparison.rows.values():
         for method in METHODS:
-            error = number(values, f"{method}_error_exposed_us")
+            error = row.number(f"{method}_error_exposed_us")
             if error is None:
                 continue
-            local = 0.0 if method == "same_local_batch" else number(values, f"{method}_local_batch_us")
-            rest = [number(values, f"{column}_us") for column in _TERMS.values()]
-            rows.append((str(values["cell"]), FORMULAS[method], [error, local, *rest]))
+            local = 0.0 if method == "same_local_batch" else row.number(f"{method}_local_batch_us")
+            rest = [row.number(f"{column}_us") for column in _TERMS.values()]
+            rows.append((row.cell, FORMULAS[method], [error, local, *rest]))
     if not rows:
         return None
     unit = choose_unit("time", [value for _, _, parts in rows for value in parts])
+    lacking = any(None in parts for _, _, parts in rows)
     return TextTable(
-        title="Why the estimates miss exposed communication: error = local batch + compute + idle + tracer",
+        title="Why the estimates differ from exposed communication: error = local batch + compute + idle + tracer",
         headings=("cell", "estimate", *(f"{name} [{unit.label}]" for name in names)),
         rows=tuple((cell, formula, *(show(value, unit) for value in parts)) for cell, formula, parts in rows),
         notes=(
-            "local batch: the step on one device that the estimate subtracts is not t_1(b), the same work per device",
-            *([f"{NA}: no traced single-device cell at this batch per device"] if _lacks(rows) else []),
+            "local batch: the estimate does not subtract t_1(b), the step with the same work per device",
+            *([f"{NA}: no traced single-device cell at this batch per device"] if lacking else []),
         ),
     )
 
 
-def _lacks(rows: list[tuple[str, str, list[float | None]]]) -> bool:
-    return any(value is None for _, _, parts in rows for value in parts)
-
-
 def identity_table(comparison: Comparison) -> TextTable | None:
-    """t_N(b) - t_1(b) in its four terms with half the width of their 95% intervals; None without any."""
+    """The four terms of t_N(b) - t_1(b) with half the width of their 95% intervals; None if none is known."""
     names = ("same_local_batch", "exposed", *_TERMS.values())
-    known = [values for values in comparison_rows(comparison) if number(values, "added_tracer_us") is not None]
+    known = [row for row in comparison.rows.values() if row.added_tracer_us is not None]
     if not known:
         return None
-    unit = choose_unit("time", [number(values, f"{name}_us") for values in known for name in names])
+    unit = choose_unit("time", [row.number(f"{name}_us") for row in known for name in names])
     headings = ("t_N(b)-t_1(b)", "exposed", "compute", "idle", "tracer")
     return TextTable(
         title="Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + tracer",
         headings=("cell", *(f"{name} [{unit.label}]" for name in headings)),
-        rows=tuple(
-            (str(values["cell"]), *(_with_half_width(values, name, unit) for name in names)) for values in known
-        ),
+        rows=tuple((row.cell, *(_with_half_width(row, name, unit) for name in names)) for row in known),
         notes=(
-            "±: half the 95% interval; compute and idle: change against one device; tracer: what the traced "
-            "windows do not explain of the untraced difference",
-            *(
-                [f"±{NA}: fewer than 5 steps, or one repeat alone"]
-                if any(_no_interval(values) for values in known)
-                else []
-            ),
+            "±: half the 95% interval; compute and idle: change compared with one device; tracer: the part of the untraced "
+            "difference that the traced steps do not explain",
+            *([f"±{NA}: fewer than 5 steps, or one repeat alone"] if any(_no_interval(row) for row in known) else []),
         ),
     )
 
 
-def _no_interval(values: CellValues) -> bool:
-    return any(interval_of(values, column) is None for column in ("same_local_batch_us", "exposed_us"))
+def _no_interval(row: CellRow) -> bool:
+    return any(row.interval(column) is None for column in ("same_local_batch_us", "exposed_us"))
 
 
-def _with_half_width(values: CellValues, name: str, unit: Unit) -> str:
-    bounds = interval_of(values, f"{name}_us")
+def _with_half_width(row: CellRow, name: str, unit: Unit) -> str:
+    bounds = row.interval(f"{name}_us")
     half = NA if bounds is None else show(bounds.half_width, unit)
-    return f"{show(number(values, f'{name}_us'), unit)} ±{half}"
+    return f"{show(row.number(f'{name}_us'), unit)} ±{half}"

@@ -1,4 +1,4 @@
-"""The rank that a job waits for, by the ledger: named if it is shown, or if too few steps were traced to tell it from chance."""
+"""The rank that a job waits for: named if it is significant, or if too few steps were traced for a test."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,16 @@ from dpscope.analysis.runs.straggler import CellStraggler
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.reading.table import Table
 
-_MOST = 0.5  # of the exposed waiting, and twice an even share, from which on a rank is named without a test
+_MOST = 0.5  # of the exposed waiting (and twice an even share), from which on a rank is named without a test
 _FEW_STEPS = 5  # traced: below it chance cannot be excluded
 
 
 @dataclass(frozen=True)
 class LateRank:
-    """`wait_us` is the exposed waiting for it per step, broadcasts included, `share` its part of all exposed waiting.
+    """`wait_us` is the exposed waiting for it per step, broadcasts included; `share` its part of all exposed waiting.
 
-    `shown`: chance is unlikely to name it (`CellData.straggler`). `idle_us` is its idle time per step, `unlaunched_us` the part
-    of it in which nothing was launched for its device; None is unknown.
+    `shown`: the rank is significant (`CellData.straggler`). `idle_us` is its idle time per step, `unlaunched_us` the part of it
+    in which nothing was launched for its device; None is unknown.
     """
 
     rank: int
@@ -28,16 +28,16 @@ class LateRank:
 
     @property
     def certainty(self) -> str:
-        """Empty if the rank is shown, else how few steps were traced."""
+        """Empty if the rank is significant, else the number of traced steps in brackets."""
         return (
             "" if self.shown else f" (of {self.steps} traced step{'s' * (self.steps > 1)}: too few to exclude chance)"
         )
 
 
 def late_rank(windows: Table, shown: CellStraggler | None, ledger: Ledger | None) -> LateRank | None:
-    """The rank that most exposed waiting is for; None if waiting is spread over ranks, or not known.
+    """The rank that causes most exposed waiting; None if the waiting is spread over ranks, or unknown.
 
-    `windows` are the whole traced steps, `shown` the straggler that they show.
+    `windows` are the whole traced steps, `shown` is their significant straggler.
     """
     if ledger is None or not ledger.is_split or not len(windows):
         return None
@@ -53,8 +53,8 @@ def late_rank(windows: Table, shown: CellStraggler | None, ledger: Ledger | None
     else:
         return None
     broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if shown is not None else 0.0
-    own = windows.take(windows["rank"] == rank)
-    idle, unlaunched = (own[name][own.known(name)] for name in ("idle_us", "unlaunched_us"))
+    of_rank = windows.take(windows["rank"] == rank)
+    idle, unlaunched = (of_rank[name][of_rank.known(name)] for name in ("idle_us", "unlaunched_us"))
     return LateRank(
         rank=rank,
         wait_us=waits.get(rank, 0.0) + broadcasts,

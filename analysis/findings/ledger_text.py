@@ -1,4 +1,4 @@
-"""A ledger in words: what communication costs, in parts that add up to what is exposed."""
+"""A ledger in words: the cost of communication, in parts that add up to exposed communication."""
 
 from dpscope.analysis.findings.late_rank import LateRank
 from dpscope.analysis.stats.samples import CONFIDENCE
@@ -8,12 +8,12 @@ from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import is_known, traits_of
 
-_TRACED_APART = 0.1  # of the untraced step: a traced one that differs by more is set against it in the same sentence
-_NOTHING = 0.005  # of exposed communication: a smaller part is left out of the sentence
+_TRACED_APART = 0.1  # of the untraced step: if the traced one differs by more, both are stated
+_NOTHING = 0.005  # of exposed communication: smaller parts are omitted
 
 
 def cost_text(name: str, strategy: str, ledger: Ledger, late: LateRank | None) -> str:
-    """What a cell's communication costs in a step; its exposed communication is known."""
+    """The cost of a cell's communication in a step; its exposed communication must be known."""
     exposed, step = ledger.exposed_us or 0.0, ledger.traced_step_us
     unit = choose_unit("time", [exposed, step, ledger.exposed_wait_us, ledger.exposed_transfer_us])
     who = name if is_known(strategy) else "The job"
@@ -24,7 +24,7 @@ def cost_text(name: str, strategy: str, ledger: Ledger, late: LateRank | None) -
 
 
 def ledger_table(ledger: Ledger) -> TextTable:
-    """One row: a traced step and the parts that add up to it, means over ranks and steps."""
+    """A single row: a traced step and the parts that add up to it, means over ranks and steps."""
     values = [ledger.traced_step_us, *(getattr(ledger, f"{part}_us") for part in STEP_PARTS)]
     unit = choose_unit("time", values)
     names = ("traced step", "compute", "wait", "transfer", "other", "idle")
@@ -33,7 +33,11 @@ def ledger_table(ledger: Ledger) -> TextTable:
         "Where a step goes: compute + wait + transfer + other + idle = traced step",
         tuple(f"{name} [{unit.label}]" for name in names),
         (tuple(show(value, unit) for value in values),),
-        (note if ledger.is_split else f"{note}; other holds all of it, as no collective was matched across all ranks",),
+        (
+            note
+            if ledger.is_split
+            else f"{note}; other includes all of it, as no collective was matched across all ranks",
+        ),
     )
 
 
@@ -49,7 +53,7 @@ def _interval(ledger: Ledger, unit: Unit) -> str:
 
 
 def _parts(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
-    """Wait, transfer and the rest by kind; what cannot be split is called that."""
+    """Wait, transfer and the rest by kind, or that they cannot be separated."""
     exposed = ledger.exposed_us or 0.0
     wait, transfer, other = ledger.exposed_wait_us, ledger.exposed_transfer_us, ledger.exposed_other_us or 0.0
     if not exposed:
@@ -75,7 +79,7 @@ def _hidden(ledger: Ledger, unit: Unit) -> str:
 
 
 def _contention(ledger: Ledger) -> str:
-    """What hiding costs, where that is significant."""
+    """The cost of hiding communication, if it is significant."""
     cost_us, ratios = ledger.contention_us, ledger.contention_ratio_interval
     if cost_us is None or ledger.contention_ratio is None or ratios is None or ratios.low <= 1.0:
         return ""
@@ -87,7 +91,7 @@ def _device(ledger: Ledger, unit: Unit) -> str:
     if ledger.critical_device is None or ledger.devices_exposed_us is None:
         return ""
     mean = _time(ledger.devices_exposed_us, unit)
-    return f" That is device {ledger.critical_device}, which is the least idle; the mean over all devices is {mean}."
+    return f" This is device {ledger.critical_device}, the least idle one; the mean over all devices is {mean}."
 
 
 def _untraced(ledger: Ledger, unit: Unit) -> str:

@@ -1,4 +1,4 @@
-"""Findings about what NCCL chose: network, transports, protocols and channels that cost time."""
+"""Findings about NCCL's choices that cost time: network, transports, protocols and channels."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,11 +9,11 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.nccl_codes import NcclCode
 
-_LONGER = 1.05  # a smaller size that takes this much longer than the next larger one is no noise of a median
+_LONGER = 1.05  # time of a size over that of the next larger one, above which it is not noise of the median
 
 
 def nccl_findings(job: JobChoices, interconnect: Interconnect | None = None) -> tuple[Finding, ...]:
-    """All findings of one job's log; `interconnect` is NVML's record of the machine, where there is one."""
+    """All findings from one job's log; `interconnect` is NVML's record of the machine, if available."""
     return (
         *_networks(job),
         *_shared_memory(job, interconnect),
@@ -57,7 +57,7 @@ def _shared_memory(job: JobChoices, interconnect: Interconnect | None) -> Iterat
 
 
 def _protocol_switches(job: JobChoices) -> Iterator[Finding]:
-    """Neighbouring sizes of all-reduces with different choices, of which the smaller takes longer."""
+    """Adjacent sizes of all-reduce with different choices, of which the smaller takes longer."""
     rows = sorted((row for row in job.rows if row.kind == "all_reduce"), key=lambda row: row.size_bytes)
     for smaller, larger in pairwise(rows):
         times = _comparable(smaller, larger)
@@ -72,7 +72,7 @@ def _protocol_switches(job: JobChoices) -> Iterator[Finding]:
 
 
 def _comparable(smaller: ChoiceRow, larger: ChoiceRow) -> tuple[str, float, float] | None:
-    """Measured times of both, else NCCL's own predictions of both."""
+    """The measured times of both, else NCCL's predictions of both."""
     if smaller.measured_us is not None and larger.measured_us is not None:
         return "measured", smaller.measured_us, larger.measured_us
     if smaller.nccl_us is not None and larger.nccl_us is not None:
@@ -81,7 +81,7 @@ def _comparable(smaller: ChoiceRow, larger: ChoiceRow) -> tuple[str, float, floa
 
 
 def _channels(job: JobChoices, interconnect: Interconnect | None) -> Iterator[Finding]:
-    """Links behind an NVSwitch are left out: there every channel reaches all of them."""
+    """Links behind an NVSwitch are ignored, since every channel reaches all of them."""
     channels = job.communicator.channels
     ports = job.log.network_ports if _count(job, "NET/IB") else None
     direct = interconnect is not None and not any(pair.through_nvswitch for pair in interconnect.pairs)
@@ -98,5 +98,5 @@ def _unread(job: JobChoices) -> Iterator[Finding]:
     if lines := job.log.unread_lines:
         verb = "is" if lines == 1 else "are"
         yield NcclCode.NCCL_LOG_INCOMPLETE.finding(
-            f"{counted(lines, 'line')} of choices or cost tables {verb} cut or of an unknown form"
+            f"{counted(lines, 'line')} of choices or cost tables {verb} cut off or of an unknown form"
         )

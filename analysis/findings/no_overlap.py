@@ -1,12 +1,12 @@
-"""Why little of a cell's communication is hidden: each reason with the number in the trace that shows it, and what to change."""
+"""Why little of a cell's communication is hidden: each reason with the measured number, and what to change."""
 
 from collections.abc import Iterator
 
-from dpscope.analysis.findings.bucket_reasons import bucket_reasons, buckets_told, little_computing
+from dpscope.analysis.findings.bucket_reasons import bucket_reasons, bucket_times, little_computing
 from dpscope.analysis.findings.overlap_evidence import MOST, Evidence, OverlapReason, overlap_evidence
 from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.engine_check import SUSPECT
+from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import ledger_of
 from dpscope.analysis.traces.reading.table import as_table
@@ -14,51 +14,48 @@ from dpscope.profiling.records.ddp_arguments import ddp_arguments
 from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.run_codes import RunCode
 
-LITTLE = 0.3  # of communication that is hidden: below it the reasons are told...
-WORTH_TELLING = 0.05  # ...where at least this much of a step is exposed
-_BEFORE = 0.3  # of communication, in broadcasts or all-gathers that something waits for
+LITTLE = 0.3  # hidden share of communication, below which there is a finding...
+NOTABLE = 0.05  # ...if at least this share of a step is exposed
+_BEFORE = 0.3  # of communication, in broadcasts or all-gathers that compute waits for
 _NOTHING_LAUNCHED = 0.3  # of a step, in which a device has nothing to run
 
 
 def no_overlap_finding(data: CellData) -> list[Finding]:
-    """`no_overlap` with its reasons, where a cell hides little of its communication; else nothing."""
+    """`no_overlap` with its reasons if a cell hides little of its communication; else empty."""
     evidence = overlap_evidence(data)
     if evidence is None:
         return []
     hidden, exposed, step = (evidence.means[name] for name in ("hidden_us", "exposed_us", "step_us"))
     communication = evidence.means["communication_us"]
-    if not communication > 0 or hidden >= LITTLE * communication or exposed < WORTH_TELLING * step:
+    if not communication > 0 or hidden >= LITTLE * communication or exposed < NOTABLE * step:
         return []
     reasons = list(_reasons(evidence))
     share = f"{hidden / communication:.0%} of its communication ({show_time(communication)} a step)"
-    told = f"{data.cell.name}: only {share} is hidden"
+    text = f"{data.cell.name}: only {share} is hidden"
     if not reasons:
-        when = buckets_told(evidence)
-        seen = f" (buckets ready: {when} of the step's compute)" if when else ""
-        return [
-            RunCode.NO_OVERLAP.finding(
-                f"{told}, and the traces do not show why{seen}", _to_try(evidence), severity="info"
-            )
-        ]
+        when = bucket_times(evidence)
+        ready = f" (buckets ready: {when} of the step's compute)" if when else ""
+        text = f"{text}, and the traces do not show why{ready}"
+        return [RunCode.NO_OVERLAP.finding(text, _to_try(evidence), severity="info")]
     because = "; ".join(reason.text for reason in reasons)
     severity: Severity = "warning" if data.on_device or any(reason.of_script for reason in reasons) else "info"
     advice = reasons[0].advice if data.knows_options else in_a_script(reasons[0].advice)
-    return [RunCode.NO_OVERLAP.finding(f"{told}, because {because}", advice, severity)]
+    return [RunCode.NO_OVERLAP.finding(f"{text}, because {because}", advice, severity)]
 
 
 def _to_try(evidence: Evidence) -> str:
-    """What may tell the reason where the traces do not."""
+    """What to try if the traces do not show the reason."""
     if evidence.sharded:
         return "try blocks of other sizes for fully_shard, and prefetching (set_modules_to_forward_prefetch)"
     if not evidence.data.cell.traits.reduces_early:
-        return "see what runs beside each collective on all ranks' timelines: dpscope merge makes one trace of them"
+        return "check what runs during each collective on the timelines of all ranks: dpscope merge joins their traces"
     if not evidence.data.knows_options:
         return "try several values of DDP's bucket_cap_mb"
     return "compare --overlap on,off and several values of --bucket-mb"
 
 
 def overlap_reasons(data: CellData) -> list[OverlapReason]:
-    """The reasons that a cell's traces show, the strongest first, whether or not it hides much."""
+    """The reasons that a cell's traces show, the strongest first, however much is hidden."""
     evidence = overlap_evidence(data)
     return [] if evidence is None else list(_reasons(evidence))
 
@@ -82,43 +79,43 @@ def _shared_stream(evidence: Evidence) -> Iterator[OverlapReason]:
         yield OverlapReason(
             "compute_stream",
             f"{share:.0%} of it runs on a stream that also computes, where one waits for the other",
-            "launch collectives on a stream of their own: use async_op=True, or the streams that DDP and FSDP create",
+            "launch collectives on a separate stream: use async_op=True, or the streams that DDP and FSDP create",
             of_script=True,
         )
 
 
 def _on_compute_stream(evidence: Evidence) -> float:
     """The share of the collectives' time that is on a stream that also computes."""
-    own = evidence.communication
-    if "compute_stream" not in own or not evidence.data.on_device:
+    communication = evidence.communication
+    if "compute_stream" not in communication or not evidence.data.on_device:
         return 0.0
-    on_stream = own["compute_stream"].fillna(False).astype(bool)
-    return float(own.loc[on_stream, "duration_us"].sum()) / float(own["duration_us"].sum() or 1.0)
+    on_stream = communication["compute_stream"].fillna(False).astype(bool)
+    return float(communication.loc[on_stream, "duration_us"].sum()) / float(communication["duration_us"].sum() or 1.0)
 
 
 def _held(evidence: Evidence) -> Iterator[OverlapReason]:
-    """Compute that was launched and waits while buckets are reduced: nothing holds it if they have streams of their own."""
-    own = evidence.communication
-    if "held_us" not in own or own["held_us"].isna().all() or _on_compute_stream(evidence) >= MOST:
+    """Launched compute that waits while buckets are reduced although they run on separate streams."""
+    communication = evidence.communication
+    if "held_us" not in communication or communication["held_us"].isna().all() or _on_compute_stream(evidence) >= MOST:
         return
-    held, exposed = float(own["held_us"].fillna(0.0).sum()) / evidence.steps, evidence.means["exposed_us"]
+    held, exposed = float(communication["held_us"].fillna(0.0).sum()) / evidence.steps, evidence.means["exposed_us"]
     if not held >= MOST * exposed > 0:
         return
     suspect = SUSPECT in {rank.nccl_engine for _, rank in evidence.data.ranks}
     until = f"one of the {counted(len(evidence.buckets), 'bucket')} is reduced"
     text = (
-        f"compute that was already launched stands still for {show_time(min(held, exposed))} of the {show_time(exposed)} "
-        f"exposed, until {until if evidence.of_gradients else 'a collective ends'}"
+        f"compute that was already launched waits for {show_time(min(held, exposed))} of the {show_time(exposed)} exposed, "
+        f"until {until if evidence.of_gradients else 'a collective ends'}"
     )
     if suspect:
-        text = f"{text}; {SUSPECT} ran them, which may make the compute stream wait for each"
+        text = f"{text}; {SUSPECT} ran the collectives, which may make the compute stream wait for each"
         yield OverlapReason("engine", text, "compare the engines with --nccl-engine default,legacy")
         return
     yield OverlapReason(
         "held_compute",
         text,
-        "find what makes the compute stream wait: a communication hook, SyncBatchNorm, wait() or synchronize() during the "
-        "backward pass, CUDA_DEVICE_MAX_CONNECTIONS=1, or no multiprocessors left beside the collective",
+        "find out what makes the compute stream wait: a communication hook, SyncBatchNorm, wait() or synchronize() during the "
+        "backward pass, CUDA_DEVICE_MAX_CONNECTIONS=1, or no multiprocessors left next to the collective",
         of_script=True,
     )
 
@@ -127,7 +124,7 @@ def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
     exposed, late = evidence.means["exposed_us"], evidence.data.straggler
     if late is None:
         return
-    # Exposed broadcasts count if one rank is behind them: they are no waits by definition.
+    # By definition broadcasts have no wait, but with a straggler their exposed time is waiting for it.
     ledger = ledger_of(as_table(evidence.data.critical_windows), as_table(evidence.data.exposed_parts))
     broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if ledger is not None else 0.0
     waiting = evidence.means["exposed_wait_us"] + broadcasts
@@ -136,7 +133,7 @@ def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
             "late_rank",
             f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for a late rank (rank {late.rank} in "
             f"{late.steps} of {counted(late.of_steps, 'step')})",
-            f"see what rank {late.rank} does before its collectives: overlap cannot hide its lateness",
+            f"check what rank {late.rank} does before its collectives: overlap cannot hide its lateness",
             of_script=True,
         )
 
@@ -146,16 +143,16 @@ def _uneven_ranks(evidence: Evidence) -> Iterator[OverlapReason]:
     if waiting >= MOST * exposed > 0 and evidence.data.straggler is None:
         yield OverlapReason(
             "uneven_ranks",
-            f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for whichever rank comes last; no rank is "
-            "shown to be the late one",
-            "look for what differs between ranks from step to step: lengths of inputs, the loader, other load on the machine",
+            f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank; no single rank is "
+            "significantly late",
+            "look for what differs between ranks from step to step: input lengths, the loader, other load on the machine",
         )
 
 
 def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
-    """Collectives that the next computing waits for: DDP's broadcasts of buffers, FSDP's all-gathers."""
-    own = evidence.communication
-    total = float(own["duration_us"].sum())
+    """Collectives that the following compute waits for: DDP's broadcasts of buffers, FSDP's all-gathers."""
+    communication = evidence.communication
+    total = float(communication["duration_us"].sum())
     late_us = {"broadcast": evidence.data.broadcast_waits_us}
     for kind, called, advice in (
         (
@@ -163,7 +160,7 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
             "broadcasts" + (" of buffers, which the forward pass waits for" if evidence.of_gradients else ""),
             "use --broadcast-buffers off if each rank may keep its own buffers"
             if evidence.data.cell.traits.identified
-            else "find out what is broadcast in every step, and whether each rank could keep its own",
+            else "find out what is broadcast in every step, and whether each rank could keep its own copy",
         ),
         (
             "all_gather",
@@ -171,28 +168,23 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
             "try larger blocks, --strategy fsdp-no-reshard if memory allows, or prefetching (set_modules_to_forward_prefetch)",
         ),
     ):
-        of_kind = own.loc[own["kind"] == kind, "duration_us"]
+        of_kind = communication.loc[communication["kind"] == kind, "duration_us"]
         share = (float(of_kind.sum()) - late_us.get(kind, 0.0) * evidence.steps) / total if total else 0.0
         if share >= _BEFORE:
             yield OverlapReason(kind, f"{share:.0%} of it is {called}", advice)
 
 
 def _unused_parameters(evidence: Evidence) -> Iterator[OverlapReason]:
-    """DDP then all-reduces a map of 4 bytes for each parameter that is a tensor, after the last bucket."""
+    """DDP then all-reduces a map with 4 bytes per parameter tensor after the last bucket."""
     cell = evidence.data.cell
     if not ddp_arguments(cell.options.ddp_args).get("find_unused_parameters"):
         return
     tensors = max((len(rank.model.gradient_shapes) for _, rank in evidence.data.ranks), default=0)
-    maps = (
-        evidence.communication[evidence.communication["bytes"] == 4 * tensors]
-        if tensors
-        else evidence.communication.head(0)
-    )
-    steps = evidence.steps
-    shown = f" and all-reduce a map of {4 * tensors} B ({len(maps) / steps:.0f} per step)" if len(maps) else ""
+    maps = int((evidence.communication["bytes"] == 4 * tensors).sum()) if tensors else 0
+    reduced = f" and all-reduce a map of {4 * tensors} B ({maps / evidence.steps:.0f} per step)" if maps else ""
     yield OverlapReason(
         "find_unused_parameters",
-        f"find_unused_parameters makes DDP walk the whole graph before each backward pass{shown}",
+        f"find_unused_parameters makes DDP traverse the whole graph before each backward pass{reduced}",
         "omit find_unused_parameters if every parameter is used, or use --static-graph",
     )
 
@@ -204,8 +196,8 @@ def _host_bound(evidence: Evidence) -> Iterator[OverlapReason]:
             "host_bound",
             f"the host launches work too late: the devices have nothing to run for {show_time(unlaunched)} of a "
             f"{show_time(step)} step",
-            "give the host less to launch (larger batches, compilation, fewer small operators), or find what it waits for: data, "
-            ".item(), synchronize()",
+            "give the host less to launch (larger batches, compilation, fewer small operators), or find out what it waits for: "
+            "data, .item(), synchronize()",
         )
 
 

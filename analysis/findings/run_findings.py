@@ -1,27 +1,25 @@
-"""Conclusions and warnings of a run in plain sentences: what was seen, what it means, what to do."""
+"""Conclusions and warnings about a run: observation, meaning, next step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.row import as_number
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.subtraction import FORMULAS
-from dpscope.analysis.findings.communication import communication_finding, known_values
 from dpscope.analysis.findings.estimate_gaps import reasons
 from dpscope.analysis.findings.no_overlap import no_overlap_finding
 from dpscope.analysis.findings.predictions import prediction_findings
 from dpscope.analysis.findings.scaling import scaling_findings
-from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
-from dpscope.analysis.findings.straggler import straggler_finding
+from dpscope.analysis.findings.slow_tracing import slowed_by_tracing, slowed_text
 from dpscope.analysis.findings.strategy_costs import strategy_cost_finding
 from dpscope.analysis.findings.strategy_gaps import gap_finding
 from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.cell_findings import no_single_device
 from dpscope.analysis.runs.repeats import repeat_findings
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.runs.script_findings import no_single_device
 from dpscope.analysis.runs.variant_savings import single_device_baselines, variant_findings
-from dpscope.analysis.text.units import show_time
+from dpscope.analysis.text.units import show_change, show_time
 from dpscope.analysis.training.findings import training_findings
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
@@ -33,7 +31,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 TRACER_COST = 1.15
 THROUGHPUT_APART = 0.05  # of the median step's
 
-_MERGED = RunCode.that_are("of_many_cells") | TraceCode.that_are("of_many_cells")
+_MERGED = RunCode.with_trait("of_many_cells") | TraceCode.with_trait("of_many_cells")
 _CODE_OF_STATUS: dict[CellStatus, RunCode] = {
     "out_of_memory": RunCode.CELL_OUT_OF_MEMORY,
     "crashed": RunCode.CELL_CRASHED,
@@ -43,7 +41,7 @@ _ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
 def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
-    """All findings of a run, or of traces alone, errors first; nothing here is measured anew."""
+    """All findings about a run, or about traces alone, errors first."""
     found = _of_run(run, comparison) if run.recorded is not None else _of_traces(run, comparison)
     return sorted(_merged(found), key=lambda finding: _ORDER[finding.severity])
 
@@ -51,6 +49,7 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
 def _of_traces(run: RunData, comparison: Comparison) -> list[Finding]:
     return [
         *(finding for cell in run.cells.values() for finding in cell.findings),
+        *_above_peak(comparison),
         *prediction_findings(comparison, shared_cores=run.device_type == "cpu"),
         *(finding for cell in run.measured for finding in straggler_finding(cell)),
         *(finding for cell in run.measured for finding in no_overlap_finding(cell)),
@@ -58,6 +57,7 @@ def _of_traces(run: RunData, comparison: Comparison) -> list[Finding]:
 
 
 def _of_run(run: RunData, comparison: Comparison) -> list[Finding]:
+    not_slowed = [data for data in run.measured if slowed_by_tracing(comparison.rows[data.cell.name]) is None]
     return [
         *run.manifest.findings,
         *(finding for cell in run.cells.values() for finding in cell.findings),
@@ -70,11 +70,12 @@ def _of_run(run: RunData, comparison: Comparison) -> list[Finding]:
             if cost.ratio.value is not None
         ),
         *_per_row(comparison),
+        *_above_peak(comparison),
         *prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu"),
         *scaling_findings(comparison),
         *variant_findings(run),
         *(finding for cell in run.measured for finding in straggler_finding(cell)),
-        *(finding for cell in _traced_as_trained(run, comparison) for finding in no_overlap_finding(cell)),
+        *(finding for cell in not_slowed for finding in no_overlap_finding(cell)),
         *no_single_device(run.manifest, _without_single_device(run), str(run.path)),
         *_setting(run),
         *(training_findings(run.training) if run.training else ()),
@@ -82,14 +83,8 @@ def _of_run(run: RunData, comparison: Comparison) -> list[Finding]:
     ]
 
 
-def _traced_as_trained(run: RunData, comparison: Comparison) -> list[CellData]:
-    """The cells whose traced steps are not much longer than untraced ones."""
-    rows = {str(row["cell"]): known_values(row) for row in comparison.table.to_dict("records")}
-    return [data for data in run.measured if slowed_by_tracing(rows[data.cell.name]) is None]
-
-
 def _without_single_device(run: RunData) -> list[str]:
-    """Cells of several devices that can be compared with no cell of one."""
+    """Cells on several devices without a comparable cell on one device."""
     return [
         data.cell.name
         for data in run.measured
@@ -101,7 +96,7 @@ def _without_single_device(run: RunData) -> list[str]:
 
 
 def _merged(findings: list[Finding]) -> list[Finding]:
-    """Each finding once; those of _MERGED that many cells share become one."""
+    """The findings without duplicates; those of _MERGED that many cells share are joined."""
     groups: dict[object, list[Finding]] = {}
     for finding in dict.fromkeys(findings):
         same = (finding.severity, finding.code, finding.next_step) if finding.code in _MERGED else finding
@@ -123,8 +118,7 @@ def _cells_not_measured(run: RunData) -> Iterator[Finding]:
 
 def _not_measured(name: str, result: CellResult) -> Finding:
     where, status = f"{name}, repeat {result.repeat}", result.status.replace("_", " ")
-    stopped = result.status == "interrupted"  # by the user: its message says so, and how to go on
-    if stopped:
+    if result.status == "interrupted":  # by the user; the message includes the next step
         return RunCode.CELL_INTERRUPTED.finding(f"{where}: {result.message}")
     return _CODE_OF_STATUS[result.status].finding(
         f"{where}: {status}: {result.message}",
@@ -132,64 +126,65 @@ def _not_measured(name: str, result: CellResult) -> Finding:
     )
 
 
+def _above_peak(comparison: Comparison) -> Iterator[Finding]:
+    for name, row in comparison.rows.items():
+        for share, peak in ((row.mfu, "specified peak of its GPU"), (row.cpu_peak_share, "measured CPU matmul peak")):
+            if share is not None and share > 1:
+                yield RunCode.ABOVE_PEAK.finding(f"{name} reaches {share:.0%} of the {peak}")
+
+
 def _per_row(comparison: Comparison) -> Iterator[Finding]:
-    for row in comparison.table.to_dict("records"):
-        values = known_values(row)
-        yield from communication_finding(values)
-        yield from _estimates(values)
-        yield from _throughput(values)
-        cost = values["tracer_cost"]
-        if cost is not None and cost > TRACER_COST:
+    for row in comparison.rows.values():
+        yield from communication_finding(row)
+        yield from _estimates(row)
+        yield from _throughput(row)
+        if row.tracer_cost is not None and row.tracer_cost > TRACER_COST:
             yield RunCode.TRACER_COST.finding(
-                message=f"{values['cell']}: a traced step takes {cost:.2f}x as long as an untraced one"
+                message=f"{row.cell}: a traced step takes {row.tracer_cost:.2f}x as long as an untraced one"
             )
 
 
-def _throughput(values: dict[str, object]) -> Iterator[Finding]:
-    steps, blocks = as_number(values["samples_per_s"]), as_number(values["block_samples_per_s"])
+def _throughput(row: CellRow) -> Iterator[Finding]:
+    steps, blocks = row.samples_per_s, row.block_samples_per_s
     if steps and blocks and abs(blocks / steps - 1) > THROUGHPUT_APART:
         yield RunCode.THROUGHPUT_DIFFERS.finding(
-            f"{values['cell']}: {blocks:,.0f} samples/s in whole blocks, {steps:,.0f} by the median step "
+            f"{row.cell}: {blocks:,.0f} samples/s in whole blocks, {steps:,.0f} by the median step "
             f"({blocks / steps - 1:+.0%})"
         )
 
 
-def _estimates(values: dict[str, object]) -> Iterator[Finding]:
-    """What each subtraction says beside what was measured, a sentence a cell."""
-    exposed, total = as_number(values["exposed_us"]), as_number(values["communication_us"])
+def _estimates(row: CellRow) -> Iterator[Finding]:
+    """The subtraction estimates of a cell compared with the measured values."""
+    exposed, total = row.exposed_us, row.communication_us
     if exposed is None or total is None:
         return
-    said = []
+    results = []
     for method, formula in FORMULAS.items():
-        value = as_number(values[f"{method}_us"])
+        value = row.number(f"{method}_us")
         if value is not None:
             negative = ", negative, so it cannot be a time" if value < 0 else ""
-            said.append(
-                f"{method}, {formula}, gives {show_time(value)} ({_signed(value - exposed)} against exposed, "
-                f"{_signed(value - total)} against all{negative})"
+            results.append(
+                f"{method}, {formula}, gives {show_time(value)} ({show_change(value - exposed)} from exposed, "
+                f"{show_change(value - total)} from all{negative})"
             )
-    if said:
-        why = [reason.text for reason in reasons(values)]
+    if results:
+        why = [reason.text for reason in reasons(row)]
         because = f". Measured reasons: {'; '.join(why)}" if why else ""
         yield RunCode.ESTIMATES.finding(
-            f"{values['cell']}: measured {show_time(exposed)} exposed of {show_time(total)}; {'; '.join(said)}{because}"
+            f"{row.cell}: measured {show_time(exposed)} exposed of {show_time(total)}; {'; '.join(results)}{because}"
         )
-
-
-def _signed(microseconds: float) -> str:
-    return f"{'+' if microseconds >= 0 else '-'}{show_time(abs(microseconds))}"
 
 
 def _setting(run: RunData) -> Iterator[Finding]:
-    """What has to be known to read this run's numbers."""
+    """Conditions that matter for interpreting this run's numbers."""
     strategies = {data.cell.strategy for data in run.measured}
     if run.manifest.device_type == "cpu":
         yield RunCode.CPU_CONCURRENCY.finding(
-            "on a CPU, computing and communicating share the cores: what counts as hidden ran at the same time and slowed both"
+            "on a CPU, compute and communication share the cores: hidden communication ran at the same time and slowed both"
         )
     if any(traits_of(one).host_copies for one in strategies):
         yield RunCode.DP_HOST_STAND_IN.finding(
-            "dp-host is not nn.DataParallel, which does nothing without a GPU: it is dpscope's stand-in that runs the same four "
+            "dp-host is not nn.DataParallel, which does nothing without a GPU, but dpscope's stand-in, which runs the same four "
             "phases on CPU threads; its communication is copying within one process"
         )
     workload, epochs = run.manifest.config.workload, run.manifest.config.measurement.epochs
@@ -209,19 +204,19 @@ def _setting(run: RunData) -> Iterator[Finding]:
 
 
 def _threads(run: RunData) -> Finding:
-    """One number for all cells of `dpscope run`; a script's processes have what its environment says."""
+    """The threads per process: equal for all cells of `dpscope run`; for a script, set by its environment."""
     by_cell = {data.cell.name: min(rank.threads for _, rank in data.ranks) for data in run.measured if data.ranks}
     if len(set(by_cell.values())) > 1 and run.manifest.script is not None:
         each = ", ".join(f"{name} with {counted(threads, 'thread')}" for name, threads in by_cell.items())
-        return RunCode.THREADS_DIFFER.finding(f"processes compute with different numbers of threads: {each}")
+        return RunCode.THREADS_DIFFER.finding(f"processes use different numbers of threads: {each}")
     return RunCode.THREADS.finding(
         "every process (dp-host: every replica) computes with "
-        f"{counted(run.manifest.threads_per_process, 'thread')}, of {run.manifest.environment.cpu_count} cores"
+        f"{counted(run.manifest.threads_per_process, 'thread')} on {counted(run.manifest.environment.cpu_count, 'core')}"
     )
 
 
 def _synthetic_epochs(cells: list[CellData], samples: int) -> Iterator[Finding]:
-    """Synthetic batches are all whole, so an epoch whose last one would be short trains on more than the data set."""
+    """Synthetic batches are always whole, so an epoch may train on more samples than the data set has."""
     batches = {
         data.cell.name: (data.ranks[0][1].steps_per_epoch or 0, data.planned.global_batch_size) for data in cells
     }
@@ -230,6 +225,53 @@ def _synthetic_epochs(cells: list[CellData], samples: int) -> Iterator[Finding]:
     if more[name] > 0:
         steps, size = batches[name]
         yield RunCode.SYNTHETIC_EPOCHS.finding(
-            f"synthetic data have no short last batch: an epoch of {counted(samples, 'sample')} is timed as whole batches, "
-            f"in {name} {steps} of {size}, {more[name]:.2%} more than the data set (no cell has more)"
+            f"synthetic data have no short last batch: an epoch of {counted(samples, 'sample')} is timed as whole batches, in "
+            f"{name} as {steps} of {size}, {more[name]:.2%} more than the data set (the largest excess of all cells)"
         )
+
+
+def communication_finding(row: CellRow) -> Iterator[Finding]:
+    """The finding about one cell; none if communication is unknown."""
+    total, hidden, exposed = row.communication_us, row.hidden_us, row.exposed_us
+    if total is None or hidden is None or exposed is None or not total:
+        return
+    if (slowed := slowed_by_tracing(row)) is not None:
+        yield RunCode.COMMUNICATION_MEASURED.finding(
+            f"{row.cell}: {slowed_text(row, slowed)}",
+            "measure a larger batch or model, whose operations take longer",
+        )
+        return
+    traits = traits_of(row.strategy)
+    what = f"{traits.communication} {'take' if traits.host_copies else 'takes'}"
+    wait = row.exposed_wait_us
+    waiting = f", {show_time(wait)} of that waiting for a late rank" if wait is not None else ""
+    yield RunCode.COMMUNICATION_MEASURED.finding(
+        f"{row.cell}: {what} {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
+        f"{show_time(exposed)} exposed{waiting}",
+        "copying within one process: no link is involved"
+        if traits.host_copies
+        else "at most the exposed time can be saved, and a faster link does not shorten the waiting in it",
+    )
+
+
+def straggler_finding(data: CellData) -> list[Finding]:
+    """A warning that names the cell's straggler; empty where there is none."""
+    named = data.straggler
+    if named is None:
+        return []
+    return [
+        RunCode.STRAGGLER.finding(
+            f"{data.cell.name}: rank {named.rank} is the straggler: the others wait for it in {named.steps} of "
+            f"{named.of_steps} traced steps, {show_time(named.lateness_us)} a step (their mean), {_of_all(named.shares)}; "
+            f"by chance alone a rank would stand out like this in {named.chance:.1g} of such runs",
+            f"check what rank {named.rank} does before its first collective: data, other load, a slower device",
+        )
+    ]
+
+
+def _of_all(shares: Sequence[float]) -> str:
+    """The smallest share of waiting over repeats, such as ``at least 93% of all waiting in each repeat``."""
+    least = f"{min(shares):.0%}"
+    if least == "100%":
+        return "all of the waiting"
+    return f"{least} of all waiting" if len(shares) == 1 else f"at least {least} of all waiting in each repeat"

@@ -1,10 +1,10 @@
-"""Scaling of a run in tables and findings: strong or weak, the target efficiency, and the fitted laws."""
+"""Tables and findings about scaling: strong compared with weak, the target efficiency, the fitted laws."""
 
 from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingPoint, ScalingSeries
-from dpscope.analysis.findings.strategy_gaps import range_said
+from dpscope.analysis.findings.strategy_gaps import in_brackets
 from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
 from dpscope.analysis.text.text_table import TextTable
@@ -15,12 +15,12 @@ from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
 
 _RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0, 3)
-_SUPERLINEAR = 1.1  # times the number of devices: what few steps differ by anyway is no finding
+_SUPERLINEAR = 1.1  # times the number of devices, from which on a speedup without an interval is reported
 _LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 
 
 def scaling_table(comparison: Comparison) -> TextTable | None:
-    """A row for each cell against one device; None without a single-device cell to stand against."""
+    """A row for each cell compared with one device; None without a single-device cell."""
     points = [point for series in comparison.scaling for point in series.points]
     rows = [
         (
@@ -36,12 +36,12 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
     if not rows:
         return None
     return TextTable(
-        title="Scaling: speedup against one device",
+        title="Scaling: speedup over one device",
         headings=("series", "devices", "speedup [x]", "low", "high", "eff. [%]", "Karp-Flatt"),
         rows=tuple(rows),
         notes=(
-            "low, high: 95% interval; Karp-Flatt: the serial fraction that alone would explain this speedup. If it grows as "
-            "devices are added, the loss is overhead such as communication, not serial code.",
+            "low, high: 95% interval; Karp-Flatt: the serial fraction that would explain this speedup. If it grows with the "
+            "number of devices, the loss is overhead such as communication, not serial code.",
             *_why_missing(points),
         ),
     )
@@ -56,7 +56,7 @@ def _why_missing(points: Sequence[ScalingPoint]) -> list[str]:
             (
                 "low, high",
                 no_interval,
-                "fewer than 5 timed steps, or one repeat alone, here or in the single-device cell",
+                "fewer than 5 timed steps or only one repeat, in this or the single-device cell",
             ),
             ("Karp-Flatt", slower, "slower than one device, which no serial fraction explains"),
         )
@@ -65,10 +65,10 @@ def _why_missing(points: Sequence[ScalingPoint]) -> list[str]:
 
 
 def law_table(comparison: Comparison) -> TextTable | None:
-    """Laws fitted to series of two or more device counts, a row for each parameter; None without such a series."""
+    """Scaling laws fitted to series with at least two device counts, a row per parameter; None without such a series."""
     rows: list[tuple[str, ...]] = []
     notes = [
-        "one measured count gives Karp-Flatt's fraction only, two Amdahl's or Gustafson's law, three or more the USL"
+        "one measured count gives only the Karp-Flatt fraction, two give Amdahl's or Gustafson's law, three or more the USL"
     ]
     for series in comparison.scaling:
         fit = series.fit
@@ -88,7 +88,7 @@ def law_table(comparison: Comparison) -> TextTable | None:
     if not rows:
         return None
     return TextTable(
-        title="Scaling laws fitted to these points, and what they predict at twice the largest count",
+        title="Scaling laws fitted to these points, and their predictions at twice the largest count",
         headings=("series", "law", "parameter", "value", "low", "high"),
         rows=tuple(rows),
         notes=tuple(notes),
@@ -96,7 +96,7 @@ def law_table(comparison: Comparison) -> TextTable | None:
 
 
 def scaling_findings(comparison: Comparison) -> Iterator[Finding]:
-    """Strong against weak, and the target efficiency."""
+    """Findings about strong and weak scaling, superlinear speedups and the target efficiency."""
     for choice in comparison.choices:
         yield strong_or_weak(choice)
     yield from superlinear_findings(comparison)
@@ -105,28 +105,25 @@ def scaling_findings(comparison: Comparison) -> Iterator[Finding]:
 
 
 def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
-    """A warning for each cell that is more than N times as fast as one device; without an interval from a tenth more."""
+    """A warning for each cell that is significantly more than N times as fast as one device, or 10% more without an interval."""
     speedups = {
         point.cell: (point.devices, point.speedup, "one device")
         for series in comparison.scaling
         for point in series.points
     }
-    devices = (
-        dict(zip(comparison.table["cell"], comparison.table["devices"], strict=True)) if len(comparison.table) else {}
-    )
     for cell, speedup in comparison.over_itself.items():
-        speedups.setdefault(cell, (int(devices[cell]), speedup, "one device under the same strategy"))
+        speedups.setdefault(cell, (comparison.rows[cell].devices, speedup, "one device under the same strategy"))
     for cell, (count, speedup, baseline) in speedups.items():
         shown = verdict(speedup, count)
         if shown == "above" or (shown == "too_few_samples" and (speedup.value or 0.0) > _SUPERLINEAR * count):
             yield EstimateCode.SUPERLINEAR_SPEEDUP.finding(
-                f"{cell}: {speedup.value:.2f}x the throughput of {baseline} on {counted(count, 'device')}{range_said(speedup)}",
+                f"{cell}: {speedup.value:.2f}x the throughput of {baseline} on {counted(count, 'device')}{in_brackets(speedup)}",
                 "measure one device again, with the same threads and no other load, before using this speedup",
             )
 
 
 def strong_or_weak(choice: ScalingChoice) -> Finding:
-    """Which way of reading the same batch number trains more samples per second, and by how much."""
+    """Whether a batch size per device (weak) or in total (strong) has the higher throughput, and by how much."""
     name = f"{traits_of(choice.strategy).label} on {counted(choice.devices, 'device')}, batch {choice.batch_size}"
     keeping = {
         "weak": f"keeping {counted(choice.batch_size, 'sample')} per device",
@@ -135,43 +132,46 @@ def strong_or_weak(choice: ScalingChoice) -> Finding:
     ratio, shown = choice.ratio, verdict(choice.ratio)
     interval = f"95% interval {ratio.low:.2f} to {ratio.high:.2f}" if ratio.low is not None else ""
     if shown == "too_few_samples":
-        said = "too few steps or repeats to say whether strong or weak scaling is better"
+        text = "too few steps or repeats to determine whether strong or weak scaling is better"
     elif shown == "no_difference_shown":
-        said = f"no difference between strong and weak scaling is shown (ratio {ratio.value:.2f}, {interval})"
+        text = (
+            f"the difference between strong and weak scaling is not significant (ratio {ratio.value:.2f}, {interval})"
+        )
     else:
         better, worse = ("weak", "strong") if shown == "above" else ("strong", "weak")
         times, low, high = ratio.value or 1.0, ratio.low or 1.0, ratio.high or 1.0
         if shown == "below":
             times, low, high = 1 / times, 1 / high, 1 / low
-        said = (
+        text = (
             f"{keeping[better]} gives {times:.2f}x the throughput of {keeping[worse]} (95% interval {low:.2f} to {high:.2f}; "
-            f"{choice.weak} against {choice.strong})"
+            f"{choice.weak} compared with {choice.strong})"
         )
-    return RunCode.STRONG_OR_WEAK.finding(message=f"{name}: {said}")
+    return RunCode.STRONG_OR_WEAK.finding(message=f"{name}: {text}")
 
 
 def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Finding]:
     """Whether each series reaches a target efficiency (0..1), by the intervals of its points.
 
-    A point reaches the target if its whole interval does, misses it if all of it lies below, and else it is not shown.
+    A point reaches the target if its whole interval does, and misses it if its whole interval lies below; otherwise the result
+    is not significant.
     """
     for series in scaling:
-        said, missed = [], False
+        results, missed = [], False
         for point in series.points:
             shown = verdict(point.efficiency, target)
             words = {
                 "above": "reached on",
                 "below": "missed on",
-                "no_difference_shown": "not shown either way on",
-                "too_few_samples": "too few steps or repeats to say on",
+                "no_difference_shown": "not significant on",
+                "too_few_samples": "unknown (too few steps or repeats) on",
             }[shown]
             missed |= shown == "below"
-            said.append(f"{words} {counted(point.devices, 'device')} ({_with_percent(point.efficiency)})")
+            results.append(f"{words} {counted(point.devices, 'device')} ({_with_percent(point.efficiency)})")
         yield RunCode.TARGET_EFFICIENCY.finding(
-            message=f"{series.label}: target efficiency {target:.0%}: {'; '.join(said)}",
-            next_step="use fewer devices, a larger batch per device, or find what the exposed time is spent on"
+            message=f"{series.label}: target efficiency {target:.0%}: {'; '.join(results)}",
+            next_step="use fewer devices, a larger batch per device, or find out what the exposed time is spent on"
             if missed
-            else "no action needed, or time more repeats where it is not shown",
+            else "no action needed, or time more repeats where it is not significant",
             severity="warning" if missed else "info",
         )
 

@@ -1,4 +1,4 @@
-"""Advice to a training that dpscope does not run itself: it has torch's own arguments and none of dpscope's options."""
+"""Advice for scripts that dpscope only attaches to, in terms of torch's arguments instead of dpscope's options."""
 
 _ARGUMENTS = (
     ("--bucket-mb ", "DDP's bucket_cap_mb="),
@@ -12,7 +12,7 @@ _ARGUMENTS = (
 
 
 def in_a_script(advice: str) -> str:
-    """Advice with torch's own arguments in place of dpscope's options.
+    """Replace dpscope's options in advice with torch's arguments.
 
     >>> in_a_script("smaller buckets let part of it be reduced earlier (--bucket-mb 9.5)")
     "smaller buckets let part of it be reduced earlier (DDP's bucket_cap_mb=9.5)"

@@ -1,16 +1,16 @@
-"""The verdict on a run or on traces: which strategy, what communication costs, what shortcuts would have said, what to do.
+"""The verdict on a run or on traces: which strategy, the cost of communication, the shortcuts' estimates, what to do next.
 
-Worked out once from ledgers, comparisons and findings; every surface prints it and computes nothing. It speaks of one case: the
-most devices that were measured and, there, the batch per device at which the strategies were compared, the largest such batch.
+It is computed once from ledgers, comparisons and findings; every output only prints it. It covers one case: the largest number
+of devices measured and, among their cells, the largest batch per device at which the strategies were compared.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
-from dpscope.analysis.cells.row import CellValues, number
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
 from dpscope.analysis.findings.actions import Action, Confidence, Situation, best_action
 from dpscope.analysis.findings.answers import (
@@ -26,7 +26,7 @@ from dpscope.analysis.findings.answers import (
 from dpscope.analysis.findings.late_rank import LateRank, late_rank
 from dpscope.analysis.findings.shortcuts import shortcuts_text
 from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
-from dpscope.analysis.findings.strategy_gaps import gap_sentence, range_said
+from dpscope.analysis.findings.strategy_gaps import gap_sentence, in_brackets
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_job import TracedJob
@@ -38,14 +38,14 @@ from dpscope.analysis.traces.reading.table import as_table
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
 
-REPEATS_APART = 1.3  # largest median of a repeat over the smallest: from here on they are shown before any conclusion
-_MOST_LISTED = 3  # repeats whose medians are listed; of more the smallest and the largest
+REPEATS_APART = 1.3  # largest over smallest median of a cell's repeats, above which a warning precedes all conclusions
+_MOST_LISTED = 3  # medians listed one by one; of more repeats, only the smallest and the largest
 _DECIDING_REPEATS = 5
 _GAIN = "The gain over one device"
-STAND_IN = "CPU stand-in (dp-host for nn.DataParallel): it says nothing about GPUs."
-CPU_RUN = "CPU run: it says nothing about GPUs."
+STAND_IN = "CPU stand-in (dp-host for nn.DataParallel): the results do not apply to GPUs."
+CPU_RUN = "CPU run: the results do not apply to GPUs."
 SCRIPT_ON_CPU = (
-    "The script ran on a CPU: compute and communication shared its cores, and its times say nothing about GPUs."
+    "The script ran on a CPU: compute and communication shared its cores, so the results do not apply to GPUs."
 )
 NOT_COMPARED = "No strategy on several devices was compared with one device, so none can be recommended."
 
@@ -54,43 +54,40 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     """The verdict on a run, or on traces with their comparison."""
     if comparison.of_traces:
         (data,) = run.cells.values()
-        ledger = comparison.ledgers.get(data.cell.name)
-        return traces_verdict(cell_facts(data, ledger), _shortcuts_of_traces(data, ledger, comparison))
+        row = comparison.rows[data.cell.name]
+        return traces_verdict(cell_facts(data, row.ledger), _shortcuts_of_traces(data, row, comparison))
     case = _largest_case(comparison)
     which, chosen, strategy = _which(comparison, case)
     caveat = _caveat(run, comparison)
     if chosen is None:
         return _nothing_parallel(which, caveat, comparison)
-    data = run.cells[str(chosen["cell"])]
-    ledger = comparison.ledgers.get(data.cell.name)
-    late = (
-        late_rank(as_table(data.whole_windows), data.straggler, ledger) if slowed_by_tracing(chosen) is None else None
-    )
-    decided, action = _action(comparison, chosen, ledger, late, run)
+    data = run.cells[chosen.cell]
+    late = None
+    if slowed_by_tracing(chosen) is None:
+        late = late_rank(as_table(data.whole_windows), data.straggler, chosen.ledger)
+    decided, action = _action(comparison, chosen, late, run)
     return Verdict(
         which=which,
-        cost=cost_answer(chosen, ledger, late, is_launch_bound(data)),
+        cost=cost_answer(chosen, late, is_launch_bound(data)),
         shortcuts=Answer(
-            shortcuts_text(
-                chosen, ledger, data, _reasons(comparison, data), comparison.ring_rates.get(data.cell.devices)
-            ),
-            "traced_means" if ledger else "not_measured",
+            shortcuts_text(chosen, data, comparison.ring_rates.get(data.cell.devices)),
+            "traced_means" if chosen.ledger else "not_measured",
         ),
         action=action,
         caveat=caveat,
         unsteady=_unsteady(run, comparison, case),
         strategy=strategy,
         cell=data.cell.name,
-        ledger=ledger,
+        ledger=chosen.ledger,
         late=late,
         part=decided.part,
         saves_us=decided.saves_us,
-        cells=tuple(str(row["cell"]) for row in case),
+        cells=tuple(row.cell for row in case),
     )
 
 
 def cell_facts(data: CellData, ledger: Ledger | None) -> TracedFacts:
-    """The facts of a cell that stands for the traces of a job."""
+    """The facts of the cell that represents the traces of a job."""
     assert isinstance(data.cell, TracedJob)
     return TracedFacts(
         job=data.cell,
@@ -104,7 +101,7 @@ def cell_facts(data: CellData, ledger: Ledger | None) -> TracedFacts:
 
 
 def verdict_without_models(data: CellData) -> Verdict:
-    """The verdict on a job of foreign traces: what `run_verdict` gives of them but for the ring formula."""
+    """The verdict on a job of foreign traces: that of `run_verdict` without the ring formula."""
     ledger = ledger_of(as_table(data.whole_windows), as_table(data.exposed_parts))
     if ledger is not None:
         kernels = as_table(data.kernels)
@@ -112,20 +109,19 @@ def verdict_without_models(data: CellData) -> Verdict:
     return traces_verdict(cell_facts(data, ledger))
 
 
-def _shortcuts_of_traces(data: CellData, ledger: Ledger | None, comparison: Comparison) -> str | None:
-    row = next(iter(_rows(comparison)), None)
-    if row is None or ledger is None:
+def _shortcuts_of_traces(data: CellData, row: CellRow, comparison: Comparison) -> str | None:
+    if row.traced_step_us is None or row.ledger is None:
         return None
-    if number(row, "ring_us") is None:
+    if row.ring_us is None:
         return NO_SINGLE_DEVICE
     alone = {"same_local_batch_us": "traces of one job hold no step on one device"}
-    reasons = {**_reasons(comparison, data), **alone}
-    return shortcuts_text(row, ledger, data, reasons, comparison.ring_rates.get(data.cell.devices))
+    row = replace(row, reasons={**row.reasons, **alone})
+    return shortcuts_text(row, data, comparison.ring_rates.get(data.cell.devices))
 
 
 def _nothing_parallel(which: Answer, caveat: str | None, comparison: Comparison) -> Verdict:
     more = "Measure two or more devices: dpscope run --devices 1,2."
-    if comparison.of_script:  # which may have trained alone on each of them
+    if comparison.of_script:  # its processes may have trained independently
         more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2."
     if jobs := comparison.unmeasured_jobs:
         more = f"Fix what ended the job on {' and '.join(jobs)}, as it printed, and attach again."
@@ -136,36 +132,30 @@ def _nothing_parallel(which: Answer, caveat: str | None, comparison: Comparison)
 def _caveat(run: RunData, comparison: Comparison) -> str | None:
     on_cpu = run.device_type == "cpu"
     if not comparison.of_script:
-        with_stand_in = any(traits_of(one).host_copies for one in comparison.table["strategy"])
+        with_stand_in = any(traits_of(row.strategy).host_copies for row in comparison.rows.values())
         return (STAND_IN if with_stand_in else CPU_RUN) if on_cpu else None
-    said = [SCRIPT_ON_CPU] if on_cpu else []
+    sentences = [SCRIPT_ON_CPU] if on_cpu else []
     if batches := comparison.batches_seen:
-        said.append(f"Batch per device, as the model's calls show it: {', '.join(batches)} (--batch-size corrects it).")
-    return " ".join(said) or None
+        sentences.append(
+            f"Batch per device, inferred from the model's calls: {', '.join(batches)} (or set --batch-size)."
+        )
+    return " ".join(sentences) or None
 
 
-def _reasons(comparison: Comparison, data: CellData) -> dict[str, str]:
-    return {column: why for (cell, column), why in comparison.reasons.items() if cell == data.cell.name}
-
-
-def _unsteady(run: RunData, comparison: Comparison, case: Sequence[CellValues]) -> str | None:
-    """The repeats' medians of the case's cells and their single devices, if those of one differ too much."""
-    batches = {row["batch_size"] for row in case}
-    cells = [
-        str(row["cell"])
-        for row in _rows(comparison)
-        if traits_of(str(row["strategy"])).baseline and row["batch_size"] in batches
-    ]
-    told = []
-    for name in (*cells, *(str(row["cell"]) for row in case)):
+def _unsteady(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> str | None:
+    """The medians of the repeats of the case's cells and their baselines, for cells whose medians differ too much."""
+    batches = {row.batch_size for row in case}
+    cells = [row.cell for row in _timed(comparison) if traits_of(row.strategy).baseline and row.batch_size in batches]
+    unsteady = []
+    for name in (*cells, *(row.cell for row in case)):
         medians = (
             [float(np.median(steps)) for steps in run.cells[name].step_samples() if len(steps)]
             if name in run.cells
             else []
         )
         if medians and max(medians) > REPEATS_APART * min(medians):
-            told.append(f"{name} {_listed(medians)}")
-    return f"Repeats' medians differ by more than {REPEATS_APART - 1:.0%}: {'; '.join(told)}." if told else None
+            unsteady.append(f"{name} {_listed(medians)}")
+    return f"Repeats' medians differ by more than {REPEATS_APART - 1:.0%}: {'; '.join(unsteady)}." if unsteady else None
 
 
 def _listed(medians: Sequence[float]) -> str:
@@ -175,128 +165,111 @@ def _listed(medians: Sequence[float]) -> str:
     return f"{', '.join(show(one, unit) for one in medians)} {unit.label}"
 
 
-def _rows(comparison: Comparison) -> list[CellValues]:
-    """The measured cells' values, None where missing."""
-    table = comparison.table
-    kept = table[table["traced_step_us" if comparison.of_traces else "step_us"].notna()]
-    return [
-        {str(name): None if pd.isna(value) else value for name, value in row.items()} for row in kept.to_dict("records")
-    ]
+def _timed(comparison: Comparison) -> list[CellRow]:
+    """The measured cells."""
+    return [row for row in comparison.rows.values() if row.step_us is not None]
 
 
-def _largest_case(comparison: Comparison) -> list[CellValues]:
-    """The multi-device cells of the most devices at their largest batch, plain variants where there are any."""
-    several = [
-        row
-        for row in _rows(comparison)
-        if _measured(row, "devices") > 1 and row["cell"] not in comparison.trained_alone
-    ]
+def _largest_case(comparison: Comparison) -> list[CellRow]:
+    """The cells on the most devices at their largest compared batch; without variants if any cell has none."""
+    several = [row for row in _timed(comparison) if row.devices > 1 and row.cell not in comparison.trained_alone]
     compared = {(gap.devices, gap.batch_size) for gap in comparison.gaps}
     size = max(
-        ((_measured(row, "devices"), _pair(row) in compared, _measured(row, "batch_size")) for row in several),
+        ((row.devices, _pair(row) in compared, row.batch_size or 0) for row in several),
         default=None,
     )
     case = [row for row in several if size and _pair(row) == (size[0], size[2])]
-    plain = [row for row in case if not comparison.variants.get(str(row["cell"]))]
+    plain = [row for row in case if not comparison.variants.get(row.cell)]
     return plain or case
 
 
-def _pair(row: CellValues) -> tuple[float, float]:
-    return _measured(row, "devices"), _measured(row, "batch_size")
+def _pair(row: CellRow) -> tuple[int, int]:
+    return row.devices, row.batch_size or 0
 
 
-def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, CellValues | None, str | None]:
-    """The answer, the cell that it speaks of, and the strategy that it recommends."""
+def _which(comparison: Comparison, case: Sequence[CellRow]) -> tuple[Answer, CellRow | None, str | None]:
+    """The answer, the cell that it is about, and the strategy that it recommends."""
     if not case:
         return Answer(NOT_COMPARED, "not_measured"), None, None
-    names = {str(row["cell"]): row for row in case}
+    names = {row.cell: row for row in case}
     gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
-    chosen = _faster_than_ddp(comparison, names, _faster(names, gap)) or min(
-        case, key=lambda row: _measured(row, "step_us")
-    )
-    speedup = _speedup(comparison, str(chosen["cell"]))
-    where = f"on {devices_text(int(_measured(chosen, 'devices')), int(number(chosen, 'nodes') or 1))}"
-    if chosen.get("steps_per_s") is None:  # given instead of samples where the batch is not known
-        where += f", batch {chosen['batch_size']} each"
+    chosen = _faster_than_ddp(comparison, names, _faster(names, gap)) or min(case, key=lambda row: row.step_us or 0.0)
+    speedup = _speedup(comparison, chosen.cell)
+    where = f"on {devices_text(chosen.devices, chosen.nodes)}"
+    if chosen.steps_per_s is None:  # set instead of samples per second if the batch is unknown
+        where += f", batch {chosen.batch_size} each"
     between = f" {gap_sentence(gap)}" if gap else ""
     if speedup is None or speedup.value is None:
         relative, confidence = _relative_to_itself(comparison, chosen)
         return Answer(f"{strategy_name(chosen)} {where} {relative}{between}", confidence), chosen, None
-    times = f"{speedup.value:.2f}x one device's throughput{range_said(speedup)}"
+    times = f"{speedup.value:.2f}x one device's throughput{in_brackets(speedup)}"
     shown = verdict(speedup)
     strategy = None
     if shown == "below":
-        text = f"Do not parallelise at this size: {strategy_name(chosen)} gives {times} {where}."
+        text = f"Do not parallelise at this size: {strategy_name(chosen)} reaches {times} {where}."
         strategy = "single"
     elif shown == "above":
         text = f"Use {_recommended(gap, chosen)}: {times} {where}."
-        strategy = str(chosen["strategy"])
+        strategy = chosen.strategy
     else:
         text = f"Not decided between {strategy_name(chosen)} and one device: {times} {where}."
     return Answer(text + between, _confidence(speedup), _GAIN), chosen, strategy
 
 
-def _faster(names: Mapping[str, CellValues], gap: StrategyGap | None) -> CellValues | None:
-    """The faster of DP and DDP, DDP where no difference is shown: it is the one that torch keeps developing."""
+def _faster(names: Mapping[str, CellRow], gap: StrategyGap | None) -> CellRow | None:
+    """The faster of DP and DDP; DDP if the difference is not significant, because torch keeps developing it."""
     if gap is None:
         return None
     return names[gap.dp] if verdict(gap.ratio) == "below" else names[gap.ddp]
 
 
-def _faster_than_ddp(
-    comparison: Comparison, names: Mapping[str, CellValues], chosen: CellValues | None
-) -> CellValues | None:
-    """The chosen cell, or of those that are shown to be faster than it, where it is DDP's, the fastest."""
+def _faster_than_ddp(comparison: Comparison, names: Mapping[str, CellRow], chosen: CellRow | None) -> CellRow | None:
+    """The fastest of the cells that are significantly faster than the chosen DDP cell; without any, the chosen cell."""
     if chosen is None:
         return None
     faster = [
         one
         for one in comparison.costs
-        if one.against == chosen["cell"] and one.cell in names and verdict(one.ratio) == "below"
+        if one.against == chosen.cell and one.cell in names and verdict(one.ratio) == "below"
     ]
     return names[min(faster, key=lambda one: one.ratio.value or 1.0).cell] if faster else chosen
 
 
-def _recommended(gap: StrategyGap | None, chosen: CellValues) -> str:
-    undecided = gap is not None and verdict(gap.ratio) not in ("above", "below") and chosen["cell"] in (gap.dp, gap.ddp)
+def _recommended(gap: StrategyGap | None, chosen: CellRow) -> str:
+    undecided = gap is not None and verdict(gap.ratio) not in ("above", "below") and chosen.cell in (gap.dp, gap.ddp)
     return f"DDP or {gap.dp_label}, whichever is simpler" if undecided and gap else strategy_name(chosen)
 
 
 def _speedup(comparison: Comparison, cell: str) -> Estimate | None:
-    """Samples per second over one device's at the same batch per device."""
+    """Samples per second divided by those of one device, at the same batch per device where measured."""
     points = [(series, point) for series in comparison.scaling for point in series.points if point.cell == cell]
     points.sort(key=lambda one: one[0].scaling != "weak")
     return points[0][1].speedup if points else None
 
 
-def _relative_to_itself(comparison: Comparison, chosen: CellValues) -> tuple[str, Confidence]:
-    """Where no single device was measured: over one device under the same strategy, as a script under torchrun has it."""
-    over_itself = comparison.over_itself.get(str(chosen["cell"]))
+def _relative_to_itself(comparison: Comparison, chosen: CellRow) -> tuple[str, Confidence]:
+    """The gain over one device under the same strategy, as under torchrun, where no plain single device was measured."""
+    over_itself = comparison.over_itself.get(chosen.cell)
     if over_itself is None or over_itself.value is None:
-        return "was not compared with one device, so its gain is not known.", "not_measured"
+        return "was not compared with one device, so its gain is unknown.", "not_measured"
     name = strategy_name(chosen)
-    text = f"gives {over_itself.value:.2f}x the throughput of one device under {name}{range_said(over_itself)}"
-    return f"{text}; a device without {name} was not measured, so its gain over that is not known.", _confidence(
-        over_itself
-    )
+    text = f"reaches {over_itself.value:.2f}x the throughput of one device under {name}{in_brackets(over_itself)}"
+    text = f"{text}; one device without {name} was not measured, so the gain over that is unknown."
+    return text, _confidence(over_itself)
 
 
 def is_launch_bound(data: CellData) -> bool:
-    """Whether the finding of that name stands for a cell: the host launches more slowly than the device runs."""
+    """Whether a cell has the finding `launch_bound`: the host launches work more slowly than the device runs it."""
     return any(one.code == TraceCode.LAUNCH_BOUND for one in data.findings)
 
 
-def _action(
-    comparison: Comparison, chosen: CellValues, ledger: Ledger | None, late: LateRank | None, run: RunData
-) -> tuple[Action, Answer]:
-    speedup = _speedup(comparison, str(chosen["cell"]))
+def _action(comparison: Comparison, chosen: CellRow, late: LateRank | None, run: RunData) -> tuple[Action, Answer]:
+    speedup = _speedup(comparison, chosen.cell)
     shown = None if speedup is None else verdict(speedup)
     on_device, slower = run.device_type != "cpu", shown == "below"
-    bound = is_launch_bound(run.cells[str(chosen["cell"])])
-    situation = Situation(
-        chosen, ledger, late, on_device, of_script=comparison.of_script, slower=slower, launch_bound=bound
-    )
-    action = best_action(_rows(comparison), situation)
+    bound = is_launch_bound(run.cells[chosen.cell])
+    situation = Situation(chosen, late, on_device, of_script=comparison.of_script, slower=slower, launch_bound=bound)
+    action = best_action(_timed(comparison), situation)
     if speedup is None or shown in ("above", "below"):
         return action, Answer(action.text, action.confidence)
     repeats = max((len(data.results) for data in run.measured), default=1)
@@ -308,9 +281,3 @@ def _action(
 def _confidence(estimate: Estimate) -> Confidence:
     shown = verdict(estimate)
     return "no_interval" if shown == "too_few_samples" else "not_shown" if shown == "no_difference_shown" else "shown"
-
-
-def _measured(row: CellValues, column: str) -> float:
-    value = number(row, column)
-    assert value is not None, column
-    return value

@@ -1,6 +1,6 @@
-"""Which tables a report shows, in the order people read them."""
+"""The tables of a report, in reading order."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from dpscope.analysis.cells.comparison import Comparison
@@ -9,23 +9,21 @@ from dpscope.analysis.findings.predictions import collective_table, off_notes
 from dpscope.analysis.findings.scaling import law_table, scaling_table
 from dpscope.analysis.findings.strategy_costs import cost_table
 from dpscope.analysis.report.comparison_tables import gap_table, views_by_name
-from dpscope.analysis.report.contention_table import contention_table
 from dpscope.analysis.report.link_projection import projection_table
 from dpscope.analysis.report.nccl_tables import NcclChapter
-from dpscope.analysis.report.phase_table import run_phases
-from dpscope.analysis.report.wait_table import rank_table, run_waits
-from dpscope.analysis.runs.engine_check import SUSPECT
+from dpscope.analysis.report.rank_tables import contention_table, rank_table, run_phases, run_waits
+from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.training.tables import TRAINING_TABLES, training_tables
 from dpscope.profiling.records.strategies import traits_of
 
 _SOURCES = {
-    "calibration": "calibration, which measured the collectives alone",
+    "calibration": "calibration, which measured the collectives without compute",
     "specification": "link's specification by the ring model without latency, a lower bound",
 }
 _COMPARED = (
-    "transfer: of the collectives that have one (rooted broadcasts and reduces have none); under DP all communication"
+    "transfer: of the collectives that have one (rooted broadcasts and reduces have none); for DP all communication"
 )
 _MAIN = (
     "time",
@@ -34,6 +32,8 @@ _MAIN = (
     "memory",
     "scaling",
     "breakdown",
+    "device_use",
+    "device_points",
     "traffic",
     "estimates",
     "identity",
@@ -49,9 +49,9 @@ _MAIN = (
 
 
 def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> dict[str, TextTable]:
-    """All tables by name, in the order of a page: times, scaling, where time goes, estimates, models, learning, checks.
+    """All tables by name, in page order: times, scaling, parts of a step, estimates, models, learning, checks.
 
-    A table about which the run says nothing is left out.
+    Tables without values are omitted.
     """
     known = [data for data in run.measured if data.communication_known]
     views: dict[str, TextTable | None] = {**views_by_name(comparison)}
@@ -63,7 +63,15 @@ def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> di
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
         "breakdown": views.get("breakdown"),
-        "contention": contention_table(comparison),
+        "contention": contention_table(
+            {
+                name: (row.contentions, row.ledger.hidden_us)
+                for name, row in comparison.rows.items()
+                if row.contentions is not None and row.ledger is not None
+            }
+        ),
+        "device_use": views.get("device_use"),
+        "device_points": views.get("device_points"),
         "phases": views.get("phases"),
         "traffic": views.get("traffic"),
         "dp_phases": run_phases({data.cell.name: data.dp_phases for data in known}),
@@ -88,39 +96,47 @@ def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> di
 
 
 def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData) -> TextTable | None:
-    """Predictions with what they rest on in the notes."""
+    """The table of predictions with notes on what they are based on."""
     if table is None:
         return None
-    rows = comparison.table[comparison.table["prediction_source"].notna()]
-    by_source = rows.groupby("prediction_source")["cell"].apply(lambda cells: ", ".join(map(str, cells)))
-    notes = tuple(f"predicted from the {_SOURCES[str(source)]}: {cells}" for source, cells in by_source.items())
-    used = rows[rows["prediction_contention"].notna()]
-    by_ratios = used.groupby("prediction_contention")["cell"].apply(lambda cells: ", ".join(map(str, cells)))
-    notes += tuple(f"with contention as calibrated, {told}: {cells}" for told, cells in by_ratios.items())
-    idle = rows[rows["prediction_contention"].isna() & rows["strategy"].map(lambda one: traits_of(one).reducer)]
-    if len(idle):
-        notes += (f"without contention, as on an idle machine: {', '.join(map(str, idle['cell']))}",)
+    rows = [row for row in comparison.rows.values() if row.prediction_source is not None]
+    sources = _cells_by((row.prediction_source, row.cell) for row in rows)
+    notes = tuple(f"predicted from the {_SOURCES[source]}: {cells}" for source, cells in sources.items())
+    ratios = _cells_by((row.prediction_contention, row.cell) for row in rows)
+    notes += tuple(f"with contention as calibrated, {ratio}: {cells}" for ratio, cells in ratios.items())
+    idle = [row.cell for row in rows if row.prediction_contention is None and traits_of(row.strategy).reducer]
+    if idle:
+        notes += (f"without contention, as on an idle machine: {', '.join(idle)}",)
     notes += tuple(off_notes(comparison, shared_cores=run.device_type == "cpu"))
     later = (
-        ("the calibration was made after the run had begun, so these are not forecasts",)
+        ("the calibration was made after the start of the run, so these are not forecasts",)
         if comparison.calibrated_later
         else ()
     )
     return replace(table, notes=(*table.notes, _COMPARED, *notes, *_engine_notes(run), *later))
 
 
+def _cells_by(pairs: Iterable[tuple[str | None, str]]) -> dict[str, str]:
+    """The cells of each known value, in the order of the values."""
+    found: dict[str, list[str]] = {}
+    for value, cell in pairs:
+        if value is not None:
+            found.setdefault(value, []).append(cell)
+    return {value: ", ".join(found[value]) for value in sorted(found)}
+
+
 def _engine_notes(run: RunData) -> Iterator[str]:
-    """Which of torch's NCCL engines the schedule of exposed communication assumes, where NCCL ran."""
+    """The NCCL engine of torch that the prediction of exposed communication assumes, if NCCL was used."""
     ran = {rank.nccl_engine for data in run.measured for _, rank in data.ranks if rank.nccl_engine is not None}
     if SUSPECT in ran:
         yield (
-            "exposed is predicted as on torch's engine ProcessGroupNCCL, whose all-reduces run beside the backward pass; "
-            f"whether those of {SUSPECT}, on which cells ran, do is not confirmed on hardware"
+            "exposed is predicted for torch's engine ProcessGroupNCCL, whose all-reduces overlap the backward pass; whether "
+            f"those of {SUSPECT}, which cells used, do so is not confirmed on hardware"
         )
     elif ran:
-        yield f"exposed is predicted for torch's engine {', '.join(sorted(ran))}, on which the cells ran"
+        yield f"exposed is predicted for torch's engine {', '.join(sorted(ran))}, which the cells used"
 
 
 def terminal_tables(tables: Mapping[str, TextTable]) -> list[TextTable]:
-    """Those of `report_tables` that a terminal shows; the page has them all."""
+    """The tables of `report_tables` that a terminal shows; the page shows all."""
     return [tables[name] for name in _MAIN if name in tables]

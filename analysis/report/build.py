@@ -1,4 +1,4 @@
-"""The report folder: comparison.csv, comparison.md, report.html, figures. Written from a loaded run alone."""
+"""The report folder: comparison.csv, comparison.md, report.html and figures, written from a loaded run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,20 +13,19 @@ from dpscope.analysis.findings.answers import LABELS, QUESTIONS, Verdict
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report.all_tables import report_tables, terminal_tables
-from dpscope.analysis.report.comparison_tables import comparison_csv, first_tables, missing_reasons, summarised
+from dpscope.analysis.report.comparison_tables import comparison_csv, first_rows, first_tables, missing_reasons
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES, meanings
 from dpscope.analysis.report.nccl_tables import NcclChapter, run_chapter
 from dpscope.analysis.report.page import Page, PageAnswers, PageFigure, PageTable, page_sections, render_page
-from dpscope.analysis.report.printed import PrintedReport, first_rows
 from dpscope.analysis.report.sections import FIRST_FIGURES
 from dpscope.analysis.report.setting import environment_facts, setting_of
-from dpscope.analysis.report.stamp import formats_there, replace_stamp
+from dpscope.analysis.report.stamp import PrintedReport, formats_there, replace_stamp
 from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.text_table import TextTable, render
-from dpscope.analysis.text.units import sentence
+from dpscope.analysis.text.text_table import TextTable, render, render_findings
 from dpscope.analysis.training.tables import training_tables
+from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import LinkRate
@@ -41,10 +40,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run says, worked out once; every renderer only reads it.
+    """The results of a run, computed once; every renderer only reads them.
 
-    `tables` by name in the order people read them, `first` the two that come first (where a step goes, measured against the
-    shortcuts), `missing` why values are NA, `sources` what predictions rest on.
+    `tables` are in reading order by name; `first` are the two shown first (where a step goes, measured against the shortcuts).
+    `missing` lists why values are NA, `sources` what predictions are based on.
     """
 
     run: RunData
@@ -62,12 +61,12 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """False when a cell failed or an error finding stands against the numbers."""
+        """False if a finding is an error, such as a failed cell."""
         return self.printed.sound
 
     @cached_property
     def printed(self) -> PrintedReport:
-        """The part of it that a terminal shows."""
+        """The part of the report that a terminal shows."""
         summary, *others = self.first.values()
         return PrintedReport(
             setting=self.setting,
@@ -75,7 +74,7 @@ class Report:
             answers=tuple((label, one.text) for label, one in zip(LABELS, self.verdict.answers, strict=True)),
             summary=summary,
             shortcuts=others[0] if others else None,
-            first_rows=first_rows(_cells(self.comparison), self.verdict.cells, self.comparison.variants),
+            first_rows=first_rows(self.comparison, self.verdict.cells),
             tables=tuple(terminal_tables(self.tables)),
             missing=self.missing,
             findings=self.findings,
@@ -83,7 +82,7 @@ class Report:
 
     @cached_property
     def figures(self) -> "Mapping[str, Figure]":
-        """All figures by name; matplotlib is loaded when they are asked for."""
+        """All figures by name; the first access imports matplotlib."""
         from dpscope.analysis.figures.draw import draw_all
 
         predicted = self.what_if.figure() if self.what_if is not None else None
@@ -96,12 +95,13 @@ def make_report(
     calibration: Calibration | None = None,
     target_efficiency: float | None = None,
     nccl_logs: Sequence[Path] = (),
+    flops: StatedFlops | None = None,
 ) -> Report:
-    """Compare and conclude; nothing is written. For `link` and `calibration` see `comparison.compare`.
+    """Compute the report without writing it. For `link`, `calibration` and `flops` see `comparison.compare`.
 
-    `nccl_logs` are NCCL's own logs of one of the jobs. Raises DpscopeError for a log of another job.
+    `nccl_logs` are NCCL's logs of one of the jobs. Raises DpscopeError for a log of another job.
     """
-    comparison = compare(run, link, calibration, target_efficiency)
+    comparison = compare(run, link, calibration, target_efficiency, flops)
     sources = cost_sources(run.recorded, link, calibration)
     nccl = run_chapter(run, sources, nccl_logs)
     findings = (*conclusions(run, comparison), *nccl.findings)
@@ -123,7 +123,7 @@ def make_report(
 
 
 def _what_if(run: RunData) -> "WhatIfChapter | None":
-    """The chapter of predictions; what it needs is loaded only for a run that has a base for it."""
+    """The what-if chapter; its modules are imported only for runs that have a base for predictions."""
     if run.recorded is None or not any(data.cell.traits.reducer and data.cell.devices > 1 for data in run.measured):
         return None
     from dpscope.analysis.what_if.answers.chapter import chapter_of
@@ -131,14 +131,8 @@ def _what_if(run: RunData) -> "WhatIfChapter | None":
     return chapter_of(run)
 
 
-def _cells(comparison: Comparison) -> list[tuple[str, str, int, int]]:
-    """Name, strategy, devices and batch of the cells in the first table."""
-    columns = summarised(comparison)[["cell", "strategy", "devices", "batch_size"]]
-    return list(columns.itertuples(index=False, name=None))
-
-
 def _untrained(run: RunData) -> list[str]:
-    """Why values of the trainings' tables are missing."""
+    """Why values in the tables of trainings are missing."""
     shown = training_tables(run.training).values() if run.training else ()
     return [reason for table in shown for reason in table.missing]
 
@@ -146,11 +140,11 @@ def _untrained(run: RunData) -> list[str]:
 def write_report(
     report: Report, figure_formats: Sequence[str] | None = None, made_from: str = "", folder: Path | None = None
 ) -> Path:
-    """Write the report into `folder`, which is the run's own unless told (traces have none); returns the page's path.
+    """Write the report into `folder` (default: the run's report folder; traces have none); returns the page's path.
 
-    `figure_formats`, of "png", "svg" and "pdf", say which files lie in figures/ beside the page, which holds its own; None:
-    those of the report that stands there, PNG for the first one. `made_from` is what `data_digest` gave before the run was
-    loaded: by it the report is known as current later.
+    `figure_formats` ("png", "svg", "pdf") are the formats of the files in figures/; the page embeds its figures. None keeps the
+    formats of an existing report, and means PNG for a new one. `made_from` is `data_digest` before the run was loaded, by
+    which the report is later recognised as current.
     """
     from dpscope.analysis.figures.draw import figure_files
 
@@ -171,7 +165,7 @@ def write_report(
 
 
 def make_page(report: Report, svg: dict[str, str]) -> Page:
-    """The page's content from a report and its drawn figures as SVG text."""
+    """The page's content from a report and its figures as SVG text."""
     from dpscope.analysis.figures.draw import CAPTIONS, for_page
 
     drawn = {name: PageFigure(name, for_page(name, text), CAPTIONS[name]) for name, text in svg.items()}
@@ -204,11 +198,4 @@ def render_markdown(report: Report) -> str:
     parts += [f"{warning}\n" for warning in report.verdict.warnings]
     parts += [f"**{question}** {one.text}\n" for question, one in zip(QUESTIONS, report.verdict.answers, strict=True)]
     parts += [render(table, "markdown") for table in (*report.first.values(), *report.tables.values())]
-    parts.append("**Findings**\n")
-    parts.append(
-        "".join(
-            f"- {finding.severity}: {sentence(finding.message)} {sentence(finding.next_step)}\n"
-            for finding in report.findings
-        )
-    )
-    return "\n".join(parts)
+    return "\n".join([*parts, render_findings(report.findings)])

@@ -1,4 +1,4 @@
-"""What people see of a calibration: nccl-tests' table, the fits and the figure; and how it is saved."""
+"""The output of a calibration: nccl-tests' tables, fits, figure, and the file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,9 +28,9 @@ from dpscope.profiling.store.ownership import check_overwritable, is_calibration
 
 
 def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, Path]:
-    """Fit, and write calibration.json and its figure (.png beside it), each whole or not at all; returns fits and path.
+    """Fit a calibration and write calibration.json and its figure (.png), each atomically; returns the fits and the path.
 
-    `out` is a run folder, which need not exist, or a .json file. The samples are written last, when all the rest is there.
+    `out` is a run folder, which need not exist, or a .json file. The .json file is written last.
     """
     from dpscope.analysis.figures.calibration import calibration_figure
     from dpscope.analysis.figures.draw import to_png
@@ -43,12 +43,12 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
         write_bytes(path.with_suffix(".png"), to_png(calibration_figure(fitted)))
         write_json(path, fitted)
     except OSError as error:
-        raise DpscopeError(f"--out {out}: cannot be written: {error.strerror}; name another") from error
+        raise DpscopeError(f"--out {out}: cannot be written: {error.strerror}; choose another path") from error
     return fitted, path
 
 
 def calibration_tables(calibration: Calibration) -> list[TextTable]:
-    """One table per collective and device count with nccl-tests' columns, the fits, and their errors."""
+    """A table with nccl-tests' columns per collective and device count, the fits, and their errors."""
     groups: dict[tuple[str, str], list[CalibrationPoint]] = {}
     for point in calibration.points:
         groups.setdefault((point.collective, _devices(point)), []).append(point)
@@ -73,7 +73,7 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
 
 
 def _devices(timed: CalibrationPoint | CollectiveFit | Contention) -> str:
-    """Such as ``16``, over several nodes ``2x8``."""
+    """Such as ``16``, or ``2x8`` over several nodes."""
     return str(timed.devices) if timed.nodes in (None, 1) else str(Layout(timed.nodes, timed.devices // timed.nodes))
 
 
@@ -84,8 +84,8 @@ def _contention_table(timed: Sequence[Contention]) -> TextTable:
         ratios = contention_ratios(one)
         for what, slowdown in (
             ("two in flight over one", ratios.two_in_flight),
-            ("beside computing over alone", ratios.beside_compute),
-            ("computing beside it over alone", ratios.compute),
+            ("collective next to compute over alone", ratios.beside_compute),
+            ("compute next to collective over alone", ratios.compute),
         ):
             within = f"{slowdown.low:.2f} to {slowdown.high:.2f}"
             size, ratio = show_bytes(one.size_bytes), f"{slowdown.value:.2f}"
@@ -101,12 +101,12 @@ def _contention_table(timed: Sequence[Contention]) -> TextTable:
 def _samples_table(
     points: list[CalibrationPoint], backend: str | None, chosen: Mapping[tuple[str, int], ChoiceRow]
 ) -> TextTable:
-    """nccl-tests' columns; where it was recorded also what NCCL chose at each size, the ring formula and that of the choice."""
+    """nccl-tests' columns and, if recorded, NCCL's choice at each size with its formula and the ring formula."""
     headings = ["size [B]", "count [elements]", "type", "time [µs]", "algbw [GB/s]", "busbw [GB/s]", "shortest [µs]"]
     rows = [_row(point, backend) for point in points]
     notes = (
-        f"time: median of {counted(len(points[0].times_us), 'iteration')}, each its slowest rank's, as in nccl-tests; "
-        "shortest: of each iteration's fastest rank, as transfers in traces are defined",
+        f"time: median over {counted(len(points[0].times_us), 'iteration')} of the slowest rank, as in nccl-tests; "
+        "shortest: of the fastest rank, as transfers in traces are defined",
     ) * (len(points[0].times_us) > 1)
     choices = [chosen.get((point.collective, point.size_bytes)) for point in points]
     if known := [one for one in choices if one is not None]:
@@ -138,12 +138,12 @@ def _row(point: CalibrationPoint, backend: str | None) -> tuple[str, ...]:
 
 
 def _rate(gb_per_s: float) -> str:
-    """Two decimals, as nccl-tests prints them, but of a small rate two digits."""
+    """Two decimals, as in nccl-tests, or two significant digits for a small rate."""
     return f"{gb_per_s:.2f}" if gb_per_s >= 0.1 else f"{gb_per_s:.2g}"
 
 
 def _time(time_us: float) -> str:
-    """Four digits, as nccl-tests prints them."""
+    """Four digits, as in nccl-tests."""
     return f"{time_us:.2f}" if time_us < 100 else f"{time_us:.1f}" if time_us < 1e4 else f"{time_us:.0f}"
 
 
@@ -156,8 +156,8 @@ def _fits_table(fits: tuple[CollectiveFit, ...], backend: str | None) -> TextTab
         ),
         rows=tuple(_piece_row(fit, piece, backend) for fit in fits for piece in fit.pieces),
         notes=(
-            "alpha: a latency in a fit's first piece; in others where the piece's line meets size 0",
-            f"intervals: bootstrap over {' and '.join(sorted({fit.interval_source for fit in fits}))}, breakpoints held",
+            "alpha: the latency in a fit's first piece; in other pieces the line's value at size 0",
+            f"intervals: bootstrap over {' and '.join(sorted({fit.interval_source for fit in fits}))}, with fixed breakpoints",
         ),
     )  # fmt: skip
 
@@ -180,7 +180,7 @@ def _piece_row(fit: CollectiveFit, piece: FitPiece, backend: str | None) -> tupl
 
 def _errors_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
     return TextTable(
-        title="How far off the fits are",
+        title="Errors of the fits",
         headings=("collective", "devices", "sizes", "median [%]", "largest [%]", "of prediction [%]"),
         rows=tuple(
             (
@@ -196,11 +196,11 @@ def _errors_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
         ),
         notes=(
             "median, largest: relative errors of the fit at its own sizes",
-            "of prediction: 90% of measurements lie within it, each size predicted by the others alone",
+            "of prediction: 90% of measurements are within it when each size is predicted from the others",
         ),
     )
 
 
 def _gb_per_s(value: float | None) -> str:
-    """A bandwidth; one that the size makes no difference for has no bound."""
+    """A bandwidth, which is unbounded if the time does not depend on the size."""
     return "unbounded" if value is None else f"{value:.3g}"

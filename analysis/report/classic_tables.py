@@ -1,47 +1,54 @@
-"""The tables of data-parallel studies: `dpscope analyze RUN --tables`. What was not measured is not printed, and says why.
+"""The tables of data-parallel studies: `dpscope analyze RUN --tables`. Unmeasured values are omitted, with the reason.
 
 1. epoch seconds and speedup, at fixed batch per device and at fixed global batch; 2. compute and communication of an epoch,
-measured beside each estimate; 3. bandwidth and utilisation; 4. results, a row a cell; 5. epochs with and without data loading;
-6. what others published of the same cells, where the run names a table of it.
+measured and estimated; 3. bandwidth and utilisation; 4. results, a row per cell; 5. epochs with and without data loading;
+6. published values of the same cells, if the run names a table of them.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.measured import epoch_seconds
-from dpscope.analysis.cells.row import as_number
 from dpscope.analysis.findings.run_findings import TRACER_COST
-from dpscope.analysis.report.published_table import TITLE as PUBLISHED_TITLE
-from dpscope.analysis.report.published_table import MeasuredValue, published_table
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
+from dpscope.profiling.records.run import Cell, PublishedValue
+
+PUBLISHED_TITLE = "Published values of the same cells (other hardware)"
+_PUBLISHED_HEADINGS = ("cell", "quantity", "measured", "published", "published method", "published by")
+_OTHER = "published: on other hardware and software, by the authors' methods, so a difference allows no verdict"
+_ALL = "effective bandwidth, measured: all communication, in GB/s (1e9 bytes per second)"
+_FIXED = {"global": "same global batch", "per_device": "same batch per device"}
+
+MeasuredValue = tuple[Callable[[CellData], float | None], str]
+"""A cell's measured value, and its unit as in PublishedValue."""
 
 
 @dataclass(frozen=True)
 class StudyQuantity:
-    """What a table shows of a cell: a value with its digits, and the comparison's column that says why it is missing."""
+    """A quantity of a cell with its digits, and the comparison's column that has the reason if it is missing."""
 
     heading: str
     value: Callable[[CellData], float | None]
-    digits: int  # decimals; more of a value that would keep fewer than three digits
+    digits: int  # decimals; more if fewer than three digits would remain
     column: str
 
 
 @dataclass(frozen=True)
 class Study:
-    """The tables that a run fills, and a line for what it leaves out."""
+    """The tables with values, and a line per omitted part."""
 
     tables: tuple[TextTable, ...]
     left_out: tuple[str, ...]
 
 
 def classic_tables(run: RunData, comparison: Comparison) -> Study:
-    """Epochs in seconds, bandwidth in GB/s; a table, row or column without a value is left out, with the reason."""
+    """Epochs in seconds, bandwidth in GB/s; tables, rows and columns without values are omitted, with the reason."""
     builder = _Builder(run, comparison)
     drawn = [
         (title, *make(title, quantities, notes))
@@ -59,7 +66,7 @@ def classic_tables(run: RunData, comparison: Comparison) -> Study:
                 builder.epoch_notes(),
             ),
             (
-                "Compute and communication of an epoch, measured beside each estimate",
+                "Compute and communication of an epoch, measured and estimated",
                 builder.by_batch,
                 builder.communication(),
                 builder.communication_notes(),
@@ -70,7 +77,7 @@ def classic_tables(run: RunData, comparison: Comparison) -> Study:
                 "Epoch seconds with and without data loading",
                 builder.by_batch,
                 builder.loading(),
-                (*builder.input_path(), "waiting for loaded batches: what queued work hides is no wait"),
+                (*builder.input_path(), "waiting for loaded batches, without the part hidden behind queued work"),
             ),
         )
     ]
@@ -84,7 +91,7 @@ class _Builder:
 
     def __init__(self, run: RunData, comparison: Comparison) -> None:
         self._run, self._comparison = run, comparison
-        self._rows = {str(row["cell"]): row for _, row in comparison.table.iterrows()}
+        self._rows = comparison.rows
         timed = {data.cell.name: epoch_seconds(data) for data in run.measured}
         self._seconds = {name: seconds for name, (seconds, _) in timed.items()}
         self._whole = bool(timed) and all(whole for _, whole in timed.values())
@@ -117,26 +124,24 @@ class _Builder:
                 StudyQuantity(f"{phase} [s]", self._epoch_of(f"{phase}_us"), 2, f"{phase}_us")
                 for phase in ("forward", "backward", "optimizer")
             ),
-            self._told("communication, measured [s]", "communication_epoch_us", 2, 1e-6),
-            self._told("exposed, measured [s]", "exposed_epoch_us", 2, 1e-6),
-            self._told("estimate T_N-T_1/N [s]", "same_local_batch_epoch_us", 2, 1e-6),
-            self._told("estimate T_N-T_1(G)/N [s]", "ideal_split_epoch_us", 2, 1e-6),
-            self._told("estimate T_N-T_1(G) [s]", "same_total_epoch_us", 2, 1e-6),
+            self._of_column("communication, measured [s]", "communication_epoch_us", 2, 1e-6),
+            self._of_column("exposed, measured [s]", "exposed_epoch_us", 2, 1e-6),
+            self._of_column("estimate T_N-T_1/N [s]", "same_local_batch_epoch_us", 2, 1e-6),
+            self._of_column("estimate T_N-T_1(G)/N [s]", "ideal_split_epoch_us", 2, 1e-6),
+            self._of_column("estimate T_N-T_1(G) [s]", "same_total_epoch_us", 2, 1e-6),
         )
 
     def bandwidth(self) -> Sequence[StudyQuantity]:
         """Utilisation of the link where one is known, else of the calibrated rate."""
-        known, calibrated = (
-            bool(self._comparison.table[f"{level}_gb_per_s"].notna().any()) for level in ("link", "calibrated")
-        )
+        known, calibrated = (self._comparison.has(f"{level}_gb_per_s") for level in ("link", "calibrated"))
         level, rate = ("calibration", "calibrated") if calibrated and not known else ("link", "link")
         return (
-            self._told("all-reduces, algbw [GB/s]", "algbw_gb_per_s", 1, 1.0),
-            self._told("all-reduces, busbw [GB/s]", "busbw_gb_per_s", 1, 1.0),
-            self._told("ring, by T_N-T_1/N [GB/s]", "ring_subtraction_gb_per_s", 1, 1.0),
-            self._told("all communication [GB/s]", "communication_gb_per_s", 1, 1.0),
-            self._told(f"busbw / {rate} [%]", f"transfer_of_{level}", 1, 100.0),
-            self._told(f"all communication / {rate} [%]", f"communication_of_{level}", 1, 100.0),
+            self._of_column("all-reduces, algbw [GB/s]", "algbw_gb_per_s", 1, 1.0),
+            self._of_column("all-reduces, busbw [GB/s]", "busbw_gb_per_s", 1, 1.0),
+            self._of_column("ring, by T_N-T_1/N [GB/s]", "ring_subtraction_gb_per_s", 1, 1.0),
+            self._of_column("all communication [GB/s]", "communication_gb_per_s", 1, 1.0),
+            self._of_column(f"busbw / {rate} [%]", f"transfer_of_{level}", 1, 100.0),
+            self._of_column(f"all communication / {rate} [%]", f"communication_of_{level}", 1, 100.0),
         )
 
     def results(self) -> Sequence[StudyQuantity]:
@@ -147,23 +152,23 @@ class _Builder:
             self._efficiency("efficiency, same b [%]", self.weak()[1]),
             *self.strong()[1:],
             self._efficiency("efficiency, same G [%]", self.strong()[1]),
-            self._told("test accuracy [%]", "test_accuracy_percent", 2, 1.0),
+            self._of_column("test accuracy [%]", "test_accuracy_percent", 2, 1.0),
         )
 
     def result_notes(self) -> tuple[str, ...]:
-        """On which global batch a cell was trained where it is not its own."""
+        """The global batch with which a cell was trained, if it differs from the cell's."""
         batches: dict[int, list[str]] = {}
         for data in self._run.measured:
-            trained = as_number(self._rows[data.cell.name]["trained_global_batch_size"])
+            trained = self._rows[data.cell.name].trained_global_batch_size
             if trained is not None and trained != data.cell.global_batch_size:
-                batches.setdefault(int(trained), []).append(data.cell.name)
+                batches.setdefault(trained, []).append(data.cell.name)
         return tuple(
             f"test accuracy of {', '.join(cells)}: of the same strategy and devices, trained on a global batch of {batch}"
             for batch, cells in batches.items()
         )
 
     def loading(self) -> Sequence[StudyQuantity]:
-        """None of synthetic data: nothing is loaded; none of a script: its loader is not timed."""
+        """Empty for synthetic data, which are not loaded, and for a script, whose loader is not timed."""
         if self._run.manifest.config.workload.data == "synthetic":
             return ()
         return (
@@ -172,17 +177,17 @@ class _Builder:
         )
 
     def published(self) -> dict[tuple[str, str], MeasuredValue]:
-        """What stands beside each quantity of PublishedValue, by what is fixed as devices are added."""
-        alike = {
+        """The measured value for each quantity of PublishedValue and each batch that may be fixed."""
+        of_either = {
             "epoch_seconds": (self._epoch, "s"),
             "compute_seconds": (self._epoch_of("compute_us"), "s"),
-            "communication_seconds": (self._told("", "communication_epoch_us", 2, 1e-6).value, "s"),
-            "effective_bandwidth": (self._told("", "communication_gb_per_s", 1, 1.0).value, "GB/s"),
-            "utilisation": (self._told("", "communication_of_link", 1, 100.0).value, "%"),
-            "test_accuracy": (self._told("", "test_accuracy_percent", 2, 1.0).value, "%"),
+            "communication_seconds": (self._of_column("", "communication_epoch_us", 2, 1e-6).value, "s"),
+            "effective_bandwidth": (self._of_column("", "communication_gb_per_s", 1, 1.0).value, "GB/s"),
+            "utilisation": (self._of_column("", "communication_of_link", 1, 100.0).value, "%"),
+            "test_accuracy": (self._of_column("", "test_accuracy_percent", 2, 1.0).value, "%"),
         }
         return {
-            **{(name, fixed): one for name, one in alike.items() for fixed in ("global", "per_device")},
+            **{(name, fixed): one for name, one in of_either.items() for fixed in ("global", "per_device")},
             ("speedup", "global"): (self.strong()[1].value, "1"),
             ("speedup", "per_device"): (self.weak()[1].value, "1"),
             ("efficiency", "global"): (self._efficiency("", self.strong()[1], 1.0).value, "1"),
@@ -194,66 +199,69 @@ class _Builder:
         return (f"epoch seconds are {how}", *self.input_path(), "a speedup of epochs already counts the N devices")
 
     def input_path(self) -> tuple[str, ...]:
-        """How images reached the model, where the data has two ways: published epochs are mostly of images one by one."""
+        """How images were transformed, for data sets with two ways; published epochs mostly transform them one by one."""
         workload = self._run.manifest.config.workload
         if workload.data not in ("cifar10", "digits") or self._run.manifest.script is not None:
             return ()
         if workload.transforms == "per-image":
             return ("images were transformed one by one, from PIL images by torchvision (--transforms per-image)",)
         return (
-            "images were kept in memory and transformed a batch at a time; --transforms per-image times the path of most scripts",
+            "images were kept in memory and transformed in batches; --transforms per-image times what most scripts do",
         )
 
     def communication_notes(self) -> tuple[str, ...]:
-        """How each is obtained; where tracing slowed a cell's steps, its parts may exceed its epoch."""
+        """How the parts are obtained; if tracing slowed a cell's steps, they may exceed its epoch."""
         how = "compute and communication: means of traced steps x steps per epoch; epoch and estimates: from untraced steps"
         slowed = [
             f"{name} {cost:.2f}x"
             for name, row in self._rows.items()
-            if (cost := as_number(row["tracer_cost"])) is not None and cost > TRACER_COST
+            if (cost := row.tracer_cost) is not None and cost > TRACER_COST
         ]
         return (how, *((f"traced steps took longer than untraced ones: {', '.join(slowed)}",) if slowed else ()))
 
     def bandwidth_notes(self) -> tuple[str, ...]:
-        table = self._comparison.table
+        rows = self._rows.values()
         rates = {
-            name: sorted({float(f"{rate:.3g}") for rate in table[f"{column}_gb_per_s"].dropna()})
-            for name, column in (("the link", "link"), ("the calibrated rate of the same messages", "calibrated"))
+            "the link": [row.link_gb_per_s for row in rows],
+            "the calibrated rate of the same messages": [row.calibrated_gb_per_s for row in rows],
+        }
+        rounded = {
+            name: sorted({float(f"{one:.3g}") for one in every if one is not None}) for name, every in rates.items()
         }
         moved = (
-            "all communication: bytes that a rank sends (bus factors; under DP for broadcasts and reduces), divided by the time "
-            "spent communicating"
+            "all communication: bytes that a rank sends (by bus factors; for DP those of broadcasts and reduces), divided by the "
+            "communication time"
         )
-        known = (f"{name}: {', '.join(f'{one:g}' for one in found)} GB/s" for name, found in rates.items() if found)
-        ring = "ring, by T_N-T_1/N: bytes of the ring formula over the subtraction; no measured rate"
+        known = (f"{name}: {', '.join(f'{one:g}' for one in found)} GB/s" for name, found in rounded.items() if found)
+        ring = "ring, by T_N-T_1/N: bytes of the ring formula divided by the subtraction; not a measured rate"
         return (*known, ring, moved)
 
     def by_batch(
         self, title: str, quantities: Sequence[StudyQuantity], notes: Sequence[str]
     ) -> tuple[TextTable | None, list[str]]:
-        """Rows strategy (with its variant), devices and quantity; a column per batch per device."""
+        """A row per strategy (with variant), device count and quantity; a column per batch per device."""
         return self._grid(title, quantities, (*notes, "b: batch per device"), "b", lambda data: data.cell.batch_size)
 
     def by_global(
         self, title: str, quantities: Sequence[StudyQuantity], notes: Sequence[str]
     ) -> tuple[TextTable | None, list[str]]:
-        """The same with a column per global batch; only if several devices share one."""
+        """The same with a column per global batch that occurs on several devices."""
         several = [one for one in self._run.measured if one.cell.devices > 1 and quantities[-1].value(one) is not None]
         if not several:
             return None, [
                 "no single-device cell has the global batch of a cell with several devices; add --scaling strong"
             ]
         shared = {one.cell.global_batch_size for one in several}
-        told = (*notes, "G: global batch")
-        return self._grid(title, quantities, told, "G", lambda data: data.cell.global_batch_size, shared)
+        notes = (*notes, "G: global batch")
+        return self._grid(title, quantities, notes, "G", lambda data: data.cell.global_batch_size, shared)
 
     def by_cell(
         self, title: str, quantities: Sequence[StudyQuantity], notes: Sequence[str]
     ) -> tuple[TextTable | None, list[str]]:
-        """A row per cell; a column without values is left out."""
+        """A row per cell; columns without values on several devices are omitted."""
         cells = self._run.measured
-        told = [data for data in cells if data.cell.devices > 1] or cells  # one device beside itself tells nothing
-        kept = [one for one in quantities if any(one.value(data) is not None for data in told)]
+        several = [data for data in cells if data.cell.devices > 1] or cells
+        kept = [one for one in quantities if any(one.value(data) is not None for data in several)]
         rows = tuple((data.cell.name, *(_shown(one, data) for one in kept)) for data in cells)
         table = TextTable(title, ("cell", *(one.heading for one in kept)), rows, tuple(notes)) if rows else None
         return table, list(self._why(one for one in quantities if one not in kept))
@@ -286,23 +294,23 @@ class _Builder:
                     rows.append((strategy, str(devices), one.heading, *entries))
                     shown.add(one.heading)
         missing = list(self._why(one for one in quantities if one.heading not in shown))
-        told = {(row[0], row[1]) for row in rows}
-        absent = {data.cell.strategy: data for key, data in by_key.items() if (key[0], str(key[1])) not in told}
+        present = {(row[0], row[1]) for row in rows}
+        absent = {data.cell.strategy: data for key, data in by_key.items() if (key[0], str(key[1])) not in present}
         for strategy, data in absent.items():
-            reason = self._comparison.reasons.get((data.cell.name, quantities[-2].column))
+            reason = self._rows[data.cell.name].reasons.get(quantities[-2].column)
             missing += [f"no {strategy}: {reason}"] if rows and data.cell.devices > 1 and reason else []
         headings = ("strategy", "devices", "quantity", *(f"{letter}={size}" for size in batches))
         return (TextTable(title, headings, tuple(rows), tuple(notes)) if rows else None), missing
 
     def _why(self, missing: Iterator[StudyQuantity]) -> Iterator[str]:
-        """A line for each reason, with the quantities that it keeps from being shown."""
+        """A line per reason with the quantities that are missing because of it."""
         by_reason: dict[str, list[str]] = {}
         cells = [data.cell for data in self._run.measured if data.cell.devices > 1]
-        cells.sort(key=lambda cell: cell.traits.host_copies)  # which has no link in any case
+        cells.sort(key=lambda cell: cell.traits.host_copies)  # last, since dp-host never has a link
         several = [cell.name for cell in cells]
         for one in missing:
-            told = [self._comparison.reasons.get((name, one.column)) for name in several]
-            reason = next((why for why in told if why), "no cell with several devices was measured")
+            known = [self._rows[name].reasons.get(one.column) for name in several]
+            reason = next((why for why in known if why), "no cell with several devices was measured")
             by_reason.setdefault(reason, []).append(one.heading)
         yield from (f"no {', '.join(headings)}: {reason}" for reason, headings in by_reason.items())
 
@@ -311,11 +319,11 @@ class _Builder:
 
     def _speedup(self, data: CellData, batch_size: int) -> float | None:
         single = single_device_baselines(self._run, data.cell).get(batch_size)
-        base, own = self._seconds[single.cell.name] if single is not None else None, self._epoch(data)
-        return base / own if base is not None and own else None
+        base, seconds = self._seconds[single.cell.name] if single is not None else None, self._epoch(data)
+        return base / seconds if base is not None and seconds else None
 
     def _efficiency(self, heading: str, speedup: StudyQuantity, factor: float = 100.0) -> StudyQuantity:
-        """The speedup in the column before, over N: of the same epochs."""
+        """The speedup in the previous column divided by the number of devices."""
 
         def value(data: CellData) -> float | None:
             known = speedup.value(data)
@@ -323,26 +331,26 @@ class _Builder:
 
         return StudyQuantity(heading, value, 1, speedup.column)
 
-    def _told(self, heading: str, column: str, digits: int, factor: float) -> StudyQuantity:
+    def _of_column(self, heading: str, column: str, digits: int, factor: float) -> StudyQuantity:
         def value(data: CellData) -> float | None:
-            known = as_number(self._rows[data.cell.name][column])
+            known = self._rows[data.cell.name].number(column)
             return known * factor if known is not None else None
 
         return StudyQuantity(heading, value, digits, column)
 
     def _epoch_of(self, column: str) -> Callable[[CellData], float | None]:
-        """A time per step, of an epoch in seconds."""
+        """A time per step as seconds per epoch."""
 
         def value(data: CellData) -> float | None:
             row = self._rows[data.cell.name]
-            per_step, steps = as_number(row[column]), as_number(row["steps_per_epoch"])
+            per_step, steps = row.number(column), row.steps_per_epoch
             return per_step * steps / 1e6 if per_step is not None and steps is not None else None
 
         return value
 
 
 def _row_label(data: CellData) -> str:
-    """A strategy with its variant, and with its nodes where there are several: each is a row in a grid."""
+    """A strategy with its variant and, if there are several, its number of nodes."""
     nodes = f", {data.nodes} nodes" if data.nodes > 1 else ""
     return f"{data.cell.strategy} {data.cell.variant}".strip() + nodes
 
@@ -353,3 +361,57 @@ def _shown(quantity: StudyQuantity, data: CellData) -> str:
         return NA
     before_point = math.floor(math.log10(abs(value))) + 1 if value and quantity.digits else 3
     return f"{value:.{max(quantity.digits, 3 - before_point)}f}"
+
+
+def published_table(
+    run: RunData, measured: Mapping[tuple[str, str], MeasuredValue], notes: Sequence[str] = ()
+) -> tuple[TextTable | None, list[str]]:
+    """A row per published value of a measured cell, or the reason why there is none.
+
+    `measured` is by quantity and fixed batch; `notes` state how the measured values were obtained.
+    """
+    named = run.manifest.config.reporting.published
+    if named is None:
+        return None, []
+    rows = tuple(row for data in run.measured for row in _rows(data, run.manifest.published, measured))
+    if not rows:
+        return None, [
+            f"{named} has no row for a measured cell: model, data, strategy, devices and batch must be the same"
+        ]
+    bandwidth = any(row[1] == "effective bandwidth" for row in rows)
+    return TextTable(PUBLISHED_TITLE, _PUBLISHED_HEADINGS, rows, (_OTHER, *notes, *((_ALL,) if bandwidth else ()))), []
+
+
+def _rows(
+    data: CellData, published: tuple[PublishedValue, ...], measured: Mapping[tuple[str, str], MeasuredValue]
+) -> list[tuple[str, ...]]:
+    cell = data.cell
+    if not isinstance(cell, Cell) or cell.variant or cell.nodes > 1:
+        return []
+    rows: list[tuple[str, ...]] = []
+    for one in published:
+        if (one.strategy, one.devices, one.batch_size) == (cell.strategy, cell.devices, cell.batch_size):
+            value, unit = measured[one.quantity, one.fixed]
+            by = f"{one.source} ({one.hardware})"
+            rows.append(
+                (
+                    cell.name,
+                    _quantity(one),
+                    _with_unit(value(data), unit),
+                    _with_unit(one.value, one.unit),
+                    one.method,
+                    by,
+                )
+            )
+    return rows
+
+
+def _quantity(one: PublishedValue) -> str:
+    name = one.quantity.replace("_", " ").removesuffix(" seconds")
+    return f"{name}, {_FIXED[one.fixed]}" if one.quantity in ("speedup", "efficiency") else name
+
+
+def _with_unit(value: float | None, unit: str) -> str:
+    if value is None:
+        return NA
+    return f"{value:.4g}%" if unit == "%" else f"{value:.4g} {'' if unit == '1' else unit}".strip()

@@ -1,28 +1,29 @@
-"""Tables as text: for terminals, CSV, Markdown, LaTeX. One unit per column, told in its heading."""
+"""The comparison's tables for terminal, CSV, Markdown and LaTeX, with one unit per column, given in its heading."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-import pandas as pd
 
 from dpscope.analysis.cells.columns import BY_NAME, Column
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.row import as_number
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show
+from dpscope.analysis.text.units import NA, Unit, choose_unit, show
 from dpscope.analysis.traces.steps.event_kind import ROOTED
+from dpscope.profiling.records.strategies import traits_of
+
+MOST_ROWS, MOST_ANSWERED = 6, 9  # rows of a terminal's first table: if the verdict is about no cell, and if it is
 
 
 @dataclass(frozen=True)
 class View:
-    """Some columns of the comparison; `several_only` leaves single-device cells out, of `empty` it is only said why."""
+    """Some columns of the comparison; `several_only` omits single-device cells, `empty` are columns without any value."""
 
     name: str
     title: str
     columns: tuple[str, ...]
     several_only: bool = False
     empty: tuple[str, ...] = ()
-    headings: Mapping[str, str] = field(default_factory=dict)  # that differ from the columns'
+    headings: Mapping[str, str] = field(default_factory=dict)  # where they differ from the columns' headings
 
 
 _VIEWS = (
@@ -38,7 +39,7 @@ _VIEWS = (
     ),
     View(
         "breakdown",
-        "Communication in a traced step: hidden + exposed; what tracing adds, what compute loses to sharing",
+        "Communication in a traced step: hidden + exposed; the cost of tracing and of contention",
         (
             "cell", "communication_us", "hidden_us", "exposed_us", "wait_us", "transfer_us", "tracer_us", "slowdown_us",
         ),
@@ -59,7 +60,7 @@ _VIEWS = (
     ),
     View(
         "estimates",
-        "Subtraction estimates, and how far each is from exposed communication",
+        "Subtraction estimates, and their difference from exposed communication",
         (
             "cell", "exposed_us", "same_local_batch_us", "same_local_batch_error_exposed_us", "ideal_split_us",
             "ideal_split_error_exposed_us", "same_total_us", "ring_us", "ring_error_us",
@@ -77,7 +78,7 @@ _VIEWS = (
     ),
     View(
         "predictions",
-        "Predicted against measured, per step",
+        "Predicted and measured, per step",
         (
             "cell", "transfer_us", "predicted_transfer_us", "predicted_transfer_error", "exposed_us",
             "predicted_exposed_us", "predicted_exposed_error",
@@ -86,7 +87,7 @@ _VIEWS = (
     ),
     View(
         "bandwidth",
-        "Effective bandwidth, three ways",
+        "Effective bandwidth by three definitions",
         (
             "cell", "wire_bytes_per_step", "subtraction_gb_per_s", "communication_gb_per_s", "transfer_gb_per_s", "link_gb_per_s",
             "calibrated_gb_per_s",
@@ -95,7 +96,7 @@ _VIEWS = (
     ),
     View(
         "utilisation",
-        "Utilisation: each of them over the link's specification and over the calibration",
+        "Utilisation: these bandwidths relative to the link's specification and to the calibration",
         (
             "cell", "subtraction_of_link", "communication_of_link", "transfer_of_link", "subtraction_of_calibration",
             "communication_of_calibration", "transfer_of_calibration",
@@ -103,8 +104,21 @@ _VIEWS = (
         several_only=True,
     ),
     View(
+        "device_use",
+        "How much of a device is used",
+        ("cell", "flops_per_step", "achieved_tflops", "mfu", "cpu_peak_tflops", "cpu_peak_share"),
+    ),
+    View(
+        "device_points",
+        "Where 100 points of a device's peak go in a traced step",
+        (
+            "cell", "used_points", "lost_wait_points", "lost_transfer_points", "lost_other_points", "lost_idle_points",
+            "lost_contention_points", "lost_below_peak_points",
+        ),
+    ),
+    View(
         "learning",
-        "Accuracy beside speedup",
+        "Accuracy and speedup",
         (
             "cell", "weak_speedup", "strong_speedup", "test_accuracy_percent", "test_accuracy_percent_min",
             "test_accuracy_percent_max", "test_accuracy_seeds", "trained_global_batch_size",
@@ -141,132 +155,160 @@ SHORTCUTS = View(
 _UNTRACED = frozenset(
     {"step_us", "samples_per_s", "weak_efficiency", "same_local_batch_us", "same_local_batch_error_exposed_us"}
 )
-_OPTIONAL = frozenset({"predictions", "bandwidth", "learning"})  # left out where all they could show is missing,
-_OF_RUNS = frozenset({"time", "memory", "epoch", "learning", "checks"})  # views of what traces alone never tell
-_MOST_HEADINGS = 6  # in a line that says why values are missing
-_BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
+_OPTIONAL = frozenset({"predictions", "bandwidth", "device", "learning"})  # groups, omitted if all values are missing
+_OF_RUNS = frozenset({"time", "memory", "epoch", "learning", "checks"})  # views that traces alone cannot fill
+_MOST_HEADINGS = 6  # in a line that states why values are missing
+_BY_COLUMN = frozenset({"bandwidth", "device"})  # groups of which single columns without values are omitted
 
 
 def first_tables(comparison: Comparison) -> dict[str, TextTable]:
-    """What comes first, by name: where a step of each measured cell goes, and what shortcuts say of cells on several devices."""
-    shown = replace(comparison, table=summarised(comparison))
+    """The first two tables by name: the parts of each measured cell's step, and the shortcuts on several devices."""
+    shown = replace(comparison, rows={row.cell: row for row in summarised(comparison)})
     tables = {
         view.name: _view(shown, view, [BY_NAME[name] for name in view.columns]) for view in first_views(comparison)
     }
     return {name: table for name, table in tables.items() if table.rows}
 
 
-def summarised(comparison: Comparison) -> pd.DataFrame:
+def summarised(comparison: Comparison) -> list[CellRow]:
     """The rows of a comparison that the first tables show."""
-    return comparison.table if comparison.of_traces else comparison.table[comparison.table["step_us"].notna()]
+    return [row for row in comparison.rows.values() if comparison.of_traces or row.step_us is not None]
+
+
+def first_rows(comparison: Comparison, answered: Collection[str]) -> tuple[int, ...]:
+    """The row numbers of a run's first table that a terminal shows: the cells of the verdict.
+
+    `answered` are the cells of the verdict, shown together with the single device at their batch, at most MOST_ANSWERED. Without
+    any, other cells are shown: first those without a variant, last DDP on one device, which only shows the cost of the wrapper.
+    """
+    rows = summarised(comparison)
+    batches = {row.batch_size for row in rows if row.cell in answered}
+
+    def rank(index: int) -> int:
+        row = rows[index]
+        if row.cell in answered or (row.cell == f"single-d1-b{row.batch_size}" and row.batch_size in batches):
+            return 0
+        alone = row.devices == 1 and not traits_of(row.strategy).baseline
+        return 3 if alone else 2 if row.cell in comparison.variants else 1
+
+    ranked = sorted(range(len(rows)), key=rank)
+    chosen = sum(rank(index) == 0 for index in ranked)
+    return tuple(sorted(ranked[: min(MOST_ANSWERED, chosen) or MOST_ROWS]))
 
 
 def first_views(comparison: Comparison) -> list[View]:
-    """The views of `first_tables`; of foreign traces without what only a run measures, and the second with a link alone."""
+    """The views of `first_tables`; foreign traces lack columns that only a run measures, and without a link the second view."""
     if not comparison.of_traces:
         return [_with_known_rate(STEP, comparison), SHORTCUTS]
     views = [
         replace(view, columns=tuple(name for name in view.columns if name not in _UNTRACED))
         for view in (STEP, SHORTCUTS)
     ]
-    return views if comparison.table["ring_us"].notna().any() else views[:1]
+    return views if comparison.has("ring_us") else views[:1]
 
 
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
-    """The comparison as tables narrow enough for a terminal, by name, each with the reasons of what it lacks."""
+    """The comparison as tables narrow enough for a terminal, by name, each with the reasons for missing values."""
     return {view.name: _named_view(comparison, view) for view in shown_views(comparison)}
 
 
 def _named_view(comparison: Comparison, view: View) -> TextTable:
     table = _view(comparison, view, [BY_NAME[name] for name in view.columns])
     if view.empty:
-        cells = [str(cell) for cell in comparison.table["cell"]]
-        table = replace(table, missing=(*table.missing, *_missing_notes(comparison, view.empty, cells)))
-    notes = {"traffic": _traffic_notes, "estimates": _ring_notes}.get(view.name)
+        empty = _missing_notes(comparison.rows.values(), view.empty)
+        table = replace(table, missing=(*table.missing, *empty))
+    notes = {"traffic": _traffic_notes, "estimates": _ring_notes, "device_use": _peak_notes}.get(view.name)
     return replace(table, notes=tuple(notes(comparison))) if notes is not None else table
 
 
 def _ring_notes(comparison: Comparison) -> Iterator[str]:
-    """What the ring formula divides by, told once for all device counts at which it is the same."""
+    """The bandwidth of the ring formula, one line for all device counts that share it."""
     counts: dict[str, list[int]] = {}
     for devices, rate in comparison.ring_rates.items():
-        counts.setdefault(rate.told, []).append(devices)
+        counts.setdefault(rate.description, []).append(devices)
     for told, alike in counts.items():
         yield f"ring model on {', '.join(map(str, alike))} devices: {told}"
+
+
+def _peak_notes(comparison: Comparison) -> Iterator[str]:
+    """Which step the rates are of, and why a rate is not compared with a peak."""
+    if comparison.of_traces:
+        yield "of the traced step: its untraced time is not known"
+    cells: dict[str, list[str]] = {}
+    for name, row in comparison.rows.items():
+        if row.flops_per_step is not None and row.mfu is None and row.cpu_peak_share is None:
+            cells.setdefault(row.reasons["used_points"], []).append(name)
+    for reason, names in cells.items():
+        yield f"not compared with a peak ({', '.join(names)}): {reason}"
 
 
 def _traffic_notes(comparison: Comparison) -> Iterator[str]:
     rooted = dict.fromkeys(one.cell for one in comparison.predictions if one.kind in ROOTED)
     if rooted:
         yield (
-            "transfer and wait do not add up to comm. where there are broadcasts or reduces, which have neither: "
+            "transfer and wait do not add up to comm. in cells with broadcasts or reduces, which have neither: "
             f"{', '.join(rooted)}"
         )
 
 
 def shown_views(comparison: Comparison) -> list[View]:
-    """The views as far as they have something to show: predictions and utilisation need a link or a calibration."""
-    table = comparison.table
+    """The views that have values; predictions and utilisation need a link or a calibration."""
     kept = []
     for view in (_with_known_rate(one, comparison) for one in _VIEWS):
         if comparison.of_traces and view.name in _OF_RUNS:
             continue
         optional = {name for name in view.columns if BY_NAME[name].group in _OPTIONAL}
-        lacking = {name for name in optional if table[name].isna().all()}
+        lacking = {name for name in optional if not comparison.has(name)}
         if comparison.of_traces:
-            kept += [_without_missing(view, table)] if not optional or len(lacking) < len(optional) else []
+            kept += [_without_missing(view, comparison)] if not optional or len(lacking) < len(optional) else []
         elif not optional or len(lacking) < len(optional):
             dropped = {name for name in lacking if BY_NAME[name].group in _BY_COLUMN}
             kept.append(replace(view, columns=tuple(name for name in view.columns if name not in dropped)))
-    return [_without_empty(view, table) if view.name == "memory" else view for view in kept]
+    return [_without_empty(view, comparison) if view.name == "memory" else view for view in kept]
 
 
-def _without_empty(view: View, table: pd.DataFrame) -> View:
-    """A view without columns for which this kind of device has no value; they are its empty ones."""
-    return replace(_without_missing(view, table), empty=tuple(one for one in view.columns if table[one].isna().all()))
+def _without_empty(view: View, comparison: Comparison) -> View:
+    """A view without the columns that have no value on this kind of device, which become its `empty` ones."""
+    empty = tuple(one for one in view.columns if not comparison.has(one))
+    return replace(_without_missing(view, comparison), empty=empty)
 
 
 def _with_known_rate(view: View, comparison: Comparison) -> View:
-    """A view of throughput with tokens in place of samples where samples are made of them, and steps where none is known."""
-    table, rates = comparison.table, ("tokens_per_s", "samples_per_s", "steps_per_s")
-    shown = next((name for name in rates if name in table and table[name].notna().any()), "samples_per_s")
+    """A view of throughput with tokens instead of samples if known, or steps if neither is known."""
+    rates = ("tokens_per_s", "samples_per_s", "steps_per_s")
+    shown = next((name for name in rates if comparison.has(name)), "samples_per_s")
     return replace(view, columns=tuple(shown if name == "samples_per_s" else name for name in view.columns))
 
 
-def _without_missing(view: View, table: pd.DataFrame) -> View:
-    """Of traces, which leave most columns open, only those that they fill."""
-    return replace(view, columns=tuple(name for name in view.columns if not table[name].isna().all()))
+def _without_missing(view: View, comparison: Comparison) -> View:
+    """A view without empty columns, since traces fill only a few."""
+    return replace(view, columns=tuple(name for name in view.columns if comparison.has(name)))
 
 
 def _view(comparison: Comparison, view: View, columns: list[Column]) -> TextTable:
-    """Times of one view share a unit, so that they can be compared by eye."""
-    table = comparison.table[comparison.table["devices"] > 1] if view.several_only else comparison.table
-    units = {column.name: _unit(table, column, columns) for column in columns}
+    """A view as a table; its times share one unit."""
+    shown = [row for row in comparison.rows.values() if row.devices > 1 or not view.several_only]
+    units = {column.name: _unit(shown, column, columns) for column in columns}
     common = next((unit.label for name, unit in units.items() if BY_NAME[name].quantity == "time"), "")
-    titled = "{unit}" in view.title  # the times' unit stands there once, and in no heading
-    cells = [str(cell) for cell in table["cell"]]
-    rows = tuple(
-        tuple(show(plain(table[column.name].iloc[index]), units[column.name]) for column in columns)
-        for index in range(len(cells))
-    )
+    titled = "{unit}" in view.title  # the title gives the unit of times, so headings omit it
+    rows = tuple(tuple(show(row.value(one.name), units[one.name]) for one in columns) for row in shown)
     return TextTable(
         title=view.title.format(unit=common),
         headings=tuple(_heading(view, column, units[column.name], titled) for column in columns),
         rows=rows,
-        missing=tuple(_missing_notes(comparison, [column.name for column in columns], cells)),
+        missing=tuple(_missing_notes(shown, [column.name for column in columns])),
     )
 
 
 def _heading(view: View, column: Column, unit: Unit, titled: bool) -> str:
-    """With its unit, unless the view's title or its own words have it."""
+    """A column's heading with its unit, unless the view's title or the heading itself includes it."""
     name = view.headings.get(column.name, column.heading)
     return name if (titled and column.quantity == "time") or "[" in name else heading(name, unit)
 
 
-def _unit(table: pd.DataFrame, column: Column, columns: list[Column]) -> Unit:
+def _unit(rows: Sequence[CellRow], column: Column, columns: list[Column]) -> Unit:
     alike = [other.name for other in columns if other.quantity == column.quantity == "time"] or [column.name]
-    values = [as_number(plain(value)) for name in alike for value in table[name]]
-    return choose_unit(column.quantity, values)
+    return choose_unit(column.quantity, [row.number(name) for name in alike for row in rows])
 
 
 def heading(name: str, unit: Unit) -> str:
@@ -274,32 +316,29 @@ def heading(name: str, unit: Unit) -> str:
     return f"{name} [{unit.label}]" if unit.label else name
 
 
-def _missing_notes(comparison: Comparison, columns: Sequence[str], cells: Sequence[str]) -> list[str]:
-    """Why values are NA: each reason once, with the cells and columns it holds for."""
+def _missing_notes(rows: Iterable[CellRow], columns: Sequence[str]) -> list[str]:
+    """Why values are NA: each reason once, with its cells and columns."""
     return _by_reason(
-        (reason, column, cell)
-        for cell in cells
-        for column in columns
-        if (reason := comparison.reasons.get((cell, column)))
+        (reason, column, row.cell) for row in rows for column in columns if (reason := row.reasons.get(column))
     )
 
 
 def missing_reasons(comparison: Comparison) -> list[str]:
-    """Why the tables lack what they lack: each reason once, with its columns and cells."""
+    """Why values are missing in any table: each reason once, with its columns and cells."""
     views = [*first_views(comparison), *shown_views(comparison)]
-    alone = {str(cell) for cell in comparison.table.loc[comparison.table["devices"] == 1, "cell"]}
     several = {name for view in views for name in (*view.columns, *view.empty)}
     every = {name for view in views if not view.several_only for name in (*view.columns, *view.empty)}
     missing = [
-        (reason, column, cell)
-        for (cell, column), reason in comparison.reasons.items()
-        if column in (every if cell in alone else several)
+        (reason, column, row.cell)
+        for row in comparison.rows.values()
+        for column, reason in row.reasons.items()
+        if column in (every if row.devices == 1 else several)
     ]
     return _by_reason(missing, most=_MOST_HEADINGS)
 
 
 def _by_reason(missing: Iterable[tuple[str, str, str]], most: int | None = None) -> list[str]:
-    """From (reason, column, cell): a line per reason with the headings of its columns, `most` of them."""
+    """A line per reason from (reason, column, cell), with at most `most` headings of its columns."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for reason, column, cell in missing:
         columns, cells = found.setdefault(reason, ({}, {}))
@@ -317,7 +356,7 @@ def _shortened(headings: Sequence[str], most: int | None) -> str:
 
 
 def gap_table(comparison: Comparison) -> TextTable | None:
-    """DP against DDP at equal devices and batch, None where no pair was measured."""
+    """DP compared with DDP at equal devices and batch; None if no pair was measured."""
     if not comparison.gaps:
         return None
     fields = ("gap_us", "exposed_us", "host_copies_us", "compute_us", "idle_us", "tracer_us")
@@ -341,10 +380,8 @@ def gap_table(comparison: Comparison) -> TextTable | None:
 
 
 def comparison_csv(comparison: Comparison) -> str:
-    """Every column in its stored unit (named in the heading), with a column that tells why values are missing."""
-    table = comparison.table.copy()
-    table["missing"] = [
-        "; ".join(f"{column}: {reason}" for (cell, column), reason in comparison.reasons.items() if cell == name)
-        for name in table["cell"]
+    """All columns in their stored units (given in the headings), and a column with the reasons for missing values."""
+    missing = [
+        "; ".join(f"{column}: {reason}" for column, reason in row.reasons.items()) for row in comparison.rows.values()
     ]
-    return str(table.to_csv(index=False, na_rep=NA))
+    return str(comparison.table.assign(missing=missing).to_csv(index=False, na_rep=NA))

@@ -1,4 +1,4 @@
-"""Each model's formula with a run's numbers put in; results are those of the functions that predict, not computed anew."""
+"""Each model's formula with a run's numbers; the results come from the functions that predict."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,19 +16,18 @@ from dpscope.analysis.cells.predicted import (
     step_load,
 )
 from dpscope.analysis.cells.ring_load import RingLoad, ring_loads
-from dpscope.analysis.cells.row import CellValues, minus, number
+from dpscope.analysis.cells.row import CellRow, minus
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.collective_streams import ddp_schedule
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.findings.estimate_gaps import comparison_rows
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_time
 from dpscope.profiling.records.finding import counted
 
-MOST_COLLECTIVES = 4  # of a cell; the table of collectives has more
+MOST_COLLECTIVES = 4  # per cell; the table of collectives shows more
 _ERROR = Unit("%", 0.01, 1)
 _SPECIFICATION = "link's specification"
 _RING = "ring all-reduce"
@@ -48,13 +47,12 @@ class FormulaLine:
 
 
 def formula_table(run: RunData, comparison: Comparison, sources: CostSources) -> TextTable | None:
-    """A row per model and multi-device cell; None where nothing can be predicted."""
-    rows = {str(values["cell"]): values for values in comparison_rows(comparison)}
+    """A row per model and multi-device cell; None if nothing can be predicted."""
     lines = [
         line
         for data in run.measured
         if data.cell.devices > 1 and data.communication_known
-        for line in _lines(data, rows[data.cell.name], comparison, sources.on_nodes(data.nodes))
+        for line in _lines(data, comparison.rows[data.cell.name], comparison, sources.on_nodes(data.nodes))
         if line.predicted_us is not None
     ]
     if not lines:
@@ -75,7 +73,7 @@ def formula_table(run: RunData, comparison: Comparison, sources: CostSources) ->
             for line in lines
         ),
         notes=(
-            "a ring without latency at the link's specification is a lower bound; a calibration has no contention with compute",
+            "a ring without latency at the link's specification is a lower bound; a calibration excludes contention with compute",
             "sources: ring: Patarasuk and Yuan, 2009; alpha + S/B: Hockney, 1994; schedule: Li et al., VLDB 2020",
             *_why_unmeasured(lines, comparison),
         ),
@@ -83,62 +81,62 @@ def formula_table(run: RunData, comparison: Comparison, sources: CostSources) ->
 
 
 def _why_unmeasured(lines: list[FormulaLine], comparison: Comparison) -> Iterator[str]:
-    """Why nothing measured stands beside a prediction."""
+    """Why predictions have no measured value."""
     unknown = [line for line in lines if line.measured_us is None]
     rings = dict.fromkeys(line.cell for line in unknown if line.model.startswith((_RING, _SHARDED_RINGS)))
     for why in dict.fromkeys(comparison.reasons.get((cell, "ring_error_us")) for cell in rings):
         yield f"measured NA of the {_RING}: {why or NA}"
     if any(not line.model.startswith((_RING, _SHARDED_RINGS)) for line in unknown):
-        yield "measured NA: in a rooted collective ranks do not wait for each other, so there is no transfer to compare with"
+        yield "measured NA: ranks do not wait for each other in rooted collectives, which have no transfer to compare with"
 
 
-def _lines(data: CellData, values: CellValues, comparison: Comparison, sources: CostSources) -> Iterator[FormulaLine]:
-    if (ring := number(values, "ring_us")) is not None:
+def _lines(data: CellData, row: CellRow, comparison: Comparison, sources: CostSources) -> Iterator[FormulaLine]:
+    if (ring := row.ring_us) is not None:
         yield FormulaLine(
             data.cell.name,
             _ring_name(data),
             _ring(data, sources),
-            "calibration" if values["ring_source"] == "calibration" else _SPECIFICATION,
+            "calibration" if row.ring_source == "calibration" else _SPECIFICATION,
             ring,
-            minus(ring, number(values, "ring_error_us")),
+            minus(ring, row.ring_error_us),
         )
-    own = [one for one in comparison.predictions if one.cell == data.cell.name and one.predicted_us is not None]
-    for one in own[:MOST_COLLECTIVES]:
+    predicted = [one for one in comparison.predictions if one.cell == data.cell.name and one.predicted_us is not None]
+    for one in predicted[:MOST_COLLECTIVES]:
         yield FormulaLine(
             one.cell,
             f"{one.kind}, {one.per_step:.3g} a step",
             _collective(one, sources),
-            _source(values),
+            _source(row),
             one.predicted_us,
             one.measured_us,
         )
-    if data.cell.traits.peer_copies and number(values, "predicted_transfer_us") is not None:
+    if data.cell.traits.peer_copies and row.predicted_transfer_us is not None:
         yield FormulaLine(
             data.cell.name,
-            "DataParallel, all that moves in a step",
-            _data_parallel(data, own, sources),
-            _source(values),
-            number(values, "predicted_transfer_us"),
-            number(values, "communication_us"),
+            "DataParallel, all transfers of a step",
+            _data_parallel(data, predicted, sources),
+            _source(row),
+            row.predicted_transfer_us,
+            row.communication_us,
         )
-    elif (exposed := number(values, "predicted_exposed_us")) is not None:
+    elif (exposed := row.predicted_exposed_us) is not None:
         yield FormulaLine(
             data.cell.name,
             "DDP's schedule, exposed communication",
             _schedule(data, sources),
-            _source(values),
+            _source(row),
             exposed,
-            number(values, "exposed_us"),
+            row.exposed_us,
         )
 
 
-def _source(values: CellValues) -> str:
-    return "calibration" if values["prediction_source"] == "calibration" else _SPECIFICATION
+def _source(row: CellRow) -> str:
+    return "calibration" if row.prediction_source == "calibration" else _SPECIFICATION
 
 
 def _ring(data: CellData, sources: CostSources) -> str:
     loads = ring_loads(data)
-    assert not isinstance(loads, str)  # or there were no ring
+    assert not isinstance(loads, str)  # else there is no ring
     return "; plus ".join(_one_ring(load, sources) for load in loads)
 
 
@@ -146,7 +144,7 @@ def _one_ring(load: RingLoad, sources: CostSources) -> str:
     rate, ranks = sources.ring_rate(load.ranks, load.kind), load.ranks
     assert rate is not None
     shown, twice = f"{show_bytes(load.size_bytes)} / {rate.gb_per_s:.4g} GB/s", "2" if load.kind == "all_reduce" else ""
-    return f"{twice}(N−1)/N × S/B = {twice}({ranks}−1)/{ranks} × {shown} (S: {load.told})"
+    return f"{twice}(N−1)/N × S/B = {twice}({ranks}−1)/{ranks} × {shown} (S: {load.what})"
 
 
 def _ring_name(data: CellData) -> str:
@@ -156,10 +154,10 @@ def _ring_name(data: CellData) -> str:
 
 
 def _collective(one: CollectivePrediction, sources: CostSources) -> str:
-    """alpha + S/B by the piece of the fit that the size lies in; by specification the ring's bus factor x S/B."""
+    """alpha + S/B of the fit's piece for this size; by specification the ring's bus factor x S/B."""
     if (calibration := sources.calibrated(one.ranks)) is not None:
         fit = find_fit(calibration, one.kind, one.ranks)
-        assert fit is not None  # or there were no prediction
+        assert fit is not None  # else there is no prediction
         piece = piece_of(fit, one.size_bytes)
         if piece.bandwidth_gb_per_s is None:
             return f"alpha = {show_time(piece.alpha_us)} (S = {show_bytes(one.size_bytes)} makes no difference)"
@@ -170,13 +168,15 @@ def _collective(one: CollectivePrediction, sources: CostSources) -> str:
     return f"f × S/B = {factor:.4g} × {show_bytes(one.size_bytes)} / {_link(sources, one.ranks)} (f: bus factor)"
 
 
-def _data_parallel(data: CellData, own: list[CollectivePrediction], sources: CostSources) -> str:
+def _data_parallel(data: CellData, predicted: list[CollectivePrediction], sources: CostSources) -> str:
     if by_nccl(data):
-        counts = {kind: round(sum(one.per_step for one in own if one.kind == kind)) for kind in ("broadcast", "reduce")}
+        counts = {
+            kind: round(sum(one.per_step for one in predicted if one.kind == kind)) for kind in ("broadcast", "reduce")
+        }
         chunks = " + ".join(counted(count, kind) for kind, count in counts.items())
-        return f"the sum of its chunks: {chunks}, nothing overlapped"
+        return f"the sum of its chunks without overlap: {chunks}"
     sizes, devices = model_sizes(data), data.cell.devices
-    assert sizes is not None  # or there were no prediction
+    assert sizes is not None  # else there is no prediction
     moved = 2 * sizes.parameter_bytes + sizes.buffer_bytes
     return f"(N−1)(2S + S_buffers)/B = ({devices}−1) × {show_bytes(moved)} / {_link(sources, devices)}" + (
         f" × {data.cell.options.accumulate} micro-batches" if data.cell.options.accumulate > 1 else ""
@@ -185,15 +185,19 @@ def _data_parallel(data: CellData, own: list[CollectivePrediction], sources: Cos
 
 def _link(sources: CostSources, devices: int) -> str:
     link = sources.link(devices)
-    assert link is not None  # or there were no prediction
+    assert link is not None  # else there is no prediction
     return f"{link.gb_per_s:.4g} GB/s"
 
 
 def _schedule(data: CellData, sources: CostSources) -> str:
-    """The schedule in words, with the buckets of one rank's step; the result is the mean over all of them."""
+    """The schedule in words, with the buckets of one rank's step; the prediction is the mean over all ranks and steps."""
+    count = servers(data)
+    free = (
+        "the previous one has ended" if count == 1 else f"one of gloo's {count} workers, which share the link, is free"
+    )
     rule = (
-        f"each all-reduce starts when it is ready and {_free(servers(data))}; exposed: what runs after the last is ready, plus "
-        "every other collective"
+        f"each all-reduce starts when it is ready and {free}; exposed: what runs after the last one is ready, plus every other "
+        "collective"
     )
     step = _one_step(data)
     ready = ready_column(step)
@@ -212,14 +216,8 @@ def _schedule(data: CellData, sources: CostSources) -> str:
         for one, cost, end in zip(from_first, known, schedule.end_us, strict=True)
     )
     where = f"Rank {step['rank'].iloc[0]}, step {step['step'].iloc[0]}"
-    slowed = f"; {load.told}" if load.told else ""
+    slowed = f"; {load.calibrated_at}" if load.calibrated_at else ""
     return f"{rule}{slowed}. {where}: {shown}: {show_time(schedule.exposed_us)}"
-
-
-def _free(servers: int) -> str:
-    if servers == 1:
-        return "the one before has ended"
-    return f"one of gloo's {servers} workers is free, which share the link"
 
 
 def _one_step(data: CellData) -> pd.DataFrame:

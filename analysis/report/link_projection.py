@@ -1,4 +1,4 @@
-"""What the gradients' all-reduce would take on other links: predicted from specifications, not measured."""
+"""The time of the gradients' all-reduce on other links, predicted from their specifications."""
 
 from dpscope.analysis.cells.predicted import model_sizes
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
@@ -23,7 +23,7 @@ _NVLINK_MODELS = ("V100-SXM2", "A100-SXM4", "H100 SXM5", "B200")  # NVLink 2 to 
 
 
 def projected_links() -> dict[str, float]:
-    """GB/s of one direction as specified, by name: networks, PCIe x16, all NVLinks of a GPU of each generation."""
+    """Specified GB/s in one direction by name: networks, PCIe x16, and all NVLinks of a GPU per generation."""
     networks = ETHERNET_GB_PER_S | INFINIBAND_GB_PER_S
     links = {name: networks[name] for name in _NETWORKS}
     links |= {f"PCIe {generation}.0 x16": pcie_gb_per_s(generation) for generation in _PCIE_GENERATIONS}
@@ -38,13 +38,15 @@ def projected_links() -> dict[str, float]:
 
 _SHARES = (1.0, 0.5, 0.25)
 _MILLISECONDS, _MICROSECONDS = Unit("ms", 1e3, 3), Unit("µs", 1.0, 3)
-_MILLISECONDS_FROM_US = 1e4  # the slowest link's; else three places of a millisecond are too few for the fastest
+_MILLISECONDS_FROM_US = (
+    1e4  # time on the slowest link from which on three decimals of a millisecond suffice for the fastest
+)
 
 
 def projection_table(run: RunData) -> TextTable | None:
     """Predicted transfer time on `projected_links` for the gradients and for half and a quarter of their bytes.
 
-    Of the largest measured device count: DDP's ring all-reduce, else DataParallel's broadcast and reduce by NCCL. None
+    It is of the largest measured device count: DDP's ring all-reduce, else DataParallel's broadcast and reduce by NCCL. None
     without a multi-device cell.
     """
     known = {data.cell.name: sizes for data in run.measured if (sizes := model_sizes(data)) is not None}

@@ -1,4 +1,4 @@
-"""What the headings of the report's tables mean, for those that are not simply columns of the comparison."""
+"""The meanings of the headings of tables that are not views of the comparison."""
 
 from dpscope.analysis.cells.columns import BY_NAME
 from dpscope.analysis.cells.comparison import Comparison
@@ -14,14 +14,14 @@ LEARNING_MEASURES = (
     ),
     (
         "Difference of accuracy",
-        "Shown if medians lie farther apart than either cell's seeds do. Cells that are alike would be told apart so by "
+        "Significant if the medians differ by more than either cell's range over seeds. For equal cells this happens by "
         "chance in 6% of pairs with 3 seeds, 1.2% with 4, 0.4% with 5 (normal errors, simulated). Fewer than 3 seeds show "
-        "no spread, and nothing is judged.",
+        "no spread, so nothing is judged.",
     ),
     (
         "Training time",
-        "Wall time of an epoch's steps, loading included, evaluation not. Time to an accuracy is summed up to and including the "
-        "first epoch that reached it, and is unknown unless every seed did. Speedup is the ratio of median epochs with a "
+        "Wall time of an epoch's steps, including loading but not evaluation. Time to an accuracy is the sum up to and including "
+        "the first epoch that reached it, and is unknown unless every seed did. Speedup is the ratio of median epochs with a "
         "95% interval from the spread between seeds; it is not the speedup of steps measured by `dpscope run`.",
     ),
 )
@@ -31,13 +31,13 @@ _CELL_MEANING = {"cell": "Strategy, devices and batch per device, and the varian
 _SEEDS = {"low": "Lowest of the seeds", "high": "Highest of the seeds"}
 _DIFFERENCE = {
     **_CELL_MEANING,
-    "against": "The cell that it is judged by",
+    "against": "The cell that it is compared with",
     "accuracy": "Median test accuracy over seeds, after the last epoch",
     "difference": "Its median test accuracy minus the other's, in percentage points",
     "seed spread": "The wider of the two ranges over seeds; unknown with fewer than three",
     "seeds": "Complete trainings, of the side with fewer",
-    "verdict": "Whether the difference lies beyond the spread over seeds",
-    "speedup": "Median epoch training time of the other over its own",
+    "verdict": "Whether the difference exceeds the spread over seeds",
+    "speedup": "Median epoch training time of the other cell over this cell's",
     "low": "Lower end of the speedup's 95% interval",
     "high": "Upper end of the speedup's 95% interval",
 }
@@ -45,7 +45,7 @@ _DIFFERENCE = {
 _CONTENTION = {
     **_CELL_MEANING,
     "operator": "The operator that launched the kernels; on a CPU an operator that calls no other",
-    "ratio": "Compute next to communication over the same compute on one device, or over the cell's own free kernels",
+    "ratio": "Compute next to communication over the same compute on one device, or without communication in this cell",
     "95% interval": "Of the ratio; NA with too few kernels",
     "hidden": "Communication behind this compute",
     "cost": "What that communication costs the compute: hidden x (1 - 1/ratio)",
@@ -90,22 +90,22 @@ MEASURES = (
     (
         "Step time and throughput",
         "From an untraced pass: device events on GPUs, the wall clock on CPUs; the throughput from one block of steps "
-        "between two synchronisations. Medians over all repeats; every 95% interval stands on how far repeats lie apart, "
-        "a cell's own and, where those are few, also the other cells'. Below five steps, or where every cell has one repeat "
-        "alone, no interval is given and nothing is compared.",
+        "between two synchronisations. Medians over all repeats; every 95% interval is based on the differences between the "
+        "cell's repeats and, if those are few, also between those of other cells. With fewer than five steps, or one repeat of "
+        "every cell, no interval is given and nothing is compared.",
     ),
     (
         "Compute, communication, exposed, hidden, idle",
         "From torch.profiler's traces of other steps. K is the union of compute kernels, C that of communication "
         "kernels and copies between devices, per device and step window. Communication is |C|, hidden |C ∩ K|, "
-        "exposed |C \\ K|, compute |K|, idle what is in neither. Step = compute + exposed + idle. On a CPU K is the "
-        "operators of all threads and C gloo's ranges; they share the cores, so hidden there means concurrent.",
+        "exposed |C \\ K|, compute |K|, idle the rest. Step = compute + exposed + idle. On a CPU, K are the operators of all "
+        "threads and C gloo's ranges, which share the cores, so hidden there means concurrent.",
     ),
     (
         "Transfer and wait",
-        "The same collective is found on every rank by its sequence number or order. Transfer is the shortest of its "
-        "durations, because the last rank to arrive waits for nobody; wait is what a rank's duration has above that. "
-        "Broadcasts and reduces make nobody wait for everybody and have neither.",
+        "A collective is matched across ranks by its sequence number or order. Transfer is the shortest of its durations, "
+        "because the last rank to arrive does not wait; wait is a rank's duration minus transfer. Broadcasts and reduces have "
+        "neither, because they do not make all ranks wait for each other.",
     ),
     (
         "algbw and busbw",
@@ -114,8 +114,8 @@ MEASURES = (
     ),
     (
         "DataParallel's phases",
-        "A device event belongs to the phase in which it was launched. The parts of the waterfall are each phase's "
-        "communication that nothing hides, without what an earlier phase covers, so that they add up.",
+        "A device event belongs to the phase in which it was launched. The parts of the waterfall are each phase's exposed "
+        "communication, excluding what an earlier phase covers, so that they add up.",
     ),
     (
         "Subtraction estimates",
@@ -125,15 +125,14 @@ MEASURES = (
     ),
     (
         "Predictions",
-        "From a calibration of this machine where there is one (alpha + S/B per collective, fitted), else by the ring "
-        "without latency at the link's specification, a lower bound. From the run they take sizes, and for exposed "
-        "communication the times at which buckets were ready.",
+        "From a calibration of this machine if there is one (alpha + S/B per collective, fitted), else from the ring model "
+        "without latency at the link's specification, a lower bound. They use the run's message sizes and, for exposed "
+        "communication, the times at which its buckets were ready.",
     ),
     (
         "The timeline",
-        "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; the clocks of "
-        "other hosts are aligned on the ends of collectives, which all ranks finish together; how far those ends are apart "
-        "afterwards is stated.",
+        "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; the clocks of other "
+        "hosts are aligned on the ends of collectives, which all ranks finish together; the remaining difference is stated.",
     ),
     (
         "NA",
@@ -147,7 +146,7 @@ _GAP = {
     "cells": "Devices and batch per device, equal on both sides, and DDP's variant",
     "ratio": "DP's median untraced step over DDP's: above 1, DDP is faster",
     "gap": "DP's median untraced step minus DDP's",
-    "exposed comm.": "Communication that nothing hides, DP minus DDP",
+    "exposed comm.": "Exposed communication, DP minus DDP",
     "host copies": "Copies from and to the host outside of compute and communication, DP minus DDP; dp-host: all its copying",
     "compute": "Compute, DP minus DDP",
     "idle": "Neither compute nor communication nor copies, DP minus DDP",
@@ -155,7 +154,7 @@ _GAP = {
 }
 _PHASES = {
     "device": "Device of the DataParallel process",
-    "replica": "Replica of dp-host; all: the time in which any of them was in the phase",
+    "replica": "Replica of dp-host; all: the time in which at least one of them was in the phase",
     "to dev.": "Copying the batch to the device before DataParallel is called",
     "scatter": "Distributing the batch over the devices",
     "replicate": "Sending parameters and buffers to every device",
@@ -164,7 +163,7 @@ _PHASES = {
     "loss+bwd": "The loss, and the backward pass without its reduction",
     "reduce": "Adding up the gradients on the first device",
     "optim.": "The optimizer's step",
-    "other": "Work launched in none of the phases",
+    "other": "Work launched outside of all phases",
 }
 _WAITS = {
     "late rank": "The rank that came last to a collective",
@@ -181,9 +180,9 @@ _IDENTITY = {
     "tracer": "The part of the untraced difference that the traced steps do not explain",
 }
 _REASONS = {
-    "estimate": "The subtraction by its formula",
+    "estimate": "The formula of the subtraction",
     "error": "The estimate minus measured exposed communication",
-    "local batch": "The step that is subtracted is not the same work per device",
+    "local batch": "Because the step that is subtracted has another batch per device",
     "compute": "Compute on N devices minus compute on one",
     "idle": "Idle on N devices minus idle on one",
     "tracer": "The part of the untraced difference that the traced steps do not explain",
@@ -192,12 +191,14 @@ _COLLECTIVES = {
     "collective": "Kind of the collective",
     "size": "The larger of a rank's input and output buffer",
     "ranks": "Ranks of its group",
-    "NCCL chose": "Algorithm and protocol in NCCL's log; between two sizes of which NCCL treats both alike, theirs",
-    "per step": "How many per rank and step",
+    "NCCL chose": "Algorithm and protocol in NCCL's log, at this size or at both neighbouring ones",
+    "ring": "The ring formula for this size, with the latency per hop of NCCL's cost table",
+    "its formula": "The formula of the algorithm that NCCL chose",
+    "per step": "Number per rank and step",
     "measured": "Median transfer: the shortest duration over the ranks",
-    "predicted": "What the model says of this size",
-    "slowest": "Median over the collectives of their longest duration over the ranks, waiting included",
-    "calib.": "The slowest rank in the calibration, where all ranks start together, so none waits",
+    "predicted": "The model's result for this size",
+    "slowest": "Median over the collectives of the longest duration over the ranks, waiting included",
+    "calib.": "The slowest rank in the calibration, in which all ranks start together and none waits",
     "error": "Predicted over measured, minus 1",
 }
 _NCCL_CHOICES = {
@@ -208,8 +209,8 @@ _NCCL_CHOICES = {
     "protocol": "The protocol that NCCL chose: LL, LL128 or Simple",
     "channels": "Channels that carried the call",
     "calls": "Calls in the log, which rank 0 of a communicator writes",
-    "NCCL's model": "What NCCL predicts for its choice, by the cost table that it prints",
-    "ring": "The ring formula with the latency of a hop in NCCL's cost table",
+    "NCCL's model": "NCCL's prediction for its choice, from the cost table that it prints",
+    "ring": "The ring formula with the latency per hop of NCCL's cost table",
     "formula": "The formula of the algorithm that ran",
     "measured": "Median transfer in the traces, or median time in the calibration",
 }
@@ -233,20 +234,20 @@ _SCALING = {
     "devices": "Devices the step runs on",
     "speedup": "Weak: N t_1(b) / t_N(b). Strong: t_1(G) / t_N(G/N)",
     "eff.": "Speedup over the number of devices",
-    "Karp-Flatt": "The serial fraction that alone would explain this speedup",
+    "Karp-Flatt": "The serial fraction that would explain this speedup",
     **_INTERVAL,
 }
 _LAWS = {
     "series": "The measured series that the law is fitted to",
-    "law": "One count gives none, two Amdahl or Gustafson, three or more the universal scalability law",
+    "law": "Two device counts: Amdahl or Gustafson; three or more: the universal scalability law",
     "parameter": "A parameter of the law, or its prediction",
     "value": "Fitted to the measured speedups",
     **_INTERVAL,
 }
 _FORMULAS = {
-    "model": "Which model, of which collective or step",
-    "formula": "With the numbers of this run put in; S is a size, B a bandwidth, N the ranks, alpha a latency",
-    "B from": "Where bandwidth and latency come from",
+    "model": "The model, and the collective or step it is applied to",
+    "formula": "With the numbers of this run; S is a size, B a bandwidth, N the number of ranks, alpha a latency",
+    "B from": "Source of bandwidth and latency",
     "predicted": "The formula's result",
     "measured": "What the traces show",
     "error": "Predicted over measured, minus 1",
@@ -259,7 +260,7 @@ _WHAT_IF = {
         "nodes": "Nodes that this many devices are assumed to span",
         "batch": "Batch per device",
         "step": "Predicted: the measured step plus what the replay adds to it",
-        "90% band": "The true value is expected within it nine times in ten",
+        "90% band": "Expected to contain the true value in nine cases out of ten",
         "exposed": "Predicted communication that is not hidden behind compute",
         "efficiency": "The step on one device divided by the predicted one, at the same batch per device",
         "bound by": "The largest part of the predicted step",
@@ -267,9 +268,9 @@ _WHAT_IF = {
     "what_if_ledger": {
         "configuration": "The measured base, or what differs from it",
         "step": "Untraced: the base's as measured, the others as predicted",
-        "compute": "The base's compute plus what the replay changes of it",
-        "wait": "Exposed: no compute and no transfer runs, a late rank is waited for",
-        "transfer": "Exposed: no compute runs, a collective transfers",
+        "compute": "The base's compute plus its change in the replay",
+        "wait": "Exposed: no compute and no transfer run, and a rank waits for a late one",
+        "transfer": "Exposed: no compute runs, and a collective transfers",
         "other": "Exposed communication that cannot be split into wait and transfer, such as broadcasts",
         "idle": "Neither compute nor communication",
         "tracer": "Untraced less traced step of the base; negative if tracing slowed it",
@@ -277,15 +278,15 @@ _WHAT_IF = {
     "what_if_savings": {
         "change": "The only thing changed in the replay",
         "saves": "How much shorter the step would be",
-        "band": "The saving, give or take the method's own error",
+        "band": "The saving plus and minus the method's error",
         "significant": "Whether the saving exceeds the method's error on the whole step",
     },
     "what_if_own_error": {
         "measured": "Median untraced step of the cell",
         "predicted": "By replaying the other cell, without using this one's time",
         "error": "Predicted over measured, minus 1",
-        "perfect scaling": "The error of assuming the step takes as long as on one device",
-        "nothing changes": "The error of assuming the step takes as long as in the other cell",
+        "perfect scaling": "The error of assuming that the step takes as long as on one device",
+        "nothing changes": "The error of assuming that the step takes as long as in the other cell",
     },
 }
 
@@ -293,7 +294,7 @@ _RANKS = {
     **_CELL_MEANING,
     "rank": "Rank of the process",
     "device": "Its device",
-    "traced step": "Mean of the whole traced steps: the sum of the columns after it",
+    "traced step": "Mean of the whole traced steps: the sum of the following columns",
     "compute": "At least one kernel or operator computes",
     "wait": "Exposed communication in which collectives wait for a late rank and none transfers",
     "transfer": "Exposed communication in which at least one matched collective transfers",
@@ -324,12 +325,12 @@ _PROJECTED = "Predicted from the link's specification for this many bytes; nothi
 
 
 def meanings(name: str, table: TextTable, comparison: Comparison) -> tuple[str, ...]:
-    """One sentence for every heading of a report's table, empty where there is none."""
+    """A sentence for each heading of a report's table, empty if there is none."""
     for view in (*shown_views(comparison), *first_views(comparison)):
         if view.name == name:
             return tuple(BY_NAME[column].meaning for column in view.columns)
-    own = _OF_TABLE.get(name, {})
+    known = _OF_TABLE.get(name, {})
     words = [heading.partition(" [")[0] for heading in table.headings]
     if name == "projection":
-        return tuple(own.get(word, _PROJECTED) for word in words)
-    return tuple(own.get(word, _CELL if word == "cell" else "") for word in words)
+        return tuple(known.get(word, _PROJECTED) for word in words)
+    return tuple(known.get(word, _CELL if word == "cell" else "") for word in words)

@@ -1,4 +1,4 @@
-"""What NCCL chose, as tables, as JSON and as findings: of the logs that the user gives, else of the calibration."""
+"""NCCL's choices as tables, JSON and findings, from logs that the user passes, else from the calibration."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,12 +16,12 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect
 
-_MOST_PAIRS = 16  # of a transport, in a table
+_MOST_PAIRS = 16  # per transport, in a table
 
 
 @dataclass(frozen=True)
 class NcclChapter:
-    """The choices of one or several jobs, and the findings about them."""
+    """NCCL's choices in one or several jobs, and the findings about them."""
 
     jobs: tuple[JobChoices, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -37,42 +37,38 @@ class NcclChapter:
         }
 
     def chosen(self, ranks: int, nodes: int) -> dict[tuple[str, int], ChoiceRow]:
-        """The choices by kind and size on so many ranks and hosts."""
+        """The choices by kind and size on this number of ranks and hosts."""
         rows = [row for job in self.jobs if (job.ranks, job.nodes) == (ranks, nodes) for row in job.rows]
         return {(row.kind or "", row.size_bytes): row for row in rows}
 
-    def choice(self, ranks: int, nodes: int, kind: str, size_bytes: float) -> str | None:
-        """Algorithm and protocol at a size; between two sizes of which NCCL treats both alike, theirs."""
-        sizes = {size: row.choice for (of, size), row in self.chosen(ranks, nodes).items() if of == kind}
-        below = max((size for size in sizes if size <= size_bytes), default=None)
-        above = min((size for size in sizes if size >= size_bytes), default=None)
-        if below is None or above is None or sizes[below] != sizes[above]:
-            return None
-        return sizes[below]
+    def choice(self, ranks: int, nodes: int, kind: str, size_bytes: float) -> ChoiceRow | None:
+        """`JobChoices.at` of the job with this number of ranks and hosts."""
+        found = (job.at(kind, size_bytes) for job in self.jobs if (job.ranks, job.nodes) == (ranks, nodes))
+        return next((row for row in found if row is not None), None)
 
     def content(self) -> list[dict[str, object]]:
-        """Plain data, an object per job; unknown is None."""
+        """One dictionary per job, for JSON; unknown values are None."""
         return [_content(job) for job in self.jobs]
 
 
 def run_chapter(run: RunData, sources: CostSources, logs: Sequence[Path]) -> NcclChapter:
-    """The choices of a run or of traces, from logs of one of its jobs; without logs from its calibration.
+    """NCCL's choices in a run or in traces, from logs of one of its jobs, else from its calibration.
 
     Raises DpscopeError for a log of another job.
     """
     cells = [data for data in run.measured if data.cell.devices > 1]
     if logs:
         log = job_log(logs, sorted({data.cell.devices for data in cells}))
-        own = [data for data in cells if data.cell.devices == log.communicators[0].ranks]
-        nodes = max(len(log.hosts), *(data.nodes for data in own))
-        measured = measured_times(own[0].cell.devices, [data.collectives for data in own])
+        of_job = [data for data in cells if data.cell.devices == log.communicators[0].ranks]
+        nodes = max(len(log.hosts), *(data.nodes for data in of_job))
+        measured = measured_times(of_job[0].cell.devices, [data.collectives for data in of_job])
         return _chapter([job_choices(log, sources.on_nodes(nodes), measured)], sources.interconnect)
     calibration = sources.calibration
     return calibration_chapter(calibration) if calibration is not None else NcclChapter()
 
 
 def calibration_chapter(calibration: Calibration) -> NcclChapter:
-    """The choices that a calibration recorded, next to the times that it measured; its findings hold what they mean."""
+    """NCCL's choices recorded by a calibration, with the times that it measured."""
     jobs = []
     for one in calibration.nccl:
         sources = CostSources(None, calibration, calibration.interconnect).on_nodes(one.nodes)
@@ -88,24 +84,25 @@ def _chapter(jobs: Sequence[JobChoices], interconnect: Interconnect | None) -> N
 
 
 def measured_times(ranks: int, tables: Sequence[pd.DataFrame]) -> MeasuredTimes:
-    """Median transfer of the collectives of all ranks in traces."""
+    """Median transfer of the collectives that include all ranks, by kind and size."""
     known = [table for table in tables if len(table)]
     if not known:
         return {}
     rows = pd.concat(known, ignore_index=True)
     rows = rows[rows["transfer_us"].notna() & rows["bytes"].notna() & rows["group_size"].eq(ranks).fillna(False)]
     medians = rows.groupby(["kind", "bytes"])["transfer_us"].median().reset_index()
-    return {(str(row["kind"]), int(row["bytes"])): float(row["transfer_us"]) for row in medians.to_dict("records")}
+    columns = zip(medians["kind"], medians["bytes"], medians["transfer_us"], strict=True)
+    return {(str(kind), int(size)): float(median) for kind, size, median in columns}
 
 
 def calibrated_times(calibration: Calibration, ranks: int, nodes: int) -> MeasuredTimes:
-    """Median time of each collective and size of a calibration, on so many ranks and hosts."""
+    """Median time by collective and size in a calibration, on this number of ranks and hosts."""
     points = [one for one in calibration.points if one.devices == ranks and (one.nodes or 1) == nodes]
     return {(one.collective, one.size_bytes): float(pd.Series(one.times_us).median()) for one in points}
 
 
 def choices_table(jobs: Sequence[JobChoices]) -> TextTable | None:
-    """A row per collective, size and choice; None where the logs name no choice."""
+    """A row per collective, size and choice; None if the logs contain no choice."""
     rows = [(job.ranks, row) for job in jobs for row in job.rows]
     if not rows:
         return None
@@ -134,7 +131,7 @@ def choices_table(jobs: Sequence[JobChoices]) -> TextTable | None:
 
 
 def ring_sentence(job: JobChoices) -> str:
-    """How many bytes the ring formula describes."""
+    """The number of bytes that the ring formula describes."""
     return f"on {job.ranks} ranks {ring_share(job.ring_bytes, job.bytes_in_all)}: the calls that ran on a ring"
 
 
@@ -148,19 +145,19 @@ def _notes(jobs: Sequence[JobChoices]) -> Iterator[str]:
     rows = [row for job in jobs for row in job.rows]
     yield "NCCL's model: its prediction for the choice; ring: the ring formula; formula: that of the algorithm that ran"
     if any(row.kind is None for row in rows):
-        yield "collective NA: this version of NCCL does not print it, and no measured collective alone has this size"
+        yield "collective NA: this version of NCCL does not print it, and not exactly one measured collective has this size"
     if any(row.kind is not None and row.ring_us is None for row in rows):
-        yield "ring and formula NA: no link or calibration is known (give --link or --calibration), or there is no formula"
+        yield "ring and formula NA: no link or calibration is known (use --link or --calibration), or there is no formula"
     if any(row.ring_us is not None and row.formula_us is None for row in rows):
         yield "formula NA: no formula is known for this algorithm and collective"
     if any(row.ring_us is not None for row in rows):
         with_table = all(job.communicator.cost_table for job in jobs)
         latency = (
-            "the ring's latency in NCCL's cost table over its hops"
+            "the ring's latency in NCCL's cost table divided by its hops"
             if with_table
-            else "left out without NCCL's cost table"
+            else "omitted without NCCL's cost table"
         )
-        yield f"latency of a hop in both formulas: {latency}"
+        yield f"latency per hop in both formulas: {latency}"
     if any(row.measured_us is None for row in rows):
         yield "measured NA: no collective of this kind and size on all ranks was measured"
 
@@ -210,7 +207,7 @@ def _peers_table(jobs: Sequence[JobChoices]) -> TextTable:
 
 
 def _pairs(peers: Sequence[tuple[int, int]]) -> str:
-    """Such as ``0-1, 2→3``; of many the first."""
+    """Such as ``0-1, 2→3``; at most _MOST_PAIRS."""
     known = set(peers)
     pairs = [
         f"{first}{'-' if (second, first) in known else '→'}{second}"

@@ -1,6 +1,6 @@
-"""report.html: one self-contained page that opens offline, with everything from traces and files escaped.
+"""report.html: a self-contained page that opens offline, with all text from traces and files escaped.
 
-A content security policy with the hashes of the page's own scripts keeps anything else from running or being fetched.
+A content security policy with the hashes of the page's scripts prevents anything else from running or being fetched.
 """
 
 import base64
@@ -26,13 +26,13 @@ from dpscope.analysis.text.units import NA, sentence
 from dpscope.profiling.records.finding import Finding, counted
 
 TEMPLATE = "page.html"
-_LONG = 16  # letters; no number takes so many
+_LONG = 16  # letters: longer than any number
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*(?:[ =](?![-(])[\w./,:+-]*[\w/])?)")
 
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure of the page: inline SVG of our own making, its caption, and what it shows in words."""
+    """A figure of the page: inline SVG that dpscope drew, and its caption."""
 
     name: str
     svg: str
@@ -49,7 +49,7 @@ class PageTable:
 
     @property
     def words(self) -> tuple[bool, ...]:
-        """Which columns hold words: they are aligned to the left."""
+        """Whether each column holds words, which are aligned to the left."""
         columns = ({row[index] for row in self.table.rows} - {NA, ""} for index in range(len(self.table.headings)))
         return tuple(
             any(len(value) > _LONG for value in column)
@@ -60,7 +60,7 @@ class PageTable:
 
 @dataclass(frozen=True)
 class PageSection:
-    """What is shown of a section."""
+    """The content of a section."""
 
     section: Section
     figures: tuple[PageFigure, ...]
@@ -69,7 +69,7 @@ class PageSection:
 
 @dataclass(frozen=True)
 class PageAnswers:
-    """What comes first: the verdict, the tables that it rests on, and FIRST_FIGURES."""
+    """The first part of the page: the verdict, the tables that it is based on, and FIRST_FIGURES."""
 
     verdict: Verdict
     tables: tuple[PageTable, ...]
@@ -90,7 +90,7 @@ class Page:
     timelines: tuple[TimelineView, ...]  # the first is shown
     measures: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
-    data_file: str = "comparison.csv"  # beside the page, with every number
+    data_file: str = "comparison.csv"  # with every number, in the page's folder
 
 
 def page_sections(
@@ -100,7 +100,7 @@ def page_sections(
     timelines: Sequence[TimelineView],
     sections: Sequence[Section] = SECTIONS,
 ) -> Iterator[PageSection]:
-    """The sections that have something to show."""
+    """The sections that have content."""
     for section in sections:
         drawn = tuple(figures[name] for name in section.figures if name in figures)
         shown = tuple(
@@ -113,12 +113,12 @@ def page_sections(
 
 
 def has_values(table: TextTable) -> bool:
-    """Whether any cell but those of the first column holds a value."""
+    """Whether any column but the first has a value."""
     return any(value not in (NA, "") for row in table.rows for value in row[1:]) or len(table.headings) == 1
 
 
 def unbroken(text: str) -> Markup:
-    """Text as HTML in which no option, such as --batch-size 8, breaks across lines."""
+    """Escape text as HTML in which options, such as --batch-size 8, do not break across lines."""
     return Markup(_OPTION.sub(r'<span class="option">\1</span>', str(escape(text))))
 
 
@@ -153,7 +153,7 @@ def _source(name: str) -> str:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Nothing is fetched from anywhere, and no script runs but these."""
+    """A content security policy that allows only these scripts and no requests."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
     )
@@ -161,6 +161,6 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def script_json(value: object) -> Markup:
-    """JSON that no string in it can end the script element of, or open a comment in."""
+    """JSON in which no string can end the script element or open a comment."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))

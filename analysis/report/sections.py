@@ -1,19 +1,19 @@
-"""The page's table of contents: which question each section answers, with which figures and tables."""
+"""The page's sections: the question that each answers, its figures and its tables."""
 
 from dataclasses import dataclass
 
 from dpscope.analysis.training.tables import TRAINING_TABLES
 
 FIRST_FIGURES = ("communication", "step_split")
-"""Shown with the answers, in this order, and in no section."""
+"""Shown with the answers, in this order, rather than in a section."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """`figures` and `tables` are names of `figures.draw_all` and `report_tables`; what a run lacks is left out.
+    """`figures` and `tables` are names in `figures.draw_all` and `report_tables`; those that a run lacks are omitted.
 
-    `block` names a part of the template that is drawn before them, `terms` the words of the glossary that it needs. A section
-    that is not `open` is folded, with its title and question as the summary. A section without anything is not shown.
+    `block` is a part of the template shown before them; `terms` are the words of the glossary that it needs. A section that
+    is not `open` is folded, with its title and question as the summary. Empty sections are omitted.
     """
 
     name: str
@@ -47,7 +47,7 @@ SECTIONS = (
     Section(
         "scaling",
         "Scaling",
-        "What do more devices bring, and what do the fitted laws say of twice as many?",
+        "What do more devices gain, and what do the fitted laws predict for twice as many?",
         ("scaling",),
         terms=("weak", "strong", "efficiency"),
         open=True,
@@ -71,7 +71,7 @@ SECTIONS = (
     Section(
         "strategies",
         "Strategies compared",
-        "In which part of the step is the difference, what does one option save, and how much memory does each take?",
+        "Which part of the step differs, what does one option save, and how much memory does each take?",
         ("waterfall",),
         ("gap", "dp_phases", "costs", "memory"),
         terms=("exposed", "idle", "strategy"),
@@ -85,9 +85,17 @@ SECTIONS = (
         terms=("communication", "hidden", "exposed", "wait", "transfer", "idle"),
     ),
     Section(
+        "device_use",
+        "How much of a device is used",
+        "How far is a step from what the device could compute, and where does the rest go?",
+        ("device_use",),
+        ("device_use", "device_points"),
+        terms=("step", "exposed", "wait", "transfer", "idle"),
+    ),
+    Section(
         "estimates",
         "Every estimate and its error",
-        "What would each subtraction have said, per step and per epoch, how far off is it, and why?",
+        "What does each subtraction give per step and per epoch, how far off is it, and why?",
         (),
         ("estimates", "identity", "reasons", "epoch"),
         terms=("exposed", "ring model"),
@@ -102,7 +110,7 @@ SECTIONS = (
     ),
     Section(
         "models",
-        "Models with the numbers put in",
+        "Models with this run's numbers",
         "What should communication cost, and how far off is each model?",
         (),
         ("formulas", "predictions", "collectives", "nccl_choices", "nccl_job", "nccl_peers"),

@@ -1,9 +1,9 @@
-"""What was measured where: in one paragraph, and as the page's list of facts."""
+"""What was measured and where: as one paragraph, and as the page's list of facts."""
 
 from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.costs.calibrated import rate_between, rate_within
-from dpscope.analysis.runs.repeats import repeats_said
+from dpscope.analysis.runs.repeats import repeats_text
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_run import traces_said
 from dpscope.analysis.text.units import NA, show_bytes
@@ -17,7 +17,7 @@ _ON_DEVICES = " (on devices 11 and 1.5 s at least)"
 
 
 def setting_of(run: RunData) -> str:
-    """Model, data, machine, versions and repeats in one paragraph; of traces alone what they are."""
+    """Model, data, machine, versions and repeats in one paragraph; for traces alone a description of them."""
     if run.recorded is None:
         return traces_said(run)
     manifest = run.manifest
@@ -32,19 +32,15 @@ def setting_of(run: RunData) -> str:
         return (
             f"{manifest.script}, attached to: {workload.model}{size}; {_machine(run)}, torch {environment.torch_version}, "
             f"{environment.platform}; {counted(manifest.threads_per_process, 'thread')} per process; "
-            f"{repeats_said(run)}; measured {manifest.created_at}."
+            f"{repeats_text(run)}; measured {manifest.created_at}."
         )
+    normalised = f" (normalised by {manifest.normalisation})" if manifest.normalisation is not None else ""
     return (
-        f"{workload.model}{size}, {workload.data} data{_normalised(run)}, "
+        f"{workload.model}{size}, {workload.data} data{normalised}, "
         f"amp {workload.amp}, SGD; {_machine(run)}, torch {environment.torch_version}, "
         f"{environment.platform}; {counted(manifest.threads_per_process, 'thread')} per process; "
-        f"seed {workload.seed}; {repeats_said(run)}; measured {manifest.created_at}."
+        f"seed {workload.seed}; {repeats_text(run)}; measured {manifest.created_at}."
     )
-
-
-def _normalised(run: RunData) -> str:
-    told = run.manifest.normalisation
-    return f" (normalised by {told})" if told is not None else ""
 
 
 def _machine(run: RunData) -> str:
@@ -56,7 +52,7 @@ def _machine(run: RunData) -> str:
 
 
 def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
-    """Name and value of everything that has to be equal for two runs to be compared; of traces alone their files."""
+    """Name and value of all settings that must be equal to compare two runs; for traces alone their files."""
     if run.recorded is None:
         yield from ((f"Rank {NA if one.rank is None else one.rank}", str(one.path)) for one in run.traces)
         return
@@ -103,16 +99,16 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
 
 
 def _connected(ranks: Sequence[RankResult], node: int) -> str:
-    """What the interfaces of a node's processes were seen to be, NCCL's among them; nothing where no process told."""
-    told = [one.interfaces for one in ranks if one.node == node and one.interfaces is not None]
-    if not told:
+    """The network interfaces that a node's processes used, NCCL included; empty if no process recorded them."""
+    recorded = [one.interfaces for one in ranks if one.node == node and one.interfaces is not None]
+    if not recorded:
         return ""
-    seen = ", ".join(sorted({name for names in told for name in names}))
+    seen = ", ".join(sorted({name for names in recorded for name in names}))
     return f"; connections seen over {seen}" if seen else "; no TCP connection to other nodes seen (RDMA, or none open)"
 
 
 def _rates(calibration: Calibration | None) -> Iterator[tuple[str, str]]:
-    """Of a job over several nodes: what a calibration found between them, beside what it found within one."""
+    """The calibrated rates between nodes and within a node."""
     why = "no calibration" if calibration is None else "not calibrated"
     between, within = (rate_between(calibration), rate_within(calibration)) if calibration is not None else (None, None)
     yield "Rate between nodes", f"{NA} ({why})" if between is None else str(between)
@@ -120,7 +116,7 @@ def _rates(calibration: Calibration | None) -> Iterator[tuple[str, str]]:
 
 
 def versions(environment: Environment) -> Iterator[tuple[str, str]]:
-    """Name and version of what was used."""
+    """Name and version of the code and of the libraries used."""
     if environment.commit is not None:
         changes = ", tracked files changed" if environment.commit.changed else ""
         yield "Code", f"commit {environment.commit.name} of {environment.commit.committed_at}{changes}"
@@ -141,13 +137,13 @@ def _several(values: set[str | None]) -> str:
 
 
 def _slot(environment: Environment, device: DeviceState) -> DeviceLinks | None:
-    """A GPU's links, which are those of the machine and not of a moment: idle GPUs lower their PCIe generation."""
+    """A GPU's links as recorded for the machine, since idle GPUs lower their current PCIe generation."""
     links = environment.interconnect.devices if environment.interconnect is not None else ()
     return next((one for one in links if one.uuid is not None and one.uuid == device.uuid), None)
 
 
 def _device(device: DeviceState, under_load: Sequence[DeviceState], slot: DeviceLinks | None) -> str:
-    """A GPU with its clocks and slowdowns while it was measured, of all its cells and repeats; its largest PCIe link."""
+    """A GPU with its clocks and throttling over all cells and repeats, and its largest PCIe link."""
     parts = [device.name or NA]
     clocks = sorted({state.sm_clock_mhz for state in under_load if state.sm_clock_mhz is not None})
     largest = f" of {device.max_sm_clock_mhz}" if device.max_sm_clock_mhz is not None else ""

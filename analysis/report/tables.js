@@ -1,5 +1,5 @@
 "use strict";
-// Sortable tables, the meanings of headings on hover, focus and touch, and what is folded opened for printing.
+// Sortable tables; the meanings of headings on hover, focus and touch; folded parts opened for printing.
 (() => {
   const collator = new Intl.Collator("en", { numeric: true });
 
@@ -27,7 +27,7 @@
     body.append(...[...body.rows].sort(comparator(heading.cellIndex, direction)));
   };
 
-  // Paper cannot be unfolded: whatever is closed is open while the page is printed, and closed again afterwards.
+  // Folded parts are opened while the page is printed, and closed again afterwards.
   let opened = [];
   window.addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("details:not([open])")];
@@ -50,18 +50,18 @@
   unfold();
 
   const tip = document.getElementById("tip");
-  let told = null;
-  const hide = () => { told = null; tip.hidden = true; };
+  let active = null;
+  const hide = () => { active = null; tip.hidden = true; };
   const place = () => {
-    if (!told) return;
-    const at = told.getBoundingClientRect();
+    if (!active) return;
+    const at = active.getBoundingClientRect();
     const left = Math.min(at.left, document.documentElement.clientWidth - tip.offsetWidth - 8);
     const above = at.top - tip.offsetHeight - 6;
     tip.style.left = `${Math.max(8, left)}px`;
     tip.style.top = `${above > 0 ? above : at.bottom + 6}px`;
   };
   const show = (element) => {
-    told = element;
+    active = element;
     tip.textContent = element.dataset.tip;
     tip.hidden = false;
     place();

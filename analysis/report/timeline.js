@@ -1,5 +1,5 @@
 "use strict";
-// One traced step as lanes of bars: zoom, move, read. All text comes from traces and is set as text, never as markup.
+// A traced step as lanes of bars that can be zoomed, moved and read. Text from traces is set as text, never as markup.
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const LANE = 20, GAP = 3, GROUP = 20, AXIS = 22, SMALLEST_SPAN_US = 0.5;
@@ -24,7 +24,7 @@
   const x = (us) => state.left + ((us - state.from) / (state.to - state.from)) * (state.width - state.left);
   const at = (px) => state.from + ((px - state.left) / (state.width - state.left)) * (state.to - state.from);
 
-  // Where each lane lies; a group's name takes a line of its own.
+  // The position of each lane; a group's name takes a separate line.
   const layout = () => {
     let y = AXIS, group = null;
     const lanes = state.cell.lanes.map((lane) => {
@@ -124,7 +124,7 @@
   const move = (share) => show(state.from + share * (state.to - state.from), state.to + share * (state.to - state.from));
   const whole = () => show(0, state.cell.length);
 
-  const tell = (lane, bar) => {
+  const select = (lane, bar) => {
     state.selected = bar;
     detail.textContent = bar
       ? `${lane.group}, from ${shown(bar[0])} to ${shown(bar[0] + bar[1])}: ${bar[4]}`
@@ -139,11 +139,11 @@
     if (!all.length) { detail.textContent = "This step shows no collective."; return; }
     const index = all.findIndex(([, bar]) => bar === state.selected);
     const [lane, bar] = all[(index + 1) % all.length];
-    tell(lane, bar);
+    select(lane, bar);
     show(bar[0] - bar[1], bar[0] + 2 * bar[1]);
   };
 
-  // What lies under a point: of several bars the shortest.
+  // Select the bar under the pointer, the shortest if there are several.
   const point = (event) => {
     const box = view.getBoundingClientRect();
     const time = at(event.clientX - box.left), height = event.clientY - box.top;
@@ -151,7 +151,7 @@
     const found = layout().lanes.find(({ y }) => height >= y && height < y + LANE);
     if (!found || event.clientX - box.left < state.left) return;
     const under = found.lane.bars.filter((bar) => time >= bar[0] - slack && time <= bar[0] + bar[1] + slack);
-    tell(found.lane, under.sort((one, other) => one[1] - other[1])[0] || null);
+    select(found.lane, under.sort((one, other) => one[1] - other[1])[0] || null);
     redraw();
   };
 
@@ -169,7 +169,7 @@
     keys[event.key]();
   });
 
-  // Two pointers pinch, one drags; a wheel zooms once the drawing has the focus, or with Ctrl.
+  // One pointer drags, two pinch; the wheel zooms with Ctrl, or if the drawing has the focus.
   const pointers = new Map();
   view.addEventListener("pointerdown", (event) => {
     pointers.set(event.pointerId, event.clientX);

@@ -1,39 +1,40 @@
-"""A cell's traced step as the page draws it: lanes of bars for every rank, in plain data that JSON can hold.
+"""A cell's traced step for the page: lanes of bars for each rank, as plain data for JSON.
 
 Times are microseconds after the earliest rank's start, rounded to a tenth. Names come from traces and are untrusted.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
-from dpscope.analysis.cells.row import as_number
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_job import JobStrategy
-from dpscope.analysis.text.units import plain, show_bytes, show_time
+from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
+from dpscope.analysis.traces.reading.table import as_table
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 
 MOST_RANKS = 8
 MOST_SPANS = 40_000  # of all cells together, so that the page stays small
 MOST_DRAWN_NAMES = 3_000
-MOST_DRAWN_COLLECTIVES = 300  # of a rank, the longest
-MOST_ROWS = 4  # that bars of one lane are stacked in where they overlap
+MOST_DRAWN_COLLECTIVES = 300  # per rank, the longest
+MOST_ROWS = 4  # in which overlapping bars of one lane are stacked
 _PARTIAL = "the start of this step was not recorded: it is drawn from its first event"
-_INCOMPLETE = "the trace does not show everything the strategy must have moved: something may be missing here"
-_SHORTEST_SHARE = 1e-5  # of the step: what is shorter would be drawn nowhere
+_INCOMPLETE = "the trace does not show all data that the strategy must have moved, so events may be missing here"
+_SHORTEST_SHARE = 1e-5  # of the step: shorter bars would be invisible
 
 
 @dataclass(frozen=True)
 class Bar:
-    """`kind` chooses the colour; `label` is drawn where there is room, `detail` is shown on asking.
+    """`kind` selects the colour; `label` is drawn if there is room, `detail` is shown on hover or focus.
 
-    The first `wait_us` of it is waiting; None is unknown.
+    The first `wait_us` are waiting; None is unknown.
     """
 
     start_us: float
@@ -46,7 +47,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """A row of the drawing: `fills` are unions by kind without names, `bars` have names."""
+    """A row of the drawing: `fills` are unnamed unions of spans by kind, `bars` are named."""
 
     group: str
     label: str
@@ -56,7 +57,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class TimelineView:
-    """One step of one cell; `notes` say what is drawn and how the clocks were set."""
+    """One step of one cell; `notes` describe what is drawn and how clocks were aligned."""
 
     cell: str
     length_us: float
@@ -65,7 +66,7 @@ class TimelineView:
 
 
 def timeline_views(run: RunData) -> tuple[TimelineView, ...]:
-    """A view for every cell that has one, in as much detail as the page has room for."""
+    """A view for each cell with a timeline, in as much detail as the page has room for."""
     drawn = [len(one.devices) for data in run.measured for _, one in data.timelines[:MOST_RANKS]]
     devices = max(1, sum(drawn))
     views = (timeline_view(data, MOST_SPANS // (3 * devices), MOST_DRAWN_NAMES // devices) for data in run.measured)
@@ -75,17 +76,23 @@ def timeline_views(run: RunData) -> tuple[TimelineView, ...]:
 def timeline_view(
     data: CellData, most_spans: int = MOST_SPANS, most_named: int = MOST_DRAWN_NAMES
 ) -> TimelineView | None:
-    """The cell's step of its first traced repeat; None where no rank's trace has a whole step.
+    """The step of the cell's first traced repeat; None if no rank's trace has a whole step.
 
-    `most_spans` of a kind and `most_named` compute events are kept per device, the largest gaps and the longest events.
+    Per device at most `most_spans` spans of a kind are kept (with the largest gaps between them), and the `most_named` longest
+    compute events.
     """
     ranks = [one for _, one in data.timelines if one.rank is not None]
     if not ranks:
         return None
     repeat, step = data.timelines[0][0], ranks[0].step
-    ranks = [_coarser(one, most_spans, most_named) for one in ranks if one.step == step]
+    ranks = [
+        replace(one, devices=tuple(coarser(device, most_spans, most_named) for device in one.devices))
+        for one in ranks
+        if one.step == step
+    ]
     collectives = _of_step(data, repeat, step)
-    clocks = align_clocks(_of_ranks(data, repeat, ranks), [_origin(one) for one in ranks])
+    origins = [RankOrigin(_rank(one), one.zero_ns, one.host) for one in ranks]
+    clocks = align_clocks(_of_ranks(data, repeat, ranks), origins)
     places = {clock.rank: clock.place_us for clock in clocks}
     zero_us = min(one.start_us + places[_rank(one)] for one in ranks)
     end_us = max(one.end_us + places[_rank(one)] for one in ranks)
@@ -115,23 +122,15 @@ def _is_partial(data: CellData, repeat: int, step: int | None) -> bool:
     return len(drawn) > 0 and bool(drawn["partial_window"].fillna(True).astype(bool).all())
 
 
-def _coarser(one: StepTimeline, most_spans: int, most_named: int) -> StepTimeline:
-    return replace(one, devices=tuple(coarser(device, most_spans, most_named) for device in one.devices))
-
-
 def _rank(one: StepTimeline) -> int:
     assert one.rank is not None
     return one.rank
 
 
-def _origin(one: StepTimeline) -> RankOrigin:
-    return RankOrigin(_rank(one), one.zero_ns, one.host)
-
-
 def _of_ranks(data: CellData, repeat: int, ranks: Sequence[StepTimeline]) -> pd.DataFrame:
-    if data.collectives.empty:
-        return data.collectives
     table = data.collectives
+    if table.empty:
+        return table
     return table[(table["repeat"] == repeat) & table["rank"].isin([one.rank for one in ranks])]
 
 
@@ -158,11 +157,11 @@ def _notes(
 
 
 def _clock_note(clocks: Sequence[RankClock]) -> str:
-    told = [clock for clock in clocks[1:] if clock.worst_us is not None]
-    if not told:
+    compared = [clock for clock in clocks[1:] if clock.worst_us is not None]
+    if not compared:
         return "clocks of the ranks are as recorded: no collective synchronises them"
-    worst, typical = max(one.worst_us or 0.0 for one in told), max(one.residual_us or 0.0 for one in told)
-    moved = [clock for clock in told if clock.moved_us]
+    worst, typical = max(one.worst_us or 0.0 for one in compared), max(one.residual_us or 0.0 for one in compared)
+    moved = [clock for clock in compared if clock.moved_us]
     how = f"{counted(len(moved), 'clock')} aligned on the ends of shared collectives" if moved else "clocks as recorded"
     apart = f"{show_time(typical)} apart (median of the worst rank), at most {show_time(worst)}"
     return f"{how}; these ends are {apart}" if moved else f"{how}; the ends of shared collectives are {apart}"
@@ -195,7 +194,7 @@ def _communication(
     one: StepTimeline,
     strategy: JobStrategy,
 ) -> Iterator[Lane]:
-    """Collectives and copies in as few rows as they need, over what is hidden and what is exposed."""
+    """Hidden and exposed communication, and below it collectives and copies in as few rows as possible."""
     if not device.communication:
         return
     fills = (("hidden", _moved(device.communication, shift_us)), ("exposed", _moved(device.exposed, shift_us)))
@@ -204,35 +203,34 @@ def _communication(
         return
     bars = [_copy_bar(mark, shift_us) for mark in device.copies]
     if len(collectives):
-        own = collectives[collectives["rank"] == one.rank]
+        of_rank = collectives[collectives["rank"] == one.rank]
         if device.device is not None:
-            own = own[own["device"] == device.device]
-        longest = own.nlargest(MOST_DRAWN_COLLECTIVES, "duration_us").sort_values("start_us")
-        bars += [_collective_bar(row, shift_us) for row in longest.to_dict("records")]
+            of_rank = of_rank[of_rank["device"] == device.device]
+        longest = of_rank.nlargest(MOST_DRAWN_COLLECTIVES, "duration_us").sort_values("start_us")
+        bars += [_collective_bar(row, shift_us) for row in as_table(longest).records(_OF_COLLECTIVES)]
     yield Lane(group, "communication", fills)
     for index, row in enumerate(_stacked(bars)):
         yield Lane(group, "collectives" if index == 0 else "", (), tuple(row))
 
 
-def _collective_bar(row: Mapping[Hashable, object], shift_us: float) -> Bar:
-    kind = str(plain(row["kind"]) or "collective")
-    size, rate, bound, wait = (
-        as_number(row[name]) for name in ("bytes", "busbw_gb_per_s", "lower_bound_gb_per_s", "wait_us")
-    )
-    duration = as_number(row["duration_us"]) or 0.0
-    said = [show_bytes(size)] if size is not None else []
-    said += [f"{rate:.3g} GB/s"] if rate is not None else []
+_OF_COLLECTIVES = (
+    "kind", "bytes", "busbw_gb_per_s", "lower_bound_gb_per_s", "wait_us", "transfer_us", "start_us", "duration_us",
+)  # fmt: skip
+
+
+def _collective_bar(row: Mapping[str, Any], shift_us: float) -> Bar:
+    kind, size, rate, bound, wait, transfer, start, duration = (row[name] for name in _OF_COLLECTIVES)
+    kind = kind or "collective"
+    label = [show_bytes(size)] if size is not None else []
+    label += [f"{rate:.3g} GB/s"] if rate is not None else []
     detail = [kind, "size unknown" if size is None else show_bytes(size), f"takes {show_time(duration)}"]
     if rate is not None:
-        detail.append(f"bus bandwidth {rate:.3g} GB/s over its transfer of {show_time(as_number(row['transfer_us']))}")
+        detail.append(f"bus bandwidth {rate:.3g} GB/s over its transfer of {show_time(transfer)}")
     elif bound is not None:
         detail.append(f"at least {bound:.3g} GB/s (waiting included)")
     if wait is not None:
-        detail.append(
-            "waits for nobody" if wait == 0 else f"the first {show_time(wait)} of it is waiting for a later rank"
-        )
-    start = (as_number(row["start_us"]) or 0.0) + shift_us
-    return Bar(start, duration, "collective", f"{kind} {', '.join(said)}".strip(), "; ".join(detail), wait)
+        detail.append("does not wait" if wait == 0 else f"the first {show_time(wait)} are waiting for a later rank")
+    return Bar(start + shift_us, duration, "collective", f"{kind} {', '.join(label)}".strip(), "; ".join(detail), wait)
 
 
 def _copy_bar(mark: Mark, shift_us: float) -> Bar:
@@ -243,16 +241,16 @@ def _copy_bar(mark: Mark, shift_us: float) -> Bar:
 
 
 def _phase_lanes(group: str, device: DeviceTimeline, shift_us: float) -> Iterator[Lane]:
-    """A lane per replica of dp-host; on a device as many as its phases need."""
+    """A lane per replica of dp-host; for a device as many lanes as its phases need."""
     for replica in sorted({replica for replica, _ in device.dp_phases}, key=lambda one: -1 if one is None else one):
-        bars = [_bar(mark, shift_us, mark.name) for own, mark in device.dp_phases if own == replica]
+        bars = [_bar(mark, shift_us, mark.name) for of_replica, mark in device.dp_phases if of_replica == replica]
         label = "DP phases" if replica is None else f"DP phases, replica {replica}"
         for index, row in enumerate(_stacked(bars)):
             yield Lane(group, label if index == 0 else "", (), tuple(row))
 
 
 def _stacked(bars: Iterable[Bar]) -> list[list[Bar]]:
-    """The bars in rows within which none overlaps another; what finds no room in MOST_ROWS goes to the last."""
+    """The bars in rows without overlaps, except for the last row if MOST_ROWS are not enough."""
     rows: list[list[Bar]] = []
     ends: list[float] = []
     for bar in sorted(bars, key=lambda one: one.start_us):
@@ -283,7 +281,7 @@ def _without_dust(lane: Lane, shortest_us: float) -> Lane:
 
 
 def as_plain(view: TimelineView) -> dict[str, object]:
-    """The view as the page's script reads it; spans as [start, duration]."""
+    """The view as the page's script reads it, with spans as [start, duration]."""
     return {
         "cell": view.cell,
         "length": round(view.length_us, 1),

@@ -1,20 +1,25 @@
-"""Trainings without measurements, on a terminal and in the report folder: page, training.md, training.csv, curves."""
+"""The report of trainings, on a terminal and in the report folder: page, training.md, training.csv, curves."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.analysis.report.page import render_page
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.report.meanings import LEARNING_MEASURES
+from dpscope.analysis.report.page import Page, PageFigure, page_sections, render_page
+from dpscope.analysis.report.setting import versions
 from dpscope.analysis.report.stamp import TRAINING_FILES, data_digest, formats_there, is_current, replace_stamp
-from dpscope.analysis.report.training_page import training_page
 from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_missing, print_table
-from dpscope.analysis.text.text_table import render
-from dpscope.analysis.text.units import sentence
+from dpscope.analysis.text.text_table import render, render_findings
+from dpscope.analysis.text.units import NA
 from dpscope.analysis.training.data import TrainingData, load_training
-from dpscope.analysis.training.findings import training_findings
+from dpscope.analysis.training.findings import difference_message, training_findings
+from dpscope.analysis.training.seed_statistics import against_single, final_accuracy
 from dpscope.analysis.training.tables import training_csv, training_json, training_tables
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.training import TrainManifest
 from dpscope.profiling.store.files import write_together
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.ownership import check_report
@@ -27,9 +32,9 @@ def show_training(
     figure_formats: Sequence[str] | None = None,
     open_page: bool = False,
 ) -> bool:
-    """Print a run folder's trainings and write their files, as `write_training` does; whether nothing speaks against them.
+    """Print a run folder's trainings and write their files unless they are current; False if a finding is an error.
 
-    Files that stand there and were made from the same are left as they are.
+    See `write_training` for the files.
     """
     made_from = data_digest(folder, f"trainings {target_accuracy}")
     data = load_training(folder, target_accuracy)
@@ -51,7 +56,7 @@ def show_training(
 
 
 def print_training(folder: Path, output_format: str, target_accuracy: float | None) -> bool:
-    """A run folder's trainings as JSON, CSV, Markdown or LaTeX on standard output; nothing is written."""
+    """Print a run folder's trainings as JSON, CSV, Markdown or LaTeX; False if a finding is an error."""
     data = load_training(folder, target_accuracy)
     if output_format == "json":
         sys.stdout.write(training_json(data) + "\n")
@@ -64,10 +69,10 @@ def print_training(folder: Path, output_format: str, target_accuracy: float | No
 
 
 def write_training(data: TrainingData, figure_formats: Sequence[str] | None = None, made_from: str = "") -> Path:
-    """Write training.md, training.csv, the curves and the page; returns the page's path.
+    """Write training.md, training.csv, the curves and the page; returns the path of the page.
 
-    `figure_formats` are as in `write_report`; `made_from` is what `data_digest` gave before the trainings were loaded.
-    The page of a folder with measurements is left alone: `analyze` sets the trainings beside them there.
+    `figure_formats` are as in `write_report`; `made_from` is `data_digest` before the trainings were loaded. In a folder with
+    measurements the page is not written, since the run's report includes the trainings.
     """
     from dpscope.analysis.figures.draw import figure_files
     from dpscope.analysis.figures.training import training_figures
@@ -91,7 +96,7 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] | None = No
 
 
 def _page_of(data: TrainingData) -> Path:
-    """What shows a folder's trainings: a page, or beside a run's own page their tables as Markdown."""
+    """The file that shows a folder's trainings: a page, or Markdown next to a run's page."""
     return RunFolder(data.folder).report_path / ("training.md" if is_run_folder(data.folder) else "report.html")
 
 
@@ -99,11 +104,75 @@ def training_markdown(data: TrainingData) -> str:
     """Tables and findings as Markdown."""
     parts = [f"# Trainings: {data.folder.name}\n"]
     parts += [render(table, "markdown") for table in training_tables(data).values()]
-    parts.append("**Findings**\n")
-    parts.append(
-        "".join(
-            f"- {finding.severity}: {sentence(finding.message)} {sentence(finding.next_step)}\n"
-            for finding in training_findings(data)
-        )
+    return "\n".join([*parts, render_findings(training_findings(data))])
+
+
+def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
+    """The page's content; `svg` holds the drawn figures by name."""
+    from dpscope.analysis.figures.draw import CAPTIONS, for_page
+
+    drawn = {name: PageFigure(name, for_page(name, text), CAPTIONS[name]) for name, text in svg.items()}
+    return Page(
+        answers=None,
+        name=data.folder.name,
+        headline=_headline(data),
+        setting=_setting(data),
+        environment=tuple(_facts(data.manifest)),
+        findings=tuple(training_findings(data)),
+        sections=tuple(page_sections(Comparison(), training_tables(data), drawn, ())),
+        timelines=(),
+        measures=LEARNING_MEASURES,
+        definitions=(),
+        data_file="training.csv",
     )
-    return "\n".join(parts)
+
+
+def _headline(data: TrainingData) -> str:
+    """The difference between the last cell without a variant and a single device, else the first cell's accuracy."""
+    plain = {cell.name for cell in data.trained if not cell.variant}
+    known = [one for one in against_single(data) if one.points is not None]
+    if known:
+        return difference_message(([one for one in known if one.cell in plain] or known)[-1])
+    accuracy = final_accuracy(data.trained[0])
+    if accuracy.value is None:
+        return "No training is complete yet."
+    return f"{data.trained[0].name}: {accuracy.value:.2f}% test accuracy after {counted(data.planned_epochs, 'epoch')}"
+
+
+def _setting(data: TrainingData) -> str:
+    if data.manifest is None:
+        return f"{counted(data.planned_epochs, 'epoch')}; train.json does not contain model, data and machine."
+    config, workload = data.manifest.config, data.manifest.config.workload
+    return (
+        f"{workload.model}, {workload.data} data, amp {workload.amp}, "
+        f"SGD at {config.optimizer.learning_rate:g}, {counted(config.epochs, 'epoch')}, "
+        f"{counted(len(config.seeds), 'seed')}; {data.manifest.device_type}, torch {data.manifest.environment.torch_version}; "
+        f"started {data.manifest.created_at}."
+    )
+
+
+def _facts(manifest: TrainManifest | None) -> Iterator[tuple[str, str]]:
+    """Name and value of all settings that must be equal to compare trainings."""
+    if manifest is None:
+        yield "Trained", "unknown: train.json does not contain it"
+        return
+    environment, config = manifest.environment, manifest.config
+    yield "Trained", manifest.created_at
+    yield "dpscope", manifest.dpscope_version
+    yield "Host", environment.hostname
+    yield "Platform", environment.platform
+    yield "CPU", f"{environment.cpu_name or NA}, {counted(environment.cpu_count, 'core')} usable"
+    yield from versions(environment)
+    yield "Threads per process", str(manifest.threads_per_process)
+    yield "Seeds", ", ".join(map(str, config.seeds))
+    yield "Learning rate", f"{config.optimizer.learning_rate:g}, scaled by devices: {config.learning_rate_scaling}"
+    yield (
+        "Milestones",
+        ", ".join(map(str, config.milestones)) + f" by {config.gamma:g}" if config.milestones else "none",
+    )
+    yield "Warm-up", f"{counted(config.warmup_epochs, 'epoch')}"
+    yield "Momentum, weight decay", f"{config.optimizer.momentum:g}, {config.optimizer.weight_decay:g}"
+    yield "Label smoothing", f"{config.label_smoothing:g}"
+    yield "Augmentation", "on" if config.augment else "off"
+    for device in environment.accelerators:
+        yield f"GPU {device.index}", device.name or NA

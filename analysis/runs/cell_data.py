@@ -19,7 +19,7 @@ from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellResult, RankResult
 
-TRACES_ALONE = "traces alone: their job tells nothing else"
+TRACES_ALONE = "traces alone: nothing else is known of their job"
 PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
 """Parts of a cell's step: those that add up to the traced step, all exposed communication, the traced step, the tracer."""
 _WINDOW = ["repeat", "rank", "device", "step"]
@@ -86,6 +86,13 @@ class CellData:
     def knows_samples(self) -> bool:
         """Whether the samples of its steps are known; if a script shows no batch, one per device is counted instead."""
         return all(rank.attached is None or rank.attached.batch_known for _, rank in self.ranks)
+
+    @property
+    def device_name(self) -> str | None:
+        """The first device's name; None where the traces do not record it."""
+        if isinstance(self.cell, TracedJob):
+            return self.cell.device_name
+        return next((name for _, rank in self.ranks for name in rank.device_names), None)
 
     @property
     def on_device(self) -> bool:

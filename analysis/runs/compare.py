@@ -35,7 +35,7 @@ _VERDICTS: dict[Verdict, str] = {  # of a ratio of times, as they are shown
 }
 
 STEP = "step"
-_MORE_REPEATS = 5  # what a comparison that saw too little is told to measure, or twice as many as it had
+_MORE_REPEATS = 5  # repeats to measure if a comparison has too few, or twice as many as it has
 TRACED_STEP = "traced step"  # of jobs known by their traces alone, whose steps nothing else timed
 JUDGED = (STEP, TRACED_STEP)
 COMPONENTS = {"compute": "compute_us", "exposed comm.": "exposed_us", "idle": "idle_us"}
@@ -50,7 +50,7 @@ class Change:
     before_us: float | None
     after_us: float | None
     ratio: Estimate
-    noises: tuple[Noise, Noise] | None = None  # of both runs' repeats; None where nothing tells them
+    noises: tuple[Noise, Noise] | None = None  # of both runs' repeats; None where they are unknown
     unseen_share: float | None = None  # the slowdown that was to be judged and would not show here: 0.05 is 5%
 
     @property
@@ -70,7 +70,7 @@ class Change:
 
     @property
     def not_judged(self) -> str:
-        """Why nothing can be said of a step; empty where it was judged."""
+        """Why a step could not be judged; empty if it was."""
         if self.quantity not in JUDGED:
             return ""
         if self.verdict == "too_few_samples":
@@ -203,7 +203,7 @@ def _without_interval(changes: Sequence[Change]) -> list[Finding]:
     if any(change.quantity == TRACED_STEP for change in steps):
         next_step = (
             "one traced job per side does not show how much identical jobs differ: trace the same job three times per side, each "
-            "into a folder of its own, and name the two parent folders; or measure with dpscope run --repeats 3"
+            "into a separate folder, and name the two parent folders; or measure with dpscope run --repeats 3"
         )
     if len(without) == len(steps):
         message = "no step has an interval, so none can be called slower or faster"
@@ -213,7 +213,7 @@ def _without_interval(changes: Sequence[Change]) -> list[Finding]:
 
 
 def lost_findings(before: RunData, after: RunData) -> list[Finding]:
-    """A warning about cells that were measured before and are not now: nothing can be said of them."""
+    """A warning about cells that were measured before and are not now: they cannot be judged."""
     measured = {data.cell.name for data in after.measured}
     lost = [data.cell.name for data in before.measured if data.cell.name not in measured]
     if not lost:

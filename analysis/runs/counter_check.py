@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.runs.incomplete import MEASURE_AGAIN, cell_error
+from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN, cell_error
 from dpscope.analysis.traces.steps import intervals
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, FindingCode, counted
@@ -170,7 +170,7 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
 
 
 def missing_counters(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[CounterCheck]) -> list[Finding]:
-    """An error where ranks lack the counters that they should have saved; scripts say themselves why they have none."""
+    """An error where ranks lack the counters that they should have saved; findings of scripts give the reason."""
     counting = [rank for rank in ranks if rank.attached is None or rank.attached.counters_missing is None]
     if not cell.traits.reducer or cell.devices == 1 or len(checks) >= len(counting):
         return []

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.loaded_repeat import load_repeats
-from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.run_data import RunData, load_repeats
 from dpscope.analysis.runs.spreads import step_spread
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import median_noise
@@ -17,7 +16,7 @@ from dpscope.profiling.store.folders import RunFolder
 
 
 def measured_repeats(run: RunData) -> dict[str, int]:
-    """Repeats that ended well, by the name of the cell; without cells that are left out or failed, which findings tell."""
+    """Repeats that ended well, by the name of the cell; without cells that were omitted or failed, which have findings."""
     return {
         name: len({repeat for repeat, _ in data.ranks})
         for name, data in run.cells.items()
@@ -36,7 +35,7 @@ def begun_repeats(run: RunData) -> int:
 
 
 def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
-    """What the finished repeats of each cell tell of its noise and of the time of one more; from samples, no trace is read.
+    """Noise and time per repeat of each cell, from the samples of its finished repeats; reads no trace.
 
     Cells without an interval are left out.
     """
@@ -56,7 +55,7 @@ def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
     }
 
 
-def repeats_said(run: RunData) -> str:
+def repeats_text(run: RunData) -> str:
     """Such as ``2 repeats of every cell`` or ``1 to 2 repeats of a cell``."""
     counts = measured_repeats(run).values()
     if min(counts) == max(counts):
@@ -65,13 +64,13 @@ def repeats_said(run: RunData) -> str:
 
 
 def repeat_findings(run: RunData) -> Iterator[Finding]:
-    """Repeats that are missing, and what one repeat alone cannot tell."""
+    """Findings about missing repeats, and about runs of a single repeat."""
     counts, begun = measured_repeats(run), begun_repeats(run)
-    asked = {name: run.manifest.repeats_by_cell.get(name, begun) for name in counts}
+    planned = {name: run.manifest.repeats_by_cell.get(name, begun) for name in counts}
     fewer = [
-        f"{name}: {count} of {counted(asked[name], 'repeat')} measured"
+        f"{name}: {count} of {counted(planned[name], 'repeat')} measured"
         for name, count in counts.items()
-        if count < asked[name]
+        if count < planned[name]
     ]
     if fewer:
         yield RunCode.REPEATS_MISSING.finding(

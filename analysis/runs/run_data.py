@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -11,33 +11,71 @@ from typing import Literal
 import pandas as pd
 
 from dpscope.analysis.runs.cell_data import CellData, concatenated
-from dpscope.analysis.runs.compilation_check import compilation_findings
+from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings, spread_findings
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, missing_counters
-from dpscope.analysis.runs.engine_check import engine_findings
-from dpscope.analysis.runs.incomplete import incomplete_repeat, no_trace
-from dpscope.analysis.runs.loaded_repeat import load_repeats
-from dpscope.analysis.runs.sample_findings import spread_findings
-from dpscope.analysis.runs.script_findings import input_findings
 from dpscope.analysis.runs.spreads import RunSpreads, run_spreads
-from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, reduced_bytes
+from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, incomplete_repeat, no_trace, reduced_bytes
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
 from dpscope.analysis.traces.reading.table import as_table
 from dpscope.analysis.training.data import NoEpochError, TrainingData, load_training
 from dpscope.profiling.machine.environment import power_cap_findings
-from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, Manifest, PlannedCell, RankResult
+from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCell, RankResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
+
+
+@dataclass(frozen=True)
+class LoadedRepeat:
+    """A repeat that has a result. One that did not end well, or lost files since, has neither ranks nor samples."""
+
+    index: int
+    folder: RepeatFolder
+    result: CellResult
+    ranks: tuple[RankResult, ...] = ()  # of each process, in the order of ranks
+    samples: pd.DataFrame = field(default_factory=pd.DataFrame)  # RepeatFolder.samples
+    missing_parts: str | None = None  # what a finished repeat lacks: sums over the remaining ranks would be wrong
+
+
+def load_repeats(run: RunFolder, cell: Cell) -> Iterator[LoadedRepeat]:
+    """The repeats of a cell that have a result, in order, one after another: no two of them are in memory at once.
+
+    Runs of older versions may hold repeats over other numbers of nodes: those unlike the first are left out.
+    """
+    nodes = None
+    for index, folder in run.repeats(cell):
+        result = folder.result()
+        if result is None:
+            continue
+        one = LoadedRepeat(index, folder, result) if result.status != "ok" else _done(cell, index, folder, result)
+        own = len({rank.node for rank in one.ranks})
+        nodes = nodes or own
+        if own not in (0, nodes):
+            unlike = f"it ran on {own} node{'s' * (own > 1)}, the first repeat on {nodes}, so they are not repeats of one cell"
+            one = LoadedRepeat(index, folder, result, missing_parts=unlike)
+        yield one
+
+
+def _done(cell: Cell, index: int, folder: RepeatFolder, result: CellResult) -> LoadedRepeat:
+    try:
+        ranks = tuple(folder.ranks())
+        if (found := len({rank.rank for rank in ranks})) != cell.processes:
+            missing = f"it holds results of {found} of {counted(cell.processes, 'rank')}"
+            return LoadedRepeat(index, folder, result, missing_parts=missing)
+        return LoadedRepeat(index, folder, result, ranks, folder.samples(ranks))
+    except (OSError, ValueError, DpscopeError) as error:
+        return LoadedRepeat(index, folder, result, missing_parts=" ".join(str(error).split()))
+
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class TraceFile:
-    """A trace that no run made, and the rank that it says it is of."""
+    """A trace that no run made, and the rank that it names."""
 
     path: Path
     rank: int | None
@@ -54,7 +92,7 @@ class RunData:
     Of traces that no run made, `recorded` is None and `traces` are their files.
     """
 
-    path: Path  # the run folder; of traces what they are called by
+    path: Path  # the run folder; of traces their common name
     recorded: Manifest | None
     cells: dict[str, CellData]
     training: TrainingData | None = None
@@ -69,7 +107,7 @@ class RunData:
 
     @property
     def manifest(self) -> Manifest:
-        """What was recorded of a run; whoever may have traces before him asks for `recorded`."""
+        """The record of a run; use `recorded` where there may be traces alone."""
         assert self.recorded is not None
         return self.recorded
 
@@ -147,7 +185,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
             communication_known = False
             continue
         analysis = analyze_kept(traces)
-        findings += analysis.file_findings  # what the job's steps are spent on is said of the cell as a whole
+        findings += analysis.file_findings  # those of the job are made once for the cell
         traffic = _traffic(cell, loaded.ranks, analysis)
         findings += traffic.findings
         communication_known &= traffic.shown and all(one.communication_shown for one in analysis.summaries)
@@ -241,5 +279,5 @@ def _of_repeats(
 
 
 def _unique(findings: list[Finding]) -> list[Finding]:
-    """Each finding once; repeats of a cell often say the same."""
+    """Each finding once; repeats of a cell often have the same."""
     return list(dict.fromkeys(findings))

@@ -35,7 +35,7 @@ def with_broadcast_waits(collectives: Table) -> Table:
     a few bytes, the durations of the others beyond the shortest are waiting: there is nothing to transfer in that time. Under DDP
     the lateness of a rank whose loader is slow shows in the broadcasts of buffers, and not in the all-reduces.
     """
-    small = (collectives["kind"] == "broadcast") & collectives.known("match") if len(collectives) else None
+    small = collectives.words("kind").isin("broadcast") & collectives.known("match") if len(collectives) else None
     if small is not None:
         small &= (collectives["bytes"] <= SMALL_BROADCAST) & collectives.known("bytes")
     if small is None or not small.any():
@@ -74,7 +74,7 @@ def straggler_of(collectives: Table, step_us: float) -> CellStraggler | None:
 
 def broadcast_waits_us(collectives: Table) -> float:
     """What a rank waits in small broadcasts, microseconds per step, from the rows of `with_broadcast_waits`."""
-    broadcasts = collectives.take(collectives["kind"] == "broadcast") if len(collectives) else collectives
+    broadcasts = collectives.take(collectives.words("kind").isin("broadcast")) if len(collectives) else collectives
     if not len(broadcasts):
         return 0.0
     lost_us = sum(waits_by_pair(broadcasts.take(rows))["wait_us"].sum() for rows in _by_repeat(broadcasts).rows())

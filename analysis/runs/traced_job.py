@@ -28,6 +28,7 @@ class TracedJob:
     processes: int
     options: CellOptions = field(default_factory=CellOptions)
     variant: str = ""
+    device_name: str | None = field(default=None, compare=False)
 
     @property
     def traits(self) -> StrategyTraits:
@@ -56,6 +57,7 @@ def traced_job(analysis: TraceAnalysis) -> TracedJob:
         strategy=traced_strategy(evidence, collectives),
         devices=max(processes, *(one.devices for one in evidence)),
         processes=processes,
+        device_name=next((one.device_name for one in analysis.summaries if one.device_name is not None), None),
     )
 
 

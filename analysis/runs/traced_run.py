@@ -15,7 +15,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 
 def traced_run(analysis: TraceAnalysis, paths: Sequence[Path]) -> RunData:
-    """What `analyze_traces` gave of `paths`, as a run whose one cell is the job; its name tells the ranks that were read."""
+    """What `analyze_traces` gave of `paths`, as a run whose one cell is the job; its name holds the ranks that were read."""
     return traced_repeats({"": analysis}, paths)
 
 
@@ -36,20 +36,20 @@ def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
 
 def _cell(job: TracedJob, analyses: Sequence[TraceAnalysis]) -> CellData:
     """Each analysis is a repeat."""
-    told = list(enumerate(analyses))
+    repeats = list(enumerate(analyses))
     return CellData(
         cell=job,
         skip_reason=None,
-        steps=_together([one.steps_with_waits.assign(repeat=repeat) for repeat, one in told]),
-        exposed_parts=_together([one.exposed_parts.assign(repeat=repeat) for repeat, one in told]),
-        collectives=_together([one.collectives.assign(repeat=repeat) for repeat, one in told]),
-        kernels=_together([one.kernels.assign(repeat=repeat) for repeat, one in told]),
-        dp_phases=_together([one.dp_phases.assign(repeat=repeat) for repeat, one in told]),
-        copies=_together([copies_between_devices(one).assign(repeat=repeat) for repeat, one in told]),
-        timelines=tuple((repeat, timeline) for repeat, one in told for timeline in one.timelines),
-        findings=tuple(finding for _, one in told for finding in one.findings),
-        not_split=next((one.not_split for _, one in told if one.not_split is not None), None),
-        communication_known=all(rank.communication_shown for _, one in told for rank in one.summaries),
+        steps=_together([one.steps_with_waits.assign(repeat=repeat) for repeat, one in repeats]),
+        exposed_parts=_together([one.exposed_parts.assign(repeat=repeat) for repeat, one in repeats]),
+        collectives=_together([one.collectives.assign(repeat=repeat) for repeat, one in repeats]),
+        kernels=_together([one.kernels.assign(repeat=repeat) for repeat, one in repeats]),
+        dp_phases=_together([one.dp_phases.assign(repeat=repeat) for repeat, one in repeats]),
+        copies=_together([copies_between_devices(one).assign(repeat=repeat) for repeat, one in repeats]),
+        timelines=tuple((repeat, timeline) for repeat, one in repeats for timeline in one.timelines),
+        findings=tuple(finding for _, one in repeats for finding in one.findings),
+        not_split=next((one.not_split for _, one in repeats if one.not_split is not None), None),
+        communication_known=all(rank.communication_shown for _, one in repeats for rank in one.summaries),
     )
 
 

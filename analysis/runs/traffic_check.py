@@ -1,25 +1,128 @@
 """What a strategy must have moved in every step, and whether the trace shows it.
 
-A trace that shows nothing must never read as "no communication": profilers lose kernels, and not every kernel has its
-size beside it.
+A trace that shows nothing must never read as "no communication": profilers lose kernels, and not every kernel has its size.
+Source for FSDP: torch/distributed/fsdp/_fully_shard. The parameters of a unit are gathered before its forward pass and, if they
+were freed after it, once more before its backward pass; its gradients are scattered as sums (reduce-scatter) behind it. With
+HSDP each group then all-reduces its part with the other groups. Each parameter is cut along its first dimension into equal
+parts, the last ones padded: what moves is that much larger than the parameter.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
-from dpscope.analysis.runs.incomplete import BYTES_TOLERANCE, cell_error, check_ranks, incomplete
-from dpscope.analysis.runs.script_findings import trained_alone
-from dpscope.analysis.runs.sharded_traffic import HOOK_ELEMENT_BYTES, check_sharded
+from dpscope.analysis.runs.cell_findings import trained_alone
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
-from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes
+from dpscope.profiling.records.finding import Finding, FindingCode, counted
+from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, RankResult, ShardedUnit
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.records.wrapped import ShardedUnit
+from dpscope.profiling.records.strategies import shard_groups
+from dpscope.profiling.records.trace_codes import TraceCode
+
+BYTES_TOLERANCE = 0.05
+HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which gradients travel with such a hook
+_NAMES = {"all_gather": "all-gathers", "reduce_scatter": "reduce-scatters", "all_reduce": "all-reduces"}
+MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh`)"
+ATTACH_AGAIN = "attach to the script again, and let it train until its steps have been traced"
+
+
+def cell_error(cell: Cell, code: FindingCode, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
+    """An error finding about one cell, whose name begins the message."""
+    return code.finding(f"{cell.name}: {message}", next_step)
+
+
+def trace_incomplete(cell: Cell, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
+    """The trace does not show what the cell must have moved: its communication is not given."""
+    return cell_error(cell, TraceCode.TRACE_INCOMPLETE, f"{message}; its communication is not given", next_step)
+
+
+def incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
+    """A repeat that is left out, since parts of it are not there."""
+    next_step = f"if files were lost, {MEASURE_AGAIN}; if it ran on another number of nodes, keep it in a separate run"
+    return cell_error(cell, RunCode.REPEAT_INCOMPLETE, f"repeat {repeat} is left out: {missing_parts}", next_step)
+
+
+def no_trace(cell: Cell, repeat: str, rank: RankResult) -> Finding:
+    """A repeat of the cell has no trace at all."""
+    again = MEASURE_AGAIN if rank.attached is None else ATTACH_AGAIN
+    return trace_incomplete(cell, f"{repeat} has no trace", again)
+
+
+def incomplete(cell: Cell, expected: str, found: str, cause: str) -> Finding:
+    """The trace does not show what was expected."""
+    return trace_incomplete(
+        cell,
+        f"expected {expected}, the trace shows {found}",
+        f"likely cause: {cause}. Run `dpscope doctor`, then measure the cell again",
+    )
+
+
+def check_ranks(cell: Cell, steps: pd.DataFrame) -> list[Finding]:
+    """Whether every rank of a cell saved a trace."""
+    found = len(set(steps["rank"].dropna()))
+    if found == cell.devices:
+        return []
+    return [incomplete(cell, f"traces of {counted(cell.devices, 'rank')}", f"{found}", "a rank saved no trace")]
+
+
+def padded_bytes(shape: Sequence[int], element_bytes: int, shards: int) -> int:
+    """Bytes of a parameter cut into equal parts along its first dimension, padding included.
+
+    >>> padded_bytes((10, 3), 4, 4)  # 4 parts of 3 x 3
+    144
+    """
+    return math.ceil(shape[0] / shards) * shards * math.prod(shape[1:]) * element_bytes
+
+
+def expected_bytes(cell: Cell, units: Sequence[ShardedUnit]) -> dict[str, int]:
+    """Bytes that a rank of an FSDP cell moves in a step by each kind of collective, as the larger of its two buffers.
+
+    Every micro-batch gathers; the last one's backward pass alone reduces, in the type of the cell's hook (`reduce_dtype`).
+    """
+    groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
+    gathered = reduced = 0
+    for unit in units:
+        sizes = [
+            padded_bytes(shape, element, shards) for shape, element in zip(unit.shapes, unit.element_bytes, strict=True)
+        ]
+        gathered += (2 if unit.resharded else 1) * cell.options.accumulate * sum(sizes)
+        reduced += sum(
+            size if cell.options.comm_hook == "none" else size // element * HOOK_ELEMENT_BYTES
+            for size, element, trained in zip(sizes, unit.element_bytes, unit.trained, strict=True)
+            if trained
+        )
+    found = {"all_gather": gathered, "reduce_scatter": reduced}
+    return found | {"all_reduce": reduced // shards} if groups > 1 else found
+
+
+def check_sharded(
+    cell: Cell, units: Sequence[ShardedUnit], steps: pd.DataFrame, collectives: pd.DataFrame
+) -> list[Finding]:
+    """Whether every rank of a cell moved in every step what it must have."""
+    if lacking := check_ranks(cell, steps):
+        return lacking
+    moved: Mapping[Any, Any] = (
+        dict(collectives.groupby(["rank", "step", "kind"])["bytes"].sum(min_count=1)) if len(collectives) else {}
+    )
+    for rank, step in steps[["rank", "step"]].drop_duplicates().itertuples(index=False):
+        for kind, expected in expected_bytes(cell, units).items():
+            entry = moved.get((rank, step, kind))
+            found = float(entry) if entry is not None and pd.notna(entry) else 0.0
+            if abs(found - expected) > BYTES_TOLERANCE * expected:
+                return [
+                    incomplete(
+                        cell,
+                        f"{_NAMES[kind]} of {expected:,} B a step",
+                        f"{f'{found:,.0f} B' if found else 'none with a size'} (rank {rank}, step {step})",
+                        "the tracer lost events, or the model does not use all of its blocks",
+                    )
+                ]
+    return []
 
 
 def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
@@ -38,7 +141,7 @@ def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
 
 @dataclass(frozen=True)
 class TrafficCheck:
-    """Whether the traces of a repeat show the communication that its cell must have had, and what there is to say."""
+    """Whether the traces of a repeat show the communication that its cell must have had, and the findings."""
 
     shown: bool
     findings: tuple[Finding, ...] = ()
@@ -58,7 +161,7 @@ def check_traffic(
 
     They are `trace_incomplete`, or `variant_not_kept` where the trace is whole and shows something else than the cell's
     options promise. `steps` and `collectives` are of all ranks of one repeat; `ranges` are its processes' range counts,
-    `copies` its peer copies. DDP must all-reduce `reduced_bytes` on every rank; DP must, for each micro-batch anew, broadcast
+    `copies` its peer copies. DDP must all-reduce `reduced_bytes` on every rank; DP must, for each micro-batch, broadcast
     parameters and buffers in that many chunks and reduce the gradients, or copy as much, on every device; dp-host must pass
     its four ranges for each replica and micro-batch; FSDP must gather and scatter its `units` (`sharded_traffic`). Kernels
     without metadata are counted, not summed.
@@ -67,7 +170,7 @@ def check_traffic(
     may not have closed their last ranges.
 
     Of an `attached` script DDP's all-reduces are at least that: it may reduce more often than once a step, and more than
-    gradients. Where what it must move cannot be told, every rank must communicate in every step.
+    gradients. Where what it must move is unknown, every rank must communicate in every step.
     """
     if cell.traits.baseline or cell.devices == 1:
         return TrafficCheck(True)
@@ -148,7 +251,7 @@ def _hook_text(cell: Cell) -> str:
 
 
 def _check_options(cell: Cell, sizes: ParameterSizes, collectives: pd.DataFrame) -> list[Finding]:
-    """Whether DDP did what the cell's options say: one bucket per dtype without overlap, no broadcasts of buffers."""
+    """Whether DDP followed the cell's options: one bucket per dtype without overlap, no broadcasts of buffers."""
     in_steps = collectives[collectives["step"].notna()]
     findings = []
     if cell.options.overlap == "off":

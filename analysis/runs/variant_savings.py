@@ -6,7 +6,14 @@ import msgspec
 
 from dpscope.analysis.runs.cell_data import AnyCell, CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.stats.samples import Estimate, Spread, difference_estimate, ratio_estimate, unshown, verdict
+from dpscope.analysis.stats.samples import (
+    Estimate,
+    Spread,
+    difference_estimate,
+    missing_evidence,
+    ratio_estimate,
+    verdict,
+)
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -50,8 +57,10 @@ def _only_option(having: Cell, without: Cell) -> str | None:
     if len(shapes) > 1:
         return None
     if (having.options.overlap, without.options.overlap) == ("on", "off"):
-        beside = [msgspec.structs.replace(cell.options, overlap="on", bucket_mb=None) for cell in (having, without)]
-        return "overlap" if beside[0] == beside[1] else None
+        without_buckets = [
+            msgspec.structs.replace(cell.options, overlap="on", bucket_mb=None) for cell in (having, without)
+        ]
+        return "overlap" if without_buckets[0] == without_buckets[1] else None
     differing = [
         field
         for field in CellOptions.__struct_fields__
@@ -76,7 +85,7 @@ def _in_words(option: str, options: CellOptions) -> str:
         "ddp_args": f"DDP's {options.ddp_args}",
         "nccl_engine": f"torch's NCCL engine {options.nccl_engine}",
         "compile": f"torch.compile ({options.compile})",
-    }[option]
+    }.get(option, f"{option.replace('_', '-')} {getattr(options, option)}")
 
 
 def _saving(option: str, having: CellData, without: CellData, spread: Spread) -> VariantSaving:
@@ -108,7 +117,7 @@ def _finding(saving: VariantSaving, device_type: str) -> Finding:
     amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
     shown = verdict(saved, even=0.0)
     if saved.low is None or saved.high is None or share.low is None or share.high is None:
-        message = f"{pair}: {what} seems to save {_signed(saved.value)} a step, but {unshown(saved)}"
+        message = f"{pair}: {what} seems to save {_signed(saved.value)} a step, but {missing_evidence(saved)}"
         return _saves(saving, message, "time two repeats or more (--repeats), of five steps in all or more (--steps)")
     interval = (
         f"95% interval {_signed(saved.low)} to {_signed(saved.high)}, {share.low:.1%} to {share.high:.1%}; "

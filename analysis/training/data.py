@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
 from dpscope.profiling.records.training import TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
@@ -133,20 +134,16 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
     path = stored_in.log_path
     stored = read_json(path, TrainFile)
     if not stored.epochs:
-        failures = [
-            f"{one.cell.name}, seed {one.seed}: {one.status}: {one.message}" for one in failed_trainings(folder)
-        ]
-        why = f": {failures[0]}" if failures else f"; train with `dpscope train --out {folder}`"
+        why = f"; train with `dpscope train --out {folder}`"
+        for one in failed_trainings(folder)[:1]:
+            why = f": {one.cell.name}, seed {one.seed}: {one.status}: {one.message}"
         raise NoEpochError(f"{path} holds no epoch{why}")
     for index, epoch in enumerate(stored.epochs):
         if wrong := _wrong(epoch):
             raise DpscopeError(f"{path}: epochs[{index}]: {wrong}")
     manifest = stored_in.manifest() if is_train_folder(folder) else None
-    planned = (
-        manifest.config.epochs
-        if manifest
-        else max(Counter((one.cell_name, one.seed) for one in stored.epochs).values())
-    )
+    counts = Counter((one.cell_name, one.seed) for one in stored.epochs)
+    planned = manifest.config.epochs if manifest else max(counts.values())
     cells = _cells(path, stored.epochs, planned)
     findings = dict.fromkeys((*(manifest.findings if manifest else ()), *stored.findings))
     return TrainingData(
@@ -182,7 +179,6 @@ def _cells(path: Path, epochs: Sequence[Epoch], planned: int) -> list[TrainedCel
 
 
 def _cell(path: Path, name: str, epochs: list[Epoch], planned: int) -> TrainedCell:
-    first = epochs[0]
     ordered = sorted(epochs, key=lambda epoch: (epoch.seed, epoch.epoch))
     trainings = []
     for seed, group in groupby(ordered, key=lambda epoch: epoch.seed):
@@ -194,33 +190,21 @@ def _cell(path: Path, name: str, epochs: list[Epoch], planned: int) -> TrainedCe
                     "must occur once"
                 )
         trainings.append(Training(seed, curve, complete=len(curve) >= planned))
-    return TrainedCell(
-        name=name,
-        strategy=first.strategy,
-        devices=first.devices,
-        variant=first.variant,
-        batch_size=first.batch_size,
-        global_batch_size=first.global_batch_size,
-        trainings=tuple(trainings),
-    )
+    return _trained_cell(name, epochs[0], tuple(trainings))
+
+
+def _trained_cell(name: str, of: Epoch | Cell, trainings: tuple[Training, ...], missing: str = "") -> TrainedCell:
+    batches = of.batch_size, of.global_batch_size
+    return TrainedCell(name, of.strategy, of.devices, of.variant, *batches, trainings, missing)
 
 
 def _untrained(folder: Path, manifest: TrainManifest, trained: set[str]) -> list[TrainedCell]:
     """Planned cells without an epoch, with the reason."""
     failures = {one.cell.name: f"{one.status}: {one.message}" for one in reversed(failed_trainings(folder))}
+    cells = [(one.cell, one.planned.skip_reason) for one in manifest.plan if one.cell.name not in trained]
     return [
-        TrainedCell(
-            name=planned.cell.name,
-            strategy=planned.cell.strategy,
-            devices=planned.cell.devices,
-            variant=planned.cell.variant,
-            batch_size=planned.cell.batch_size,
-            global_batch_size=planned.cell.global_batch_size,
-            trainings=(),
-            missing=planned.planned.skip_reason or failures.get(planned.cell.name) or "not trained yet",
-        )
-        for planned in manifest.plan
-        if planned.cell.name not in trained
+        _trained_cell(cell.name, cell, (), skipped or failures.get(cell.name) or "not trained yet")
+        for cell, skipped in cells
     ]
 
 
