@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.sweeps import parent_of, processes_of, wait_until
+from tests.helpers.sweeps import command_of, parent_of, processes_of, wait_until
 
 SCRIPT = """
 import os, sys, time, torch
@@ -64,13 +64,6 @@ def ranks_of(running: "subprocess.Popen[str]", folder: Path) -> list[int]:
     return [one for one in processes_of(folder) if torchrun and parent_of(one) == torchrun]
 
 
-def command_of(process: int) -> bytes:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return b"parent_death"
-
-
 def wait_until_it_trains(running: "subprocess.Popen[str]", folder: Path) -> None:
     wait_until(lambda: running.poll() is not None or len(re.findall("trains", printed(folder))) == 2)
     assert running.poll() is None, printed(folder)
@@ -83,7 +76,7 @@ def printed(folder: Path) -> str:
 KILLS = [
     (victim, number)
     for victim, numbers in {
-        "dpscope": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT),
+        "dpscope": (signal.SIGKILL, signal.SIGTERM),
         "torchrun": (signal.SIGKILL, signal.SIGTERM),
         "rank": (signal.SIGKILL,),
     }.items()
@@ -121,23 +114,15 @@ def test_a_kill_as_its_job_starts_leaves_nothing(tmp_path: Path, seen: str, numb
         wait_until(lambda: processes_of(tmp_path) == [], timeout_s=10)
 
 
-def test_a_second_one_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_a_second_one_in_the_same_folder_is_refused_and_the_first_can_be_interrupted(tmp_path: Path) -> None:
     with attached(tmp_path) as running:
         wait_until_it_trains(running, tmp_path)
-        attach = [
-            sys.executable,
-            "-m",
-            "dpscope.launch.cli",
-            "attach",
-            "--out",
-            str(tmp_path / "run"),
-            "--devices",
-            "1",
-        ]
-        by_hand = [sys.executable, "-m", "dpscope.launch.attach", "--out", str(tmp_path / "run")]
-        for command, options in ((attach, ["--steps", "50000", "--"]), (by_hand, ["--steps", "50000"])):
+        options = ("--out", str(tmp_path / "run"))
+        attach = [sys.executable, "-m", "dpscope.launch.cli", "attach", *options, "--devices", "1"]
+        by_hand = [sys.executable, "-m", "dpscope.launch.attach", *options]
+        for command in ([*attach, "--steps", "50000", "--"], [*by_hand, "--steps", "50000"]):
             second = subprocess.run(
-                [*command, *options, str(tmp_path / "train.py")],
+                [*command, str(tmp_path / "train.py")],
                 capture_output=True,
                 text=True,
                 timeout=60,
@@ -148,3 +133,7 @@ def test_a_second_one_in_the_same_folder_is_refused(tmp_path: Path) -> None:
                 f"dpscope: --out {tmp_path / 'run'}: another dpscope is writing it; wait for it, or name another\n"
             )
         assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=40) == 128 + signal.SIGINT
+        wait_until(lambda: processes_of(tmp_path) == [], timeout_s=10)
+        assert "SignalException" not in printed(tmp_path)

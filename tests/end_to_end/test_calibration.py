@@ -206,4 +206,4 @@ def test_contention_that_cannot_be_timed_loses_nothing_else(tmp_path: Path, monk
     assert calibration.contention == ()
     (finding,) = [one for one in calibration.findings if one.code == "contention_not_timed"]
     assert "no such event on this device" in finding.message
-    assert "assume no such slowdown" in finding.next_step
+    assert "assume no slowdown" in finding.next_step

@@ -22,7 +22,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "replicate": {"all_reduce": GRADIENTS},
     "fsdp": {"all_gather": GATHERED, "reduce_scatter": 2 * (FIRST + 2 * WIDE + PADDED_LAST)},  # by its hook in bf16
 }
-# torch's older `replicate`, 2.8's among them, does not tell torch.compile of its buckets: the graph stays whole.
+# torch's older `replicate`, 2.8's among them, does not report its buckets to torch.compile: the graph stays whole.
 CUTS = "_active_ddp_module" in inspect.getsource(sys.modules[replicate.__module__])
 NAMES = [f"{layer}.{name}" for layer in ("0", "1.0", "2.0", "3") for name in ("weight", "bias")]
 
@@ -33,7 +33,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run_job("compiled_strategies", 2, tmp_path_factory.mktemp("compiled"), EXPECTED)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("strategy", "graphs", "parts"),
     [
@@ -51,7 +50,6 @@ def test_graphs_are_captured_once_and_cut_by_buckets_or_blocks(
     assert found["seconds"] > 0
 
 
-@pytest.mark.process
 def test_compiled_weights_are_those_of_the_model_as_it_is(
     job: Job,
 ) -> None:
@@ -62,7 +60,6 @@ def test_compiled_weights_are_those_of_the_model_as_it_is(
     }  # fmt: skip
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("strategy", EXPECTED)
 def test_bytes_of_compiled_steps_are_those_of_a_pocket_calculation(job: Job, strategy: str) -> None:
     moved = job[1][strategy].collectives.groupby(["rank", "step", "kind"])["bytes"].sum()
@@ -71,11 +68,10 @@ def test_bytes_of_compiled_steps_are_those_of_a_pocket_calculation(job: Job, str
     assert by_kind == {kind: {size} for kind, size in EXPECTED[strategy].items()}
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("strategy", EXPECTED)
-def test_phases_of_compiled_steps_are_told(job: Job, strategy: str) -> None:
+def test_compiled_steps_have_phases(job: Job, strategy: str) -> None:
     steps = job[1][strategy].steps
-    assert len(steps) == 2 * 3  # two ranks, two steps asked for and one more
+    assert len(steps) == 2 * 3  # two ranks, two requested steps and one more
     phases = steps[["forward_us", "backward_us", "optimizer_us"]]
     assert (phases > 0).to_numpy().all()
     assert (phases.sum(axis=1) <= steps["compute_us"] * 1.001).all()

@@ -1,4 +1,4 @@
-"""`run --detect`: repeats chosen from what the first ones show, and chosen anew when the command is given again."""
+"""`run --detect`: repeats chosen from what the first ones show, and chosen again when the command is repeated."""
 
 import io
 from pathlib import Path
@@ -25,14 +25,13 @@ def run_detect(out: Path, change: float, limit_s: float) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-@pytest.mark.process
-def test_repeats_are_chosen_and_chosen_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three where the limit allows no more; given again with time for one more, that one is measured and none is missing."""
+def test_repeats_are_chosen_and_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three if the limit allows no more; with time for one more, that one is measured and none is missing."""
     monkeypatch.chdir(USER_MODELS)
     out = tmp_path / "run"
-    told = run_detect(out, 0.0001, 0.1)
-    assert "Repeats that show a change of 0.01% between two such runs" in told
-    assert "the limit of 0 s or of repeats allows no more" in told
+    printed = run_detect(out, 0.0001, 0.1)
+    assert "Repeats that show a change of 0.01% between two such runs" in printed
+    assert "the limit of 0 s or of repeats allows no more" in printed
     assert RunFolder(out).manifest().repeats_by_cell == {NAME: 3}
 
     (cost,) = repeat_costs(RunFolder(out)).values()

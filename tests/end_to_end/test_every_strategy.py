@@ -7,9 +7,11 @@ import pytest
 from dpscope.analysis.findings.no_overlap import overlap_reasons
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.report.build import Report
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.store.folders import RunFolder
 from tests.end_to_end.strategy_job import Job, run_job
+from tests.helpers.generated_checks import parallelism
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import sweep
 
@@ -28,12 +30,16 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """One torchrun job of four processes: what it found, and its traces."""
-    return run_job("every_strategy", 4, tmp_path_factory.mktemp("strategies"), EXPECTED)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("strategies")
 
 
-@pytest.mark.process
+@pytest.fixture(scope="module")
+def job(folder: Path) -> Job:
+    """One job of four processes: what it found, and its traces."""
+    return run_job("every_strategy", 4, folder, EXPECTED)
+
+
 @pytest.mark.parametrize("strategy", EXPECTED)
 def test_bytes_are_those_of_a_pocket_calculation(job: Job, strategy: str) -> None:
     collectives = job[1][strategy].collectives
@@ -43,7 +49,6 @@ def test_bytes_are_those_of_a_pocket_calculation(job: Job, strategy: str) -> Non
     assert by_kind == {kind: {size} for kind, size in EXPECTED[strategy].items()}
 
 
-@pytest.mark.process
 def test_collectives_of_hsdp_are_matched_in_their_groups(
     job: Job,
 ) -> None:
@@ -54,7 +59,6 @@ def test_collectives_of_hsdp_are_matched_in_their_groups(
     assert ran == within | {("all_reduce", "[0, 2]"), ("all_reduce", "[1, 3]")}
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("strategy", EXPECTED)
 def test_it_trains_as_one_device_does_and_goes_on_from_whole_state(job: Job, strategy: str) -> None:
     found = job[0][strategy]
@@ -68,6 +72,35 @@ def test_it_trains_as_one_device_does_and_goes_on_from_whole_state(job: Job, str
     assert found["held_bytes"] > 1.5 * GRADIENTS / {"ddp": 1, "replicate": 1, "hsdp": 2}.get(strategy, 4)
 
 
+@pytest.mark.parametrize(
+    ("way", "shapes", "named"),
+    [
+        ("data_parallel", "shapes", "DDP-like; seen"),
+        ("data_parallel", "plain", "DDP-like; seen"),
+        ("tensor_parallel", "shapes", "not DDP: its backward pass all-reduces what others do too"),
+        ("tensor_parallel", "plain", "DDP-like or tensor-parallel: the sizes"),
+        ("fully_sharded", "shapes", "sharded (FSDP- or ZeRO-like); seen"),
+        ("fully_sharded", "plain", "sharded (FSDP- or ZeRO-like); seen"),
+        ("hybrid", "shapes", "sharded (FSDP- or ZeRO-like), with all-reduces of gradients in the backward pass; seen"),
+        ("replicated_equal", "shapes", "DDP-like; seen"),
+        ("replicated_unequal", "shapes", "DDP-like; seen"),
+        ("layers_equal", "shapes", "DDP-like; seen"),
+        ("layers_equal", "plain", "DDP-like; seen"),
+        ("layers_unequal", "shapes", "DDP-like; seen"),
+        ("averaged_by_hand", "shapes", "unknown: it all-reduces after the backward pass"),
+    ],
+)
+@pytest.mark.usefixtures("job")
+def test_each_way_to_train_in_parallel_has_its_name(folder: Path, way: str, shapes: str, named: str) -> None:
+    analysis = analyze_traces([folder / "ways" / way / shapes])
+    assert parallelism(analysis).startswith(named)
+    # gloo's all-reduces of both ranks are matched, the loss among them: 2 steps, 4 ranks, one or more each
+    reduced = analysis.collectives[analysis.collectives["kind"] == "all_reduce"]
+    assert len(reduced) >= 8
+    if shapes == "shapes":
+        assert reduced["bytes"].notna().all()
+
+
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Report:
     out = tmp_path_factory.mktemp("tokens") / "run"
@@ -77,7 +110,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return report_of(out, Targets())
 
 
-@pytest.mark.process
 def test_a_model_of_tokens_is_measured_in_tokens(tokens: Report) -> None:
     assert [finding.code for finding in tokens.findings if finding.severity == "error"] == []
     table = tokens.comparison.table.set_index("cell")
@@ -97,7 +129,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
     return out, report_of(out, Targets())
 
 
-@pytest.mark.process
 def test_a_run_measures_fsdp_beside_ddp(run: tuple[Path, Report]) -> None:
     out, report = run
     assert [finding.code for finding in report.findings if finding.severity == "error"] == []
@@ -117,7 +148,6 @@ def test_a_run_measures_fsdp_beside_ddp(run: tuple[Path, Report]) -> None:
     assert [unit.name for unit in ranks[0].units] == ["0", "1", "5"]
 
 
-@pytest.mark.process
 def test_fsdp_is_predicted_from_all_gathers_and_reduce_scatters_that_the_run_timed(run: tuple[Path, Report]) -> None:
     name = "fsdp-d2-b2-accumulate-2"
     row = run[1].comparison.table.set_index("cell").loc[name]

@@ -4,27 +4,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-
-def workers_that_name(folder: Path) -> list[int]:
-    """Live processes under torchrun with `folder` in their arguments."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in command and b"torch.distributed.run" in command:
-            found.append(int(process.name))
-    return found
+from dpscope.profiling.records.run import CellResult
+from dpscope.profiling.store.files import read_json
+from tests.helpers.sweeps import torchruns_of, wait_until
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["calibrate", "--devices", "2"], "nothing is saved: interrupted"),
         (["equal", "--device", "cpu", "--steps", "50"], "nothing is compared: interrupted"),
@@ -32,7 +22,7 @@ def workers_that_name(folder: Path) -> list[int]:
         (["train", "--device", "cpu", "--strategy", "ddp", "--data", "fake"], "interrupted"),
     ],
 )
-def test_ctrl_c_is_130_everywhere(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_ctrl_c_is_130_everywhere(tmp_path: Path, arguments: list[str], message: str) -> None:
     running = subprocess.Popen(
         [sys.executable, "-m", "dpscope.launch.cli", *arguments, "--out", str(tmp_path / "run")],
         env={**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},  # a calibration's job works there
@@ -40,14 +30,15 @@ def test_ctrl_c_is_130_everywhere(tmp_path: Path, arguments: list[str], said: st
         stderr=subprocess.STDOUT,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not workers_that_name(tmp_path):
-        assert running.poll() is None, running.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: running.poll() is not None or torchruns_of(tmp_path) != [])
+    assert running.poll() is None, running.communicate()
     running.send_signal(signal.SIGINT)
     printed, _ = running.communicate(timeout=60)
     assert running.returncode == 128 + signal.SIGINT, printed
-    assert said in " ".join(printed.split())
+    assert message in " ".join(printed.split())
     assert "Traceback" not in printed
-    assert workers_that_name(tmp_path) == []
+    assert torchruns_of(tmp_path) == []
+    if arguments[0] == "run":
+        (result,) = (tmp_path / "run").glob("cells/*/repeat0/result.json")
+        recorded = read_json(result, CellResult)
+        assert (recorded.status, "the same command resumes the run" in recorded.message) == ("interrupted", True)

@@ -40,15 +40,40 @@ def hosts() -> Iterator[list[Host]]:
         yield made
 
 
+def over_ssh(hosts: list[Host], folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the script for ssh unchanged, with a stand-in for ssh that runs the command on the host of that name."""
+    enter = "\n".join(f'  {one.name}) exec ip netns exec {one.namespace} {named(one)} bash -c "$3" ;;' for one in hosts)
+    programs = {
+        "ssh": f'#!/bin/bash\n[ "$1" = -tt ] || exit 90\ncase "$2" in\n{enter}\nesac\nexit 91\n',
+        "dpscope": f'#!/bin/bash\nexec {sys.executable} -m dpscope.launch.cli "$@"\n',
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return subprocess.run(
+        [str(ROOT / "examples/cluster/over_ssh.sh"), " ".join(one.name for one in hosts), *arguments],
+        cwd=USER_MODELS,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+
+
+def named(host: Host) -> str:
+    """The command that gives a shell the host's own name."""
+    return f"unshare --uts sh -c 'echo {host.name} > /proc/sys/kernel/hostname && exec \"$@\"' sh"
+
+
 @pytest.fixture(scope="module")
 def run(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NodeCommand]:
-    """A run folder with a calibration and a run of both hosts, and how the run went."""
+    """A run folder with a calibration, started by the script for ssh, and a run of both hosts, and how the run went."""
     out = tmp_path_factory.mktemp("nodes") / "run"
     sizes = ("--min-bytes", "1MiB", "--max-bytes", "4MiB", "--iterations", "4", "--warmup", "1")
-    timed = NodeCommand(
-        hosts, out, "calibrate", "--device", "cpu", "--devices", "2,2x1", "--collectives", "all_reduce", *sizes
-    )
-    assert timed.wait() == [0, 0], timed.everything()
+    layouts = ("--device", "cpu", "--devices", "2,2x1", "--collectives", "all_reduce")
+    timed = over_ssh(hosts, out.parent, "calibrate", *layouts, *sizes, "--out", str(out))
+    assert timed.returncode == 0, timed.stdout + timed.stderr
     options = ("--strategy", "single,ddp", "--no-ddp-alone", "--devices", "1,2x1")
     measured = NodeCommand(hosts, out, "run", *TINY, *options)
     assert measured.wait() == [0, 0], measured.everything()
@@ -72,7 +97,7 @@ def test_cells_are_measured_on_one_node_and_over_both(run: tuple[Path, NodeComma
 
 
 def test_the_nodes_and_their_way_to_each_other_are_recorded(run: tuple[Path, NodeCommand]) -> None:
-    """Nothing told gloo an interface; by its host's name it would have found none."""
+    """gloo gets its interface from dpscope alone; by its host's name it would find none."""
     hosts = RunFolder(run[0]).manifest().hosts
     assert [(one.node, one.hostname, one.address, one.interface) for one in hosts] == [
         (0, "host1", "10.199.8.1", INTERFACE),
@@ -85,7 +110,7 @@ def test_the_nodes_and_their_way_to_each_other_are_recorded(run: tuple[Path, Nod
     assert hosts[1].environment.hostname == "host2"
 
 
-def test_calibration_finds_the_rate_between_hosts_beside_that_within_one(run: tuple[Path, NodeCommand]) -> None:
+def test_calibration_finds_the_rate_between_hosts_and_within_one(run: tuple[Path, NodeCommand]) -> None:
     """2 and 2x1 are both two devices: the layout distinguishes them. An all-reduce of two moves S per host: rate = S / t.
 
     No transfer is faster than the link, and the fastest shows its rate. The others also wait for this machine's processors:
@@ -122,7 +147,7 @@ def test_the_same_command_finds_everything_done_and_another_is_refused(
     again = NodeCommand(hosts, out, "run", *TINY, *options)
     assert again.wait(90) == [2, 2]
     assert "holds a run with --devices 2x1, not --devices 2x2" in again.printed(0)
-    assert "holds a run with --devices 2x1, not --devices 2x2" in again.printed(1)  # told there, too
+    assert "holds a run with --devices 2x1, not --devices 2x2" in again.printed(1)  # on the other node, too
 
 
 SLOW = ("--strategy", "ddp", "--devices", "2x1", "--warmup", "5", "--steps", "100000", "--model", "tiny_models:slow")
@@ -137,7 +162,7 @@ def slow_run(hosts: list[Host], out: Path) -> NodeCommand:
 
 
 def ended(command: NodeCommand) -> tuple[list[int], str]:
-    """Exit statuses, and what the cell's result says."""
+    """Exit statuses, and the status and message of the cell's result."""
     began_s = time.monotonic()
     statuses = command.wait(ENDS_WITHIN_S)
     assert time.monotonic() - began_s < ENDS_WITHIN_S
@@ -152,12 +177,12 @@ def test_a_network_that_disappears_ends_the_cell_on_both_hosts_naming_the_other(
     command = slow_run(hosts, tmp_path / "run")
     hosts[1].cut()
     try:
-        statuses, said = ended(command)
+        statuses, message = ended(command)
     finally:
-        hosts[1].mend()
+        hosts[1].reconnect()
     assert statuses == [1, 1]
-    assert said.startswith(f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)")
-    assert "the same command on all nodes resumes" in said
+    assert message.startswith(f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)")
+    assert "the same command on all nodes resumes" in message
     assert "node 1 (host2) was lost" in command.printed(0)
     assert f"node 0 (host1) was lost: it was silent for {LOST_S:g} s" in command.printed(1)
 
@@ -165,7 +190,7 @@ def test_a_network_that_disappears_ends_the_cell_on_both_hosts_naming_the_other(
 def test_another_command_in_the_same_folder_is_refused_on_all_hosts_and_leaves_the_first_alone(
     hosts: list[Host], tmp_path: Path
 ) -> None:
-    """What is left in a folder is ended only by who holds it: on the other host, too, the first one's processes live."""
+    """Only the holder of a folder ends processes left in it: on both hosts those of the first command live on."""
     first = slow_run(hosts, tmp_path / "run")
     before = processes_of(first.out)
     logs = tmp_path / "second"
@@ -176,34 +201,36 @@ def test_another_command_in_the_same_folder_is_refused_on_all_hosts_and_leaves_t
         assert "another dpscope is writing it" in second.printed(node)
     assert set(before) <= set(processes_of(first.out))
     first.send(signal.SIGTERM, 0)
-    statuses, said = ended(first)
+    statuses, message = ended(first)
     assert statuses == [143, 143]
-    assert said.startswith("interrupted")
+    assert message.startswith("interrupted")
 
 
 @pytest.mark.parametrize("node", [1, 0])
 def test_a_killed_agent_ends_everything_on_both_hosts(hosts: list[Host], tmp_path: Path, node: int) -> None:
     command = slow_run(hosts, tmp_path / "run")
     command.send(signal.SIGKILL, node)
-    statuses, said = ended(command)
+    statuses, message = ended(command)
     assert statuses == ([-signal.SIGKILL, 1] if node == 0 else [1, -signal.SIGKILL])
     if node == 1:
-        assert said.startswith(f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)")
+        assert message.startswith(
+            f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)"
+        )
     else:
-        assert said == "no result"  # whoever would have written it is gone
+        assert message == "no result"  # the process that writes it is gone
         assert "node 0 (host1) was lost: dpscope has exited there" in command.printed(1)
 
 
-def test_a_worker_killed_on_the_other_host_is_told_with_its_host(hosts: list[Host], tmp_path: Path) -> None:
+def test_a_worker_killed_on_the_other_host_is_reported_with_its_host(hosts: list[Host], tmp_path: Path) -> None:
     command = slow_run(hosts, tmp_path / "run")
     (victim,) = [one for one in processes_of(command.out) if environment_of(one).get("RANK") == "1"]
     os.kill(victim, signal.SIGKILL)
-    statuses, said = ended(command)
+    statuses, message = ended(command)
     assert statuses == [1, 1]
-    assert said.startswith(
+    assert message.startswith(
         "crashed: rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory killer) on "
     )
-    assert "on node 1 (host2) (in its timed pass)" in said
+    assert "on node 1 (host2) (in its timed pass)" in message
 
 
 def environment_of(process: int) -> dict[str, str]:
@@ -245,40 +272,9 @@ def test_strategies_are_compared_over_both_hosts(hosts: list[Host], tmp_path: Pa
     assert "ddp-d2-n2-b2" in compared.printed(0)
 
 
-def test_the_script_for_ssh_starts_every_host_and_tells_the_worst_status(hosts: list[Host], tmp_path: Path) -> None:
-    """As it is, with a stand-in for ssh that runs the command on the host of that name."""
-    enter = "\n".join(f'  {one.name}) exec ip netns exec {one.namespace} {named(one)} bash -c "$3" ;;' for one in hosts)
-    programs = {
-        "ssh": f'#!/bin/bash\n[ "$1" = -tt ] || exit 90\ncase "$2" in\n{enter}\nesac\nexit 91\n',
-        "dpscope": f'#!/bin/bash\nexec {sys.executable} -m dpscope.launch.cli "$@"\n',
-    }
-    for name, text in programs.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    out = tmp_path / "run"
-    command = [
-        str(ROOT / "examples/cluster/over_ssh.sh"),
-        "host1 host2",
-        "run",
-        *TINY,
-        "--strategy",
-        "ddp",
-        "--devices",
-        "2x1",
-    ]
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [*command, "--out", str(out)], cwd=USER_MODELS, env=environment, capture_output=True, text=True, check=False,
-        timeout=LIMIT_S,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert [one.hostname for one in RunFolder(out).manifest().hosts] == ["host1", "host2"]
-    assert len(RunFolder(out).done_repeats(OVER_BOTH)) == 1
-
-
-def named(host: Host) -> str:
-    """What gives a shell the host's own name."""
-    return f"unshare --uts sh -c 'echo {host.name} > /proc/sys/kernel/hostname && exec \"$@\"' sh"
+def test_the_script_for_ssh_returns_the_worst_status(hosts: list[Host], tmp_path: Path) -> None:
+    """That it starts the command on every host is shown by the calibration of this file's run."""
+    assert over_ssh(hosts, tmp_path, "run", "--steps", "0", "--out", str(tmp_path / "run")).returncode == 2
 
 
 def test_calibration_finds_twice_the_one_way_delay_of_a_hop(hosts: list[Host], tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ DDP's run on three processes where bits are compared: with two, sums do not depe
 1,440 samples are 30 steps of 48.
 """
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from dpscope.launch.jobs.place import TorchrunPlace
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
 from dpscope.launch.training.planned_jobs import TrainDescription, plan_trainings
@@ -30,6 +29,7 @@ from dpscope.profiling.records.training import CheckpointDescription, EpochRecor
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.paths import USER_MODELS
+from tests.helpers.sweeps import processes_of, wait_until
 
 ALONE = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 EPOCHS = 4
@@ -153,10 +153,10 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy
     assert_same_bits(tmp_path / "extended", tmp_path / "straight")
 
 
-def test_ddp_told_to_stop_and_killed_ends_as_one_that_ran_straight_through(tmp_path: Path) -> None:
+def test_ddp_stopped_and_killed_ends_as_one_that_ran_straight_through(tmp_path: Path) -> None:
     straight, killed = (tmp_path / name for name in ("straight", "killed"))
-    train(killed, "told_and_killed", max_restarts=2, checkpoint_steps=7)
-    train(straight, "told_and_killed")  # nobody is a second time
+    train(killed, "stopped_and_killed", max_restarts=2, checkpoint_steps=7)
+    train(straight, "stopped_and_killed")  # the markers prevent a second time
     assert {path.name for path in tmp_path.glob("marker-*")} == {"marker-SIGTERM", "marker-SIGKILL"}
     log = next((killed / "training").glob("*/seed0/log.txt")).read_text()
     assert "exitcode: 143" in log  # of all ranks: they agreed
@@ -164,7 +164,7 @@ def test_ddp_told_to_stop_and_killed_ends_as_one_that_ran_straight_through(tmp_p
     assert_same_bits(killed, straight)
 
 
-def test_the_command_told_to_stop_saves_and_a_single_device_goes_on(tmp_path: Path) -> None:
+def test_the_command_saves_when_stopped_and_a_single_device_goes_on(tmp_path: Path) -> None:
     had = stop_on_the_way(tmp_path / "ddp")
     checkpoint = str(training(tmp_path / "ddp")[0].last)
     job = train_here(tmp_path / "single", checkpoint, strategy="single", model="resumed_models:slow")
@@ -177,35 +177,21 @@ def test_the_command_told_to_stop_saves_and_a_single_device_goes_on(tmp_path: Pa
 
 
 def stop_on_the_way(out: Path) -> CheckpointDescription:
-    """Tell DDP to stop in the middle of its second epoch or later; it saves, and leaves no process behind."""
+    """Stop DDP in the middle of its second epoch or later; it saves, and leaves no process behind."""
     running = subprocess.Popen(command(out, "slow"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_until(lambda: any((out / "training").glob("*/seed0/epochs.json")) or running.poll() is not None)
+    wait_until(lambda: any((out / "training").glob("*/seed0/epochs.json")) or running.poll() is not None, 120)
     running.send_signal(signal.SIGTERM)
-    said = running.communicate(timeout=90)[0]
-    assert running.returncode == 128 + signal.SIGTERM, said
+    printed = running.communicate(timeout=90)[0]
+    assert running.returncode == 128 + signal.SIGTERM, printed
     had = verify(training(out)[0].last)
     assert 1 <= had.epochs < EPOCHS
-    assert f"saved at {had.place}" in " ".join(said.split())
-    assert [entry for entry in Path("/proc").glob("[0-9]*") if names(entry, out)] == []
+    assert f"saved at {had.place}" in " ".join(printed.split())
+    assert processes_of(out) == []
     return had
 
 
-def names(process: Path, out: Path) -> bool:
-    try:
-        return str(out).encode() in (process / "cmdline").read_bytes() and int(process.name) != os.getpid()
-    except OSError:
-        return False
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "still not so"
-        time.sleep(0.05)
-
-
 def test_going_on_under_another_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the middle of an epoch of a single device's to two replicas: the epoch is finished, and what differs is told."""
+    """From the middle of an epoch of a single device's to two replicas: the epoch is finished, and the difference is reported."""
     model: dict[str, Any] = {"model": "resumed_models:stopped", "devices": "2"}
     with pytest.raises(SystemExit):
         train_here(tmp_path / "single", strategy="single", **model)
@@ -228,7 +214,7 @@ def test_going_on_under_another_strategy(tmp_path: Path, capsys: pytest.CaptureF
     assert [record.learning_rate for record in at_an_epochs_end.folder.epochs()] == pytest.approx([0.05, 0.005])
 
 
-def test_a_torn_checkpoint_is_told_and_the_one_before_it_is_taken_if_asked(tmp_path: Path) -> None:
+def test_a_torn_checkpoint_is_reported_and_the_previous_one_used_on_request(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"strategy": "single", "model": "resumed_models:with_dropout"}
     train_here(tmp_path / "run", **{**settings, "epochs": 3})
     folder, _ = training(tmp_path / "run")
@@ -250,7 +236,7 @@ def test_what_cannot_be_gone_on_from(tmp_path: Path) -> None:
     last = str(training(tmp_path / "run")[0].last)
     with pytest.raises(DpscopeError, match=r"trained with --lr 0\.05, not 0\.1"):
         plan(tmp_path / "other", last, **{**settings, "lr": 0.1})
-    with pytest.raises(DpscopeError, match="--epochs 1 leaves nothing to train; ask for more epochs"):
+    with pytest.raises(DpscopeError, match="--epochs 1 leaves nothing to train; give more epochs"):
         plan(tmp_path / "other", last, **{**settings, "epochs": 1})
     with pytest.raises(DpscopeError, match="--seeds 0, not 1"):
         plan(tmp_path / "other", last, **settings, seeds="1")

@@ -1,4 +1,4 @@
-"""The scripts of examples/cluster, submitted as they are to a real Slurm of two nodes. Skips without root, slurm-wlm, munge."""
+"""The scripts of examples/cluster, submitted unchanged to a real Slurm of two nodes. Skips without root, slurm-wlm, munge."""
 
 import os
 import subprocess
@@ -19,8 +19,8 @@ from tests.helpers.sweeps import processes_of, wait_until
 CLUSTER = ROOT / "examples" / "cluster"
 SRUN_WITHOUT_CONTAINERS = """\
 #!/bin/bash
-for given in "$@"; do
-  case "$given" in --container-*) echo "left out: $given" >&2 ;; *) kept+=("$given") ;; esac
+for option in "$@"; do
+  case "$option" in --container-*) echo "left out: $option" >&2 ;; *) kept+=("$option") ;; esac
 done
 exec {srun} "${{kept[@]}}"
 """
@@ -90,10 +90,10 @@ def test_a_training_that_is_requeued_in_the_middle_goes_on(cluster: Cluster, com
     saved = out / "training" / "ddp-d2-n2-b2" / "seed0" / "epochs.json"
     wait_until(saved.exists, timeout_s=200)
     cluster.call("scontrol", "requeue", job)
-    told = cluster.wait(job)
+    state = cluster.wait(job)
     text = output.read_text()
-    assert told["JobState"] == "COMPLETED", text
-    assert told["Restarts"] == "1"
+    assert state["JobState"] == "COMPLETED", text
+    assert state["Restarts"] == "1"
     assert "ddp-d2-n2-b2 seed 0 goes on from" in " ".join(text.split())
     records = [one for one in TrainFolder(out).log().epochs if one.cell == "ddp-d2-n2-b2"]
     assert [one.epoch for one in records] == [1, 2]
@@ -101,15 +101,15 @@ def test_a_training_that_is_requeued_in_the_middle_goes_on(cluster: Cluster, com
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "expected"),
     [
         ("one_node.sbatch", "ddp-d2-b2"),
         ("container_apptainer.sbatch", "in torch.sif"),
         ("container_pyxis.sbatch", "left out: --container-image=torch.sif"),
     ],
 )
-def test_the_other_scripts_start_what_they_say(
-    cluster: Cluster, commands: Path, tmp_path: Path, script: str, said: str
+def test_the_other_scripts_start_their_commands(
+    cluster: Cluster, commands: Path, tmp_path: Path, script: str, expected: str
 ) -> None:
     devices = "1,2" if script == "one_node.sbatch" else "1,2x1"
     more = {"PATH": f"{commands / 'without_containers'}:{commands}:{os.environ['PATH']}"} if "pyxis" in script else {}
@@ -117,9 +117,9 @@ def test_the_other_scripts_start_what_they_say(
     job, output = submit(cluster, commands, script, tmp_path / "run", *options, IMAGE="torch.sif", **more)
     assert cluster.wait(job)["JobState"] == "COMPLETED", output.read_text()
     text = output.read_text()
-    assert said in text
+    assert expected in text
     assert ("ddp-d2-b2" if script == "one_node.sbatch" else "ddp-d2-n2-b2") in text
     if script != "one_node.sbatch":
-        assert text.count("time per repeat") == 1  # node 0 alone prints the plan
+        assert text.count("time per repeat") == 1  # only node 0 prints the plan
         assert "Node 1: node 0 prints the plan." in text
         assert "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST0:29500 --rdzv-id=1 --nproc-per-node=1" in text

@@ -1,4 +1,4 @@
-"""A study of examples/studies measured for real, small: its tables hold what was measured, and say why the rest is missing."""
+"""A study of examples/studies run with a tiny model: its tables hold measured values, and the reasons for missing ones."""
 
 import io
 import re
@@ -26,8 +26,7 @@ def tables_of(printed: str) -> dict[str, list[str]]:
     return {lines[0].strip(): lines[1:] for lines in blocks if lines and lines[0].strip()}
 
 
-@pytest.mark.process
-def test_a_study_is_measured_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_is_measured_and_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(USER_MODELS)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "others.csv").write_text(PUBLISHED)
@@ -56,7 +55,7 @@ def test_a_study_is_measured_and_told(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [entry for entry in speedup[4:] if entry != "NA"]
     for title, quantities in (
         (
-            "Compute and communication of an epoch, measured beside each estimate",
+            "Compute and communication of an epoch, measured and estimated",
             (
                 "epoch [s]",
                 "compute [s]",
@@ -73,8 +72,8 @@ def test_a_study_is_measured_and_told(tmp_path: Path, monkeypatch: pytest.Monkey
             assert (
                 float(line.split()[-1] if line.split()[-1] != "NA" else line.split()[-2]) > 0 or "estimate" in quantity
             )
-    told = [line.split() for line in tables["Published values of the same cells (other hardware)"]]
-    assert [line[:2] for line in told if line[0].startswith("ddp")] == [
+    published = [line.split() for line in tables["Published values of the same cells (other hardware)"]]
+    assert [line[:2] for line in published if line[0].startswith("ddp")] == [
         ["ddp-d2-b2", "epoch"],
         ["ddp-d2-b2", "speedup,"],
     ]

@@ -47,7 +47,7 @@ def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
             counts = samples.groupby(["rank", "measuring_pass"]).size()
             assert set(counts.index.get_level_values("rank")) == set(range(planned.cell.processes))
             assert (counts.xs("timed", level="measuring_pass") == 4).all()
-            assert (counts.xs("traced", level="measuring_pass") == 4).all()  # one more than asked
+            assert (counts.xs("traced", level="measuring_pass") == 4).all()  # one more than requested
             assert samples.step_us.min() > 0
             # Every epoch of 9 samples ends with a batch that is short, which is in none of these passes.
             assert set(samples.samples) == {planned.cell.global_batch_size // planned.cell.processes}
@@ -104,7 +104,7 @@ def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
     for fresh in (False, True):
         with pytest.raises(
             DpscopeError,
-            match=r"manifest\.json is missing, without which nothing in .* is removed; put it back, or name another",
+            match=r"manifest\.json is missing, and without it nothing in .* is removed; restore it, or name another",
         ):
             sweep(out, fresh=fresh, strategy="single")
     assert result.stat().st_mtime_ns == first
@@ -146,8 +146,8 @@ def test_parameters_without_gradient_are_named(tmp_path: Path) -> None:
 
 def test_out_of_memory_skips_larger_batches_and_later_repeats(tmp_path: Path) -> None:
     outcome = sweep(tmp_path / "run", strategy="single", model="tiny_models:memory_hungry", batch_size="2,4", repeats=2)
-    told = [(result.cell.batch_size, result.status) for result in outcome.results]
-    assert told == [(2, "out_of_memory"), (4, "skipped"), (2, "skipped"), (4, "skipped")]
+    statuses = [(result.cell.batch_size, result.status) for result in outcome.results]
+    assert statuses == [(2, "out_of_memory"), (4, "skipped"), (2, "skipped"), (4, "skipped")]
     assert outcome.results[1].message == "single-d1-b2 ran out of memory with a smaller batch"
 
 
@@ -160,7 +160,7 @@ def test_a_hang_ends_at_its_time_limit_with_all_its_processes(tmp_path: Path) ->
     assert processes_of(out) == []
 
 
-def test_a_job_that_cannot_be_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_cannot_be_ended_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where processes cannot be listed nor with one that outlives SIGKILL does the end wait for ever."""
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -33,7 +33,7 @@ TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:layered", "devices": "2", "batch_size": "8", "steps": 5, "traced_steps": 1,
     "repeats": 1, "samples": 64, "timeout": 90, "calibrate": False,
 }  # fmt: skip
-TRACED = 2  # one more than asked
+TRACED = 2  # one more than requested
 
 # Gradients in the order in which backward makes them: the last layer's 8,192 B, two of 1,048,576 B, 397,312 B.
 FIRST, MIDDLE, LAST = 8_192 + 1_048_576, 1_048_576, 4_096 + 393_216
@@ -139,7 +139,7 @@ def judged(run: RunData, name: str, options: CellOptions) -> list[Finding]:
     return list(check_traffic(cell, sizes, analysis.steps, analysis.collectives, ranges, pd.DataFrame()).findings)
 
 
-def test_a_trace_that_breaks_its_promise_is_told(buckets: RunData, compressed: RunData) -> None:
+def test_a_trace_that_breaks_its_promise_is_reported(buckets: RunData, compressed: RunData) -> None:
     plain = "ddp-d2-b8"
     assert judged(buckets, plain, CellOptions()) == []
     (found,) = judged(buckets, plain, CellOptions(overlap="off"))
@@ -186,7 +186,7 @@ def test_what_overlap_saves(buckets: RunData) -> None:
     assert "10 steps" in finding.message
 
 
-def test_overlap_that_costs_or_makes_no_difference_is_told(buckets: RunData) -> None:
+def test_overlap_that_costs_or_makes_no_difference_is_reported(buckets: RunData) -> None:
     (costs,) = variant_findings(planted(buckets, plain=150e3, overlap_off=120e3))
     assert "overlap costs 30.0 ms a step, 25.0% of the step without it (saving: 95% interval -30" in costs.message
     (none,) = variant_findings(planted(buckets, plain=120e3, overlap_off=120e3))
@@ -194,7 +194,7 @@ def test_overlap_that_costs_or_makes_no_difference_is_told(buckets: RunData) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (CellOptions(comm_hook="fp16"), "sending gradients as fp16 saves 30.0 ms a step, 25.0% of the step without it"),
         (CellOptions(bucket_mb=2.5), "a bucket cap of 2.5 MiB saves 30.0 ms"),
@@ -204,14 +204,14 @@ def test_overlap_that_costs_or_makes_no_difference_is_told(buckets: RunData) -> 
         (CellOptions(accumulate=4), "cutting the batch into 4 saves 30.0 ms"),
     ],
 )
-def test_what_every_other_option_saves(buckets: RunData, options: CellOptions, said: str) -> None:
+def test_what_every_other_option_saves(buckets: RunData, options: CellOptions, message: str) -> None:
     """120 ms as DDP is, 90 ms with the option."""
     plain, without = planted(buckets, plain=120e3, overlap_off=90e3).measured
     having = replace(without, cell=msgspec.structs.replace(plain.planned, variant="", options=options))
     run = replace(buckets, cells={one.cell.name: one for one in (plain, having)})
     (finding,) = variant_findings(run)
     assert (finding.code, finding.severity) == ("variant_saves", "info")
-    assert f"{having.cell.name} against ddp-d2-b8: {said}" in finding.message
+    assert f"{having.cell.name} against ddp-d2-b8: {message}" in finding.message
     assert "95% interval 30.0 ms to 30.0 ms" in finding.message
 
 
@@ -233,7 +233,7 @@ def with_cells(run: RunData, *cells: Cell) -> RunData:
     return replace(run, cells={cell.name: replace(some, cell=cell) for cell in cells})
 
 
-def test_who_is_compared_with_whom(buckets: RunData) -> None:
+def test_which_cells_are_compared(buckets: RunData) -> None:
     base = Cell(strategy="ddp", devices=2, batch_size=8)
     accumulating = CellOptions(accumulate=2)
     cells = [

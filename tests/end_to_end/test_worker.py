@@ -67,11 +67,11 @@ def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
         subprocess.Popen(command, cwd=USER_MODELS, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)
     ]
     try:
-        told = [node.communicate(timeout=100)[1] for node in nodes]
+        errors = [node.communicate(timeout=100)[1] for node in nodes]
     finally:
         for node in nodes:
             node.kill()
-    assert [node.returncode for node in nodes] == [0, 0], told
+    assert [node.returncode for node in nodes] == [0, 0], errors
     run = RunFolder(out)
     _, planned = run.manifest().plan
     ((repeat, folder),) = run.done_repeats(planned.cell)

@@ -24,14 +24,14 @@ def options_of(command: list[str]) -> dict[str, str]:
     return dict(zip(command[2::2], command[3::2], strict=True))
 
 
-def place_in(command: list[str], told: dict[str, str]) -> NodePlace | None:
+def place_in(command: list[str], variables: dict[str, str]) -> NodePlace | None:
     options = options_of(command)
-    return node_place(options.get("--nodes"), None, options.get("--rendezvous"), told)
+    return node_place(options.get("--nodes"), None, options.get("--rendezvous"), variables)
 
 
-def planned(command: list[str], monkeypatch: pytest.MonkeyPatch, told: dict[str, str]) -> str:
+def planned(command: list[str], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> str:
     """The plan of the first pod's command, on CPU processes in place of GPUs; the others leave printing to it."""
-    for name, value in told.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     options = {**options_of(command), "--devices": "1,2x2", "--device": "cpu", "--batch-size": "2"}
     options.pop("--rendezvous", None)
@@ -53,10 +53,10 @@ def test_the_pods_of_an_indexed_job_meet_at_the_first_one_s_name(monkeypatch: py
     first = f"{job['metadata']['name']}-0.{pod['subdomain']}"
     assert pod["subdomain"] == service["metadata"]["name"]
     (container,) = pod["containers"]
-    told = {"JOB_COMPLETION_INDEX": "1"}
-    assert place_in(container["command"], told) == NodePlace(2, 1, "Kubernetes", Address(first, 29500))
+    variables = {"JOB_COMPLETION_INDEX": "1"}
+    assert place_in(container["command"], variables) == NodePlace(2, 1, "Kubernetes", Address(first, 29500))
     assert spec["completions"] == int(options_of(container["command"])["--nodes"])
-    assert "ddp-d4-n2-b2" in planned(container["command"], monkeypatch, told | {"JOB_COMPLETION_INDEX": "0"})
+    assert "ddp-d4-n2-b2" in planned(container["command"], monkeypatch, variables | {"JOB_COMPLETION_INDEX": "0"})
     _check_volumes(pod)
 
 
@@ -65,14 +65,14 @@ def test_a_pytorch_job_tells_its_pods_their_place(monkeypatch: pytest.MonkeyPatc
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     replicas = job["spec"]["pytorchReplicaSpecs"]
     count = sum(one["replicas"] for one in replicas.values())
-    told = {"WORLD_SIZE": str(count), "RANK": "1", "MASTER_ADDR": "dpscope-master-0", "MASTER_PORT": "23456"}
+    variables = {"WORLD_SIZE": str(count), "RANK": "1", "MASTER_ADDR": "dpscope-master-0", "MASTER_PORT": "23456"}
     for one in replicas.values():
         pod = one["template"]["spec"]
         (container,) = pod["containers"]
         assert container["name"] == "pytorch"  # the operator sets the variables of the container of this name
         expected = NodePlace(2, 1, "PyTorchJob", Address("dpscope-master-0", 23456))
-        assert place_in(container["command"], told) == expected
-        assert "ddp-d4-n2-b2" in planned(container["command"], monkeypatch, told | {"RANK": "0"})
+        assert place_in(container["command"], variables) == expected
+        assert "ddp-d4-n2-b2" in planned(container["command"], monkeypatch, variables | {"RANK": "0"})
         _check_volumes(pod)
 
 

@@ -145,7 +145,7 @@ class TraceBuilder:
         self.events.append(_complete(category, name, device, stream, span[0], span[1] - span[0], args))
 
     def at(self, category: str, name: str, thread: int, span: tuple[float, float], **args: object) -> None:
-        """A CPU event at a given place, whatever the thread's clock says."""
+        """A CPU event at a given place, independent of the thread's clock."""
         self._external_id += 1
         details = {"External id": self._external_id, **args, "Ev Idx": len(self.events)}
         self.events.append(_complete(category, name, self.pid, thread, span[0], span[1] - span[0], details))

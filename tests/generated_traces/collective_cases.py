@@ -80,7 +80,7 @@ def cuda_graph_trace() -> Trace:
 
 
 def generic_trace(enclosing: str) -> Trace:
-    """RCCL's generic kernel, which names no collective, in a step with nothing but `enclosing` to tell it.
+    """RCCL's generic kernel, which names no collective, in a step that only `enclosing` identifies.
 
     `enclosing`: "operator" (c10d::allreduce_), "range" (nccl:reduce_scatter), "metadata" or "nothing".
     """

@@ -144,10 +144,10 @@ class _Program:
     def _collectives(self, after: str, thread: int) -> None:
         for collective in schedule.COLLECTIVES:
             is_extra = collective.key in ("gather", "exchange", "scatter")
-            is_asked = self.options.extra_groups if is_extra else True
+            is_requested = self.options.extra_groups if is_extra else True
             if collective.kind == "broadcast":
-                is_asked = self.options.buffers
-            if collective.after == after and is_asked:
+                is_requested = self.options.buffers
+            if collective.after == after and is_requested:
                 self._collective(collective, thread)
 
     def _collective(self, collective: Collective, thread: int) -> None:

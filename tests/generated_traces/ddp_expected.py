@@ -138,12 +138,12 @@ def _step(rank: int, device: int, index: int, step: int, role: Role, options: Dd
         idle_us=idle if is_whole else IDLE_WITHOUT_COMMUNICATION_US[role][index],
         clipped_us=clipped,
         partial_window=index == 0,
-        collective_count=len(asked_for(options)) if is_whole else 0,
+        collective_count=len(requested(options)) if is_whole else 0,
         range_us=ranges if options.named_ranges else {},
     )
 
 
-def asked_for(options: DdpOptions) -> list[Collective]:
+def requested(options: DdpOptions) -> list[Collective]:
     """The collectives of one step, in the order of their calls."""
     left_out = [] if options.buffers else ["buffers", "counters"]
     left_out += [] if options.extra_groups else ["gather", "exchange", "scatter"]
@@ -167,7 +167,7 @@ class _CollectiveList:
         return [
             self._row(collective, step, origins[index])
             for index, step in enumerate(steps)
-            for collective in asked_for(self.options)
+            for collective in requested(self.options)
         ]
 
     def _row(self, collective: Collective, step: int, origin: float) -> ExpectedCollective:

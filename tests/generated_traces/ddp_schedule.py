@@ -25,7 +25,7 @@ INPUTS: Slot = (6, 30)
 TARGETS: Slot = (38, 2)
 FORWARD: tuple[Slot, ...] = ((70, 194), (268, 100))
 LOSS: Slot = (372, 8)
-# With `lag`, the next step's inputs are copied during this one, beside the optimizer.
+# With `lag`, the next step's inputs are copied during this one, next to the optimizer.
 PREFETCH: Slot = (738, 30)
 
 # From here on a late rank is DELAY_US later.
@@ -69,7 +69,7 @@ class DdpOptions:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of a step as it is asked for; `after` names the work it follows in the program."""
+    """One collective that a step requests; `after` names the work it follows in the program."""
 
     key: str
     kind: str

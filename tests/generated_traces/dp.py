@@ -32,7 +32,7 @@ def dp_trace(
     `inputs`: batches scattered from the host, or moved to device 0 first and scattered from there by peer copies.
     `named_ranges`: with dpscope's own ranges, or without, as any other program's trace.
     `lag`: the CPU has launched all three steps before the devices have finished the first.
-    `rccl`: kernels and calls as AMD's: no kernel's name tells which collective it is, no copy's which devices.
+    `rccl`: kernels and calls as AMD's: no kernel's name identifies its collective, no copy's name its devices.
     `reused_threads`: the replicas' threads, which end with the forward, leave their ids to the next step's and to autograd's.
     The last four change no expected value, except that without named ranges there are no times by range.
     """
@@ -173,7 +173,7 @@ class _Program:
                     self._op("aten::cat", thread, plan.kernel(schedule.CONCATENATE, slot, device))
 
     def _parallel_apply(self, plan: StepPlan) -> None:
-        """Every replica runs on a thread of its own, new in every step."""
+        """Every replica runs on a separate thread, new in every step."""
         first = 4150 if self.reused_threads else 4200 + 10 * plan.step_index  # 4150: the first of autograd's
         threads = [first + device for device in range(self.devices)]
         for device, thread in enumerate(threads):

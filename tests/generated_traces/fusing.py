@@ -11,7 +11,7 @@ _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 
 
 def fused_trace(traces: Sequence[Trace], marking: Marking) -> Trace:
-    """One trace of all; how an event's rank can be told:
+    """One trace of all ranks. What identifies an event's rank:
 
     args_rank: `args.rank` on every event. process: the rank is the process id of all its events. label: processes are
     called "rank 1", devices too. device_label: devices alone are, as "RANK 1 - GPU". plain: events as they were, each rank's

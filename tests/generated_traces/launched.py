@@ -1,6 +1,6 @@
 """A DDP step on GPUs whose kernels begin when their launch, their stream and what they wait for let them, as on a device.
 
-Layers of equal cost, an all-reduce behind each layer's backward pass. `Launched` says what goes wrong; the numbers that follow
+Layers of equal cost, an all-reduce behind each layer's backward pass. `Launched` states what goes wrong; the numbers that follow
 are worked out by hand in the tests that use it.
 """
 
@@ -25,7 +25,7 @@ class Launched:
 
     `host_us`: of host time before each layer's launch. `on_compute_stream`: collectives run on the stream of kernels.
     `waits`: the compute stream waits for each all-reduce as it is launched. `compiled`: one compiled graph computes the whole
-    backward pass, and all gradients come behind it. `copy_us`: a copy on a stream of its own before each layer's kernels, which
+    backward pass, and all gradients come behind it. `copy_us`: a copy on a separate stream before each layer's kernels, which
     were launched long ago and wait for it.
     """
 
@@ -59,8 +59,14 @@ class _Program:
                 self._step()
                 self.builder.synchronize(MAIN, max(max(self.free.values()), self.builder.clock[MAIN]) + 4.0)
         group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": 2, "ranks": [0, 1]}
-        told: Trace = {"backend": "nccl", "rank": self.rank, "world_size": 2, "pg_count": 1, "pg_config": [group]}
-        return self.builder.trace(["NVIDIA A100-SXM4-80GB"] * 2, told)
+        distributed: Trace = {
+            "backend": "nccl",
+            "rank": self.rank,
+            "world_size": 2,
+            "pg_count": 1,
+            "pg_config": [group],
+        }
+        return self.builder.trace(["NVIDIA A100-SXM4-80GB"] * 2, distributed)
 
     def _step(self) -> None:
         with self.builder.annotation("DistributedDataParallel.forward", MAIN):

@@ -74,7 +74,7 @@ class Cluster:
     seed: int = 0
 
     def times_us(self, counts: Sequence[int] = COUNTS, sizes: Sequence[int] = SIZES) -> dict[int, dict[int, float]]:
-        """One job's times; the same whatever counts are asked for."""
+        """One job's times; the same for any `counts`."""
         generator = np.random.default_rng(self.seed)
         every: dict[int, dict[int, float]] = {}
         for devices in COUNTS:

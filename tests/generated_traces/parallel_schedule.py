@@ -1,4 +1,4 @@
-"""Jobs that are not plain DDP: when each kernel and collective of a step runs, with what must be found beside it.
+"""Jobs that are not plain DDP: when each kernel and collective of a step runs, and what an analysis must find.
 
 Times are microseconds after the step's origin; a step is 1,000 us after the one before. Each rank's list is in the order of
 launch. `Call` states the collective's expected numbers; STEP_SUMS what a step adds up to, worked out by hand.
@@ -129,7 +129,7 @@ def _dlrm(rank: int) -> list[Work]:
 
 
 def _message(kind: str) -> Call:
-    """1,000,000 half-precision activations to or from the other stage: point to point, no transfer is told."""
+    """1,000,000 half-precision activations to or from the other stage: point to point, no transfer is recorded."""
     return Call(kind, "pp", 1000000, 1000000, "Half", 2000000, None, None, None, None)
 
 

@@ -1,4 +1,4 @@
-"""The same trace told differently: other times, ids, streams and step numbers. Any loaded trace can go through it."""
+"""The same trace relabelled: other times, ids, streams and step numbers. Any loaded trace can go through it."""
 
 import re
 from dataclasses import dataclass

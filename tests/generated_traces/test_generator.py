@@ -56,7 +56,9 @@ def test_kernel_metadata_states_the_expected_sizes() -> None:
     ("metadata", "on_kernels", "on_operators", "with_dims"),
     [("kernel", 5, 5, True), ("partial", 2, 5, True), ("ops", 0, 0, True), ("none", 0, 0, False)],
 )
-def test_metadata_is_where_the_variant_says(metadata: str, on_kernels: int, on_operators: int, with_dims: bool) -> None:
+def test_metadata_is_where_the_variant_puts_it(
+    metadata: str, on_kernels: int, on_operators: int, with_dims: bool
+) -> None:
     trace = ddp_trace(0, 2, ddp_options()[metadata if metadata != "kernel" else "nccl_2_19"]).trace
     stated = "In msg nelems"
     kernels = [e for e in complete_events(trace, "kernel") if "nccl" in e["name"]]
@@ -234,7 +236,7 @@ def test_a_trace_can_be_cut_short(tmp_path: Path) -> None:
         gzip.decompress(compressed.read_bytes())
 
 
-def test_headers_say_what_ran() -> None:
+def test_headers_record_what_ran() -> None:
     assert "distributedInfo" not in dp_trace().trace
     assert len(dp_trace(4).trace["deviceProperties"]) == 4
     info = ddp_trace(3, 4, DdpOptions(extra_groups=True)).trace["distributedInfo"]

@@ -46,7 +46,7 @@ def _member(key: str, value: object) -> str:
 
 
 def _event_text(event: Trace) -> str:
-    """`{ph, cat, name, pid, tid` on the first line, times on the next, the arguments on lines of their own."""
+    """`{ph, cat, name, pid, tid` on the first line, times on the next, the arguments on separate lines."""
     lines = ["  {", "   "]
     for key, value in event.items():
         if key == "args":

@@ -13,8 +13,7 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()
 
-from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.worker_process import TellProgress, work
+from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, work
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.files import write_json
@@ -52,7 +51,7 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
     return _Job(JobFolder(Path(folder)), what, kind, int(size_bytes))
 
 
-def _do(job: _Job, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
+def _do(job: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
     import torch
 
     from dpscope.launch.jobs.process_group import join_limit_s, join_process_group

@@ -1,4 +1,4 @@
-"""dpscope itself checked on GPUs, the most valuable first: `make gpu`. Each test has a time limit and says why it is skipped.
+"""dpscope itself checked on GPUs, the most valuable first: `make gpu`. Each test has a time limit and reports why it is skipped.
 
 Measured values are in verdicts.jsonl and in the JUnit file as properties of the test.
 """

@@ -40,6 +40,11 @@ class Net(nn.Module):
         return outputs
 
 
+def net_with_sgd() -> tuple[Net, torch.optim.SGD]:
+    model = Net()
+    return model, torch.optim.SGD(model.parameters())
+
+
 def loss_of(model: nn.Module, samples: int) -> Tensor:
     loss: Tensor = model(torch.ones(samples, 3)).sum()
     return loss
@@ -58,8 +63,7 @@ def train(
 def train_attached(out: Path, notes: list[str] | None = None, steps: int = WHOLE, **settings: object) -> None:
     """Train a small model under measurement, 8 samples a step."""
     with attached(out, [] if notes is None else notes, **settings):
-        model = Net()
-        train(model, torch.optim.SGD(model.parameters()), steps)
+        train(*net_with_sgd(), steps)
 
 
 def measured(out: Path) -> tuple[Cell, RepeatFolder, RankResult, pd.DataFrame]:

@@ -22,7 +22,7 @@ _LIMIT_S = 60
 
 
 class Browser:
-    """One page; `errors` collects exceptions and error messages of its console, `requests` what it asked for."""
+    """One page; `errors` collects exceptions and error messages of its console, `requests` the URLs it requested."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers

@@ -1,8 +1,8 @@
-"""torch's own nn.DataParallel, with dpscope's names and tracer, on two devices: run as a process of its own.
+"""torch's own nn.DataParallel, with dpscope's names and tracer, on two devices: run as a separate process.
 
     python -m tests.helpers.data_parallel_scenario GUARD OUT
 
-OUT/told.json has what came out and what moved between devices, OUT/*.json.gz the traces with and without all threads.
+OUT/results.json: the results and what moved between devices, OUT/*.json.gz the traces with and without all threads.
 """
 
 import copy
@@ -40,7 +40,7 @@ class Shifted(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Forgets what is within it and computes it anew in backward."""
+    """Discards activations and recomputes them in backward."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def autocast(samples: Tensor) -> dict[str, list[str]]:
     """The dtype in the replicas' threads: of autocast around DataParallel, and of dpscope's wrapper within it."""
     from dpscope.launch.workload.models import AutocastModel
 
-    told = {}
+    results = {}
     for name in ("around", "within"):
         inner = move_to_first(model())
         parallel = wrapped(AutocastModel(inner, NAME, torch.bfloat16) if name == "within" else inner)
@@ -107,8 +107,8 @@ def autocast(samples: Tensor) -> dict[str, list[str]]:
                     parallel(samples)
             else:
                 parallel(samples)
-        told[name] = [seen[4] for seen in SEEN]
-    return told
+        results[name] = [seen[4] for seen in SEEN]
+    return results
 
 
 def main() -> None:
@@ -116,16 +116,16 @@ def main() -> None:
     calls = install(Path(sys.argv[1]))
     out = Path(sys.argv[2])
     samples = torch.randn(6, 4)
-    told: dict[str, Any] = {"differences": [compared(samples, False)], "calls": list(calls)}
-    told["main_thread"] = threading.get_native_id()
-    told["seen"] = [seen for seen in SEEN if seen[1] is not None]
+    results: dict[str, Any] = {"differences": [compared(samples, False)], "calls": list(calls)}
+    results["main_thread"] = threading.get_native_id()
+    results["seen"] = [seen for seen in SEEN if seen[1] is not None]
     SEEN.clear()
-    told["differences"].append(compared(samples, True))
-    told["seen_checkpointed"] = [seen for seen in SEEN if seen[1] is not None]
-    told["autocast"] = autocast(samples)
+    results["differences"].append(compared(samples, True))
+    results["seen_checkpointed"] = [seen for seen in SEEN if seen[1] is not None]
+    results["autocast"] = autocast(samples)
     for all_threads in (True, False):
         traced(samples, out, all_threads)
-    (out / "told.json").write_text(json.dumps(told))
+    (out / "results.json").write_text(json.dumps(results))
     sys.stdout.flush()
     os._exit(0)  # autograd's threads of the devices are never joined
 

@@ -1,8 +1,8 @@
-"""What dpscope does on devices, on the double of torch.cuda: run as a process of its own, which writes down what happened.
+"""What dpscope does on devices, on the double of torch.cuda: run as a separate process, which records what happened.
 
     python -m tests.helpers.device_scenarios OUT
 
-OUT/told.json: by scenario its calls, each (what, device, ...), and the numbers that came out; `executed`: dpscope's lines.
+OUT/results.json: by scenario its calls, each (what, device, ...), and the numbers that came out; `executed`: dpscope's lines.
 """
 
 import json
@@ -33,7 +33,7 @@ GROUP = RecordedGroup(DEVICES, rank=1, world_size=2, script=lambda size: 10 + si
 
 def passes(strategy: str, out: Path, devices: int = 2, **workload: object) -> dict[str, Any]:
     """One process of a cell from its start to its end: rank 1 of two under DDP, whose device is 1."""
-    from dpscope.launch.jobs.place import TorchrunPlace
+    from dpscope.launch.jobs.worker_process import TorchrunPlace
     from dpscope.launch.measuring.cell import run_cell
     from dpscope.launch.measuring.worker_arguments import WorkerJob
     from dpscope.launch.planning.run_config import load_config
@@ -54,10 +54,10 @@ def passes(strategy: str, out: Path, devices: int = 2, **workload: object) -> di
     )
     job.folder.path.mkdir(parents=True)
     place = TorchrunPlace(rank=1, local_rank=1, world_size=2, local_world_size=2, node=0) if ddp else _alone()
-    told: list[str] = []
+    passes: list[str] = []
 
     def report(state: str) -> None:
-        told.append(state)
+        passes.append(state)
         DEVICES.note(f"pass: {state}")
 
     DEVICES.used_bytes = [1000, 2000, 3000, 4000]
@@ -67,7 +67,7 @@ def passes(strategy: str, out: Path, devices: int = 2, **workload: object) -> di
     counters = job.folder.counters_path(place.node, place.rank)
     return {
         "rank": rank,
-        "passes": told,
+        "passes": passes,
         "samples": samples[["measuring_pass", "step_us"]].values.tolist(),
         "counted": len(read_json(counters, list)) if counters.exists() else 0,
         "traces": [path.name for path in job.folder.traces()],
@@ -75,7 +75,7 @@ def passes(strategy: str, out: Path, devices: int = 2, **workload: object) -> di
 
 
 def _alone() -> Any:
-    from dpscope.launch.jobs.place import TorchrunPlace
+    from dpscope.launch.jobs.worker_process import TorchrunPlace
 
     return TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 
@@ -84,7 +84,7 @@ def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
     """Rank 1 of two times all-reduces of 4 and 8 KiB and their contention with products of matrices."""
     DEVICES.work_us["mm"] = piece_us
     from dpscope.launch.calibration.worker import measure
-    from dpscope.launch.jobs.place import TorchrunPlace
+    from dpscope.launch.jobs.worker_process import TorchrunPlace
     from dpscope.profiling.records.calibration import CalibrationSettings
 
     settings = CalibrationSettings(
@@ -154,7 +154,7 @@ def failures(out: Path) -> dict[str, Any]:
         "nccl": (RuntimeError("NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO)"), [39 * gib] * 4),
         "given_up": (watchdog, [gib] * 4),
     }
-    told = {}
+    notes = {}
     DEVICES.deaf = {0}  # answers nothing any more
     for name, (error, used_bytes) in used.items():
         folder = out / name
@@ -162,13 +162,13 @@ def failures(out: Path) -> dict[str, Any]:
         DEVICES.used_bytes = used_bytes
         write_failure(folder, 0, 1, error)
         (note,) = read_failures(folder)
-        told[name] = (note.kind, note.message, note.peer_lost)
+        notes[name] = (note.kind, note.message, note.peer_lost)
     DEVICES.deaf, DEVICES.used_bytes = set(), [0] * 4
-    return {"notes": told}
+    return {"notes": notes}
 
 
 def given_up(out: Path) -> dict[str, Any]:
-    """A collective that fails in the middle of a cell reaches whoever runs the cell."""
+    """A collective that fails in the middle of a cell reaches the caller of the cell."""
     GROUP.failing = RuntimeError("Watchdog caught collective operation timeout")
     try:
         passes("ddp", out)
@@ -231,16 +231,16 @@ def main() -> None:
     os.environ["KINETO_LOG_LEVEL"] = "99"
     sys.path.insert(0, str(USER_MODELS))
     executed: dict[str, set[int]] = {}
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with doubles_in_place(), executed_lines(executed):
         for name, scenario in SCENARIOS.items():
             folder = out / name
             folder.mkdir()
             DEVICES.taken()
             result = scenario(folder)
-            told[name] = {**result, "calls": DEVICES.taken()}
-    told["executed"] = {path: sorted(lines) for path, lines in executed.items()}
-    (out / "told.json").write_text(json.dumps(told))
+            results[name] = {**result, "calls": DEVICES.taken()}
+    results["executed"] = {path: sorted(lines) for path, lines in executed.items()}
+    (out / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

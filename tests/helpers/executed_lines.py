@@ -1,8 +1,8 @@
 """Which lines of dpscope a piece of work executes, and which lines only run where CUDA is.
 
-A line counts as one that only runs with CUDA if it has code of its own that is guarded by the kind of device: it lies in a branch
+A line counts as one that only runs with CUDA if it holds code that is guarded by the kind of device: it lies in a branch
 that CUDA alone takes (`if device.type == "cuda"`, what follows `if kind == "cpu": return`), calls `torch.cuda`, or belongs to a
-function that nothing but such lines of its own file names. What decides (the `if` itself) runs everywhere and does not count.
+function that only such lines of the same file name. What decides (the `if` itself) runs everywhere and does not count.
 """
 
 import ast
@@ -160,8 +160,8 @@ def _on_cuda(test: ast.expr) -> bool | None:
         return wanted if wanted in sides else None
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.comparators[0], ast.Constant):
         kind = test.comparators[0].value
-        asked = ast.unparse(test.left) == "requested"  # --device auto is neither
-        if not asked and kind in ("cuda", "cpu") and isinstance(test.ops[0], ast.Eq | ast.NotEq):
+        requested = ast.unparse(test.left) == "requested"  # --device auto is neither
+        if not requested and kind in ("cuda", "cpu") and isinstance(test.ops[0], ast.Eq | ast.NotEq):
             return (kind == "cuda") == isinstance(test.ops[0], ast.Eq)
     if isinstance(test, ast.Name) and test.id in _CUDA_NAMES:
         return True

@@ -83,7 +83,7 @@ class Bench:
         return out
 
     def analysis(self, run: Path) -> Analysis:
-        """What `dpscope analyze` says about a run."""
+        """The analysis of a run by `dpscope analyze`."""
         ended = self.dpscope("analyze", run, "--format", "json")
         assert ended.stdout.lstrip().startswith("{"), ended.stderr[-2000:]
         content: Analysis = json.loads(ended.stdout)

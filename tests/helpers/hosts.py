@@ -1,10 +1,10 @@
-"""Two to four hosts of our own on one machine: network namespaces on a bridge, each host's way out shaped to a rate.
+"""Two to four hosts on one machine: network namespaces on a bridge, each host's way out shaped to a rate.
 
     with several_hosts(2, rate="200mbit") as hosts:
         jobs = [host.start(["python", "job.py", str(index)]) for index, host in enumerate(hosts)]
 
-Needs root and iproute2 (`ip`, `tc` with tbf); `why_no_hosts` says what is missing. Everything ends with the block: processes are
-killed, namespaces deleted. What a killed test process left is deleted by the next one, for names tell whose they are.
+Needs root and iproute2 (`ip`, `tc` with tbf); `why_no_hosts` returns what is missing. At the end processes are killed and
+namespaces deleted. What a killed test process left is deleted by the next one, since names hold the owner's process id.
 """
 
 import contextlib
@@ -36,25 +36,29 @@ class Host:
     name: str = "host"
 
     def start(
-        self, command: Sequence[str], env: Mapping[str, str] | None = None, tell_gloo: bool = True, **more: object
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        set_gloo_interface: bool = True,
+        **more: object,
     ) -> subprocess.Popen[str]:
-        """A process on this host, in a session of its own, to which the host has its own name; gloo is told the interface."""
-        told = {**os.environ, **({"GLOO_SOCKET_IFNAME": INTERFACE} if tell_gloo else {}), **(env or {})}
+        """Start a process on this host, in a new session, where the host has its own name; gloo gets the interface."""
+        environment = {**os.environ, **({"GLOO_SOCKET_IFNAME": INTERFACE} if set_gloo_interface else {}), **(env or {})}
         named = ["unshare", "--uts", "sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"', self.name]
         whole = ["ip", "netns", "exec", self.namespace, *named, *command]
-        return subprocess.Popen(whole, env=told, text=True, start_new_session=True, **more)  # type: ignore[call-overload,no-any-return]
+        return subprocess.Popen(whole, env=environment, text=True, start_new_session=True, **more)  # type: ignore[call-overload,no-any-return]
 
     def cut(self) -> None:
-        """Its network is gone: nothing that it sends arrives, and nobody is told."""
+        """Take its network down: nothing that it sends arrives, without an error."""
         _ip("-n", self.namespace, "link", "set", INTERFACE, "down")
 
-    def mend(self) -> None:
-        """It is back."""
+    def reconnect(self) -> None:
+        """Bring its network up again."""
         _ip("-n", self.namespace, "link", "set", INTERFACE, "up")
 
 
 def why_no_hosts() -> str | None:
-    """Why this machine lets no hosts be made; None where it does."""
+    """Why hosts cannot be made on this machine; None if they can."""
     if os.geteuid() != 0:
         return "needs root: network namespaces are made"
     if lacking := [name for name in ("ip", "tc", "unshare") if shutil.which(name) is None]:
@@ -118,7 +122,7 @@ def _connect(host: Host, switch: str, port: str, rate: str | None) -> None:
 
 
 def _name_all(host: Host, hosts: Sequence[Host]) -> None:
-    """The host knows all of them by name, and asks nobody else."""
+    """The host resolves all of them by name, without a name server."""
     folder = _FILES / host.namespace
     folder.mkdir(parents=True)
     names = [("127.0.0.1", "localhost"), *((one.address, one.name) for one in hosts)]

@@ -19,7 +19,7 @@ def machine(double: RecordingDevices) -> dict[str, Any]:
     from dpscope.launch.commands import doctor
     from dpscope.launch.jobs import devices as jobs_devices
     from dpscope.launch.jobs.all_reduce_check import _reduce
-    from dpscope.launch.jobs.place import TorchrunPlace
+    from dpscope.launch.jobs.worker_process import TorchrunPlace
     from dpscope.launch.measuring.cell import precision_findings
     from dpscope.launch.training.checkpoint_state import rng_states, set_rng_states
     from dpscope.profiling.machine.environment import collect_environment, machine_findings

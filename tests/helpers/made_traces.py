@@ -1,4 +1,4 @@
-"""Traces of a few events, written out by hand: what a test says of each time stands in the test."""
+"""Traces of a few events, written by hand: tests state each time."""
 
 import json
 from pathlib import Path
@@ -34,8 +34,8 @@ def on_device(
     **args: Any,
 ) -> Event:
     """A kernel or copy of device 0; without a correlation nothing launched it."""
-    told = {"device": 0, "stream": stream, **args} | ({"correlation": correlation} if correlation else {})
-    return event(category, name, start, duration, pid=0, tid=stream, args=told)
+    arguments = {"device": 0, "stream": stream, **args} | ({"correlation": correlation} if correlation else {})
+    return event(category, name, start, duration, pid=0, tid=stream, args=arguments)
 
 
 def launch(correlation: int, start: float, name: str = "cudaLaunchKernel", category: str = "cuda_runtime") -> Event:

@@ -1,7 +1,7 @@
 """Partials of generated ranks: a job of any size, with one node whose one rank is late and makes all others wait.
 
 Every rank has the same collectives in each step. All may begin one STEP_GAP_US after the one before has ended everywhere; a
-rank comes so much later as `lateness_us` says, and its duration is that much shorter: who waits for whom is known by hand.
+rank arrives later by `lateness_us`, and its duration is that much shorter: who waits for whom is known by hand.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpscope.analysis.partials.file import MADE_FROM, PARTIAL_SCHEMA, Partial, write_partial
-from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
+from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
 from dpscope.analysis.traces.ranks.rank_rows import COPY_COLUMNS, SCHEMA
-from dpscope.analysis.traces.ranks.requests import Requests
 
 TRANSFER_US = 500.0
 STEP_GAP_US = 200.0

@@ -19,7 +19,7 @@ TINY = (
 
 
 class NodeCommand:
-    """`dpscope` with the same arguments on each host; what each printed is beside `out`, or in `logs`."""
+    """`dpscope` with the same arguments on each host; output goes to files next to `out`, or in `logs`."""
 
     def __init__(
         self, hosts: Sequence[Host], out: Path, *arguments: str, port: int = 29500, logs: Path | None = None
@@ -36,7 +36,7 @@ class NodeCommand:
                     host.start(
                         whole,
                         {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-                        tell_gloo=False,
+                        set_gloo_interface=False,
                         cwd=USER_MODELS,
                         stdout=log,
                         stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
 """One rank of a small DDP job whose gradients come at known times; `python paced_ddp.py RANK MASTER FOLDER`.
 
-Four layers of 2.5 MB, each in a bucket of its own; backward sleeps PACE_S before each gradient. Leaves a trace of four steps and,
+Four layers of 2.5 MB, each in a separate bucket; backward sleeps PACE_S before each gradient. Leaves a trace of four steps and,
 of every step, the times at which the gradients were there.
 """
 

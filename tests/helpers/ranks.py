@@ -1,15 +1,24 @@
 """Ranks of one job started as torchrun would start them, without torchrun, which takes seconds more."""
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
+
+_LONGEST_S = 240  # of a job's first rank, and of the others after it
+_AFTER_FAILURE_S = 30  # for ranks that wait for one that has failed
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A free port below those that the kernel gives to others, which might take it before it is used."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def one_process(command: list[str]) -> list[tuple[int, str, str]]:
@@ -50,5 +59,10 @@ def ended_ranks(command: list[str], count: int, cwd: Path | None = None) -> list
         )
         for rank in range(count)
     ]
-    ended = [process.communicate(timeout=240) for process in ranks]
-    return [(process.returncode, *texts) for process, texts in zip(ranks, ended, strict=True)]
+    with ThreadPoolExecutor(count) as waiting:
+        texts = [waiting.submit(process.communicate) for process in ranks]
+        wait(texts, _LONGEST_S, FIRST_COMPLETED)
+        wait(texts, _LONGEST_S if all(process.returncode in (None, 0) for process in ranks) else _AFTER_FAILURE_S)
+        for process in ranks:
+            process.kill()  # nothing where it has ended
+    return [(process.returncode, *text.result()) for process, text in zip(ranks, texts, strict=True)]

@@ -1,6 +1,6 @@
-"""A process group's recorder: `init_process_group` notes what it is asked for and makes torch's fake group of that size.
+"""A process group's recorder: `init_process_group` records its arguments and makes torch's fake group of that size.
 
-Collectives take the scripted time on a stream of their own, as NCCL's do; their data stay as they are. DistributedDataParallel
+Collectives take the scripted time on a separate stream, as NCCL's do; their data stay as they are. DistributedDataParallel
 and DataParallel are doubles that note which devices they are given: torch's own need devices.
 """
 
@@ -28,7 +28,7 @@ class DoubleWork:
 
 
 class RecordedGroup:
-    """`script` says how long a collective of so many bytes takes; `failing` is raised by the next one."""
+    """`script` returns how long a collective of so many bytes takes; `failing` is raised by the next one."""
 
     def __init__(self, double: RecordingDevices, rank: int, world_size: int, script: Callable[[int], float]) -> None:
         self.rank, self.world_size, self.script = rank, world_size, script
@@ -97,7 +97,7 @@ class RecordedGroup:
 
 
 class DoubleDdp(DistributedDataParallel):
-    """torch's own over the fake group, told of no device, its buckets reduced by a hook that notes their bytes."""
+    """torch's own over the fake group, without a device, its buckets reduced by a hook that records their bytes."""
 
     double: Any  # the RecordingDevices
 

@@ -1,6 +1,6 @@
-"""A double of torch.cuda: devices with a scripted clock, which note every call with its device. For a process of its own.
+"""A double of torch.cuda: devices with a scripted clock, which record every call with its device. For a separate process.
 
-Tensors that are asked for on a device lie in host memory; work takes the time that the script says. `install` puts the double in
+Tensors on a device lie in host memory; work takes the scripted time. `install` puts the double in
 place before anything of dpscope is imported; what it does not define is torch's own, which fails without a driver.
 """
 
@@ -41,7 +41,7 @@ class RecordingDevices:
         self.host_us = 0.0
         self.current = 0
         self.calls: list[tuple[Any, ...]] = []
-        self.used_bytes = [0] * count  # of each device's memory, whoever has it
+        self.used_bytes = [0] * count  # of each device's memory, by any process
         self.deaf: set[int] = set()  # devices that answer nothing
         self.work_us: dict[str, float] = {}  # by the name of a torch function, on the current device's current stream
         self.streams = [DoubleStream(self, index, "default") for index in range(count)]
@@ -90,7 +90,7 @@ def install(double: RecordingDevices) -> None:
 
     class Event:
         def __init__(self, enable_timing: bool = False) -> None:
-            assert enable_timing, "an event that is asked for its time must be made for it"
+            assert enable_timing, "elapsed_time needs events made with enable_timing"
             self.at_us: float | None = None
 
         def record(self, stream: DoubleStream | None = None) -> None:
@@ -101,7 +101,7 @@ def install(double: RecordingDevices) -> None:
         def elapsed_time(self, later: "Event") -> float:
             assert self.at_us is not None
             assert later.at_us is not None
-            assert later.at_us <= double.host_us, "asked before the device was waited for"
+            assert later.at_us <= double.host_us, "read before the device was waited for"
             return (later.at_us - self.at_us) / 1000
 
     replaced: dict[str, Any] = {
@@ -185,7 +185,7 @@ class OnRecordingDevices(TorchFunctionMode):
         if name in self._double.work_us and not shapes_alone:
             self._double.stream_of().queue(self._double.work_us[name])
             if kwargs and "out" in kwargs:
-                return kwargs["out"]  # the script has its time, nobody its values
+                return kwargs["out"]  # the script has its time; its values are not used
 
         def hosted(value: Any) -> Any:
             if isinstance(value, torch.device) and value.type == "cuda":

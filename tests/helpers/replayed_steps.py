@@ -59,7 +59,7 @@ def under(ends: tuple[int, ...], costs: list[float], **more: object) -> Conditio
 # Forward 100, two layers' backward 50 each (a gradient after each), optimizer 10.
 SIMPLE = profile(works([100.0, 50.0, 50.0, 10.0]), after=[2, 3], ends=(0, 1))
 
-# Two gradients of 1 MB, ready at 150 and 200 us, of a step of 230; a cap of 0.5 MiB gives each a bucket of its own.
+# Two gradients of 1 MB, ready at 150 and 200 us, of a step of 230; a cap of 0.5 MiB puts each into a separate bucket.
 CAP = Bucketing(cap_mib=0.5)
 BUCKETS = tuple(MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (150.0, 200.0))
 PROFILE = replace(SIMPLE, buckets=BUCKETS, step_us=230.0)

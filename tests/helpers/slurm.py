@@ -1,11 +1,11 @@
-"""A real Slurm of two nodes on this machine, in a folder of its own: slurmctld, two slurmd, munged, all on free ports.
+"""A real Slurm of two nodes on this machine, in one folder: slurmctld, two slurmd, munged, all on free ports.
 
     with slurm_cluster(folder) as cluster:
         job = cluster.submit("script.sbatch", "--batch-size", "2")
         cluster.wait(job)
 
 The nodes claim 64 cores and 8 GPUs each, so that scripts for real clusters are accepted as they are. Needs root and Debian's
-slurm-wlm and munge; `why_no_slurm` says what is missing. Everything ends with the block, and what a killed test process left is
+slurm-wlm and munge; `why_no_slurm` returns what is missing. Everything ends with the block; what a killed test process left is
 ended by the next one.
 """
 
@@ -99,17 +99,17 @@ class Cluster:
         return ended.stdout.strip()
 
     def state(self, job: str) -> dict[str, str]:
-        """What scontrol tells of a job: JobState, Restarts, ExitCode, ..."""
-        told = self.call("scontrol", "--oneliner", "show", "job", job).split()
-        return dict(part.split("=", 1) for part in told if "=" in part)
+        """What scontrol shows of a job: JobState, Restarts, ExitCode, ..."""
+        shown = self.call("scontrol", "--oneliner", "show", "job", job).split()
+        return dict(part.split("=", 1) for part in shown if "=" in part)
 
     def wait(self, job: str, limit_s: float = 240, until: Sequence[str] = ("COMPLETED", "FAILED")) -> dict[str, str]:
         """The job's state once it is one of `until`."""
         deadline = time.monotonic() + limit_s
-        while (told := self.state(job))["JobState"] not in until:
-            assert time.monotonic() < deadline, f"job {job} is still {told['JobState']}"
+        while (state := self.state(job))["JobState"] not in until:
+            assert time.monotonic() < deadline, f"job {job} is still {state['JobState']}"
             time.sleep(0.3)
-        return told
+        return state
 
 
 @contextlib.contextmanager
@@ -160,11 +160,11 @@ def _start(cluster: Cluster, name: str, command: Sequence[str]) -> None:
 
 
 def _idle(cluster: Cluster) -> bool:
-    told = subprocess.run(
+    shown = subprocess.run(
         ["sinfo", "--noheader", "--Node", "--format=%T"], env={**cluster.environment}, capture_output=True, text=True,
         check=False, timeout=30,
     )  # fmt: skip
-    return told.stdout.split() == ["idle"] * len(NODES)
+    return shown.stdout.split() == ["idle"] * len(NODES)
 
 
 def _until(holds: Callable[[], bool], what: str) -> None:
@@ -175,7 +175,7 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 def _end(whose: Callable[[int], bool]) -> None:
-    """End every process of the clusters whose owner is meant: daemons first, so that nothing is started anew."""
+    """End every process of the clusters whose owner is meant: daemons first, so that nothing is restarted."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for _ in range(25):
             left = [one for one, owner in _processes() if whose(owner)]

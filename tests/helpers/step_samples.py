@@ -1,4 +1,4 @@
-"""Step times drawn at random: cells whose repeats spread as they are told to."""
+"""Step times drawn at random: cells whose repeats have a given spread."""
 
 import numpy as np
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dpscope.launch.jobs.process_group import synchronise
-from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
-from dpscope.profiling.instruments.trace_recorder import record_trace
+from dpscope.profiling.instruments.trace_recorder import named_range, record_trace
 from dpscope.profiling.records.range_names import BACKWARD, FORWARD, OPTIMIZER
 
 HOST = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Whole sweeps of tiny models with real torchrun jobs, for tests: started here or in a process of their own."""
+"""Whole sweeps of tiny models with real torchrun jobs, for tests: started here or in a separate process."""
 
 import json
 import os
@@ -22,7 +22,7 @@ TINY: dict[str, object] = {
 
 
 def tiny_settings(**flags: object) -> dict[str, object]:
-    """TINY with these; calibrated first, and with DDP on one device, only where it is said: both take seconds."""
+    """TINY with these; without a calibration and DDP on one device unless requested: both take seconds."""
     one_device = flags.get("strategy") == "single" or str(flags.get("devices")) == "1"
     alone = (
         not one_device
@@ -39,14 +39,20 @@ def sweep(out: Path, fresh: bool = False, **flags: object) -> Outcome[Manifest, 
 
 def processes_of(out: Path) -> list[int]:
     """Live processes that name the run's folder."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(out).encode() in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
+    numbers = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [number for number in numbers if str(out).encode() in command_of(number) and number != os.getpid()]
+
+
+def command_of(process: int) -> bytes:
+    """Its command line, empty if it has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def torchruns_of(out: Path) -> list[int]:
+    return [process for process in processes_of(out) if b"torch.distributed.run" in command_of(process)]
 
 
 def parent_of(process: int) -> int:

@@ -1,4 +1,4 @@
-"""A TensorBoard server that really runs, asked through its own HTTP endpoints."""
+"""A running TensorBoard server, read through its HTTP endpoints."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def get(
         time.sleep(0.3)
 
 
-SERVE = "from pathlib import Path; import sys; from dpscope.launch.commands.tensorboard_server import serve; "
+SERVE = "from pathlib import Path; import sys; from dpscope.launch.commands.tensorboard import serve; "
 SERVE += "serve(Path(sys.argv[1]), 'localhost', 0, lambda address: print(address, flush=True))"
 
 

@@ -28,10 +28,10 @@ def violations(trace: dict[str, Any]) -> list[str]:
     events = trace.get("traceEvents")
     if not isinstance(events, list) or not events:
         return ["no traceEvents"]
-    told = [] if trace.get("displayTimeUnit") in ("ms", "ns") else ["no displayTimeUnit"]
+    problems = [] if trace.get("displayTimeUnit") in ("ms", "ns") else ["no displayTimeUnit"]
     for event in events:
-        told += [f"{wrong}: {event}" for wrong in _event(event)]
-    return told or [*_names(events), *_nesting(events), *_flows(events)]
+        problems += [f"{wrong}: {event}" for wrong in _event(event)]
+    return problems or [*_names(events), *_nesting(events), *_flows(events)]
 
 
 def _event(event: Event) -> Iterator[str]:

@@ -3,12 +3,16 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.matrix import ResolvedMatrix
 from dpscope.profiling.records.run import Cell, Environment, PlannedCell
 from dpscope.profiling.records.training import (
     TRAIN_SCHEMA_VERSION,
+    CheckpointDescription,
     EpochRecord,
     PlannedTraining,
     ResolvedTrainConfig,
@@ -54,6 +58,31 @@ def write_train_json(folder: Path, epochs: Sequence[dict[str, object]]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.json").write_text(json.dumps({"epochs": list(epochs)}))
     return folder
+
+
+def checkpoint(cell: Cell, **changes: Any) -> CheckpointDescription:
+    """The description of a checkpoint after two of four epochs of 9 steps."""
+    description = CheckpointDescription(
+        dpscope_version="0.1.0",
+        torch_version="2.9",
+        created_at="2026-01-01T00:00:00Z",
+        config=ResolvedTrainConfig(
+            workload=Workload(model="tiny"),
+            optimizer=Optimizer(),
+            matrix=ResolvedMatrix(devices=(1, 2), batch_sizes=(8,)),
+            epochs=4,
+        ),
+        cell=cell,
+        seed=0,
+        device_type="cpu",
+        threads_per_process=1,
+        train_samples=65,
+        steps_per_epoch=9,
+        epochs=2,
+        step=0,
+        test_accuracy=50.0,
+    )
+    return msgspec.structs.replace(description, **changes)
 
 
 def record(cell: str = "ddp-d2-b16", seed: int = 0, epoch: int = 1, test_accuracy: float = 50.0) -> EpochRecord:

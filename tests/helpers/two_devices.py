@@ -4,7 +4,7 @@ What torch allows from Python is one device: the guard that it registers for a b
 a type and nothing else, and autograd starts a thread for each device that the guard counts. So the guard is a few lines of C++
 (two_devices.cpp), compiled against torch's headers alone. Tensors are Python's, over a tensor of the host each; an operator whose
 tensors lie on different devices fails. The three functions that torch has in C++ for CUDA alone (scatter, gather, coalesced
-broadcast) are doubles that note what they are asked for; reducing, its chunks included, is torch's.
+broadcast) are doubles that record their arguments; reducing, its chunks included, is torch's.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from torch.utils.backend_registration import rename_privateuse1_backend
 from tests.helpers.paths import ROOT
 
 NAME = "twin"
-_KEPT: list[Any] = []  # what ends its registration when nobody holds it
+_KEPT: list[Any] = []  # the registration ends when the object is freed
 SOURCE = ROOT / "tests" / "helpers" / "two_devices.cpp"
 
 
@@ -45,7 +45,7 @@ def compile_guard(folder: Path) -> Path:
 
 
 class TwinTensor(torch.Tensor):
-    """A tensor that says it lies on a device; `host` has its values."""
+    """A tensor that claims to be on a device; `host` has its values."""
 
     host: torch.Tensor
     calls: list[tuple[Any, ...]]  # what was done between devices, of the whole process

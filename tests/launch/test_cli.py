@@ -1,4 +1,4 @@
-"""The command's entry point: versions, and what the system denies."""
+"""The command's entry point: versions, and errors of the system."""
 
 import importlib.metadata
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_what_may_not_be_read_is_not_called_unwritable(
     trace = tmp_path / "trace.json"
     trace.touch()
 
-    def told(path: Path, readable: bool) -> str:
+    def error_line(readable: bool) -> str:
         monkeypatch.setattr("os.access", lambda *_: readable)  # a superuser may read everything
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -37,10 +37,8 @@ def test_what_may_not_be_read_is_not_called_unwritable(
         raise PermissionError(13, "Permission denied", str(trace))
 
     monkeypatch.setattr(cli, "app", denied)
-    assert (
-        told(trace, False)
-        == f"dpscope: cannot read {trace}: Permission denied; change its permissions, or name another\n"
-    )
-    assert told(trace, True) == f"dpscope: cannot write {trace}: Permission denied; choose another folder\n"
+    unreadable = f"dpscope: cannot read {trace}: Permission denied; change its permissions, or name another\n"
+    assert error_line(readable=False) == unreadable
+    assert error_line(readable=True) == f"dpscope: cannot write {trace}: Permission denied; choose another folder\n"
     trace.unlink()
-    assert told(trace, False).startswith(f"dpscope: cannot write {trace}")
+    assert error_line(readable=False).startswith(f"dpscope: cannot write {trace}")

@@ -1,5 +1,6 @@
-"""A full disk, a name that is too long, an output that is closed: one line, exit status 2, nothing half written."""
+"""Mistakes, damaged traces, a full disk, long names, a closed output: one line, exit status 2, nothing half written."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch import cli
-from tests.helpers.paths import EXAMPLE_RUN, ROOT
+from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT, USER_MODELS
 
 TRACES = EXAMPLE_RUN / "cells/ddp-d2-b8/repeat0/traces"
 TIMES = ROOT / "examples/published/epoch_times.csv"
@@ -47,7 +48,7 @@ def test_a_full_disk_under_the_output_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str | Path]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dpscope.launch.commands.share._machine_notes", dict)  # it starts processes
+    monkeypatch.setattr("dpscope.launch.commands.bundle._machine_notes", dict)  # it starts processes
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         said = refused(monkeypatch, capsys, *arguments)
@@ -78,7 +79,7 @@ def test_a_name_that_is_too_long_is_one_line_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str | Path]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dpscope.launch.commands.share._machine_notes", dict)
+    monkeypatch.setattr("dpscope.launch.commands.bundle._machine_notes", dict)
     said = refused(monkeypatch, capsys, *arguments)
     assert LONG[:200] in said
     assert "File name too long" in said
@@ -107,6 +108,58 @@ def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeyp
             write_report(report, ("png",), folder=folder)
     assert {path: path.stat().st_mtime_ns for path in page.parent.rglob("*")} == before
     assert not [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run --batch-size 0", "--batch-size 0"),
+        ("run --model resnet1", "--model resnet1"),
+        ("run --strategy zero", "--strategy zero"),
+        ("run --device cpu --devices 4000", "--devices 4000"),
+        ("run --config no_such.toml", "no_such.toml"),
+        ("run --data cifar10 --data-dir nowhere", "nowhere"),
+        ("analyze no_such_folder", "no_such_folder"),
+        ("analyze .", "no trace"),
+        ("analyze tiny_models.py", "tiny_models.py"),
+        ("analyze tiny_models.py --max-bytes 0", "--max-bytes 0"),
+        ("run --link 25", "write 25GB/s (1e9 bytes a second) or 25Gb/s (1e9 bits a second)"),
+        ("run --link fast", "--link 'fast' is no link"),
+        ("run --link-gbps 25", "--link 25GB/s (bytes) or --link 200Gb/s (bits)"),
+        ("tensorboard nowhere --link-gbps=25", "--link-gbps: it is --link now"),
+        ("run --target-efficiency 0", "--target-efficiency 0"),
+        ("analyze tiny_models.py --tables", "--tables"),
+        ("train --epochs 0", "--epochs 0: must be 1 or more"),
+        ("train --model tiny_models:tiny", "--model tiny_models:tiny: it distinguishes 4 classes and digits has 10"),
+        ("train --data synthetic", "--data synthetic: one random batch teaches nothing"),
+        ("train --model resnet8_cifr", "--model resnet8_cifr: no such model; did you mean resnet8_cifar"),
+        ("train --data cifar10 --data-dir nowhere", "cifar-10-batches-py does not exist"),
+        ("train --device cpu --amp fp16", "--amp fp16 on the CPU"),
+        ("train --device cpu --devices 2 --batch-size 5", "a global batch of 5 cannot be split over 2"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, message: str
+) -> None:
+    monkeypatch.chdir(USER_MODELS)
+    words = command.split()
+    out = ["--out", str(tmp_path / "run")] if words[0] in ("run", "train") else []
+    assert message in refused(monkeypatch, capsys, *words, *out)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.process
+def test_a_truncated_trace_is_read_as_far_as_it_goes_and_is_one_line(tmp_path: Path) -> None:
+    cut = tmp_path / "rank0.json.gz"
+    cut.write_bytes((DATA / "v100x8_ddp_dlrm" / "rank0.json.gz").read_bytes()[:40_000])
+    command = [sys.executable, "-m", "dpscope.launch.cli", "analyze", str(cut), "--format", "json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert str(cut) in line
+    findings = json.loads(ended.stdout)["findings"]
+    assert {"gzip_damaged", "trace_truncated"} <= {finding["code"] for finding in findings}
 
 
 @pytest.mark.process

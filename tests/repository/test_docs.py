@@ -10,16 +10,16 @@ import pytest
 import typer
 
 from docs._tools.columns_docs import columns_page
-from docs._tools.commands_docs import commands, commands_page, parameters
+from docs._tools.commands_docs import commands_page, parameters
 from docs._tools.findings_docs import findings_page
 from docs._tools.glossary_docs import glossary_page
 from dpscope.analysis.report.sections import SECTIONS
-from dpscope.launch.cli import app
+from dpscope.launch.cli import COMMANDS, app
 from dpscope.launch.measuring import worker_arguments as worker_job
 from tests.helpers.paths import ROOT
 
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples/README.md", ROOT / "examples/published/README.md"]
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples/README.md", *ROOT.glob("examples/published/*.md")]
 )
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -89,8 +89,8 @@ def test_inline_commands_name_options_that_exist() -> None:
     assert len(spans) > 20
     for page, span in spans:
         _, name, *rest = shlex.split(span)
-        assert name in commands(), f"{page}: {span}"
-        known = {one for parameter in parameters(commands()[name]) for one in re.split(r", |/", parameter.written)}
+        assert name in COMMANDS, f"{page}: {span}"
+        known = {one for parameter in parameters(name) for one in re.split(r", |/", parameter.written)}
         options = {word.partition("=")[0] for word in rest if word.startswith("-")}
         assert options <= known | {"--help"}, f"{page}: {span}"
 
@@ -152,27 +152,26 @@ def test_generated_pages_are_current() -> None:
 def test_make_docs_makes_every_generated_page() -> None:
     recipe = re.search(r"^docs:.*?\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
-    generated = {
-        page.name for page in PAGES if re.search(r"(?:Made|Generated) by `python docs/_tools/", page.read_text())
+    made_by = {
+        page.name: re.search(r"(?:Made|Generated) by `python (docs/_tools/\w+\.py)`", page.read_text())
+        for page in PAGES
     }
-    assert generated == {"columns.md", "commands.md", "findings.md", "glossary.md", "links.md", "published-results.md"}
-    for page in generated:
-        module = re.search(r"(?:Made|Generated) by `python (docs/_tools/\w+\.py)`", (ROOT / "docs" / page).read_text())
-        assert module is not None
-        assert module[1] in recipe[1]
+    generated = {page: module[1] for page, module in made_by.items() if module is not None}
+    assert set(generated) == {"columns.md", "commands.md", "findings.md", "glossary.md", "links.md", "results.md"}
+    assert all(module in recipe[1] for module in generated.values())
 
 
 def test_every_command_is_described() -> None:
     page = (ROOT / "docs/commands.md").read_text()
-    for name, callback in commands().items():
+    for name in COMMANDS:
         assert f"\n## {name}\n" in page
-        assert {one.written for one in parameters(callback)} <= set(re.findall(r"^\| `([^`]+)`", page, re.MULTILINE))
+        assert {one.written for one in parameters(name)} <= set(re.findall(r"^\| `([^`]+)`", page, re.MULTILINE))
     assert "| `--output, -o` | path | required |" in page
     assert "| `--fail-over` | text | `5%` |" in page
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "expected"),
     [
         (
             "run",
@@ -183,23 +182,24 @@ def test_every_command_is_described() -> None:
         ("compare", ["[default: 5%]"]),
     ],
 )
-def test_help_tells_defaults(command: str, said: list[str]) -> None:
+def test_help_shows_defaults(command: str, expected: list[str]) -> None:
     context = COMMAND.commands[command].make_context(command, [], resilient_parsing=True)  # type: ignore[attr-defined]
     text = " ".join(COMMAND.commands[command].get_help(context).split())  # type: ignore[attr-defined]
-    assert [part for part in said if part not in text] == []
+    assert [part for part in expected if part not in text] == []
 
 
-def test_versions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         COMMAND.main(["--version"], prog_name="dpscope")
     assert ended.value.code == 0
     assert re.fullmatch(r"dpscope [\d.]+\S*, torch [\d.]+\S*\n", capsys.readouterr().out)
 
 
-def test_every_option_says_what_it_is_and_the_list_of_commands_cuts_nothing() -> None:
-    for name, callback in commands().items():
-        assert [one.written for one in parameters(callback) if not one.meaning] == [], name
-        assert "..." not in COMMAND.commands[name].get_short_help_str(), name  # type: ignore[attr-defined]
+def test_every_option_has_a_meaning_and_the_list_of_commands_cuts_nothing() -> None:
+    for name in COMMANDS:
+        assert [one.written for one in parameters(name) if not one.meaning] == [], name
+    context = COMMAND.make_context("dpscope", [], resilient_parsing=True)
+    assert "..." not in COMMAND.get_help(context).partition("Commands:")[2]
 
 
 def test_every_section_of_the_report_is_explained() -> None:

@@ -1,4 +1,4 @@
-"""The examples do what they say: the notebook runs, the example run makes a report."""
+"""The examples work: the notebook runs, the example run makes a report."""
 
 import ast
 import json
@@ -32,9 +32,9 @@ def test_the_notebook_runs_in_a_kernel_that_starts_in_its_folder() -> None:
 
 
 @pytest.mark.long
-def test_the_example_run_is_small_and_holds_all_that_was_asked_for(tmp_path: Path) -> None:
+def test_the_example_run_is_small_and_is_complete(tmp_path: Path) -> None:
     files = [path for path in (ROOT / "examples" / "run_cpu").rglob("*") if path.is_file()]
-    stored = [path for path in files if not path.name.endswith(".tables.parquet")]  # kept by whoever read it
+    stored = [path for path in files if not path.name.endswith(".tables.parquet")]  # kept by readers
     assert len(stored) > 30
     assert sum(path.stat().st_size for path in stored) < 2e6
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")

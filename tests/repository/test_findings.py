@@ -67,7 +67,7 @@ def test_a_code_knows_its_severity_and_next_step() -> None:
 
 
 def test_what_is_true_of_all_findings_of_a_code_is_registered_with_it() -> None:
-    assert RunCode.that_are("in_tables") == {"communication_measured", "estimates"}
-    assert TraceCode.that_are("of_many_cells") == {"device_idle", "launch_bound"}
-    assert TraceCode.that_are("in_tables") == frozenset()
+    assert RunCode.with_trait("in_tables") == {"communication_measured", "estimates"}
+    assert TraceCode.with_trait("of_many_cells") == {"device_idle", "launch_bound"}
+    assert TraceCode.with_trait("in_tables") == frozenset()
     assert {trait for code in CODES.values() for trait in code.traits} <= set(get_args(Trait))

@@ -32,7 +32,7 @@ def test_what_an_import_starts_is_not_the_tests_doing(tmp_path: Path, monkeypatc
 
 
 def test_what_an_import_of_this_repository_starts_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The same module, told to be of the repository, as a link among its files tells it.
+    # The same module, whose code names a file of the repository.
     place = ROOT / "tests" / "repository" / "starts_at_import_too.py"
     code = compile(STARTS_AT_IMPORT, str(place), "exec")
     (tmp_path / "starts_at_import_too.py").write_text("")

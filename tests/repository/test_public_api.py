@@ -21,7 +21,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("index", "said"),
+    ("index", "expected"),
     [
         (0, ["late_rank", "gradient_reduce", "ddp-d2-b128"]),
         (
@@ -32,13 +32,13 @@ BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
         (3, ["as fast (90% band"]),
     ],
 )
-def test_the_code_runs(index: int, said: list[str]) -> None:
+def test_the_code_runs(index: int, expected: list[str]) -> None:
     script = BLOCKS[index] + "\nimport sys\nassert 'torch' not in sys.modules\n"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert [one for one in said if one not in done.stdout] == [], done.stdout
+    assert [one for one in expected if one not in done.stdout] == [], done.stdout
 
 
 def test_all_code_is_run() -> None:

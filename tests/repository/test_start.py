@@ -31,7 +31,7 @@ print("\\nloaded", *sys.modules)
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",)])
-def test_what_says_only_what_it_is_loads_the_command_line_alone(arguments: tuple[str, ...]) -> None:
+def test_version_and_help_load_the_command_line_alone(arguments: tuple[str, ...]) -> None:
     loaded = loaded_by(*arguments)
     assert "typer" in loaded
     assert loaded & {*HEAVY, "numpy", "pandas", "msgspec", "pydantic"} == set()

@@ -1,4 +1,4 @@
-"""The tests' own shape: shared things in helpers, modules mirrored, processes where they are told."""
+"""The tests' own shape: shared things in helpers, modules mirrored, torchrun started in end_to_end alone."""
 
 import ast
 import re

@@ -59,7 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path) -> Path:
-    """An environment's folder of programs: the wheel, and beside it what this environment has but dpscope itself."""
+    """An environment's folder of programs: the wheel, and what this environment has except dpscope."""
     environment = wheel.parent / "environment"
     venv.create(environment, with_pip=False)
     (site,) = environment.glob("lib/python*/site-packages")
@@ -83,9 +83,9 @@ def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
 
 def test_the_installed_command_reads_a_trace_and_writes_a_report(installed: Path, tmp_path: Path) -> None:
     dpscope = installed / "dpscope"
-    told = run(dpscope, "analyze", DATA / "a100x2_ddp_resnet50_rank0.json.gz", "--format", "csv", cwd=tmp_path)
-    assert told.startswith("rank,device,step")
-    assert len(told.splitlines()) == 1 + 3  # a heading and three steps, as the trace holds
+    printed = run(dpscope, "analyze", DATA / "a100x2_ddp_resnet50_rank0.json.gz", "--format", "csv", cwd=tmp_path)
+    assert printed.startswith("rank,device,step")
+    assert len(printed.splitlines()) == 1 + 3  # a heading and three steps, as the trace holds
     shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     run(dpscope, "analyze", tmp_path / "run", cwd=tmp_path)
     page = (tmp_path / "run" / "report" / "report.html").read_text()

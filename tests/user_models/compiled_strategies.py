@@ -14,9 +14,8 @@ from torch import distributed, nn
 
 from dpscope.launch.workload.strategies import compiled_so_far, wrap_for
 from dpscope.profiling.records.matrix import CompileMode
-from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.run import Cell, CellOptions, Compilation
 from dpscope.profiling.records.strategies import CellStrategy
-from dpscope.profiling.records.wrapped import Compilation
 from tests.helpers.strategy_steps import HOST, Steps, apart, trace_steps, weights
 
 FEATURES, WIDE = 6, 420

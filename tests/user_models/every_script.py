@@ -1,27 +1,40 @@
 """Training scripts one after another in this rank of a job, each as it is and then attached to: torch is loaded once.
 
-python every_script.py OUT CASES: CASES is JSON, of each a name, the script with its arguments, and two ports. What each printed
-and what dpscope noted goes to OUT/<name>/rank<rank>.json, what was measured to OUT/<name>/run.
+python every_script.py OUT CASES: CASES is JSON, for each name the script with its arguments. The output and dpscope's notes
+go to OUT/<name>/rank<rank>.json, measurements to OUT/<name>/run.
 """
 
 import contextlib
 import io
 import json
 import os
+import socket
 import sys
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 from dpscope.launch.attach.script import run_script
 from dpscope.profiling.attached.session import Session
 from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.store.files import write_text
 
 WARMUP, TIMED, TRACED = 5, 8, 6
 
 
-def printed(command: list[str], port: str, settings: AttachSettings | None) -> tuple[str, list[str]]:
+def agreed_port(written: Path) -> str:
+    """A port that is free now, chosen by rank 0: one chosen before the first script may be taken by the time of the last."""
+    if os.environ.get("RANK", "0") == "0":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            write_text(written, str(free.getsockname()[1]))
+    while not written.exists():
+        sleep(0.005)
+    return written.read_text()
+
+
+def printed(command: list[str], written_port: Path, settings: AttachSettings | None) -> tuple[str, list[str]]:
     """What a script prints, attached to where there are settings, and what dpscope notes meanwhile."""
-    os.environ["MASTER_PORT"] = port
+    os.environ["MASTER_PORT"] = agreed_port(written_port)
     notes: list[str] = []
     session = Session(settings, notes.append) if settings is not None else None
     if session is not None:
@@ -34,16 +47,16 @@ def printed(command: list[str], port: str, settings: AttachSettings | None) -> t
 def main() -> None:
     out, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
     rank = os.environ.get("RANK", "0")
-    for name, (command, ports) in cases.items():
+    for name, command in cases.items():
         began_s = perf_counter()
+        (out / name).mkdir(parents=True, exist_ok=True)
         settings = AttachSettings(
             out / name / "run", " ".join(command), warmup_steps=WARMUP, steps=TIMED, traced_steps=TRACED
         )
-        bare, _ = printed(command, ports[0], None)
-        attached, notes = printed(command, ports[1], settings)
-        told = {"bare": bare, "attached": attached, "notes": notes, "seconds": perf_counter() - began_s}
-        (out / name).mkdir(exist_ok=True)
-        (out / name / f"rank{rank}.json").write_text(json.dumps(told))
+        bare, _ = printed(command, out / name / "port_bare", None)
+        attached, notes = printed(command, out / name / "port_attached", settings)
+        result = {"bare": bare, "attached": attached, "notes": notes, "seconds": perf_counter() - began_s}
+        (out / name / f"rank{rank}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Run under torchrun on four processes: steps under every strategy, traced; gradients, weights and a checkpoint compared.
 
-Each rank saves a trace for each strategy in <folder>/<strategy>, rank 0 what was found as <folder>/found.json.
+Each rank saves a trace for each strategy in <folder>/<strategy>, and those of `parallel_training` in <folder>/ways; rank 0
+saves what was found as <folder>/found.json.
 """
 
 import copy
@@ -24,6 +25,7 @@ from dpscope.launch.workload.strategies import wrap_for
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import Strategy, traits_of
 from tests.helpers.strategy_steps import HOST, Steps, apart, trace_steps, weights
+from tests.user_models.parallel_training import trace_ways
 
 BATCH, FEATURES = 2, 6
 STRATEGIES = [one for one in get_args(Strategy) if not traits_of(one).one_process]
@@ -75,6 +77,7 @@ def main() -> None:
             "units": [unit.name for unit in units],
         }
         trace_steps(steps, 2, folder / strategy, rank)
+    trace_ways(folder / "ways")
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     distributed.destroy_process_group()

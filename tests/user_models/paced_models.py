@@ -1,7 +1,7 @@
-"""A model whose layers sleep in place of computing, which is what a GPU looks like to its host.
+"""A model whose layers sleep instead of computing, as a step on a GPU looks to its host.
 
 Gradients come at set times, DDP builds real buckets of real bytes, and nothing competes for the cores: on a few of them a
-data-parallel step is quiet, and what a link makes of it can be told.
+data-parallel step is quiet, and the effect of a link can be measured.
 """
 
 import time

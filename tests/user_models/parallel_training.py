@@ -1,9 +1,8 @@
-"""Trains a few steps in several ways on gloo and traces each: torchrun parallel_training.py FOLDER.
+"""Trains a few steps in several ways on gloo and traces each; run by `every_strategy`.
 
 Every step also averages its loss over the ranks, as training loops do: an all-reduce that is none of gradients.
 """
 
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -118,15 +117,10 @@ def train(model: nn.Module, folder: Path, record_shapes: bool) -> None:
             profiler.step()
 
 
-def main() -> None:
-    distributed.init_process_group("gloo")
+def trace_ways(folder: Path) -> None:
+    """Traces of every way in `<folder>/<way>`, with sizes recorded (`shapes`) and without (`plain`)."""
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for way, make in WAYS.items():
         for shapes in ("shapes", "plain"):
             torch.manual_seed(0)
-            train(make(mesh), Path(sys.argv[1]) / way / shapes, shapes == "shapes")
-    distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+            train(make(mesh), folder / way / shapes, shapes == "shapes")

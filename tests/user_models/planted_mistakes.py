@@ -1,6 +1,6 @@
 """One tiny model, whose making plants a mistake in this process's strategy: given as ``planted_mistakes:function``.
 
-Whoever only checks the name imports this and calls nothing. What a process is, torchrun tells it.
+Checking the name imports this and calls nothing. torchrun's variables show what a process is.
 """
 
 import os
@@ -69,7 +69,7 @@ def skipped_average() -> Workload:
 
 
 def no_set_epoch() -> Workload:
-    """DDP's sampler is never told its epoch."""
+    """set_epoch of DDP's sampler does nothing."""
 
     def nothing(self: DistributedSampler[Any], epoch: int) -> None:
         return

@@ -1,6 +1,6 @@
-"""Run under torchrun on two processes: one model, whose communication is planted to be hidden or not, each time for one cause.
+"""Run under torchrun on two processes: one model whose communication is hidden or not, each time for one planted cause.
 
-Its layers sleep in place of computing, as `paced_models` says why. Each rank saves a trace for each cause in <folder>/<cause>.
+Its layers sleep instead of computing (see `paced_models`). Each rank saves a trace for each cause in <folder>/<cause>.
 """
 
 import os

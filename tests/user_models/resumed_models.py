@@ -66,7 +66,7 @@ class _Interrupted(nn.Module):
 
 
 def stopped() -> nn.Module:
-    """Told to stop in the middle of its third epoch."""
+    """Stopped in the middle of its third epoch."""
     return _Interrupted(with_dropout(), Event(STOP_AT_STEP, signal.SIGTERM))
 
 
@@ -75,8 +75,8 @@ def stopped_replicas() -> nn.Module:
     return _Interrupted(plain(), Event(STOP_AT_STEP, signal.SIGTERM))
 
 
-def told_and_killed() -> nn.Module:
-    """One rank is told to stop; later, in the next start, another dies at once, as by the out-of-memory killer."""
+def stopped_and_killed() -> nn.Module:
+    """One rank is stopped; after the next start another is killed, as by the out-of-memory killer."""
     return _Interrupted(with_dropout(), Event(5, signal.SIGTERM, rank=1), Event(40, signal.SIGKILL, rank=2, start=1))
 
 
@@ -92,5 +92,5 @@ class _Slow(nn.Module):
 
 
 def slow() -> nn.Module:
-    """Slow enough to be told to stop in the middle of an epoch."""
+    """Slow enough to be stopped in the middle of an epoch."""
     return _Slow(with_dropout())

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,51 +31,53 @@ def tiny() -> Workload:
     return tiny_module(), SHAPE, CLASSES
 
 
-class _Failing(nn.Module):
-    """Calls `fail` in the forward of `FAILING_STEP`, on the last rank alone."""
-
-    def __init__(self, fail: Any) -> None:
-        super().__init__()
-        self.model = tiny_module()
-        self.fail = fail
-        self.steps = 0
-
-    def forward(self, images: Tensor) -> Tensor:
-        self.steps += 1
-        last = int(os.environ.get("WORLD_SIZE", "1")) - 1
-        if self.steps == FAILING_STEP and int(os.environ.get("RANK", "0")) == last:
-            self.fail(images)
-        logits: Tensor = self.model(images)
-        return logits
-
-
-class _CompiledAlone(nn.Module):
-    """Trains only as torch.compile has compiled it."""
+class _Tiny(nn.Module):
+    """The tiny model, with something done before each forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
         self.model = tiny_module()
 
+    def before(self, images: Tensor) -> None:
+        """Nothing, by default."""
+
     def forward(self, images: Tensor) -> Tensor:
-        if "RANK" in os.environ and self.training and not torch.compiler.is_compiling():
-            raise ArithmeticError("not compiled")
+        self.before(images)
         logits: Tensor = self.model(images)
         return logits
+
+
+class _Failing(_Tiny):
+    """Calls `fail` in the forward of `FAILING_STEP`, on the last rank alone."""
+
+    def __init__(self, fail: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self.fail = fail
+        self.steps = 0
+
+    def before(self, images: Tensor) -> None:
+        self.steps += 1
+        last = int(os.environ.get("WORLD_SIZE", "1")) - 1
+        if self.steps == FAILING_STEP and int(os.environ.get("RANK", "0")) == last:
+            self.fail(images)
+
+
+class _CompiledAlone(_Tiny):
+    """Trains only as torch.compile has compiled it."""
+
+    def before(self, images: Tensor) -> None:
+        if "RANK" in os.environ and self.training and not torch.compiler.is_compiling():
+            raise ArithmeticError("not compiled")
 
 
 def compiled_alone() -> Workload:
     return _CompiledAlone(), SHAPE, CLASSES
 
 
-class _Unused(nn.Module):
+class _Unused(_Tiny):
     def __init__(self) -> None:
         super().__init__()
-        self.model = tiny_module()
         self.spare = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.model(images)
-        return logits
 
 
 def unused() -> Workload:
@@ -132,34 +135,13 @@ class LateOnLastRank(nn.Module):
         return found
 
 
-class _Slow(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = tiny_module()
-
-    def forward(self, images: Tensor) -> Tensor:
+class _Slow(_Tiny):
+    def before(self, images: Tensor) -> None:
         time.sleep(0.02)
-        logits: Tensor = self.model(images)
-        return logits
 
 
 def slow() -> Workload:
     return _Slow(), SHAPE, CLASSES
-
-
-class _LateBackward(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = tiny_module()
-        self.late = LateOnLastRank()
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.late(self.model(images))
-        return logits
-
-
-def late_backward() -> Workload:
-    return _LateBackward(), SHAPE, CLASSES
 
 
 def layered() -> Workload:

@@ -1,4 +1,4 @@
-"""Names that tell who and where, in texts as jobs and manifests hold them."""
+"""Names of hosts, users and networks in texts as jobs and manifests contain them."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Anonymizer:
 
 
 def test_the_same_host_is_the_same_number_in_every_form(names: Anonymizer) -> None:
-    said = "n0417: rank 3 waits for n0418; n0417.hpc.example.org:29500 refused, asked by login1"
-    assert names.text(said) == "host0: rank 3 waits for host1; host0:29500 refused, asked by host3"
+    text = "n0417: rank 3 waits for n0418; n0417.hpc.example.org:29500 refused, requested by login1"
+    assert names.text(text) == "host0: rank 3 waits for host1; host0:29500 refused, requested by host3"
     # A word that begins like a host, or goes on behind it, is another word.
     assert names.text("n04178 n0417-ib xn0418") == "n04178 n0417-ib xn0418"
 
@@ -25,9 +25,9 @@ def test_the_names_of_trace_files_tell_no_host(monkeypatch: pytest.MonkeyPatch) 
     """As torch's tensorboard_trace_handler names them, by host and process, and as people do."""
     monkeypatch.setattr("socket.gethostname", lambda: "atlas")
     names = Anonymizer(["n0417.hpc.example.org"])
-    said = "n0417_4711.1690000000.pt.trace.json.gz, trace_n0417_rank3.json, atlas_12.345.pt.trace.json"
+    text = "n0417_4711.1690000000.pt.trace.json.gz, trace_n0417_rank3.json, atlas_12.345.pt.trace.json"
     assert (
-        names.text(said) == "host0_4711.1690000000.pt.trace.json.gz, trace_host0_rank3.json, host1_12.345.pt.trace.json"
+        names.text(text) == "host0_4711.1690000000.pt.trace.json.gz, trace_host0_rank3.json, host1_12.345.pt.trace.json"
     )
     assert names.text("atlas_size, n04170_1.json, atlas_2d") == "atlas_size, n04170_1.json, atlas_2d"
 
@@ -44,8 +44,8 @@ def test_paths_users_and_addresses(names: Anonymizer) -> None:
     assert names.text("fe80::5054:ff:fe12:3456 says") == "address2 says"
 
 
-def test_what_is_no_name_stays(names: Anonymizer) -> None:
-    for said in (
+def test_other_words_stay(names: Anonymizer) -> None:
+    for text in (
         "torch 2.11.0, NCCL 2.30.3",
         "at::native::add<float>",
         "00000000:07:00.0",
@@ -53,12 +53,12 @@ def test_what_is_no_name_stays(names: Anonymizer) -> None:
         "root",
         "1.5.2",
     ):
-        assert names.text(said) == said
+        assert names.text(text) == text
 
 
-def test_a_host_with_a_usual_name_is_replaced_only_where_a_field_tells_hosts(names: Anonymizer) -> None:
-    told = {"hostname": "gpu", "device_type": "gpu", "settings": {"n0418": ["on n0418", 3, None, True]}}
-    assert names.value(told) == {
+def test_a_host_with_a_usual_name_is_replaced_only_in_fields_for_hosts(names: Anonymizer) -> None:
+    record = {"hostname": "gpu", "device_type": "gpu", "settings": {"n0418": ["on n0418", 3, None, True]}}
+    assert names.value(record) == {
         "hostname": "host2",
         "device_type": "gpu",
         "settings": {"n0418": ["on host1", 3, None, True]},
@@ -66,9 +66,9 @@ def test_a_host_with_a_usual_name_is_replaced_only_where_a_field_tells_hosts(nam
 
 
 def test_a_user_without_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody() -> str:
+    def no_user() -> str:
         raise KeyError("getpwuid(): uid not found: 4711")
 
-    monkeypatch.setattr("getpass.getuser", nobody)
+    monkeypatch.setattr("getpass.getuser", no_user)
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
     assert Anonymizer([]).text("localhost in /data/x") == "localhost in /data/x"

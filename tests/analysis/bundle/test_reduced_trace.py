@@ -1,4 +1,4 @@
-"""A reduced trace gives every measure of the one it was made of, and holds nothing that is not read."""
+"""A reduced trace gives the same measures as its source, and contains only what is read."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ def test_a_real_trace_measures_the_same(name: str, tmp_path: Path) -> None:
     )
 
 
-def test_only_what_is_read_stays_and_times_keep_their_nanoseconds(tmp_path: Path) -> None:
+def test_only_what_is_read_is_kept_and_times_keep_their_nanoseconds(tmp_path: Path) -> None:
     start = 1_700_000_000_000_000  # microseconds since 1970: a float would lose the fraction
     events = (
         f'{{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 7, "tid": 7, "ts": {start}.125, "dur": 2.5,'
@@ -50,8 +50,8 @@ def test_only_what_is_read_stays_and_times_keep_their_nanoseconds(tmp_path: Path
     )
     target = tmp_path / "reduced.json.gz"
     reduce_trace(source, target, lambda text: text.replace("n0417", "host0"))
-    told = json.loads(gzip.decompress(target.read_bytes()))
-    assert told == {
+    content = json.loads(gzip.decompress(target.read_bytes()))
+    assert content == {
         "traceEvents": [
             {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 7, "tid": 7, "ts": 0.125, "dur": 2.5,
              "args": {"Input Dims": [[2]]}},
@@ -64,7 +64,7 @@ def test_only_what_is_read_stays_and_times_keep_their_nanoseconds(tmp_path: Path
     }  # fmt: skip
 
 
-def test_what_is_no_trace_leaves_no_file(tmp_path: Path) -> None:
+def test_an_invalid_trace_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[1, 2]")
     with pytest.raises(DpscopeError, match="not a torch"):
         reduce_trace(tmp_path / "x.json", tmp_path / "y.json.gz")

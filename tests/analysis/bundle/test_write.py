@@ -24,8 +24,8 @@ def run(tmp_path: Path) -> Path:
     shutil.copytree(EXAMPLE_RUN, path)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["environment"]["hostname"] = "n0417"
-    told = {"address": "10.199.8.2", "interface": "ib0", "interface_chosen_by": "GLOO_SOCKET_IFNAME"}
-    manifest["hosts"] = [{"node": 1, "hostname": "n0900", **told}]
+    network = {"address": "10.199.8.2", "interface": "ib0", "interface_chosen_by": "GLOO_SOCKET_IFNAME"}
+    manifest["hosts"] = [{"node": 1, "hostname": "n0900", **network}]
     (path / "manifest.json").write_text(json.dumps(manifest))
     log = next(path.glob("cells/ddp-*/repeat0/log.txt"))
     log.write_text("".join(f"line {line} of n0417\n" for line in range(300)))
@@ -47,7 +47,7 @@ def test_unpacked_it_is_the_same_run_without_names(run: Path, tmp_path: Path) ->
     assert json.loads(texts[there / "bundle" / "doctor.json"])["hostname"] == "host0"
     (other,) = json.loads(texts[there / "manifest.json"])["hosts"]
     assert (other["hostname"], other["address"], other["interface"]) == ("host1", "address0", "ib0")
-    # 300 lines: 100 are left out, and said to be.
+    # 300 lines: 100 are left out, which the file states.
     (log,) = (text.splitlines() for path, text in texts.items() if path.name == "log.txt" and len(text) > 1)
     assert log[0] == "[100 lines before these are not in the bundle]"
     assert log[1:] == [f"line {line} of host0" for line in range(100, 300)]
@@ -55,7 +55,7 @@ def test_unpacked_it_is_the_same_run_without_names(run: Path, tmp_path: Path) ->
     assert (tmp_path / "b.zip").stat().st_size < 300_000
 
 
-def test_traces_that_have_no_room_are_named(run: Path) -> None:
+def test_traces_that_do_not_fit_are_named(run: Path) -> None:
     whole = collect(run, [], {})
     traces = [member for member in whole.members if "/traces/" in member.name or "/counters/" in member.name]
     gz = [len(member.content) for member in traces if member.name.endswith(".gz")]
@@ -65,8 +65,8 @@ def test_traces_that_have_no_room_are_named(run: Path) -> None:
     less = collect(run, [], {}, most)
     assert 0 < len(less.in_part) + len(less.left_out) < 6
     assert all(name.endswith("repeat1") for name in less.left_out)
-    assert "No room for" in " ".join(less.listing().notes) or "Room for" in " ".join(less.listing().notes)
-    with pytest.raises(DpscopeError, match="results beside its traces, more than"):
+    assert any("fits for" in note for note in less.listing().notes)
+    with pytest.raises(DpscopeError, match="results without its traces, more than"):
         collect(run, [], {}, 1000)
 
 
@@ -89,6 +89,6 @@ def test_nothing_of_others_is_overwritten(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "c.zip").read_bytes() == first
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(DpscopeError, match="not a run folder"):
         collect(tmp_path, [], {})

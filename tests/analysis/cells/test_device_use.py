@@ -1,15 +1,28 @@
-"""FLOPs a second and MFU, by hand and against a published training."""
+"""FLOPs a second, their share of the peak, and the loss from it: by hand and against a published training."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.cells.device_use import least_step_us
-from dpscope.profiling.machine.gpu_speed import gpu_speed
-from dpscope.profiling.records.run import StepFlops
+from dpscope.analysis.cells.device_use import POINTS, least_step_us, use_changes, use_table
+from dpscope.analysis.figures.step import device_use
+from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.output.analyze import check_flops
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.launch.cli import app
+from dpscope.profiling.machine.gpu_speed import StatedFlops, gpu_speed, parse_flops
+from dpscope.profiling.records.run import Cell, MatmulPeak, StepFlops
+from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.store.errors import DpscopeError
+from tests.generated_traces.generator import write_ddp_job
 from tests.helpers.examples import loaded
+from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.run_cells import cell_data, run_of, windows
 
 A100 = "NVIDIA A100-SXM4-40GB"
 
@@ -27,9 +40,10 @@ def test_convolutions_and_products_have_their_own_peak() -> None:
     ("flops", "name", "least_us", "reason"),
     [
         (StepFlops(total=312 * 10**9, product_precision="half"), A100, 1000.0, ""),
-        (StepFlops(total=10**9), "cpu", None, "no specified peak of cpu"),
+        (StepFlops(total=10**9), "cpu", None, "a CPU has no specified peak"),
+        (StepFlops(total=10**9), "NVIDIA B999", None, "no specified peak of NVIDIA B999"),
         (StepFlops(missing="compiled graphs are not counted"), A100, None, "compiled graphs are not counted"),
-        (None, A100, None, "not counted: a script, or a run of an older version"),
+        (None, A100, None, "not counted: a script, or a run of an older version (--flops states them)"),
     ],
 )
 def test_a_cells_row(flops: StepFlops | None, name: str, least_us: float | None, reason: str) -> None:
@@ -75,3 +89,141 @@ def test_published_utilisation(
         total=tokens_per_s * (6 * parameters + 12 * layers * width * context), product_precision="half"
     )
     assert 100 * least_step_us(a_second, speed) / 1e6 == pytest.approx(percent, rel=2e-3)
+
+
+SINGLE, DDP = Cell("single", 1, 8), Cell("ddp", 2, 8)
+
+
+def on(data: CellData, device: str, flops: StepFlops | None, tflops: float | None = None) -> CellData:
+    """The cell on a device, with FLOPs that rank 0 counted and the rate at which each process multiplied matrices."""
+    peak = None if tflops is None else MatmulPeak(tflops, side=512, dtype="float32", threads=1)
+    ranks = tuple(
+        (repeat, msgspec.structs.replace(one, device_names=(device,), flops=flops, matmul_peak=peak))
+        for repeat, one in data.ranks
+    )
+    return replace(data, ranks=ranks)
+
+
+def ddp_cell(step_us: float = 1000.0) -> CellData:
+    """A traced step of 1250 us: compute 700, exposed wait 100, transfer 250, other 50, idle 150; untraced `step_us`."""
+    steps = windows(
+        DDP, 5, 2, step_us=1250.0, compute_us=700.0, communication_us=400.0, exposed_us=400.0, exposed_wait_us=100.0,
+        exposed_transfer_us=250.0, idle_us=150.0,
+    )  # fmt: skip
+    return cell_data(DDP, [[step_us] * 5] * 2, steps)
+
+
+def test_the_loss_from_100_percent_adds_up() -> None:
+    """156 TFLOP/s x 500 us in TF32: half of the untraced step, 40 of the traced step's 100 points."""
+    flops = StepFlops(total=78 * 10**9, product_precision="tf32")
+    run = run_of(on(ddp_cell(), A100, flops))
+    comparison = compare(run)
+    row = comparison.table.iloc[0]
+    assert row["achieved_tflops"] == pytest.approx(78.0)
+    assert row["mfu"] == pytest.approx(0.5)
+    assert row[list(POINTS)].drop("lost_contention_points").tolist() == pytest.approx([40, 8, 20, 4, 12, 16])
+    assert row[list(POINTS)].isna()["lost_contention_points"]
+    assert comparison.reasons[DDP.name, "lost_contention_points"] == comparison.reasons[DDP.name, "contention_us"]
+    assert comparison.reasons[DDP.name, "cpu_peak_share"].startswith("a GPU")
+    assert device_use(run, comparison) is not None
+
+
+@pytest.mark.parametrize(("flops", "above"), [(155 * 10**9, False), (157 * 10**9, True)])
+def test_more_than_the_peak_is_a_finding(flops: int, above: bool) -> None:
+    run = run_of(on(ddp_cell(), A100, StepFlops(total=flops, product_precision="tf32")))
+    found = [one for one in conclusions(run, compare(run)) if one.code == RunCode.ABOVE_PEAK]
+    assert [one.message for one in found] == [f"{DDP.name} reaches 101% of the specified peak of its GPU"] * above
+
+
+def test_a_single_device_has_no_exposed_communication_to_lose() -> None:
+    steps = windows(SINGLE, 5, 2, step_us=1000.0, compute_us=900.0, idle_us=100.0)
+    data = on(cell_data(SINGLE, [[1000.0] * 5] * 2, steps), A100, StepFlops(total=78 * 10**9, product_precision="tf32"))
+    row = compare(run_of(data)).table.iloc[0]
+    known = row[list(POINTS)].dropna()
+    assert known.to_dict() == pytest.approx({"used_points": 50, "lost_idle_points": 10, "lost_below_peak_points": 40})
+
+
+def test_a_cpu_is_compared_with_the_fastest_product_that_the_run_timed() -> None:
+    """The single device multiplied matrices at 0.1 TFLOP/s; DDP's processes, two at a time, at 0.08."""
+    single = cell_data(SINGLE, [[1000.0] * 5] * 2, windows(SINGLE, 5, 2, step_us=1000.0, compute_us=1e3, idle_us=0.0))
+    flops = StepFlops(total=25 * 10**6)
+    table = compare(run_of(on(single, "cpu", flops, 0.1), on(ddp_cell(), "cpu", flops, 0.08))).table
+    assert table["cpu_peak_tflops"].tolist() == pytest.approx([0.1, 0.1])
+    assert table["cpu_peak_share"].tolist() == pytest.approx([0.25, 0.25])
+    assert table["mfu"].isna().all()
+    assert table[list(POINTS)].sum(axis=1).tolist() == pytest.approx([100, 100])
+
+
+def test_nothing_is_drawn_or_shared_without_a_peak() -> None:
+    run = run_of(on(ddp_cell(), "cpu", StepFlops(total=10**9)))
+    comparison = compare(run)
+    assert device_use(run, comparison) is None
+    assert comparison.reasons[DDP.name, "used_points"].startswith("no matrix product was timed")
+
+
+def test_two_runs_compared() -> None:
+    """10% more FLOPs in 80% of the time: 1.375 times the rate."""
+    before = run_of(on(ddp_cell(), A100, StepFlops(total=78 * 10**9, product_precision="tf32")))
+    after = run_of(on(ddp_cell(800.0), A100, StepFlops(total=858 * 10**8, product_precision="tf32")))
+    (change,) = use_changes(before, after)
+    assert (change.before_tflops, change.after_tflops, change.ratio.value) == pytest.approx((78, 107.25, 1.375))
+    assert (change.before_share, change.after_share) == pytest.approx((0.5, 0.6875))
+    assert change.record()["mfu_after"] == pytest.approx(0.6875)
+    table = use_table([change])
+    assert table is not None
+    assert table.rows[0][1:4] == ("78.0", "107.2", "1.375")
+    assert use_changes(before, run_of(ddp_cell())) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "flops"),
+    [
+        ("1.2e12", StatedFlops(1.2e12)),
+        ("1.2T", StatedFlops(1.2e12)),
+        ("850 g:tf32", StatedFlops(8.5e11, "tf32")),
+        ("2P:BF16", StatedFlops(2e15, "half")),
+    ],
+)
+def test_stated_flops(text: str, flops: StatedFlops) -> None:
+    assert parse_flops(text) == flops
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1T", "1.2X", "fast", "1T:int8", "1e400", "nan"])
+def test_flops_that_are_no_count_are_refused_in_one_line(text: str) -> None:
+    ended = CliRunner().invoke(app, ["analyze", str(EXAMPLE_RUN), f"--flops={text}"])
+    assert isinstance(ended.exception, DpscopeError)  # status 2
+    assert str(ended.exception).startswith(f"--flops {text}: give the FLOPs of one step on one device, such as")
+    assert "\n" not in str(ended.exception)
+
+
+def test_stated_flops_that_would_be_of_no_cell_or_of_unlike_cells_are_refused() -> None:
+    counted, script = StepFlops(total=10**9), cell_data(Cell("ddp", 2, 16), [[1.0] * 5], windows(DDP, 5))
+    with pytest.raises(DpscopeError, match="--flops does nothing here: the run counted"):
+        check_flops(run_of(on(ddp_cell(), A100, counted)))
+    with pytest.raises(DpscopeError, match="batches of 8, 16 per device"):
+        check_flops(run_of(ddp_cell(), script))
+    check_flops(run_of(on(ddp_cell(), A100, counted), script))
+    (row,) = compare(run_of(on(ddp_cell(), A100, None)), flops=StatedFlops(78e9, "tf32")).table.to_dict("records")
+    assert row["mfu"] == pytest.approx(0.5)
+
+
+@pytest.mark.long
+def test_foreign_traces_with_stated_flops(tmp_path: Path) -> None:
+    folder = write_ddp_job(tmp_path / "job")
+
+    def row(flops: str) -> dict[str, float]:
+        ended = CliRunner().invoke(app, ["analyze", str(folder), "--flops", flops, "--format", "json"])
+        (cell,) = json.loads(ended.stdout)["cells"]
+        return dict(cell)
+
+    cell = row("156M:tf32")  # 1 us at the peak of the A100 that the traces name
+    assert cell["achieved_tflops"] == pytest.approx(156 / cell["traced_step_us"], abs=1e-6)
+    assert cell["mfu"] == pytest.approx(1 / cell["traced_step_us"], abs=1e-6)
+    assert sum(cell[name] or 0.0 for name in POINTS) == pytest.approx(100, abs=1e-4)
+    unknown = row("156M")
+    assert unknown["mfu"] is None
+    assert "--flops 1.2T:bf16" in unknown["missing"]["mfu"]
+    output = CliRunner().invoke(app, ["analyze", str(folder), "--flops", "156M"]).stdout
+    assert "not compared with a peak (traces of 2 ranks): the precision" in " ".join(output.split())
+    shown = CliRunner().invoke(app, ["analyze", str(folder), "--flops", "156M:tf32"]).stdout
+    assert "Where 100 points of a device's peak go in a traced step" in shown

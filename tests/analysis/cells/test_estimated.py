@@ -12,7 +12,7 @@ from dpscope.analysis.cells.cell_ledger import LEDGER
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.measured import summarise_cell
 from dpscope.analysis.cells.predicted import predict_cell
-from dpscope.analysis.cells.row import Row
+from dpscope.analysis.cells.row import RowBuilder
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
@@ -60,7 +60,7 @@ SINGLES = {8: single(8, 1000.0), 16: single(16, 1800.0)}
 CALIBRATED = calibration({"all_reduce": (50.0, 10.0)})  # 50 us + S / 10 GB/s on two ranks
 
 
-def row(data: CellData, sources: CostSources) -> Row:
+def row(data: CellData, sources: CostSources) -> RowBuilder:
     return summarise_cell(data, SINGLES, sources, RunSpreads())
 
 
@@ -102,7 +102,7 @@ def repeats_that_differ(cell: Cell, step_us: tuple[float, float], **columns: tup
     return cell_data(cell, [[one] * STEPS for one in step_us], steps)
 
 
-def bounds(row: Row, name: str) -> tuple[float | None, float | None]:
+def bounds(row: RowBuilder, name: str) -> tuple[float | None, float | None]:
     return row.number(f"{name}_low_us"), row.number(f"{name}_high_us")
 
 

@@ -33,8 +33,8 @@ def made(run: RunData, lines: dict[Collective, tuple[float, float]], later_s: fl
 def test_a_calibration_of_all_reduces_predicts_them_and_names_what_it_lacks(run: RunData) -> None:
     report = make_report(run, calibration=made(run, REDUCE))
     titles = [table.title for table in terminal_tables(report.tables)]
-    assert "Predicted against measured, per step" in titles
-    assert "Predicted against measured, per collective (median transfer)" in titles
+    assert "Predicted and measured, per step" in titles
+    assert "Predicted and measured, per collective (median transfer)" in titles
     rows = json.loads(run_json(report))["predictions"]
     reduced = [row for row in rows if row["kind"] == "all_reduce"]
     assert reduced
@@ -73,8 +73,8 @@ def test_a_calibration_made_later_is_no_forecast(run: RunData, later_s: float) -
     assert any("not forecasts" in note for note in notes) is (later_s > 0)
 
 
-AS_ON = "exposed is predicted as on torch's engine ProcessGroupNCCL, whose all-reduces run beside"
-FOR = "exposed is predicted for torch's engine ProcessGroupNCCL, on which the cells ran"
+AS_ON = "exposed is predicted for torch's engine ProcessGroupNCCL, whose all-reduces overlap"
+FOR = "exposed is predicted for torch's engine ProcessGroupNCCL, which the cells used"
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
 """A row of the comparison: values with the columns beside them that say how far they may lie off."""
 
 from dpscope.analysis.cells.columns import INTERVAL, NAMES, RANK_RANGE, VALUE_RANGE
-from dpscope.analysis.cells.row import Row, interval_of
+from dpscope.analysis.cells.row import RowBuilder
 from dpscope.analysis.stats.samples import UNKNOWN, Interval, Range
 
 
@@ -18,15 +18,15 @@ def test_each_kind_of_bound_has_columns_of_its_own() -> None:
 
 
 def test_an_interval_is_read_as_it_was_put_and_only_whole() -> None:
-    row = Row()
+    row = RowBuilder()
     row.put_interval("no interval", "step_us", Interval(2.0, 5.0))
-    assert interval_of(row.values, "step_us") == Interval(2.0, 5.0)
+    assert row.row().interval("step_us") == Interval(2.0, 5.0)
     assert Interval(2.0, 5.0).half_width == 1.5
     row.put_interval("one repeat", "step_us", UNKNOWN)
-    assert interval_of(row.values, "step_us") is None
+    assert row.row().interval("step_us") is None
     assert row.reasons["step_low_us"] == row.reasons["step_high_us"] == "one repeat"
     row.put("", step_low_us=2.0)
-    assert interval_of(row.values, "step_us") is None
+    assert row.row().interval("step_us") is None
     row.put_rank_range("not measured", "exposed_us", Range(value=2.0, smallest=1.0, largest=4.0, count=3))
     assert (row.number("exposed_rank_min_us"), row.number("exposed_rank_max_us")) == (1.0, 4.0)
-    assert interval_of(row.values, "exposed_us") is None  # ranks are no samples of it
+    assert row.row().interval("exposed_us") is None  # ranks are no samples of it

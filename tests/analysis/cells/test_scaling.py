@@ -10,6 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import Rectangle
 
 from dpscope.analysis.cells.comparison import Comparison, compare
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.figures.scaling import draw_scaling
 from dpscope.analysis.findings.scaling import (
@@ -45,7 +46,7 @@ SINGLES = {8: steps("single", 1, 8, 1000.0), 16: steps("single", 1, 16, 1800.0)}
 
 
 def comparison(found: tuple[ScalingSeries, ...]) -> Comparison:
-    return Comparison(table=pd.DataFrame(), reasons={}, gaps=(), scaling=found)
+    return Comparison(scaling=found)
 
 
 def test_weak_and_strong_series_with_intervals() -> None:
@@ -111,7 +112,7 @@ def test_one_count_above_1_is_drawn_as_bars_with_their_intervals() -> None:
 def test_figure_shows_ideal_law_band_and_target() -> None:
     cells = [steps("ddp", n, 16 // n, 1800.0 / amdahl_speedup(0.1, n)) for n in (2, 4, 8)]
     found = series(cells, {16: SINGLES[16]})
-    shown = Comparison(table=pd.DataFrame(), reasons={}, gaps=(), scaling=found, target_efficiency=0.8)
+    shown = Comparison(scaling=found, target_efficiency=0.8)
     figure = draw_scaling(shown)
     assert figure is not None
     left, right = figure.axes
@@ -170,7 +171,7 @@ def test_strong_or_weak() -> None:
             Estimate(0.8, 0.75, 0.82, 20),
             "splitting 16 over all devices gives 1.25x the throughput of keeping 16 samples per device",
         ),
-        (Estimate(1.1, 0.9, 1.2, 20), "no difference between strong and weak scaling is shown"),
+        (Estimate(1.1, 0.9, 1.2, 20), "the difference between strong and weak scaling is not significant"),
         (Estimate(1.1, None, None, 4), "too few steps"),
     ],
 )
@@ -255,7 +256,7 @@ def test_more_than_n_times_the_throughput_on_n_devices_is_a_warning() -> None:
     (warning,) = superlinear_findings(four)
     assert (warning.severity, warning.code) == ("warning", "superlinear_speedup")
     assert warning.message.startswith("ddp-d4-b8: 4.44x the throughput of one device on 4 devices (95% interval 4.4")
-    table = pd.DataFrame({"cell": ["ddp-d2-b8"], "devices": [2]})
+    rows = {"ddp-d2-b8": CellRow(cell="ddp-d2-b8", strategy="ddp", devices=2)}
     for value, count in ((5.07, 1), (2.1, 0)):
-        once = Comparison(table, {}, (), over_itself={"ddp-d2-b8": Estimate(value, None, None, 50)})
+        once = Comparison(rows, over_itself={"ddp-d2-b8": Estimate(value, None, None, 50)})
         assert len(list(superlinear_findings(once))) == count

@@ -22,7 +22,7 @@ def test_ratios_of_medians_with_their_spread() -> None:
     assert ratios.compute.value == pytest.approx(1.3)
     assert ratios.two_in_flight.low < 1.6 < ratios.two_in_flight.high <= 400 / 90
     assert (ratios.compute.low, ratios.compute.high, ratios.compute.count) == (1.2, 1.4, 3)
-    assert ratios.told.startswith("two in flight take 1.60x (")
+    assert ratios.summary.startswith("two in flight take 1.60x (")
 
 
 def test_each_device_count_has_its_own() -> None:

@@ -1,4 +1,4 @@
-"""Fits: known curves found again, errors stated as they are, real logs within what is asked."""
+"""Fits: known curves recovered, errors stated correctly, real logs within the required errors."""
 
 import re
 from itertools import pairwise
@@ -84,7 +84,7 @@ def test_one_disturbed_size_bends_nothing() -> None:
     fit = fit_collective(points)
     assert by_pieces(fit, 64 << 20) == pytest.approx(20 + (64 << 20) / 10_000, rel=0.02)
     assert by_pieces(fit, 4096) == pytest.approx(20.4096, rel=0.02)
-    assert fit.largest_relative_error > 0.5  # and the error says that a size is off
+    assert fit.largest_relative_error > 0.5  # the error shows that a size is off
 
 
 def test_a_fit_never_falls() -> None:
@@ -135,7 +135,7 @@ def test_few_sizes_have_no_error_of_prediction() -> None:
 
 
 def printed(log: str, column: int) -> dict[int, float]:
-    """A column of a log by size, read by a rule of its own: rows begin with two integers."""
+    """A column of a log by size, read independently: rows begin with two integers."""
     rows = [line.split() for line in (LOGS / log).read_text().splitlines() if re.match(r" +\d+ +\d+ +float", line)]
     return {int(row[0]): float(row[column]) for row in rows}
 
@@ -154,7 +154,7 @@ def test_real_logs(log: str, collective: str, time_column: int) -> None:
     times = {size: time for size, time in printed(log, time_column).items() if size >= 4096}
     assert (min(times), max(times), len(times)) == (4096, 8 << 30, 22)
     errors = [abs(by_pieces(fit, size) / time - 1) for size, time in times.items()]
-    assert np.median(errors) <= 0.02  # asked for: 0.10
+    assert np.median(errors) <= 0.02  # required: 0.10
     assert max(errors) < 0.15
     # Large messages: the bus bandwidth the fit implies against the one printed.
     busbw = printed(log, time_column + 2)

@@ -32,16 +32,16 @@ def calibrated(folder: Path, times: dict[int, dict[int, float]], prefix: str = "
     return calibration_from_logs(paths)
 
 
-def by_size(said: Sequence[CollectiveForecast], devices: int) -> dict[int, CollectiveForecast]:
-    return {one.size_bytes: one for one in said if one.devices == devices}
+def by_size(predicted: Sequence[CollectiveForecast], devices: int) -> dict[int, CollectiveForecast]:
+    return {one.size_bytes: one for one in predicted if one.devices == devices}
 
 
 def test_a_quiet_tree_is_extended_as_its_law_has_it(tmp_path: Path) -> None:
     """Latency grows with log2 of the nodes, transfer with 2(n-1)/n: within a few percent 64 times beyond."""
     cluster = quiet()
-    said = forecasts(calibrated(tmp_path, cluster.times_us((4, 8, 16, 32)), "0: "), [64, 2048])
+    predicted = forecasts(calibrated(tmp_path, cluster.times_us((4, 8, 16, 32)), "0: "), [64, 2048])
     for devices in (64, 2048):
-        for size, one in by_size(said, devices).items():
+        for size, one in by_size(predicted, devices).items():
             assert one.nodes == devices // 4
             assert one.time_us == pytest.approx(cluster.truth(devices, size), rel=0.12), (devices, size)
 
@@ -52,22 +52,22 @@ def test_measured_counts_are_the_measurements_and_sizes_between_are_interpolated
     between = 3 * MIB
     del times[16][2 * MIB]
     times[8][between] = 500.0
-    said = by_size(forecasts(calibrated(tmp_path, times), [16]), 16)
-    assert said[4 * MIB].time_us == pytest.approx(times[16][4 * MIB], abs=0.01)
-    assert (said[4 * MIB].source, said[4 * MIB].low_us) == ("measured", said[4 * MIB].time_us)
+    predicted = by_size(forecasts(calibrated(tmp_path, times), [16]), 16)
+    assert predicted[4 * MIB].time_us == pytest.approx(times[16][4 * MIB], abs=0.01)
+    assert (predicted[4 * MIB].source, predicted[4 * MIB].low_us) == ("measured", predicted[4 * MIB].time_us)
     share = math.log(3) / math.log(4)  # between 1 and 4 MiB
     expected = math.exp((1 - share) * math.log(times[16][MIB]) + share * math.log(times[16][4 * MIB]))
-    assert said[between].time_us == pytest.approx(expected, rel=1e-3)
-    assert said[between].source.startswith("interpolated between sizes")
+    assert predicted[between].time_us == pytest.approx(expected, rel=1e-3)
+    assert predicted[between].source.startswith("interpolated between sizes")
 
 
 def test_one_bad_count_and_a_cliff_change_no_slope_and_are_findings(tmp_path: Path) -> None:
     cliffs = {(8, MIB): 6.7, (32, 32 * MIB): 2.6}
     cluster = quiet(cliffs)
     given = calibrated(tmp_path, cluster.times_us((4, 8, 16, 32)))
-    said = by_size(forecasts(given, [128]), 128)
+    predicted = by_size(forecasts(given, [128]), 128)
     for size in (MIB, 32 * MIB):
-        assert said[size].time_us == pytest.approx(cluster.truth(128, size), rel=0.25), size
+        assert predicted[size].time_us == pytest.approx(cluster.truth(128, size), rel=0.25), size
     messages = [one.message for one in cliff_findings(given)]
     assert len(messages) == 2
     assert messages[0].startswith("all_reduce of 1.05 MB on 8 devices takes")
@@ -89,16 +89,16 @@ def test_nothing_grows_faster_than_the_network_can(tmp_path: Path) -> None:
 
 def test_bands_grow_and_beyond_three_times_nothing_is_said(tmp_path: Path) -> None:
     cluster = Cluster(SHAPES["dragonfly"], noise=0.2, count_noise=0.2, seed=2)
-    said = forecasts(calibrated(tmp_path, cluster.times_us((8, 16, 32))), [64, 128, 256, 2048])
+    predicted = forecasts(calibrated(tmp_path, cluster.times_us((8, 16, 32))), [64, 128, 256, 2048])
     for size in SIZES:
         widths = [
             one.high_us / one.low_us
             for devices in (64, 128, 256, 2048)
-            if (one := by_size(said, devices)[size]).high_us is not None and one.low_us is not None
+            if (one := by_size(predicted, devices)[size]).high_us is not None and one.low_us is not None
         ]
         assert widths == sorted(widths)
         assert all(width <= WIDEST**2 * 1.001 for width in widths)
-    unknown = [one for one in said if one.time_us is None]
+    unknown = [one for one in predicted if one.time_us is None]
     assert unknown
     for one in unknown:
         assert (one.low_us, one.high_us) == (None, None)
@@ -129,9 +129,9 @@ def test_most_truths_are_inside_and_errors_are_within_the_aims(tmp_path: Path) -
 
 def test_one_node_says_nothing_of_several(tmp_path: Path) -> None:
     given = calibrated(tmp_path, Cluster(SHAPES["fat tree"]).times_us((4,)))
-    said = forecasts(given, [8, 64])
-    assert all(one.time_us is None for one in said if one.devices == 64)
-    assert {one.source for one in said if one.devices == 64} == {
+    predicted = forecasts(given, [8, 64])
+    assert all(one.time_us is None for one in predicted if one.devices == 64)
+    assert {one.source for one in predicted if one.devices == 64} == {
         "not known: nothing was measured over several nodes; measure at 64"
     }
 

@@ -36,7 +36,7 @@ def test_two_servers_share_the_link() -> None:
 def test_servers_that_do_not_slow_each_other_run_side_by_side() -> None:
     schedule = ddp_schedule([0.0, 10.0, 12.0], [20.0, 20.0, 20.0], servers=2, slowdown=1.0)
     assert schedule.end_us == pytest.approx((20, 30, 40))  # the third waits for a worker until 20
-    # half as much again: until 10 alone, 10 left; 15 us beside the second, which has 20 - 15 / 1.5 = 10 left at 25
+    # half as much again: until 10 alone, 10 left; 15 us next to the second, which has 20 - 15 / 1.5 = 10 left at 25
     assert ddp_schedule([0.0, 10.0], [20.0, 20.0], 2, 1.5).end_us == pytest.approx((25, 35))
 
 
@@ -61,7 +61,7 @@ def test_computing_slows_what_runs_beside_it() -> None:
     assert schedule.start_us == pytest.approx((0, 12, 22))
     assert schedule.end_us == pytest.approx((12, 22, 27))
     assert schedule.exposed_us == pytest.approx(7)
-    beside = ddp_schedule([0.0, 10.0], [6.0, 6.0], servers=2, slowdown=1.5, beside_compute=2.0)
+    schedule = ddp_schedule([0.0, 10.0], [6.0, 6.0], servers=2, slowdown=1.5, beside_compute=2.0)
     # compute ends at 10: until then 5 of 6 are done; then both at 1/1.5: 1 more takes 1.5, the other has 5 left, alone
-    assert beside.end_us == pytest.approx((11.5, 16.5))
-    assert ddp_schedule([5.0], [4.0], beside_compute=9.0).end_us == (9.0,)  # the last runs beside nothing
+    assert schedule.end_us == pytest.approx((11.5, 16.5))
+    assert ddp_schedule([5.0], [4.0], beside_compute=9.0).end_us == (9.0,)  # no compute is left next to the last

@@ -17,7 +17,7 @@ def test_ring_of_every_kind() -> None:
     assert ring_us("reduce_scatter", 1e6, 4, 10.0) == pytest.approx(75)
     assert ring_us("broadcast", 1e6, 4, 10.0, latency_us=2.0) == pytest.approx(3 * 2 + 100)
     assert ring_us("barrier", 1e6, 4, 10.0) is None
-    assert ring_us("all_reduce", 1e6, 1, 10.0) is None  # nobody to talk to
+    assert ring_us("all_reduce", 1e6, 1, 10.0) is None  # no other rank
 
 
 def test_dp_by_nccl_pays_per_chunk() -> None:

@@ -1,4 +1,4 @@
-"""nccl-tests' own output, old and new, and what is said of damaged logs."""
+"""nccl-tests' own output, old and new, and the errors for damaged logs."""
 
 from pathlib import Path
 
@@ -163,7 +163,7 @@ def test_prefixes_of_launchers(tmp_path: Path, prefix: str) -> None:
 
 
 def test_each_task_s_own_table_is_read_by_itself(tmp_path: Path) -> None:
-    """Without MPI every task of srun runs a test of its own; their lines alternate."""
+    """Without MPI each task of srun runs a separate test; their lines alternate."""
     lines = (NEW.format(name="all_reduce_perf") + NEW_HEADING + ALL_REDUCE).splitlines()
     text = "\n".join(f"{task}: {line}" for line in lines for task in range(2))
     read = calibration_from_logs([write(tmp_path, text)])

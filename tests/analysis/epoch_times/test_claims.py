@@ -24,6 +24,7 @@ from dpscope.profiling.records.estimate_codes import ClaimCode
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.epoch_tables import SOUND
+from tests.helpers.known import known
 from tests.helpers.paths import PUBLISHED
 
 TABLE = read_epoch_times(PUBLISHED / "epoch_times.csv")
@@ -192,8 +193,7 @@ def test_why_a_claim_cannot_be_computed(tmp_path: Path, row: str, reason: str) -
 def test_links_without_nvlink() -> None:
     # PCIe 4.0: 16 GT/s x 16 lanes x 128/130 / 8 bits = 31.508 GB/s in one direction.
     assert pcie_gb_per_s(4) == pytest.approx(31.5077, abs=1e-4)
-    peak = link_peak("4x NVIDIA L4")
-    assert peak is not None
+    peak = known(link_peak("4x NVIDIA L4"))
     assert peak.name == "PCIe 4.0 x16"
     assert link_peak("8x L40S, one server") == peak
     for hardware in (None, "", "4 GPUs one server", "NVIDIA A100", "L4-like", "GL4"):

@@ -36,6 +36,7 @@ from dpscope.profiling.records.equality import (
 )
 from dpscope.profiling.records.matrix import ResolvedMatrix
 from dpscope.profiling.records.run import Cell
+from tests.helpers.known import known
 
 SINGLE = Cell(strategy="single", devices=1, batch_size=4)
 DP = Cell(strategy="dp-host", devices=2, batch_size=2)
@@ -171,8 +172,7 @@ def test_differences_within_the_tolerance_are_equal_and_beyond_it_reported() -> 
     report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(near))))
     assert (report.pairs[0].verdict, report.sound) == ("equal", True)
     report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(far))))
-    first = report.pairs[0].first_difference
-    assert first is not None
+    first = known(report.pairs[0].first_difference)
     assert (first.step, first.what, first.tensor) == (2, "gradient", "a")
     assert first.relative == pytest.approx(1e-9 / 5, rel=1e-4)
     assert [finding.code for finding in report.findings if finding.severity == "error"] == ["unexplained_difference"]
@@ -189,8 +189,7 @@ def test_summed_gradients_are_reported() -> None:
 def test_values_that_are_not_finite_differ() -> None:
     broken = [PLAIN[0], [math.nan, 8.0, 0.0], PLAIN[2]]
     report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(broken))))
-    first = report.pairs[0].first_difference
-    assert first is not None
+    first = known(report.pairs[0].first_difference)
     assert (report.pairs[0].verdict, first.step, first.relative) == ("different", 1, None)
     assert msgspec.json.decode(msgspec.json.encode(report), type=EqualityReport) == report
 

@@ -1,12 +1,13 @@
 """The figure of a study: its three panels, from a comparison with speedups and accuracies."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 
 from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
 from dpscope.analysis.figures.study import draw_study
 from dpscope.analysis.stats.samples import Estimate
@@ -23,17 +24,36 @@ STRONG = ScalingSeries(
     ),
     None,
 )
-TRAINED = [("single", 1, 91.0, 90.5, 91.4), ("ddp", 2, 90.0, 89.0, 90.8), ("ddp", 4, None, None, None)]
+TRAINED = [
+    CellRow(
+        cell="single-d1-b32",
+        strategy="single",
+        devices=1,
+        test_accuracy_percent=91.0,
+        test_accuracy_percent_min=90.5,
+        test_accuracy_percent_max=91.4,
+    ),
+    CellRow(
+        cell="ddp-d2-b32",
+        strategy="ddp",
+        devices=2,
+        test_accuracy_percent=90.0,
+        test_accuracy_percent_min=89.0,
+        test_accuracy_percent_max=90.8,
+    ),
+    CellRow(cell="ddp-d4-b16", strategy="ddp", devices=4),
+]
 
 
-def comparison(trained: Sequence[tuple[object, ...]], scaling: tuple[ScalingSeries, ...] = (STRONG,)) -> Comparison:
-    names = ("strategy", "devices", "test_accuracy_percent", "test_accuracy_percent_min", "test_accuracy_percent_max")
-    table = pd.DataFrame(trained, columns=list(names)).convert_dtypes()
-    return Comparison(table=table, reasons={}, gaps=(), scaling=scaling, target_efficiency=0.8)
+def comparison(trained: Sequence[CellRow], scaling: tuple[ScalingSeries, ...] = (STRONG,)) -> Comparison:
+    rows = {row.cell: row for row in trained}
+    return Comparison(rows, scaling=scaling, target_efficiency=0.8)
 
 
 def test_speedup_efficiency_and_accuracy_stand_side_by_side() -> None:
-    figure = draw_study(comparison([*TRAINED, TRAINED[1]]))  # two cells that the same training stands for
+    figure = draw_study(
+        comparison([*TRAINED, replace(TRAINED[1], cell="ddp-d2-b16")])
+    )  # two cells that the same training stands for
     assert figure is not None
     left, middle, right = figure.axes
     assert {"ideal", "Amdahl, 20% serial"} <= {str(line.get_label()) for line in left.lines}

@@ -1,48 +1,46 @@
-"""Reasons with their numbers, from a row's measured values; findings about predictions that are off."""
+"""Reasons with their numbers, from a row's measured row; findings about predictions that are off."""
 
 from dataclasses import replace
 
-import pandas as pd
-
-from dpscope.analysis.cells.columns import NAMES
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.estimate_gaps import error_table, identity_table, reasons
 from dpscope.analysis.findings.predictions import collective_table, likely_reasons, prediction_findings
 
-VALUES: dict[str, object] = dict.fromkeys(NAMES) | {
-    "cell": "ddp-d2-b8",
-    "strategy": "ddp",
-    "devices": 2,
-    "step_us": 1500.0,
-    "compute_us": 1000.0,
-    "communication_us": 700.0,
-    "hidden_us": 280.0,
-    "exposed_us": 420.0,
-    "wait_us": 70.0,
-    "exposed_wait_us": 70.0,
-    "transfer_us": 600.0,
-    "same_local_batch_us": 500.0,
-    "same_local_batch_low_us": 490.0,
-    "same_local_batch_high_us": 510.0,
-    "same_local_batch_error_exposed_us": 80.0,
-    "slowdown_us": 60.0,
-    "slowdown_low_us": 40.0,
-    "slowdown_high_us": 90.0,
-    "added_idle_us": 30.0,
-    "added_idle_low_us": -5.0,
-    "added_idle_high_us": 60.0,
-    "added_tracer_us": -10.0,
-    "prediction_source": "calibration",
-    "predicted_transfer_us": 300.0,
-    "predicted_transfer_error": -0.5,
-    "bytes_per_step": 4e6,
-    "collectives_per_step": 2.0,
-}
+ROW = CellRow(
+    cell="ddp-d2-b8",
+    strategy="ddp",
+    devices=2,
+    step_us=1500.0,
+    compute_us=1000.0,
+    communication_us=700.0,
+    hidden_us=280.0,
+    exposed_us=420.0,
+    wait_us=70.0,
+    exposed_wait_us=70.0,
+    transfer_us=600.0,
+    same_local_batch_us=500.0,
+    same_local_batch_low_us=490.0,
+    same_local_batch_high_us=510.0,
+    same_local_batch_error_exposed_us=80.0,
+    slowdown_us=60.0,
+    slowdown_low_us=40.0,
+    slowdown_high_us=90.0,
+    added_idle_us=30.0,
+    added_idle_low_us=-5.0,
+    added_idle_high_us=60.0,
+    added_tracer_us=-10.0,
+    prediction_source="calibration",
+    predicted_transfer_us=300.0,
+    predicted_transfer_error=-0.5,
+    bytes_per_step=4e6,
+    collectives_per_step=2.0,
+)
 
 
-def comparison(values: dict[str, object], *predictions: CollectivePrediction) -> Comparison:
-    return Comparison(table=pd.DataFrame([values], columns=list(NAMES)), reasons={}, gaps=(), predictions=predictions)
+def comparison(row: CellRow, *predictions: CollectivePrediction) -> Comparison:
+    return Comparison({row.cell: row}, predictions=predictions)
 
 
 def bucket(size_bytes: float, measured_us: float | None, predicted_us: float | None) -> CollectivePrediction:
@@ -53,7 +51,7 @@ def bucket(size_bytes: float, measured_us: float | None, predicted_us: float | N
 
 
 def test_reasons_are_measured_and_ordered_by_size() -> None:
-    found = {reason.code: reason for reason in reasons(VALUES)}
+    found = {reason.code: reason for reason in reasons(ROW)}
     assert list(found) == [
         "overlap",
         "wait",
@@ -68,78 +66,82 @@ def test_reasons_are_measured_and_ordered_by_size() -> None:
 
 
 def test_loader_batch_and_imbalance() -> None:
-    values = VALUES | {
-        "added_data_wait_us": 45.0,
-        "ideal_split_local_batch_us": 100.0,
-        "same_total_local_batch_us": -800.0,
-        "compute_spread": 0.3,
-    }
-    found = {reason.code: reason.amount_us for reason in reasons(values)}
+    row = replace(
+        ROW,
+        added_data_wait_us=45.0,
+        ideal_split_local_batch_us=100.0,
+        same_total_local_batch_us=-800.0,
+        compute_spread=0.3,
+    )
+    found = {reason.code: reason.amount_us for reason in reasons(row)}
     assert found["loader"] == 45
     assert found["ideal_split_local_batch"] == 100
     assert found["same_total_local_batch"] == -800
     assert found["imbalance"] == 300
-    assert {reason.code for reason in reasons(values | {"first_device_excess_us": 200.0})} >= {"imbalance"}
+    assert {reason.code for reason in reasons(replace(row, first_device_excess_us=200.0))} >= {"imbalance"}
 
 
 def test_the_error_table_adds_up() -> None:
-    table = error_table(comparison(VALUES))
+    table = error_table(comparison(ROW))
     assert table is not None
     ((cell, formula, *parts),) = table.rows
     assert (cell, formula) == ("ddp-d2-b8", "t_N(b) - t_1(b)")
     assert [float(part) for part in parts] == [80, 0, 60, 30, -10]
-    identity = identity_table(comparison(VALUES))
+    identity = identity_table(comparison(ROW))
     assert identity is not None
     assert identity.rows[0] == ("ddp-d2-b8", "500.0 ±10.0", "420.0 ±NA", "60.0 ±25.0", "30.0 ±32.5", "-10.0 ±NA")
 
 
 def test_a_prediction_that_is_off_names_what_the_run_shows() -> None:
-    (finding,) = prediction_findings(comparison(VALUES))
+    (finding,) = prediction_findings(comparison(ROW))
     assert (finding.code, finding.severity) == ("prediction_off", "warning")
     assert "transfers 300.0 µs a step, measured 600.0 µs (-50%)" in finding.message
-    assert "contention: 40% of communication ran under compute, and compute takes 60.0 µs longer" in finding.message
+    assert (
+        "contention: 40% of communication ran during compute, and in traced steps compute takes 60.0 µs"
+        in finding.message
+    )
     assert "small messages" not in finding.message
     assert "--overlap off" in finding.next_step
-    (of_script,) = prediction_findings(replace(comparison(VALUES), of_script=True))
+    (of_script,) = prediction_findings(replace(comparison(ROW), of_script=True))
     assert "--" not in of_script.next_step
-    nothing = VALUES | {"predicted_exposed_us": 0.0, "predicted_exposed_error": -1.0, "exposed_us": 420.0}
+    nothing = replace(ROW, predicted_exposed_us=0.0, predicted_exposed_error=-1.0, exposed_us=420.0)
     (finding,) = prediction_findings(comparison(nothing))
     assert "exposed communication 0.0 µs a step, measured 420.0 µs (-100%)" in finding.message
-    (shared,) = prediction_findings(comparison(VALUES), shared_cores=True)
-    assert "cores shared with computing: 40% of communication ran under compute" in shared.message
+    (shared,) = prediction_findings(comparison(ROW), shared_cores=True)
+    assert "cores shared with computing: 40% of communication ran during compute" in shared.message
     assert "contention" not in shared.message
-    assert list(prediction_findings(comparison(VALUES | {"predicted_transfer_error": -0.25}))) == []
+    assert list(prediction_findings(comparison(replace(ROW, predicted_transfer_error=-0.25)))) == []
 
 
 def test_reasons_for_a_prediction_follow_the_evidence() -> None:
-    off = VALUES | {"hidden_us": 0.0, "prediction_source": "specification", "bytes_per_step": 2000.0}
+    off = replace(ROW, hidden_us=0.0, prediction_source="specification", bytes_per_step=2000.0)
     small, specification = likely_reasons(off, ["transfer"])
     assert small.startswith("small messages: 1.00 kB")
     assert specification.startswith("no calibration")
     (waiting, *_) = likely_reasons(off, ["exposed"])
     assert waiting.startswith("waiting: 70.0 µs")
-    calibrated = off | {"prediction_source": "calibration"}  # its lines hold latency, and transfers no waiting
+    calibrated = replace(off, prediction_source="calibration")  # its lines hold latency, and transfers no waiting
     assert likely_reasons(calibrated, ["transfer"]) == []
     assert [one.partition(":")[0] for one in likely_reasons(calibrated, ["transfer", "exposed"])] == [
         "waiting (of exposed communication alone)"
     ]
-    assert any(one.startswith("queueing: 50.0 µs") for one in likely_reasons(off | {"queue_us": 50.0}, ["transfer"]))
-    (fast,) = likely_reasons(VALUES | {"predicted_transfer_error": 0.5}, ["transfer"])
+    assert any(one.startswith("queueing: 50.0 µs") for one in likely_reasons(replace(off, queue_us=50.0), ["transfer"]))
+    (fast,) = likely_reasons(replace(ROW, predicted_transfer_error=0.5), ["transfer"])
     assert "calibration was made under other conditions" in fast
 
 
-def test_a_single_collective_that_is_off_is_told_though_the_sum_agrees() -> None:
+def test_a_single_collective_that_is_off_is_reported_although_the_sum_agrees() -> None:
     """500 us of a step's 600 as predicted; 60 of 100 predicted; a bucket of 10 us is no notable part."""
-    values = VALUES | {"predicted_transfer_us": 560.0, "predicted_transfer_error": -0.07, "transfer_us": 610.0}
+    row = replace(ROW, predicted_transfer_us=560.0, predicted_transfer_error=-0.07, transfer_us=610.0)
     rows = (bucket(4e6, 500.0, 500.0), bucket(1e6, 100.0, 60.0), bucket(1e3, 10.0, 1.0))
-    (finding,) = prediction_findings(comparison(values, *rows))
-    assert "one by one 1.00 MB all_reduce -40%. Likely reasons: contention" in finding.message
-    assert list(prediction_findings(comparison(values, rows[0], rows[2]))) == []
+    (finding,) = prediction_findings(comparison(row, *rows))
+    assert "single collectives: 1.00 MB all_reduce -40%. Likely reasons: contention" in finding.message
+    assert list(prediction_findings(comparison(row, rows[0], rows[2]))) == []
 
 
 def test_what_the_calibration_lacks_is_a_finding_and_na_in_the_table() -> None:
-    values = VALUES | {"predicted_transfer_error": -0.1}
-    found = comparison(values, bucket(4e6, 500.0, 450.0), bucket(38_400, None, None))
+    row = replace(ROW, predicted_transfer_error=-0.1)
+    found = comparison(row, bucket(4e6, 500.0, 450.0), bucket(38_400, None, None))
     (finding,) = prediction_findings(found)
     assert finding.code == "calibration_incomplete"
     assert finding.message.startswith("the calibration holds no broadcast, which ddp-d2-b8 uses")
@@ -148,4 +150,4 @@ def test_what_the_calibration_lacks_is_a_finding_and_na_in_the_table() -> None:
     assert table is not None
     assert [row[4:] for row in table.rows] == [("500.0", "450.0", "-10.0"), ("NA", "NA", "NA")]
     assert any("predicted NA: the calibration holds no broadcast" in note for note in table.notes)
-    assert list(prediction_findings(comparison(values, bucket(4e6, 500.0, 450.0)))) == []
+    assert list(prediction_findings(comparison(row, bucket(4e6, 500.0, 450.0)))) == []

@@ -106,4 +106,4 @@ def test_fewer_channels_than_nvlinks(tmp_path: Path) -> None:
 def test_a_cut_line_is_reported(tmp_path: Path) -> None:
     (finding,) = found(tmp_path, "AllReduce: 4096 Bytes -> Algo RI").values()
     assert (finding.code, finding.severity) == ("nccl_log_incomplete", "info")
-    assert finding.message == "1 line of choices or cost tables is cut or of an unknown form"
+    assert finding.message == "1 line of choices or cost tables is cut off or of an unknown form"

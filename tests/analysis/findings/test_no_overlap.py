@@ -1,4 +1,4 @@
-"""Why little is hidden: every reason from tables in which its cause is planted, and a near miss in which it is not."""
+"""Reasons for little overlap: each from tables with a planted cause, and a near miss without it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,7 +61,7 @@ def test_well_overlapped_communication_has_no_finding() -> None:
     assert no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9), exposed_us=4e3)) == []  # 4% of the step
 
 
-def test_where_the_trace_shows_no_reason_that_is_said() -> None:
+def test_a_trace_without_a_reason_is_reported_as_such() -> None:
     (finding,) = no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9)))
     assert finding.message == (
         "ddp-d2-b8: only 5% of its communication (20.0 ms a step) is hidden, and the traces do not show why (buckets ready: "
@@ -76,7 +76,7 @@ def test_where_the_trace_shows_no_reason_that_is_said() -> None:
     [
         ("ddp", "try several values of DDP's bucket_cap_mb"),
         ("fsdp", "try blocks of other sizes for fully_shard"),
-        ("custom", "dpscope merge makes one trace"),
+        ("custom", "dpscope merge joins their traces"),
     ],
 )
 def test_where_no_reason_is_shown_a_script_is_given_no_option_that_attach_lacks(
@@ -94,13 +94,13 @@ def test_where_no_reason_is_shown_a_script_is_given_no_option_that_attach_lacks(
 def test_one_bucket() -> None:
     one = planted(cell(), [(40 * MB, 90e3, 15e3)], (0.97,))
     (finding,) = no_overlap_finding(one)
-    said = "because all gradients travel in one bucket of 40.0 MB, ready when 97% of the step's compute is done"
-    assert said in finding.message
+    reason = "because all gradients are reduced in one bucket of 40.0 MB, ready when 97% of the step's compute is done"
+    assert reason in finding.message
     assert "--bucket-mb 9.5" in finding.next_step  # a quarter of 40e6 B in MiB
     assert finding.severity == "warning"
-    asked = overlap_reasons(planted(cell(overlap="off"), [(40 * MB, 90e3, 15e3)], (0.97,)))
-    assert "because of --overlap off" in asked[0].text
-    assert "--overlap on" in asked[0].advice
+    requested = overlap_reasons(planted(cell(overlap="off"), [(40 * MB, 90e3, 15e3)], (0.97,)))
+    assert "because of --overlap off" in requested[0].text
+    assert "--overlap on" in requested[0].advice
     small = overlap_reasons(planted(cell(), [(4_000, 90e3, 15e3)], (0.97,)))
     assert "latency" in small[0].advice
 
@@ -146,15 +146,15 @@ def test_ranks_that_take_turns_are_not_called_one_late_rank() -> None:
     (reason,) = overlap_reasons(waiting)
     assert reason.name == "uneven_ranks"
     assert reason.text == (
-        "15.0 ms of the 19.0 ms exposed is waiting for whichever rank comes last; no rank is shown to be the late one"
+        "15.0 ms of the 19.0 ms exposed is waiting for the last rank; no single rank is significantly late"
     )
     assert names(planted(cell(), EVEN, (0.2, 0.5, 0.9), exposed_wait_us=5e3)) == []
 
 
-def test_small_all_reduces_beside_the_buckets_are_none() -> None:
+def test_small_all_reduces_are_not_buckets() -> None:
     """A metric's 4 bytes hide nothing: all that counts travels in one bucket, or in the last."""
-    beside = planted(cell(), [(40 * MB, 90e3, 15e3), (4, 91e3, 50.0)], (0.97, 1.0))
-    (reason,) = overlap_reasons(beside)
+    with_metric = planted(cell(), [(40 * MB, 90e3, 15e3), (4, 91e3, 50.0)], (0.97, 1.0))
+    (reason,) = overlap_reasons(with_metric)
     assert reason.name == "one_bucket"
     assert reason.text == "one bucket holds nearly all bytes (40.0 MB), ready when 97% of the step's compute is done"
     sizes = [(2 * MB, 30e3, 2e3), (32 * MB, 90e3, 10e3), (4, 91e3, 50.0)]
@@ -162,12 +162,12 @@ def test_small_all_reduces_beside_the_buckets_are_none() -> None:
     assert reason.text.startswith("the last of 2 buckets holds 94% of the bytes")
 
 
-def test_fsdp_of_one_block_is_told_to_shard_more_of_them() -> None:
+def test_fsdp_with_one_block_is_advised_to_shard_more() -> None:
     data = planted(cell("fsdp"), [(40 * MB, 90e3, 15e3)], (0.97,))
     data.collectives["kind"] = "reduce_scatter"
     (reason,) = overlap_reasons(data)
     assert reason.text == (
-        "all gradients travel in one reduce-scatter of 40.0 MB, ready when 97% of the step's compute is done"
+        "all gradients are reduced in one reduce-scatter of 40.0 MB, ready when 97% of the step's compute is done"
     )
     assert "fully_shard" in reason.advice
 
@@ -203,7 +203,7 @@ def test_a_rank_that_is_late_to_the_broadcast_of_buffers() -> None:
     assert "broadcast" in names(large)
 
 
-def test_a_script_is_told_of_torchs_arguments() -> None:
+def test_advice_for_a_script_names_torchs_arguments() -> None:
     own = cell(bucket_mb=100)
     data = planted(own, [(40 * MB, 90e3, 15e3)], (0.97,), on_device=False)
     attached = AttachedProcess(cell=own, reduction_known=True)
@@ -227,8 +227,8 @@ def test_the_engine_that_may_serialise() -> None:
     data.collectives["held_us"] = pd.array([5e3] * len(data.collectives), dtype="Float64")
     (reason,) = overlap_reasons(suspected)
     assert reason.text == (
-        "compute that was already launched stands still for 15.0 ms of the 19.0 ms exposed, until one of the 3 buckets is "
-        "reduced; ProcessGroupNCCL2 ran them, which may make the compute stream wait for each"
+        "compute that was already launched waits for 15.0 ms of the 19.0 ms exposed, until one of the 3 buckets is reduced; "
+        "ProcessGroupNCCL2 ran the collectives, which may make the compute stream wait for each"
     )
     assert "--nccl-engine" in reason.advice
     assert names(data) == ["held_compute"]
@@ -259,7 +259,7 @@ def test_unused_parameters_are_looked_for() -> None:
 
 
 @pytest.mark.parametrize(("kind", "strategy"), [("broadcast", "ddp"), ("all_gather", "fsdp")])
-def test_what_the_next_computing_waits_for(kind: str, strategy: CellStrategy) -> None:
+def test_collectives_that_the_next_compute_waits_for(kind: str, strategy: CellStrategy) -> None:
     data = planted(cell(strategy), EVEN, (0.2, 0.5, 0.9))
     table = data.collectives
     first = table.groupby(["rank", "step"]).cumcount() == 0

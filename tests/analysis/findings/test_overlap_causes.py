@@ -1,7 +1,7 @@
 """Causes of missing overlap that only devices have, planted in generated traces: numbers by hand, and near misses.
 
 Of a step 4 x 1 ms is the forward pass, 4 x 2 ms the backward, and behind each layer's backward an all-reduce takes 1.5 ms. Each
-runs beside the next layer's 2 ms, the last one beside nothing: 4.5 of 6 ms are hidden. Launches take microseconds.
+overlaps the next layer's 2 ms, the last one overlaps nothing: 4.5 of 6 ms are hidden. Launches take microseconds.
 """
 
 import gzip
@@ -54,20 +54,20 @@ def test_a_job_that_hides_all_but_its_last_bucket_has_no_finding(tmp_path: Path)
 
 
 def test_an_engine_that_has_compute_wait_for_each_bucket_is_seen(tmp_path: Path) -> None:
-    """Three layers' kernels, launched long ago, stand still for 1.5 ms each; for the last all-reduce nothing is left to wait."""
+    """Three layers' kernels, launched long before, wait for 1.5 ms each; nothing is left to wait for the last all-reduce."""
     data = traced(tmp_path, Launched(waits=True))
     assert means(data)["exposed_us"] == pytest.approx(6.0, rel=0.01)
     assert held_ms(data) == pytest.approx([1.5, 1.5, 1.5, 0], abs=0.01)
     (finding,) = no_overlap_finding(data)
     assert "only 0% of its communication (6.00 ms a step) is hidden, because compute that was" in finding.message
     assert (
-        "compute that was already launched stands still for 4.50 ms of the 6.00 ms exposed, until one of the 4 buckets is reduced"
+        "compute that was already launched waits for 4.50 ms of the 6.00 ms exposed, until one of the 4 buckets is reduced"
     ) in finding.message
     assert "CUDA_DEVICE_MAX_CONNECTIONS" in finding.next_step
     assert [reason.name for reason in overlap_reasons(data)] == ["held_compute"]
 
 
-def test_collectives_on_the_stream_that_computes_are_told_once(tmp_path: Path) -> None:
+def test_collectives_on_the_compute_stream_are_reported_once(tmp_path: Path) -> None:
     """Kernels wait behind them, which the stream explains: nothing else is named."""
     data = traced(tmp_path, Launched(on_compute_stream=True))
     (reason,) = overlap_reasons(data)
@@ -116,7 +116,7 @@ def test_a_backward_pass_compiled_as_one_graph_is_named_with_its_share(tmp_path:
     assert reason.name == "compiled_graph"
     assert (
         "ready only when the step's compute is nearly done: 10.0 MB at 100%, 10.0 MB at 100%, 10.0 MB at 100%, "
-        "10.0 MB at 100%; their gradients come out of one compiled backward graph, which is 67% of that compute"
+        "10.0 MB at 100%; one compiled backward graph, 67% of that compute, returns their gradients only when it ends"
     ) in reason.text
 
 
@@ -126,7 +126,7 @@ def test_a_real_graph_that_was_cut_by_buckets_is_not_blamed() -> None:
     assert (compiled.collectives["compiled_share"] > 0).any()
 
 
-def test_a_real_job_whose_host_was_slow_is_named_with_what_its_file_says() -> None:
+def test_a_real_job_whose_host_was_slow_is_named_with_numbers_from_its_file() -> None:
     """ResNet-50 on two A100: of 222 ms a step the GPU computes 39. What it had to run is counted here from the file itself."""
     path = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
     data = cell_of([path])

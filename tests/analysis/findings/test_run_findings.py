@@ -1,4 +1,4 @@
-"""What a run's own numbers and settings say, each with a run that says it and one that does not."""
+"""Findings from a run's numbers and settings, each with a run that has it and one that does not."""
 
 import shutil
 from dataclasses import replace
@@ -24,7 +24,7 @@ def run() -> RunData:
     return loaded()
 
 
-def told(run: RunData, samples: int, steps_per_epoch: int, epochs: int | None = 1) -> list[str]:
+def messages(run: RunData, samples: int, steps_per_epoch: int, epochs: int | None = 1) -> list[str]:
     """Findings of the example run as if it had timed epochs of so many synthetic samples, in so many steps a cell."""
     had = run.manifest.config
     config = msgspec.structs.replace(
@@ -47,12 +47,12 @@ def told(run: RunData, samples: int, steps_per_epoch: int, epochs: int | None = 
 
 
 @pytest.mark.long
-def test_whole_synthetic_batches_beyond_the_data_set_are_told(run: RunData) -> None:
-    """4 batches of 16 (two devices) are 64 samples where 50 were asked for: 28% more."""
-    (message,) = told(run, samples=50, steps_per_epoch=4)
-    assert "d2-b8 4 of 16, 28.00% more than the data set" in message
-    assert told(run, samples=64, steps_per_epoch=4) == []
-    assert told(run, samples=50, steps_per_epoch=4, epochs=None) == []
+def test_whole_synthetic_batches_beyond_the_data_set_are_reported(run: RunData) -> None:
+    """4 batches of 16 (two devices) are 64 samples where 50 were requested: 28% more."""
+    (message,) = messages(run, samples=50, steps_per_epoch=4)
+    assert "d2-b8 as 4 of 16, 28.00% more than the data set" in message
+    assert messages(run, samples=64, steps_per_epoch=4) == []
+    assert messages(run, samples=50, steps_per_epoch=4, epochs=None) == []
 
 
 def codes(run: RunData) -> dict[str, str]:
@@ -74,18 +74,18 @@ def with_steps(run: RunData, **factors: float) -> RunData:
 def test_the_faster_strategy_is_named_with_its_factor(run: RunData) -> None:
     assert "dp-host's step is 2.00x as fast as DDP's" in codes(with_steps(run, ddp=2.0))["strategy_gap"]
     assert "DDP's step is 1.50x as fast as dp-host's" in codes(with_steps(run, dp_host=1.5))["strategy_gap"]
-    assert "no difference between dp-host and DDP is shown" in codes(with_steps(run))["strategy_gap"]
+    assert "the difference between dp-host and DDP is not significant" in codes(with_steps(run))["strategy_gap"]
     alone = replace(run, cells={name: data for name, data in run.cells.items() if data.cell.strategy != "ddp"})
     assert "strategy_gap" not in codes(alone)
 
 
 @pytest.mark.long
-def test_a_tracer_that_slows_the_steps_is_told(run: RunData) -> None:
+def test_a_tracer_that_slows_the_steps_is_reported(run: RunData) -> None:
     assert "takes 1.30x as long as an untraced one" in codes(with_steps(run, traced=1.3))["tracer_cost"]
     assert "tracer_cost" not in codes(with_steps(run, traced=1.1))
 
 
-def test_a_cell_that_was_left_out_is_told_with_its_reason(run: RunData) -> None:
+def test_a_skipped_cell_is_reported_with_its_reason(run: RunData) -> None:
     cell = Cell(strategy="ddp", devices=2, batch_size=999)
     skipped = replace(run, cells={**run.cells, cell.name: CellData(cell, "the data set has 512 samples")})
     assert codes(skipped)["cell_skipped"] == "ddp-d2-b999 was left out: the data set has 512 samples"
@@ -93,7 +93,7 @@ def test_a_cell_that_was_left_out_is_told_with_its_reason(run: RunData) -> None:
 
 
 @pytest.mark.long
-def test_a_lost_repeat_is_told_and_the_setting_counts_truly(run: RunData, tmp_path: Path) -> None:
+def test_a_lost_repeat_is_reported_and_not_counted_in_the_setting(run: RunData, tmp_path: Path) -> None:
     copied = shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     (copied / "cells" / "ddp-d2-b8" / "repeat0" / "result.json").unlink()
     lost = load_run(copied)
@@ -104,14 +104,14 @@ def test_a_lost_repeat_is_told_and_the_setting_counts_truly(run: RunData, tmp_pa
     assert " 1 thread per process; " in setting_of(run)
 
 
-def test_a_cell_never_begun_is_told(run: RunData) -> None:
+def test_a_cell_that_never_started_is_reported(run: RunData) -> None:
     cell = Cell(strategy="ddp", devices=2, batch_size=999)
     waiting = replace(run, cells={**run.cells, cell.name: CellData(cell, None)})
     assert codes(waiting)["repeats_missing"].startswith("ddp-d2-b999: 0 of 2 repeats measured: ")
 
 
 @pytest.mark.long
-def test_one_repeat_tells_no_spread_between_repeats(tmp_path: Path) -> None:
+def test_one_repeat_has_no_spread_between_repeats(tmp_path: Path) -> None:
     copied = shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     for repeat in (copied / "cells").glob("*/repeat1"):
         shutil.rmtree(repeat)
@@ -128,14 +128,14 @@ def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
     stopped = CellResult(cell=data.planned, repeat=1, status="interrupted", duration_s=1.0, message=message)
     crashed = msgspec.structs.replace(stopped, status="crashed", message="exit status 1")
 
-    def told(result: CellResult) -> tuple[str, str]:
+    def finding_on(result: CellResult) -> tuple[str, str]:
         changed = replace(run, cells={**run.cells, "ddp-d2-b8": replace(data, results=(result,))})
         (found,) = [one for one in conclusions(changed, compare(changed)) if one.code == f"cell_{result.status}"]
         return found.message, found.next_step
 
-    assert told(stopped) == (f"ddp-d2-b8, repeat 1: {message}", "no action needed")
-    assert told(crashed)[0] == "ddp-d2-b8, repeat 1: crashed: exit status 1"
-    assert "fix the cause" in told(crashed)[1]
+    assert finding_on(stopped) == (f"ddp-d2-b8, repeat 1: {message}", "no action needed")
+    assert finding_on(crashed)[0] == "ddp-d2-b8, repeat 1: crashed: exit status 1"
+    assert "fix the cause" in finding_on(crashed)[1]
 
 
 def test_cells_of_a_script_with_different_threads_do_not_compare(run: RunData) -> None:
@@ -153,7 +153,7 @@ def test_cells_of_a_script_with_different_threads_do_not_compare(run: RunData) -
     names, same = list(run.cells), [1] * len(run.cells)
     found = codes(with_threads(2, *same[1:]))
     assert found["threads_differ"].startswith(
-        f"processes compute with different numbers of threads: {names[0]} with 2 threads, "
+        f"processes use different numbers of threads: {names[0]} with 2 threads, "
     )
     assert "threads" not in found
     assert "threads_differ" not in codes(with_threads(*same))

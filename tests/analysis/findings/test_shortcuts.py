@@ -1,8 +1,11 @@
-"""What the shortcuts would have said: the distance, and its largest reason from the ledger. Numbers by hand."""
+"""The shortcuts: their errors, and the largest reason from the ledger. Numbers by hand."""
+
+from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
-from dpscope.analysis.cells.columns import NAMES
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.sources import RingRate
 from dpscope.analysis.findings.shortcuts import shortcuts_text
 from dpscope.analysis.runs.cell_data import CellData
@@ -11,24 +14,24 @@ from dpscope.profiling.records.run import Cell
 
 RATE = RingRate(1.08, "calibration", "calibrated")
 # Two all-reduces of 44.7 MB in all, which transfer 79.6 ms one by one, in 41 ms together: 44.7 MB / 41 ms = 1.09 GB/s.
-VALUES: dict[str, object] = dict.fromkeys(NAMES) | {
-    "same_local_batch_us": 242.9e3, "added_idle_us": 10e3, "added_tracer_us": 20.4e3, "ring_us": 41.5e3,
-    "ring_error_us": -38.1e3, "ring_source": "calibration", "transfer_us": 79.6e3, "bytes_per_step": 44.7e6,
-    "algbw_gb_per_s": 44.7e6 / 41e3 / 1e3, "hidden_us": 0.0,
-}  # fmt: skip
 LEDGER = Ledger(552e3, 400e3, 20e3, 8.3e3, 4.2e3, 119.5e3, slowdown_us=180e3)  # 32.5 ms exposed
+ROW = CellRow(
+    cell="ddp-d2-b8", strategy="ddp", devices=2, same_local_batch_us=242.9e3, added_idle_us=10e3, added_tracer_us=20.4e3,
+    ring_us=41.5e3, ring_error_us=-38.1e3, ring_source="calibration", transfer_us=79.6e3, bytes_per_step=44.7e6,
+    algbw_gb_per_s=44.7e6 / 41e3 / 1e3, hidden_us=0.0, reasons={"ring_us": "no link is known"},
+)  # fmt: skip
 
 
-def text(ledger: Ledger = LEDGER, concurrent: int = 1, **values: object) -> str:
+def text(ledger: Ledger = LEDGER, concurrent: int = 1, **values: Any) -> str:
     data = CellData(Cell("ddp", 2, 8), None, collectives=pd.DataFrame({"concurrent": [concurrent]}))
-    return shortcuts_text({**VALUES, **values}, ledger, data, {"ring_us": "no link is known"}, RATE)
+    return shortcuts_text(replace(ROW, ledger=ledger, **values), data, RATE)
 
 
 def test_how_far_off_and_why() -> None:
     """242.9 / 32.5 = 7.5; 210.4 ms more, 180 of them slower compute. 38.1 ms more, 38.6 of them transferred at once."""
     assert text() == (
-        "T_2 - T_1 would say 242.9 ms, 7.5 times the 32.5 ms measured as exposed: most of the difference is compute that runs "
-        "slower on shared cores (180.0 ms). The ring formula says 41.5 ms at the calibrated 1.08 GB/s; the transfers took "
+        "T_2 - T_1 gives 242.9 ms, 7.5 times the 32.5 ms measured as exposed: most of the difference is compute that runs "
+        "slower on shared cores (180.0 ms). The ring formula gives 41.5 ms at the calibrated 1.08 GB/s; the transfers took "
         "79.6 ms because two all-reduces were in flight at once."
     )
 
@@ -37,14 +40,25 @@ def test_a_negative_estimate_is_no_time() -> None:
     faster = Ledger(552e3, 400e3, 20e3, 8.3e3, 4.2e3, 119.5e3, slowdown_us=-60e3)
     found = text(faster, same_local_batch_us=-5e3, added_idle_us=2e3)
     assert found.startswith(
-        "T_2 - T_1 would say -5.00 ms, which cannot be a time, against the 32.5 ms measured as exposed: most of the difference "
-        "is compute that is shorter than on one device (60.0 ms)."
+        "T_2 - T_1 gives -5.00 ms, which cannot be a time, against the 32.5 ms measured as exposed: most of the difference "
+        "is compute that is shorter than on one device (60.0 ms; time that traced steps do not show offsets 20.4 ms of it)."
     )
+
+
+def test_a_reason_larger_than_the_error_names_what_offsets_it() -> None:
+    """4 ms exposed: 7.15 - 4 = 3.15 = 8.21 slower compute - 5.06 that only tracing adds; 8.5 - 4 = 8.21 - 3.71 less idle."""
+    slower = Ledger(38e3, 30e3, 1.5e3, 1.5e3, 1e3, 4e3, slowdown_us=8.21e3)
+    found = text(slower, same_local_batch_us=7.15e3, added_idle_us=0.0, added_tracer_us=-5.06e3)
+    assert "(8.21 ms; time that only tracing adds offsets 5.06 ms of it). The ring" in found
+    idle = text(slower, same_local_batch_us=8.5e3, added_idle_us=-3.71e3, added_tracer_us=0.0)
+    assert "(8.21 ms; less idle time than on one device offsets 3.71 ms of it). The ring" in idle
+    near = text(slower, same_local_batch_us=11.6e3, added_idle_us=-0.61e3, added_tracer_us=0.0)
+    assert "shared cores (8.21 ms). The ring" in near
 
 
 def test_what_is_close_needs_no_reason() -> None:
     assert text(same_local_batch_us=33e3, ring_us=80e3).startswith(
-        "T_2 - T_1 would say 33.0 ms, close to the 32.5 ms measured as exposed. The ring formula says 80.0 ms at the calibrated "
+        "T_2 - T_1 gives 33.0 ms, close to the 32.5 ms measured as exposed. The ring formula gives 80.0 ms at the calibrated "
         "1.08 GB/s, close to the 79.6 ms that the transfers took."
     )
 

@@ -1,4 +1,4 @@
-"""A trace that slows its steps: above 1.5 times no share of a step and no saving is stated, up to it they are."""
+"""Slow tracing: above 1.5 times, no share of a step and no saving is stated; up to that they are."""
 
 from dataclasses import replace
 
@@ -39,8 +39,10 @@ def traced(cost: float) -> RunData:
 def texts(run: RunData) -> list[str]:
     comparison = compare(run)
     found = run_verdict(run, comparison)
-    said = [one.message for one in conclusions(run, comparison) if one.code in ("communication_measured", "no_overlap")]
-    return [found.cost.text, found.action.text, *said]
+    messages = [
+        one.message for one in conclusions(run, comparison) if one.code in ("communication_measured", "no_overlap")
+    ]
+    return [found.cost.text, found.action.text, *messages]
 
 
 @pytest.mark.parametrize(("cost", "stated"), [(1.0, True), (1.49, True), (1.51, False), (3.35, False)])
@@ -51,7 +53,7 @@ def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(co
     assert any("hidden" in one for one in findings) == stated
     if not stated:
         assert cost_text == (
-            f"Communication's share of a step is not known: a traced step takes {cost:.2f}x as long as an untraced one, "
+            f"Communication's share of a step is unknown: a traced step takes {cost:.2f}x as long as an untraced one, "
             "so its parts do not describe the training. What tracing does not change: 4.00 MB a step in 2 collectives."
         )
         assert "no saving can be stated" in action

@@ -1,4 +1,4 @@
-"""How improbable a straggler must be. Probabilities by hand."""
+"""The significance of a straggler. Probabilities by hand."""
 
 import pytest
 

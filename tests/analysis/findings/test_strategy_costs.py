@@ -1,4 +1,4 @@
-"""FSDP and DDP alone beside the plainer strategy: pairs, ratios and sentences, by hand."""
+"""FSDP, and DDP on one device, compared with a simpler strategy: pairs, ratios and sentences, by hand."""
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.strategy_costs import StrategyCost
@@ -20,27 +20,27 @@ def cost(
 
 
 def test_what_fsdp_costs_and_saves_is_one_sentence() -> None:
-    said = cost_sentence(cost(Estimate(1.07, 1.05, 1.09, 60), 2.1 * GB))
+    text = cost_sentence(cost(Estimate(1.07, 1.05, 1.09, 60), 2.1 * GB))
     assert (
-        said
+        text
         == "FSDP takes 7.0% more time per step than DDP (95% interval 5.0% to 9.0%, 60 steps); it saves 2.10 GB of peak memory "
         "per device"
     )
 
 
 def test_a_strategy_may_be_faster_and_take_more() -> None:
-    said = cost_sentence(cost(Estimate(0.9, 0.85, 0.95, 60), -0.5 * GB, "hsdp", memory="state"))
-    assert said.startswith(
+    text = cost_sentence(cost(Estimate(0.9, 0.85, 0.95, 60), -0.5 * GB, "hsdp", memory="state"))
+    assert text.startswith(
         "HSDP takes 10.0% less time per step than DDP (95% interval 5.0% to 15.0%, 60 steps); it needs another 500"
     )
-    assert said.endswith("of parameters, buffers and optimizer state per device")
+    assert text.endswith("of parameters, buffers and optimizer state per device")
 
 
-def test_what_is_not_shown_is_not_said() -> None:
+def test_a_difference_that_is_not_significant_is_not_stated() -> None:
     even = cost_sentence(cost(Estimate(1.02, 0.97, 1.07, 60), None))
     assert (
         even
-        == "no difference in step time between FSDP and DDP is shown (ratio 1.02, 95% interval 0.97 to 1.07, 60 steps)"
+        == "the difference in step time between FSDP and DDP is not significant (ratio 1.02, 95% interval 0.97 to 1.07, 60 steps)"
     )
     once = cost_sentence(cost(Estimate(1.5, None, None, 4), None))
     assert once == "FSDP looks 50.0% slower per step than DDP, but fewer than five steps cannot show it"
@@ -48,10 +48,10 @@ def test_what_is_not_shown_is_not_said() -> None:
     assert enough == "FSDP looks 50.0% slower per step than DDP, but one repeat cannot show it"
 
 
-def test_ddp_alone_says_that_nothing_is_communicated() -> None:
-    said = cost_sentence(cost(Estimate(1.04, 1.03, 1.05, 60), 0, "ddp", devices=1))
+def test_ddp_alone_states_that_nothing_is_communicated() -> None:
+    text = cost_sentence(cost(Estimate(1.04, 1.03, 1.05, 60), 0, "ddp", devices=1))
     assert (
-        said
+        text
         == "DDP takes 4.0% more time per step than the unwrapped model, before anything is communicated (95% interval "
         "3.0% to 5.0%, 60 steps)"
     )
@@ -72,7 +72,7 @@ def measured(strategy: CellStrategy, devices: int, step_us: float, peak: int | N
     return replace(data, ranks=ranks)
 
 
-def test_a_run_pairs_each_strategy_with_the_plainer_one_alike() -> None:
+def test_a_run_pairs_each_strategy_with_the_simpler_one() -> None:
     run = run_of(
         measured("single", 1, 1000.0, None),
         measured("ddp", 1, 1050.0, None),

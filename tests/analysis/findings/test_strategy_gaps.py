@@ -1,4 +1,4 @@
-"""What a gap between DP and DDP is put down to: one rule for the sentence and for the figure's hatching."""
+"""Where a gap between DP and DDP comes from: one rule for the sentence and for the hatching of the figure."""
 
 import pytest
 

@@ -1,14 +1,14 @@
-"""The verdict on a run: which strategy, what communication costs, what shortcuts say, what to do. Numbers by hand."""
+"""The verdict on a run: which strategy, the cost of communication, the shortcuts, what to do next. Numbers by hand."""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import msgspec
-import pandas as pd
 import pytest
 
-from dpscope.analysis.cells.columns import NAMES
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
 from dpscope.analysis.findings.actions import Situation, best_action
 from dpscope.analysis.findings.answers import Verdict
@@ -16,7 +16,7 @@ from dpscope.analysis.findings.late_rank import LateRank
 from dpscope.analysis.findings.verdict import CPU_RUN, SCRIPT_ON_CPU, STAND_IN, run_verdict
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.stats.samples import Estimate, Interval
+from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
@@ -26,34 +26,33 @@ from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
 
 
-def cell(strategy: str, devices: int, batch: int, **values: object) -> dict[str, object]:
-    """A row: a traced step of 100 ms of which 20 ms are exposed of 30 ms of communication, unless told otherwise."""
-    parallel = {"communication_us": 30e3, "exposed_us": 20e3} if devices > 1 else {}
+def cell(strategy: str, devices: int, batch: int, **values: Any) -> CellRow:
+    """A row: a traced step of 100 ms of which 20 ms are exposed of 30 ms of communication, unless `values` differ."""
+    usual: dict[str, Any] = {"step_us": 100e3, "step_without_wait_us": 100e3, "traced_step_us": 100e3, "idle_us": 1e3}
     if devices > 1:
-        parallel |= {"exposed_wait_us": 0.0, "exposed_transfer_us": 20e3, "exposed_other_us": 0.0}
-    usual = {"step_us": 100e3, "step_without_wait_us": 100e3, "traced_step_us": 100e3, "idle_us": 1e3, **parallel}
-    names = {"cell": f"{strategy}-d{devices}-b{batch}", "strategy": strategy, "devices": devices, "batch_size": batch}
-    return {**dict.fromkeys(NAMES), **names, **usual, **values}
+        usual |= {"communication_us": 30e3, "exposed_us": 20e3}
+        usual |= {"exposed_wait_us": 0.0, "exposed_transfer_us": 20e3, "exposed_other_us": 0.0}
+    name = f"{strategy}-d{devices}-b{batch}"
+    row = CellRow(cell=name, strategy=strategy, devices=devices, batch_size=batch, **(usual | values))
+    return replace(row, ledger=ledger(row)) if row.traced_step_us is not None else row
 
 
-def ledger(row: Mapping[str, object]) -> Ledger:
+def ledger(row: CellRow) -> Ledger:
     """Of a row: compute is what the other parts leave of the step; broadcasts are all that is other."""
-    parts = {name: row[f"{name}_us"] for name in ("exposed_wait", "exposed_transfer", "exposed_other", "idle")}
-    known = [float(str(value)) for value in parts.values() if value is not None]
-    other = parts["exposed_other"]
-    low, high = row["exposed_low_us"], row["exposed_high_us"]
+    parts = {name: row.number(f"{name}_us") for name in ("exposed_wait", "exposed_transfer", "exposed_other", "idle")}
+    other, bounds = parts["exposed_other"], row.interval("exposed_us")
     return Ledger(
         traced_step_us=100e3,
-        compute_us=100e3 - sum(known),
+        compute_us=100e3 - sum(value for value in parts.values() if value is not None),
         **{f"{name}_us": value for name, value in parts.items()},  # type: ignore[arg-type]
-        communication_us=row["communication_us"],  # type: ignore[arg-type]
-        other_by_kind_us={"broadcast": float(str(other))} if other else {},
-        intervals={"exposed": Interval(float(str(low)), float(str(high)))} if low is not None else {},
+        communication_us=row.communication_us,
+        other_by_kind_us={"broadcast": other} if other else {},
+        intervals={"exposed": bounds} if bounds is not None else {},
     )
 
 
 def comparison(
-    *rows: Mapping[str, object], speedups: Mapping[str, Estimate] | None = None, ratio: Estimate | None = None
+    *rows: CellRow, speedups: Mapping[str, Estimate] | None = None, ratio: Estimate | None = None
 ) -> Comparison:
     """`speedups` by cell; `ratio` is DP's step over DDP's at 4 devices and batch 32."""
     series = tuple(
@@ -61,16 +60,14 @@ def comparison(
         for name, speedup in (speedups or {}).items()
     )
     gap = (StrategyGap("dp-d4-b32", "ddp-d4-b32", 4, 32, "DP", ratio, *[None] * 6),) if ratio else ()
-    ledgers = {str(row["cell"]): ledger(row) for row in rows if row["traced_step_us"] is not None}
-    return Comparison(pd.DataFrame(list(rows)), {}, gap, series, ledgers=ledgers)
+    return Comparison({row.cell: row for row in rows}, gap, series)
 
 
 def answer(of: Comparison, device_type: str, findings: Mapping[str, tuple[Finding, ...]] | None = None) -> Verdict:
     """The verdict on cells that were measured on `device_type`, without their samples and traces."""
     fields = ("strategy", "devices", "batch_size")
     planned = {
-        str(row["cell"]): msgspec.convert({name: row[name] for name in fields}, Cell)
-        for row in of.table.to_dict("records")
+        name: msgspec.convert({field: row.value(field) for field in fields}, Cell) for name, row in of.rows.items()
     }
     cells = {name: CellData(cell, None, findings=(findings or {}).get(name, ())) for name, cell in planned.items()}
     manifest = msgspec.structs.replace(RunFolder(EXAMPLE_RUN).manifest(), device_type=device_type)
@@ -89,13 +86,13 @@ AHEAD = Estimate(1.3, 1.2, 1.4, 60)
 
 
 def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
-    said = answer(comparison(SINGLE, DP, DDP, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD), "cuda")
-    assert said.caveat is None
-    assert said.which.text == (
+    found = answer(comparison(SINGLE, DP, DDP, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD), "cuda")
+    assert found.caveat is None
+    assert found.which.text == (
         "Use DDP: 3.60x one device's throughput (95% interval 3.40 to 3.80) on 4 devices, batch 32 each. DDP's step is 1.30x as "
         "fast as DP's (95% interval 1.20 to 1.40)."
     )
-    assert said.which.confidence == "shown"
+    assert found.which.confidence == "shown"
 
 
 @pytest.mark.parametrize("launch_bound", [True, False])
@@ -103,79 +100,79 @@ def test_a_launch_bound_step_is_called_that(launch_bound: bool) -> None:
     """Idle 60 of 100 ms: by the finding of the cell alone, in the cost and in what to do."""
     idle = cell("ddp", 4, 32, idle_us=60e3)
     of = comparison(SINGLE, DP, idle, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD)
-    found = (TraceCode.LAUNCH_BOUND if launch_bound else TraceCode.DEVICE_IDLE).finding("ddp-d4-b32: idle")
-    said = answer(of, "cuda", {"ddp-d4-b32": (found,)})
-    assert said.cost.text.endswith("The step is launch-bound.") == launch_bound
-    assert said.action.text.startswith("The step is launch-bound: choose a larger batch") == launch_bound
-    assert said.part == "idle time of the devices"
+    finding = (TraceCode.LAUNCH_BOUND if launch_bound else TraceCode.DEVICE_IDLE).finding("ddp-d4-b32: idle")
+    found = answer(of, "cuda", {"ddp-d4-b32": (finding,)})
+    assert found.cost.text.endswith("The step is launch-bound.") == launch_bound
+    assert found.action.text.startswith("The step is launch-bound: choose a larger batch") == launch_bound
+    assert found.part == "idle time of the devices"
 
 
 def test_dp_is_recommended_where_it_wins() -> None:
     behind = Estimate(0.8, 0.75, 0.85, 60)
-    said = answer(comparison(SINGLE, DP, DDP, speedups={"dp-d4-b32": FASTER}, ratio=behind), "cuda")
-    assert said.which.text.startswith("Use DP: 3.60x")
+    found = answer(comparison(SINGLE, DP, DDP, speedups={"dp-d4-b32": FASTER}, ratio=behind), "cuda")
+    assert found.which.text.startswith("Use DP: 3.60x")
     # 1 / 0.8 = 1.25; the ends change places: 1 / 0.85 = 1.18, 1 / 0.75 = 1.33.
-    assert said.which.text.endswith("DP's step is 1.25x as fast as DDP's (95% interval 1.18 to 1.33).")
+    assert found.which.text.endswith("DP's step is 1.25x as fast as DDP's (95% interval 1.18 to 1.33).")
 
 
-def test_where_no_difference_is_shown_either_will_do() -> None:
+def test_without_a_significant_difference_either_will_do() -> None:
     even = Estimate(1.05, 0.9, 1.2, 60)
-    said = answer(comparison(SINGLE, DP, DDP, speedups={"ddp-d4-b32": FASTER}, ratio=even), "cuda")
-    assert said.which.text.startswith("Use DDP or DP, whichever is simpler: ")
-    assert "DDP against DP: not significant" in said.which.text
+    found = answer(comparison(SINGLE, DP, DDP, speedups={"ddp-d4-b32": FASTER}, ratio=even), "cuda")
+    assert found.which.text.startswith("Use DDP or DP, whichever is simpler: ")
+    assert "DDP against DP: not significant" in found.which.text
 
 
 def test_several_devices_that_are_slower_than_one_are_advised_against() -> None:
     slower = Estimate(0.7, 0.6, 0.8, 60)
-    said = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": slower}), "cuda")
-    assert said.which.text == (
-        "Do not parallelise at this size: DDP gives 0.70x one device's throughput (95% interval 0.60 to 0.80) on 4 devices, "
+    found = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": slower}), "cuda")
+    assert found.which.text == (
+        "Do not parallelise at this size: DDP reaches 0.70x one device's throughput (95% interval 0.60 to 0.80) on 4 devices, "
         "batch 32 each."
     )
-    assert said.action.text.startswith("Train on one device")
+    assert found.action.text.startswith("Train on one device")
 
 
-def test_what_chance_could_give_is_not_decided() -> None:
-    said = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(1.1, 0.9, 1.3, 60)}), "cuda")
-    assert said.which.text.startswith("Not decided between DDP and one device: ")
-    assert said.which.confidence == "not_shown"
+def test_a_gain_that_is_not_significant_is_not_decided() -> None:
+    found = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(1.1, 0.9, 1.3, 60)}), "cuda")
+    assert found.which.text.startswith("Not decided between DDP and one device: ")
+    assert found.which.confidence == "not_shown"
     once = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(1.1, None, None, 60)}), "cuda")
     assert once.which.confidence == "no_interval"
 
 
-def test_what_communication_costs() -> None:
+def test_the_cost_of_communication() -> None:
     row = cell("ddp", 4, 32, exposed_low_us=15e3, exposed_high_us=25e3)
-    said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda").cost
-    assert said.text == (
+    found = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda").cost
+    assert found.text == (
         "DDP exposes 20.0 ms of communication in a 100.0 ms traced step (20%; 95% interval 15.0 to 25.0 ms): 0.0 ms waiting for "
         "late ranks, 20.0 ms transfer; 10.0 ms more is hidden behind compute."
     )
-    assert said.confidence == "shown"
+    assert found.confidence == "shown"
 
 
 def test_broadcasts_of_buffers_are_not_called_transfer() -> None:
     """Of 20 ms exposed 5 ms wait, 6 ms are transfers and 9 ms DDP's broadcasts."""
     row = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
-    said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")
-    assert ": 5.0 ms waiting for late ranks, 6.0 ms transfer, 9.0 ms broadcast;" in said.cost.text
-    assert said.action.text.startswith("Try DDP without broadcasts of buffers (--broadcast-buffers off measures it)")
-    assert said.action.text.endswith("This saves at most 9.00 ms of a 100.0 ms traced step (9%).")
-    assert (said.part, said.saves_us) == ("broadcasts of buffers", 9e3)
+    found = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")
+    assert ": 5.0 ms waiting for late ranks, 6.0 ms transfer, 9.0 ms broadcast;" in found.cost.text
+    assert found.action.text.startswith("Try DDP without broadcasting buffers (--broadcast-buffers off measures it)")
+    assert found.action.text.endswith("This saves at most 9.00 ms of a 100.0 ms traced step (9%).")
+    assert (found.part, found.saves_us) == ("broadcasts of buffers", 9e3)
     hidden = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=15e3, exposed_other_us=0.0)
-    said = answer(comparison(SINGLE, hidden, speedups={"ddp-d4-b32": FASTER}), "cuda")
-    assert ": 5.0 ms waiting for late ranks, 15.0 ms transfer;" in said.cost.text
-    assert said.action.text.startswith("Hide or shrink the transfers")
+    found = answer(comparison(SINGLE, hidden, speedups={"ddp-d4-b32": FASTER}), "cuda")
+    assert ": 5.0 ms waiting for late ranks, 15.0 ms transfer;" in found.cost.text
+    assert found.action.text.startswith("Hide or shrink the transfers")
 
 
-def test_a_script_is_given_torchs_argument_and_no_option_of_dpscopes() -> None:
+def test_advice_for_a_script_names_torchs_argument_rather_than_an_option() -> None:
     row = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
     of_script = replace(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), of_script=True)
     action = answer(of_script, "cuda").action.text
-    assert action.startswith("Try DDP without broadcasts of buffers (DDP's broadcast_buffers=False): each step waits")
+    assert action.startswith("Try DDP without broadcasting buffers (DDP's broadcast_buffers=False): each step waits")
 
 
-def test_what_an_action_rests_on_is_said() -> None:
-    """Its bound is a mean of traced steps, which no interval is given of; what is not decided is said of the gain."""
+def test_the_basis_of_an_action_is_stated() -> None:
+    """Its bound is a mean of traced steps, which no interval is given of; what is not decided is found of the gain."""
     means = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": FASTER}), "cuda")
     assert means.action.basis == "means of the traced steps, no interval"
     assert means.which.basis == "The gain over one device: significant (95% interval)"
@@ -192,27 +189,27 @@ def test_what_an_action_rests_on_is_said() -> None:
     assert unknown.action.basis == "not measured"
 
 
-def test_why_a_gap_has_no_interval_is_told() -> None:
-    def said(count: int) -> str:
+def test_the_reason_for_a_missing_interval_is_stated() -> None:
+    def which(count: int) -> str:
         ratio = Estimate(1.3, None, None, count)
         return answer(comparison(SINGLE, DP, DDP, speedups={"ddp-d4-b32": FASTER}, ratio=ratio), "cuda").which.text
 
-    assert said(4).endswith("but fewer than five steps cannot show it: use --steps 5 or more.")
-    assert said(5).endswith("but one repeat cannot show it: use --repeats 3.")
+    assert which(4).endswith("but fewer than five steps cannot show it: use --steps 5 or more.")
+    assert which(5).endswith("but one repeat cannot show it: use --repeats 3.")
 
 
 def test_variants_over_several_nodes_do_not_compete_with_the_plain_cells() -> None:
-    plain = cell("ddp", 4, 32) | {"cell": "ddp-d4-n2-b32"}
-    variant = cell("ddp", 4, 32, step_us=90e3) | {"cell": "ddp-d4-n2-b32-hook-fp16"}
+    plain = replace(cell("ddp", 4, 32), cell="ddp-d4-n2-b32")
+    variant = replace(cell("ddp", 4, 32, step_us=90e3), cell="ddp-d4-n2-b32-hook-fp16")
     variants = {"ddp-d4-n2-b32-hook-fp16": "hook-fp16"}
     assert answer(replace(comparison(plain, variant), variants=variants), "cuda").cells == ("ddp-d4-n2-b32",)
     alone = replace(comparison(variant), variants=variants)
     assert answer(alone, "cuda").cells == ("ddp-d4-n2-b32-hook-fp16",)
 
 
-def action_of(late: LateRank | None = None, **values: object) -> str:
+def action_of(late: LateRank | None = None, **values: Any) -> str:
     row = cell("ddp", 4, 32, **values)
-    return best_action([row], Situation(row, ledger(row), late, on_device=True)).text
+    return best_action([row], Situation(row, late, on_device=True)).text
 
 
 def test_broadcasts_that_wait_for_a_late_rank_are_its_doing() -> None:
@@ -225,7 +222,7 @@ def test_broadcasts_that_wait_for_a_late_rank_are_its_doing() -> None:
 
 def test_waiting_for_no_single_rank_is_jitter() -> None:
     text = action_of(exposed_wait_us=15e3, exposed_transfer_us=5e3)
-    assert text.startswith("Waiting is for no single rank: jitter.")
+    assert text.startswith("No single rank causes the waiting.")
 
 
 def test_a_late_rank_that_is_idle_itself_is_called_so_in_the_same_sentence() -> None:
@@ -237,21 +234,21 @@ def test_a_late_rank_that_is_idle_itself_is_called_so_in_the_same_sentence() -> 
     )
     idle = action_of(late, exposed_wait_us=15e3, exposed_transfer_us=5e3, idle_us=30e3)
     assert idle.startswith(
-        "Look at what the host does between launches; the devices are idle, and rank 7, which the others wait for, is itself "
+        "Check what the host does between launches; the devices are idle, and rank 7, which the others wait for, is itself "
         "without a launch for 40.0 ms of a step."
     )
 
 
-def test_a_second_part_as_large_is_named_too() -> None:
+def test_a_second_part_of_similar_size_is_named() -> None:
     text = action_of(exposed_wait_us=9e3, exposed_transfer_us=11e3)
     assert text.endswith("(11%). Nearly as much is waiting for late ranks (9.00 ms).")
 
 
-def test_a_batch_that_is_not_known_is_not_told() -> None:
+def test_an_unknown_batch_is_not_stated() -> None:
     row = cell("ddp", 4, 1, steps_per_s=10.0)
-    said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b1": FASTER}), "cuda").which.text
-    assert "on 4 devices." in said
-    assert "batch" not in said
+    found = answer(comparison(SINGLE, row, speedups={"ddp-d4-b1": FASTER}), "cuda").which.text
+    assert "on 4 devices." in found
+    assert "batch" not in found
 
 
 def test_lost_communication_is_not_called_none() -> None:
@@ -259,14 +256,14 @@ def test_lost_communication_is_not_called_none() -> None:
         "ddp", 4, 32, communication_us=None, exposed_us=None, exposed_wait_us=None, exposed_transfer_us=None,
         exposed_other_us=None,
     )  # fmt: skip
-    said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")
-    assert said.cost.text == "It was not measured: the trace of ddp-d4-b32 does not show it."
-    assert said.cost.confidence == "not_measured"
+    found = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")
+    assert found.cost.text == "It was not measured: the trace of ddp-d4-b32 does not show it."
+    assert found.cost.confidence == "not_measured"
 
 
 def test_the_largest_part_that_can_be_removed_is_named_with_its_bound() -> None:
     assert "This saves at most 20.0 ms of a 100.0 ms traced step (20%)." in action_of()
-    assert action_of(idle_us=40e3).startswith("Look at what the host does between launches")
+    assert action_of(idle_us=40e3).startswith("Check what the host does between launches")
     assert "at most 40.0 ms of a 100.0 ms traced step (40%)" in action_of(idle_us=40e3)
     assert action_of(step_without_wait_us=65e3).startswith("Feed the devices faster")
     assert "at most 35.0 ms" in action_of(step_without_wait_us=65e3)
@@ -276,20 +273,17 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_bound() -> None:
 def test_a_larger_batch_that_was_measured_to_pay_is_advised() -> None:
     small = cell("ddp", 4, 32, samples_per_s=1000, samples_per_s_low=990, samples_per_s_high=1010)
     large = cell("ddp", 4, 64, samples_per_s=1500, samples_per_s_low=1480, samples_per_s_high=1520)
-    answered = answer(comparison(SINGLE, DP, small, large, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD), "cuda").action
-    said = answered.text
-    assert answered.basis == "medians of the timed steps"
-    assert said.startswith(
-        "Raise the batch to 64 per device: it was measured to train 1.50x as many samples per second."
-    )
+    found = answer(comparison(SINGLE, DP, small, large, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD), "cuda").action
+    assert found.basis == "medians of the timed steps"
+    assert found.text.startswith("Raise the batch to 64 per device, which reached 1.50x as many samples per second.")
 
 
-def test_a_cpu_run_says_first_that_it_is_a_stand_in() -> None:
+def test_a_cpu_run_begins_with_the_stand_in_caveat() -> None:
     host = cell("dp-host", 2, 32)
-    said = answer(comparison(SINGLE, host), "cpu")
-    assert said.caveat == STAND_IN
-    assert "dp-host on 2 devices" in said.which.text
-    assert "nn.DataParallel" not in "".join(one.text for one in said.answers)
+    found = answer(comparison(SINGLE, host), "cpu")
+    assert found.caveat == STAND_IN
+    assert "dp-host on 2 devices" in found.which.text
+    assert "nn.DataParallel" not in "".join(one.text for one in found.answers)
 
 
 def test_a_cpu_run_without_dp_host_does_not_mention_it() -> None:
@@ -297,33 +291,33 @@ def test_a_cpu_run_without_dp_host_does_not_mention_it() -> None:
 
 
 def test_one_device_alone_answers_nothing() -> None:
-    said = answer(comparison(SINGLE), "cuda")
-    assert "none can be recommended" in said.which.text
-    assert said.action.text == "Measure two or more devices: dpscope run --devices 1,2."
-    assert {one.confidence for one in said.answers} == {"not_measured"}
+    found = answer(comparison(SINGLE), "cuda")
+    assert "none can be recommended" in found.which.text
+    assert found.action.text == "Measure two or more devices: dpscope run --devices 1,2."
+    assert {one.confidence for one in found.answers} == {"not_measured"}
     attached = answer(replace(comparison(SINGLE), of_script=True), "cuda")
     assert "that train together" in attached.action.text  # two processes that train alone were no two devices
 
 
-def test_without_a_single_device_the_same_strategy_on_one_is_what_it_is_set_beside() -> None:
+def test_without_a_single_device_the_baseline_is_the_strategy_on_one_device() -> None:
     """Four devices in 100 ms against one in 90 ms, at 32 samples each: 4 x 90 / 100."""
-    once = replace(comparison(DDP), over_itself={str(DDP["cell"]): Estimate(3.6, None, None, 50)})
-    said = answer(once, "cuda").which
-    assert said.text == (
-        "DDP on 4 devices, batch 32 each gives 3.60x the throughput of one device under DDP (50 steps, "
-        "no interval); a device without DDP was not measured, so its gain over that is not known."
+    once = replace(comparison(DDP), over_itself={DDP.cell: Estimate(3.6, None, None, 50)})
+    found = answer(once, "cuda").which
+    assert found.text == (
+        "DDP on 4 devices, batch 32 each reaches 3.60x the throughput of one device under DDP (50 steps, "
+        "no interval); one device without DDP was not measured, so the gain over that is unknown."
     )
-    assert said.confidence == "no_interval"
-    twice = replace(once, over_itself={str(DDP["cell"]): Estimate(3.6, 3.5, 3.7, 50)})
+    assert found.confidence == "no_interval"
+    twice = replace(once, over_itself={DDP.cell: Estimate(3.6, 3.5, 3.7, 50)})
     assert answer(twice, "cuda").which.confidence == "shown"
     assert "was not compared with one device" in answer(comparison(DDP), "cuda").which.text
 
 
-def test_a_script_s_detected_batch_and_its_failed_jobs_are_on_the_first_screen() -> None:
+def test_the_inferred_batch_and_failed_jobs_of_a_script_are_on_the_first_screen() -> None:
     script = replace(comparison(SINGLE), of_script=True, batches_seen=("24 in 2 micro-batches", "35"))
     on_gpu = answer(script, "cuda")
     assert on_gpu.caveat == (
-        "Batch per device, as the model's calls show it: 24 in 2 micro-batches, 35 (--batch-size corrects it)."
+        "Batch per device, inferred from the model's calls: 24 in 2 micro-batches, 35 (or set --batch-size)."
     )
     assert answer(script, "cpu").caveat == f"{SCRIPT_ON_CPU} {on_gpu.caveat}"
     failed = answer(replace(script, unmeasured_jobs=("2 devices",)), "cuda")

@@ -1,4 +1,4 @@
-"""A thousand generated ranks with a planted bad node: it is named, with its local rank, in few numbers and no table of ranks."""
+"""A thousand generated ranks with a planted bad node, which is named with its local rank in a short summary."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dpscope.analysis.figures.wait_strip import wait_strips
+from dpscope.analysis.figures.waits import wait_strips
 from dpscope.analysis.hosts.folds import RankSpread, fold, rank_means, spreads
-from dpscope.analysis.hosts.places import rank_places
+from dpscope.analysis.hosts.topology import rank_places
 from dpscope.analysis.partials.merge import analyze_partials
 from dpscope.analysis.runs.traced_run import traced_run
 from dpscope.analysis.traces.ranks.timeline import drawn_ranks
@@ -57,18 +57,18 @@ def test_the_bad_node_and_its_local_rank_are_named(folder: Path, waits: np.ndarr
     assert 0.6 < node[BAD_NODE] < 0.8
     ended = CliRunner().invoke(app, ["analyze", str(folder), "--format", "markdown"])
     assert ended.exit_code == 0, ended.output
-    told = json.loads(CliRunner().invoke(app, ["analyze", str(folder), "--format", "json"]).output)
-    (finding,) = [one["message"] for one in told["findings"] if one["code"] == "waiting_for_node"]
+    content = json.loads(CliRunner().invoke(app, ["analyze", str(folder), "--format", "json"]).output)
+    (finding,) = [one["message"] for one in content["findings"] if one["code"] == "waiting_for_node"]
     of_node = caused[BAD] / node[BAD_NODE]
     assert finding == (
         f"node n0017 causes {node[BAD_NODE]:.0%} of all waiting; {of_node:.0%} of that is for its local rank 3 (rank {BAD})"
     )
     assert 0.8 < of_node < 0.9
-    assert [row["host"] for row in told["by_host"][:2]] == ["n0017", "n0000"]
-    assert told["by_host"][0]["caused_share"] == pytest.approx(node[BAD_NODE])
-    assert told["by_local_rank"][0]["local_rank"] == BAD_LOCAL
-    assert sum(row["caused_share"] for row in told["by_host"]) == pytest.approx(1.0)
-    assert "by_switch" not in told
+    assert [row["host"] for row in content["by_host"][:2]] == ["n0017", "n0000"]
+    assert content["by_host"][0]["caused_share"] == pytest.approx(node[BAD_NODE])
+    assert content["by_local_rank"][0]["local_rank"] == BAD_LOCAL
+    assert sum(row["caused_share"] for row in content["by_host"]) == pytest.approx(1.0)
+    assert "by_switch" not in content
     assert len(ended.output.splitlines()) < 100
 
 
@@ -88,7 +88,7 @@ def test_spreads_are_over_the_means_of_ranks(analysis: TraceAnalysis, waits: np.
     assert found["step_us"].far == 0
 
 
-def test_transfer_is_what_the_last_rank_takes(analysis: TraceAnalysis) -> None:
+def test_transfer_is_the_duration_on_the_last_rank(analysis: TraceAnalysis) -> None:
     assert analysis.collectives["transfer_us"].astype(float).to_numpy() == pytest.approx(TRANSFER_US, abs=1e-3)
 
 
@@ -124,18 +124,18 @@ def test_waiting_is_folded_by_switch(folder: Path, tmp_path: Path, waits: np.nda
     assert [rows["s0"]["ranks"], rows["s1"]["ranks"]] == [128, 896]
     assert rows["s0"]["caused_share"] == pytest.approx(shares(waits)[:128].sum())
     wrong = tmp_path / "wrong"
-    for text, said in (
+    for text, message in (
         ("m0 s0\n", "lists none of the hosts"),
         ("a b c\n", "line 1: 'a b c' is not a host and its switch"),
-        ("", "names no host"),
+        ("", "contains no host"),
     ):
         wrong.write_text(text)
         bad = CliRunner().invoke(app, ["analyze", str(folder), "--topology", str(wrong)])
-        assert said in str(bad.exception)
+        assert message in str(bad.exception)
 
 
 @pytest.mark.long
-def test_hosts_are_numbered_where_that_is_asked_for(folder: Path) -> None:
+def test_hosts_are_numbered_on_request(folder: Path) -> None:
     ended = CliRunner().invoke(app, ["analyze", str(folder), "--hide-hosts", "--format", "json"])
     assert "n0017" not in ended.output
     assert "node host17 causes" in ended.output
@@ -144,15 +144,15 @@ def test_hosts_are_numbered_where_that_is_asked_for(folder: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("left_out", "known"), [(5, True), (40, False)])
-def test_missing_ranks_are_told(left_out: int, known: bool, tmp_path: Path) -> None:
+def test_missing_ranks_are_reported(left_out: int, known: bool, tmp_path: Path) -> None:
     """Of 1,024, 99% are 1,014."""
     missing = frozenset({300, 301, 302, 511, *range(900, 900 + left_out - 4)})
     write_partials(tmp_path, RANKS, 128, 2, 2, left_out=missing)
     found = analyze_partials(tmp_path)
     assert len(found.summaries) == RANKS - left_out
     assert bool(found.collectives["transfer_us"].notna().all()) is known
-    told = json.loads(CliRunner().invoke(app, ["analyze", str(tmp_path), "--format", "json"]).output)
-    (message,) = [one["message"] for one in told["findings"] if one["code"] == "ranks_missing"]
+    content = json.loads(CliRunner().invoke(app, ["analyze", str(tmp_path), "--format", "json"]).output)
+    (message,) = [one["message"] for one in content["findings"] if one["code"] == "ranks_missing"]
     last = "900" if left_out == 5 else "900 to 935"
     assert message.startswith(f"{RANKS - left_out:,} of 1,024 ranks were read, missing: 300 to 302, 511, {last}; ")
     assert ("transfer is an upper bound" in message) is known

@@ -1,4 +1,4 @@
-"""Files that tell each host's switch, as people and Slurm write them; and those that do not."""
+"""Files that list the switch of each host, as people and Slurm write them, and invalid ones."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from dpscope.profiling.store.errors import DpscopeError
 TWO = {"n0": "s0", "n1": "s0"}
 
 
-def told(tmp_path: Path, text: str) -> dict[str, str]:
+def switches_in(tmp_path: Path, text: str) -> dict[str, str]:
     path = tmp_path / "topology.conf"
     path.write_text(text)
     return read_topology(path)
@@ -31,36 +31,36 @@ def told(tmp_path: Path, text: str) -> dict[str, str]:
         "BlockName=s0 Nodes=n[0-1]\nBlockSizes=2\n",
     ],
 )
-def test_each_form_tells_the_same(tmp_path: Path, text: str) -> None:
-    assert told(tmp_path, text) == TWO
+def test_all_forms_are_equivalent(tmp_path: Path, text: str) -> None:
+    assert switches_in(tmp_path, text) == TWO
 
 
 def test_names_of_several_numbers_are_all_their_hosts(tmp_path: Path) -> None:
-    assert sorted(told(tmp_path, "SwitchName=s0 Nodes=r[0-1]n[08-09]\n")) == ["r0n08", "r0n09", "r1n08", "r1n09"]
+    assert sorted(switches_in(tmp_path, "SwitchName=s0 Nodes=r[0-1]n[08-09]\n")) == ["r0n08", "r0n09", "r1n08", "r1n09"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("SwitchName=s0 Nodes=n[a-b]\n", r"line 1: \[a-b\] is no range of hosts, such as \[0-15\]"),
-        ("\nSwitchName=s0 Nodes=n[5-2]\n", r"line 2: \[5-2\] is no range"),
-        ("SwitchName=s0 Nodes=n[0-999999999]\n", r"\[0-999999999\] is no range"),  # and at once
-        ("SwitchName=s0 Nodes=n[0-3\n", r"'n\[0-3' has a bracket without its other one"),
-        ("n0 s0\nn0 s1\n", "line 2: n0 is on s0 already, and on s1"),
-        ("n0 s0 rack7\n", "line 1: 'n0 s0 rack7' is not a host and its switch; write those, or SwitchName"),
+        ("SwitchName=s0 Nodes=n[a-b]\n", r"line 1: \[a-b\] is not a range of hosts, such as \[0-15\]"),
+        ("\nSwitchName=s0 Nodes=n[5-2]\n", r"line 2: \[5-2\] is not a range"),
+        ("SwitchName=s0 Nodes=n[0-999999999]\n", r"\[0-999999999\] is not a range"),  # and at once
+        ("SwitchName=s0 Nodes=n[0-3\n", r"'n\[0-3' has an unmatched bracket"),
+        ("n0 s0\nn0 s1\n", "line 2: n0 is on s0 and on s1; remove one"),
+        ("n0 s0 rack7\n", "line 1: 'n0 s0 rack7' is not a host and its switch; write HOST SWITCH, or SwitchName"),
         ("SwitchName=s0\n", "'SwitchName=s0' is not a host and its switch"),
         ("- topology: tree\n", "is not a host and its switch"),
-        ("host switch\n", "names no host"),
-        ("# n0 s0\n", "names no host"),
+        ("host switch\n", "contains no host"),
+        ("# n0 s0\n", "contains no host"),
     ],
 )
-def test_what_tells_no_switch_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(DpscopeError, match=said) as caught:
-        told(tmp_path, text)
+def test_invalid_lines_are_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DpscopeError, match=message) as caught:
+        switches_in(tmp_path, text)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "topology.conf").write_bytes(b"n0 \xff\xfe\n")
     with pytest.raises(DpscopeError, match="is not a text file"):
         read_topology(tmp_path / "topology.conf")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.commands.read import analyze
+from dpscope.launch.commands.analyze import analyze
 from dpscope.profiling.records.equality import EQUALITY_FOLDER
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import SETTINGS_NAME
@@ -12,7 +12,9 @@ from dpscope.profiling.store.folders import SETTINGS_NAME
 
 def test_a_run_without_its_manifest_is_no_training(tmp_path: Path) -> None:
     (tmp_path / "cells" / "single-d1-b4").mkdir(parents=True)
-    with pytest.raises(DpscopeError, match=f"{tmp_path}: manifest.json is missing or not dpscope's, which says"):
+    with pytest.raises(
+        DpscopeError, match=f"{tmp_path}: manifest.json is missing or not dpscope's, which lists its cells"
+    ):
         analyze([tmp_path])
 
 

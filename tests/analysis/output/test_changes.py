@@ -52,14 +52,14 @@ def test_a_gate_that_cannot_judge_does_not_pass(
     before, other = run_of(tmp_path / "before", SINGLE, DDP), tmp_path / "other"
     assert status(before, before) == (0, "")
     run_of(other, SINGLE, DDP, change=lambda config: config.update(amp="bf16"))
-    said = "dpscope: the runs differ in amp off -> bf16; a change may come from that and not from the code\n"
+    said = "dpscope: the runs differ in amp off -> bf16; a change may come from that rather than from the code\n"
     assert status(before, other) == (3, said)
     assert status(before, other, force=True) == (0, said)
     lost = run_of(tmp_path / "lost", SINGLE)
     assert status(before, lost) == (
         3,
-        f"dpscope: {DDP} cannot be judged: not measured in {lost}; measure the same cells in both runs, or see why they "
-        "failed there\n",
+        f"dpscope: {DDP} cannot be judged: not measured in {lost}; measure the same cells in both runs, or find out why "
+        "they failed in the second\n",
     )
     assert status(lost, before) == (0, ""), "a cell that is new was not slower before"
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,12 +119,11 @@ def test_repeats_that_differ_come_before_any_conclusion(report: Report) -> None:
 
 def test_waiting_named_as_a_reason_is_exposed(report: Report) -> None:
     """`prediction_off` named more waiting than was exposed."""
-    values = dict(report.comparison.table.to_dict("records")[2])
-    row = {str(name): value for name, value in values.items()} | {
-        "predicted_exposed_error": -0.5, "hidden_us": 0.0, "wait_us": 9e6, "queue_us": None,
-    }  # fmt: skip
+    row = replace(
+        [*report.comparison.rows.values()][2], predicted_exposed_error=-0.5, hidden_us=0.0, wait_us=9e6, queue_us=None
+    )
     (waiting,) = likely_reasons(row, ["exposed"])
-    assert waiting == "waiting: 2.06 ms of it a step for late ranks, which the model leaves out"
+    assert waiting == "waiting: 2.06 ms a step for late ranks, which the model does not include"
 
 
 @pytest.mark.long

@@ -8,10 +8,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.answers import LABELS
+from dpscope.analysis.findings.verdict import STAND_IN
 from dpscope.analysis.output.analyze import Targets, report_of, show_run
 from dpscope.analysis.output.summary import print_summary
-from dpscope.analysis.report.printed import PrintedReport, first_rows
+from dpscope.analysis.report.comparison_tables import first_rows
+from dpscope.analysis.report.stamp import PrintedReport
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.launch.cli import app
 from dpscope.profiling.records.run_codes import RunCode
@@ -59,7 +63,7 @@ def demo(answer: str, findings: int) -> PrintedReport:
     second = ("cell", "exposed", "T_N-T_1", "error", "transfers", "ring", "error")
     shortcuts = tuple((cell, "285.5", "301.2", "15.7", "239.9", "41.5", "-198.4") for cell in cells if "-d2-" in cell)
     return PrintedReport(
-        setting="", warnings=("CPU stand-in: " + "it says nothing about GPUs. " * 2,),
+        setting="", warnings=(STAND_IN,),
         answers=tuple((label, answer) for label in LABELS),
         summary=TextTable("Where a step goes [ms]", headings, rows),
         shortcuts=TextTable("Against the shortcuts [ms]", second, shortcuts),
@@ -97,8 +101,13 @@ def test_the_rows_shown_first_are_those_of_the_answers() -> None:
               (("single", 1), ("ddp", 1), ("dp", 2), ("ddp", 2))]  # fmt: skip
     cells = [(f"{name}-d{devices}-b{batch}", name, devices, batch) for name, devices, batch in shapes]
     variant = "ddp-d2-b8-overlap-off"
-    chosen = first_rows([*cells, (variant, "ddp", 2, 8)], ("dp-d2-b8", "ddp-d2-b8"), (variant,))
-    assert [cells[index][0] for index in chosen] == ["single-d1-b8", "dp-d2-b8", "ddp-d2-b8"]
+    rows = [
+        CellRow(cell=cell, strategy=strategy, devices=devices, batch_size=batch, step_us=1.0)
+        for cell, strategy, devices, batch in (*cells, (variant, "ddp", 2, 8))
+    ]
+    comparison = Comparison({row.cell: row for row in rows}, variants={variant: "overlap-off"})
+    chosen = first_rows(comparison, ("dp-d2-b8", "ddp-d2-b8"))
+    assert [rows[index].cell for index in chosen] == ["single-d1-b8", "dp-d2-b8", "ddp-d2-b8"]
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Executors of others: the same tables, wherever a trace is read. Dask runs as a real local cluster where it is installed."""
+"""Other executors give the same tables wherever a trace is read. Dask runs as a real local cluster if installed."""
 
 import importlib
 import importlib.util
@@ -60,7 +60,7 @@ class Jobs:
         return Job(lost if file.name.startswith("0_2") else lambda: work(file, *rest))
 
 
-def test_jobs_that_are_no_futures_are_waited_for_and_a_lost_one_is_told(traces: Path, tmp_path: Path) -> None:
+def test_jobs_that_are_not_futures_are_awaited_and_a_lost_one_is_reported(traces: Path, tmp_path: Path) -> None:
     made = reduce_traces(traces, tmp_path / "n0.dpscope", executor=cast("Any", Jobs()))
     assert made.ranks == RANKS - 1
     (unread,) = made.unread

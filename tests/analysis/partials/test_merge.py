@@ -1,4 +1,4 @@
-"""Partials of one job, however they are split, ordered and joined: the same tables, to the bit, as of the traces."""
+"""Partials of a job, however split, ordered and joined, give exactly the tables of its traces."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def assert_equal(found: TraceAnalysis, expected: TraceAnalysis) -> None:
     for name in TABLES:
         pd.testing.assert_frame_equal(getattr(found, name), getattr(expected, name), check_exact=True)
     assert found.findings == expected.findings
-    here = [replace(one, read_on=None) for one in found.summaries]  # traces do not tell who reduced them
+    here = [replace(one, read_on=None) for one in found.summaries]  # traces do not record where they were reduced
     assert tuple(here) == expected.summaries
     assert found.timelines == expected.timelines
 
@@ -69,7 +69,7 @@ def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
         chance.shuffle(own)
         name = f"{chance.random()}.dpscope"
         write_partial(Partial(rows.take(pa.array(own, pa.int64()))), folder / name)
-    for level in range(depth):  # some of them joined, beside which they stay: each rank counts once
+    for level in range(depth):  # some are joined, and also kept: each rank counts once
         chosen = [path for path in find_partials(folder) if chance.random() < 0.6] or find_partials(folder)
         reduce_traces(chosen, folder / f"{chance.random()}-{level}.dpscope")
     files = find_partials(folder)
@@ -104,7 +104,7 @@ def test_every_table_of_every_kind_of_job_goes_through(kind: str, tmp_path: Path
 
 
 @pytest.mark.long
-def test_the_command_prints_of_partials_what_it_prints_of_traces(traces: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_same_for_partials_as_for_traces(traces: Path, tmp_path: Path) -> None:
     reduce_traces(traces, tmp_path)
     of_traces = CliRunner().invoke(app, ["analyze", str(traces), "--format", "json"])
     of_partials = CliRunner().invoke(app, ["analyze", str(tmp_path), "--format", "json"])
@@ -122,25 +122,25 @@ def test_a_report_is_made_of_partials(traces: Path, tmp_path: Path) -> None:
     assert "traces of 4 ranks" in (page / "report.html").read_text()
 
 
-def test_bad_partials_are_told_in_a_line(traces: Path, rows: pa.Table, tmp_path: Path) -> None:
+def test_bad_partials_are_reported_in_a_line(traces: Path, rows: pa.Table, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(DpscopeError, match=r"holds no partial \(\*\.dpscope\)"):
+    with pytest.raises(DpscopeError, match=r"contains no partial \(\*\.dpscope\)"):
         analyze_partials(empty)
     write_partial(Partial(rows.slice(0, 0)), empty / "a.dpscope")
-    with pytest.raises(DpscopeError, match="holds no rank"):
+    with pytest.raises(DpscopeError, match="contains no rank"):
         analyze_partials(empty)
     write_partial(Partial(rows), tmp_path / "jobs" / "four.dpscope")
     damaged = tmp_path / "damaged.dpscope"
     damaged.write_bytes((tmp_path / "jobs" / "four.dpscope").read_bytes()[:-50])
     for path in (damaged, traces):
-        with pytest.raises(DpscopeError, match=r"is not a complete partial|holds no partial"):
+        with pytest.raises(DpscopeError, match=r"is not a complete partial|contains no partial"):
             analyze_partials(path)
-    with pytest.raises(DpscopeError, match="give only partials or only traces"):
+    with pytest.raises(DpscopeError, match="pass only partials or only traces"):
         analyze_partials([tmp_path / "jobs" / "four.dpscope", traces])
 
 
-def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(_: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -150,8 +150,8 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.long
-def test_partials_of_several_jobs_are_told_apart_by_their_folders_and_compared_as_repeats(tmp_path: Path) -> None:
-    """As their traces are; a folder in which a job's partials lie beside one that joins them is still one job."""
+def test_partials_of_several_jobs_are_distinguished_by_folder_and_compared_as_repeats(tmp_path: Path) -> None:
+    """As their traces are; a folder in which a job's partials lie next to one that joins them is still one job."""
     for side, factor in (("before", 1.0), ("after", 1.5)):
         for job in "012":
             made = write_ddp_job(tmp_path / "traces" / side / job, 2, factor + int(job) / 100)
@@ -164,11 +164,11 @@ def test_partials_of_several_jobs_are_told_apart_by_their_folders_and_compared_a
     assert list(found) == list(expected) == ["0", "1", "2"]
     for name, own in found.items():
         assert_equal(own, expected[name])
-    said = [
+    results = [
         CliRunner().invoke(
             app, ["compare", str(tmp_path / kind / "before"), str(tmp_path / kind / "after"), "--format", "json"]
         )
         for kind in ("traces", "partials")
     ]
-    assert said[0].exit_code == said[1].exit_code
-    assert json.loads(said[0].stdout)["changes"] == json.loads(said[1].stdout)["changes"] != []
+    assert results[0].exit_code == results[1].exit_code
+    assert json.loads(results[0].stdout)["changes"] == json.loads(results[1].stdout)["changes"] != []

@@ -1,4 +1,4 @@
-"""One call of reduce: what it reads, keeps, tells and refuses."""
+"""One call of reduce: what it reads, keeps, reports and refuses."""
 
 import os
 import shutil
@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from dpscope.analysis.partials import reduce as reducing
 from dpscope.analysis.partials.file import PARTIAL_SCHEMA, Partial, read_partial, write_partial
 from dpscope.analysis.partials.merge import analyze_partials
-from dpscope.analysis.partials.reduce import reduce_traces
-from dpscope.analysis.partials.share import Share, read_share
+from dpscope.analysis.partials.reduce import Share, read_share, reduce_traces
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, files_as_read
 from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.launch.cli import app
@@ -77,7 +76,7 @@ def test_another_version_of_the_reader_reads_anew(
 
 
 class Killed(BaseException):
-    """As a signal that nobody handles."""
+    """Raised like an unhandled signal."""
 
 
 @pytest.mark.parametrize("after", range(RANKS))
@@ -108,7 +107,7 @@ def test_a_killed_call_is_taken_up_and_nothing_is_read_twice(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["killed.dpscope", "traces", "whole.dpscope"]
 
 
-def test_a_broken_trace_is_told_and_does_not_end_the_rest(traces: Path, tmp_path: Path) -> None:
+def test_a_broken_trace_is_reported_and_the_rest_is_read(traces: Path, tmp_path: Path) -> None:
     (traces / "0_2.pt.trace.json.gz").write_bytes(b"no trace")
     ended = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
     assert ended.exit_code == 2
@@ -126,16 +125,16 @@ def test_a_broken_trace_is_told_and_does_not_end_the_rest(traces: Path, tmp_path
 @pytest.mark.parametrize("tasks", [1, 2, 3, 8, 33])
 def test_shares_hold_every_file_once(tasks: int) -> None:
     files = [f"{number}" for number in range(20)]
-    told = [
+    shares = [
         read_share("auto", {"SLURM_PROCID": str(task), "SLURM_NTASKS": str(tasks)}).among(files)
         for task in range(tasks)
     ]
-    assert sorted(name for share in told for name in share) == sorted(files)
+    assert sorted(name for share in shares for name in share) == sorted(files)
     stated = [read_share(f"{task + 1}/{tasks}", {}).among(files) for task in range(tasks)]
-    assert stated == told
+    assert stated == shares
 
 
-def test_every_launcher_tells_its_tasks() -> None:
+def test_every_launcher_numbers_its_tasks() -> None:
     assert read_share("auto", {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}) == Share(2, 4)
     assert read_share("auto", {"PMI_RANK": "0", "PMI_SIZE": "2"}) == Share(0, 2)
     for text, environment in (("auto", {}), ("auto", {"SLURM_PROCID": "0"}), ("0/2", {}), ("3/2", {}), ("half", {})):
@@ -180,28 +179,28 @@ def no_traces(traces: Path, place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prepare", "said"),
+    ("prepare", "message"),
     [
         (foreign_file, "was not written by dpscope"),
         (other_traces, "holds 1 trace not among these"),
-        (newer, "newer dpscope.*it is where -o writes: remove it first, or name another file"),
-        (older, "older dpscope.*it is where -o writes: remove it first"),
+        (newer, "newer dpscope.*it is the output file: remove it first, or choose another"),
+        (older, "older dpscope.*it is the output file: remove it first"),
         (no_traces, "holds no trace"),
     ],
 )
-def test_what_cannot_be_reduced_is_told_in_a_line_and_nothing_changes(
-    traces: Path, tmp_path: Path, prepare: Callable[[Path, Path], None], said: str
+def test_a_failure_is_reported_in_a_line_and_changes_nothing(
+    traces: Path, tmp_path: Path, prepare: Callable[[Path, Path], None], message: str
 ) -> None:
     place = tmp_path / "n0.dpscope"
     prepare(traces, place)
     before = place.read_bytes() if place.exists() else b""
-    with pytest.raises(DpscopeError, match=said) as told:
+    with pytest.raises(DpscopeError, match=message) as caught:
         reduce_traces(traces, place)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert (place.read_bytes() if place.exists() else b"") == before
 
 
-def test_what_a_killed_call_of_another_version_saved_is_read_again_and_a_foreign_file_stays(
+def test_traces_saved_by_a_killed_call_of_another_version_are_read_again_and_a_foreign_file_stays(
     traces: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "n0.dpscope"
@@ -217,7 +216,7 @@ def test_what_a_killed_call_of_another_version_saved_is_read_again_and_a_foreign
     assert unfinished.read_text() == "mine"
 
 
-def test_a_place_that_cannot_be_written_is_told(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_output_is_reported(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -76,7 +76,7 @@ def column(opened: Browser, table: str, index: int) -> list[str]:
     return cells
 
 
-def test_a_table_sorts_by_click_and_by_key_and_tells(opened: Browser) -> None:
+def test_a_table_sorts_by_click_and_by_key_and_announces_it(opened: Browser) -> None:
     before = column(opened, "time", 1)
     button = "document.querySelectorAll('#table-time thead button')[1]"
     opened.run(f"{button}.click()")
@@ -95,7 +95,7 @@ def test_a_table_sorts_by_click_and_by_key_and_tells(opened: Browser) -> None:
         assert column(opened, "time", 7) == ["1.00", "NA", "NA"]
 
 
-def test_a_heading_says_what_it_means_on_focus_and_on_hover(opened: Browser) -> None:
+def test_a_heading_shows_its_meaning_on_focus_and_on_hover(opened: Browser) -> None:
     opened.run("document.querySelectorAll('#table-time thead button')[1].focus()")
     assert "Median untraced step time" in opened.run("document.getElementById('tip').textContent")
     assert not opened.run("document.getElementById('tip').hidden")
@@ -147,15 +147,15 @@ def test_the_timeline_zooms_moves_and_names(opened: Browser) -> None:
     opened.mouse("mouseReleased", place[0] - 150, place[1], button="left")
     assert shown_range(opened) != zoomed
     opened.press("n")
-    told = opened.run("document.getElementById('timeline-detail').textContent")
-    assert "broadcast; 64 B" in told  # the first collective of the step: the model's 16 floats of buffers
+    detail = opened.run("document.getElementById('timeline-detail').textContent")
+    assert "broadcast; 64 B" in detail  # the first collective of the step: the model's 16 floats of buffers
     assert opened.run("document.querySelectorAll('#timeline-view .k-exposed').length") > 0
     assert opened.errors == []
 
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_window_and_text_stands_out(
+def test_nothing_is_wider_than_the_window_and_text_has_contrast(
     opened: Browser, page: Path, width: int, dark: bool
 ) -> None:
     opened.show(width, dark=dark)

@@ -1,4 +1,4 @@
-"""The tables of studies, from the example run: what is shown is what was measured, what is not says why."""
+"""The tables of studies, from the example run: measured values are shown, missing ones omitted with the reason."""
 
 import shutil
 from dataclasses import replace
@@ -70,17 +70,17 @@ def test_results_hold_a_row_per_cell_and_no_empty_column(study: tuple[Study, dic
     assert all(row[-1] != "NA" for row in table.rows)
 
 
-def test_what_is_empty_is_not_printed_and_says_why(study: tuple[Study, dict[str, dict[str, float]]]) -> None:
+def test_empty_parts_are_omitted_with_the_reason(study: tuple[Study, dict[str, dict[str, float]]]) -> None:
     tables, _ = study
     titles = [one.title for one in tables.tables]
     assert all(one.rows for one in tables.tables)
     assert all(set(row[3:]) != {"NA"} for one in tables.tables if one.title != "Results" for row in one.rows)
     assert "Epoch seconds and speedup at fixed global batch" not in titles
     assert "Epoch seconds with and without data loading" not in titles
-    said = "\n".join(tables.left_out)
+    reasons = "\n".join(tables.left_out)
     assert "Bandwidth and utilisation: no dp-host: host copies within one process: no link is used" in tables.left_out
     for reason in ("add --scaling strong", "--data synthetic loads nothing", "give --link", "nothing was trained here"):
-        assert said.count(reason) == 1, reason
+        assert reasons.count(reason) == 1, reason
 
 
 @pytest.mark.long
@@ -99,12 +99,12 @@ def test_the_command_prints_them_and_keeps_data_apart(capsys: pytest.CaptureFixt
 
 def published(quantity: PublishedQuantity, value: float, unit: str = "s", **other: object) -> PublishedValue:
     """A value of the example run's DDP cell; `other` overrides."""
-    told = {
+    values = {
         "source": "a report", "hardware": "4x L4", "model": "tiny_models:tiny", "data": "synthetic", "strategy": "ddp",
         "devices": 2, "batch_size": 8, "fixed": "per_device", "quantity": quantity, "value": value, "unit": unit,
         "method": "by its clock", **other,
     }  # fmt: skip
-    return msgspec.convert(told, PublishedValue)
+    return msgspec.convert(values, PublishedValue)
 
 
 def with_published(run: RunData, *values: PublishedValue) -> RunData:
@@ -114,10 +114,10 @@ def with_published(run: RunData, *values: PublishedValue) -> RunData:
 
 
 @pytest.mark.long
-def test_published_values_stand_beside_those_of_the_same_cell(tmp_path: Path) -> None:
+def test_published_values_are_shown_next_to_those_of_the_same_cell(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     run = load_run(tmp_path / "run")
-    told = with_published(
+    data = with_published(
         run,
         published("epoch_seconds", 56.3),
         published("speedup", 1.8, unit="1"),
@@ -125,7 +125,7 @@ def test_published_values_stand_beside_those_of_the_same_cell(tmp_path: Path) ->
         published("epoch_seconds", 17.41, strategy="dp"),  # of nn.DataParallel, which dp-host is not
         published("epoch_seconds", 17.41, batch_size=16),
     )
-    tables = classic_tables(told, compare(told))
+    tables = classic_tables(data, compare(data))
     (table,) = [one for one in tables.tables if one.title.startswith("Published")]
     (epochs,) = [
         one for one in tables.tables if one.title.startswith("Epoch seconds and speedup at fixed batch per device")
@@ -145,18 +145,18 @@ def test_published_values_stand_beside_those_of_the_same_cell(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_a_table_without_these_cells_is_said_in_a_line(tmp_path: Path) -> None:
+def test_a_table_without_these_cells_is_reported_in_a_line(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     run = load_run(tmp_path / "run")
-    told = with_published(run)
-    assert [line for line in classic_tables(told, compare(told)).left_out if line.startswith("Published")] == [
+    data = with_published(run)
+    assert [line for line in classic_tables(data, compare(data)).left_out if line.startswith("Published")] == [
         "Published values of the same cells (other hardware): others.csv has no row for a measured cell: model, data, "
         "strategy, devices and batch must be the same"
     ]
-    assert not any("Published" in line for line in classic_tables(run, compare(run)).left_out)  # nothing was asked for
+    assert not any("Published" in line for line in classic_tables(run, compare(run)).left_out)  # none were requested
 
 
-def test_an_efficiency_is_the_speedup_beside_it_over_its_devices(
+def test_an_efficiency_is_the_speedup_divided_by_the_devices(
     study: tuple[Study, dict[str, dict[str, float]]],
 ) -> None:
     tables, _ = study
@@ -201,11 +201,11 @@ def test_phases_are_columns_and_rows_of_an_epoch() -> None:
     phase_view = views_by_name(comparison)["phases"]
     assert [row[-3:] for row in phase_view.rows] == [("30.0", "50.0", "10.0")] * 2
     tables = {one.title: one for one in classic_tables(run, comparison).tables}
-    rows = tables["Compute and communication of an epoch, measured beside each estimate"].rows
+    rows = tables["Compute and communication of an epoch, measured and estimated"].rows
     assert {"forward [s]", "backward [s]", "optimizer [s]"} <= {row[2] for row in rows if row[0] == "ddp"}
 
 
-def test_bandwidth_by_subtraction_stands_next_to_the_measured_one_and_the_calibrated_rate_replaces_a_link() -> None:
+def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one_and_the_calibrated_rate_replaces_a_link() -> None:
     """Ring bytes of 2 devices are the gradients' bytes: over 20 us of subtraction."""
     buckets = [(float(SIZES.gradient_bytes), 10.0, 16.0)]
     several = cell_data(

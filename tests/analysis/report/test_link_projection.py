@@ -1,4 +1,4 @@
-"""What the gradients would take on other links: by hand, from the one table of specifications."""
+"""The gradients' transfer time on other links: by hand, from the table of specifications."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What NCCL chose, next to the formulas and to what traces measured, for traces and for runs."""
+"""NCCL's choices next to the formulas and the measured times, for traces and for runs."""
 
 import json
 import re
@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.costs.nccl_choices import job_choices, job_log
 from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.findings.predictions import collective_table
 from dpscope.analysis.report.nccl_tables import NcclChapter, choices_table, ring_sentence
 from dpscope.launch.cli import app
 from dpscope.profiling.machine.link_text import parse_link
@@ -75,8 +78,23 @@ def test_a_size_between_two_has_their_choice_if_it_is_one(tmp_path: Path) -> Non
     log = written_log(tmp_path, 8, *(all_reduce(size, name, "SIMPLE") for size, name in sizes.items()))
     chapter = NcclChapter((job_choices(job_log([log], [8]), CostSources(), {}),))
     found = [chapter.choice(8, 1, "all_reduce", size) for size in (512, 1024, 2048, 5000, 65536, 70000)]
-    assert found == [None, "tree, simple", None, "ring, simple", "ring, simple", None]
+    choices = [row.choice if row is not None else None for row in found]
+    assert choices == [None, "tree, simple", None, "ring, simple", "ring, simple", None]
     assert chapter.choice(4, 1, "all_reduce", 4096) is None
+
+
+def test_predictions_by_collective_have_both_formulas_of_their_own_size(tmp_path: Path) -> None:
+    """2 MB between two sizes that ran as trees: 14 or 6 hops of 28/14 us, and 2 x 7/8 x 2 MB at 100 GB/s."""
+    log = written_log(tmp_path, 8, *(all_reduce(size, "TREE", "LL128") for size in (1_000_000, 4_000_000)))
+    chapter = NcclChapter((job_choices(job_log([log], [8]), CostSources(parse_link("100GB/s")), {}),))
+    one = CollectivePrediction(
+        "ddp-d8-b4", "all_reduce", size_bytes=2_000_000, ranks=8, per_step=1, measured_us=60.0, predicted_us=50.0
+    )
+    comparison = Comparison(predictions=(one,))
+    table = collective_table(comparison, lambda each: chapter.choice(8, 1, each.kind, each.size_bytes))
+    assert table is not None
+    assert table.headings[3:6] == ("NCCL chose", "ring [µs]", "its formula [µs]")
+    assert table.rows[0][3:6] == ("tree, ll128", "63.0", "47.0")
 
 
 def test_a_log_of_another_job_is_refused(tmp_path: Path) -> None:
@@ -117,7 +135,7 @@ def test_traces_with_the_log_of_their_job(tmp_path: Path) -> None:
     assert "nccl_log_incomplete" in {one["code"] for one in content["findings"]}
     status, output = analyze(DLRM, "--nccl-log", folder, "--link", "100GB/s")
     assert status == 0
-    table = output[output.index("Predicted against measured, per collective") :]
+    table = output[output.index("Predicted and measured, per collective") :]
     assert re.search(r"all_reduce +1\.58 MB +ring, simple +", table)
     assert re.search(r"all_reduce +907\.8 kB +tree, ll128 +", table)
     assert "What NCCL chose" in output

@@ -1,4 +1,4 @@
-"""The report page without a browser: what it shows, escapes and leaves out; its figures' and models' numbers by hand."""
+"""The report page without a browser: content, escaping, omissions; the numbers of figures and models by hand."""
 
 import json
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_every_figure_has_a_caption_and_a_section(example: Report) -> None:
     assert set(named) == set(figures.CAPTIONS)
 
 
-def test_the_page_escapes_what_it_is_given(example: Report) -> None:
+def test_the_page_escapes_text(example: Report) -> None:
     hostile = "<script>alert(1)</script>"
     page = make_page(example, {})
     finding = msgspec.structs.replace(example.findings[0], message=hostile)
@@ -130,7 +130,7 @@ def with_rates(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def dp_phases(exposed: dict[str, float]) -> pd.DataFrame:
-    """Rows of `dp_phases` for both devices in every step, all alike."""
+    """Rows of `dp_phases` for both devices in every step, all equal."""
     frame = pd.DataFrame(
         [
             {
@@ -236,9 +236,9 @@ def test_the_ring_formula_names_the_links_rate() -> None:
 def test_broadcasts_have_a_note_where_transfer_and_wait_do_not_add_up(example: Report) -> None:
     (reduced, *_) = [one for one in example.comparison.predictions if one.kind == "all_reduce"]
     broadcast = replace(reduced, kind="broadcast")
-    for predictions, said in (((reduced,), ()), ((reduced, broadcast, broadcast), ("ddp-d2-b8",))):
+    for predictions, cells in (((reduced,), ()), ((reduced, broadcast, broadcast), ("ddp-d2-b8",))):
         notes = views_by_name(replace(example.comparison, predictions=predictions))["traffic"].notes
-        assert tuple(note.rpartition(": ")[2] for note in notes) == said
+        assert tuple(note.rpartition(": ")[2] for note in notes) == cells
 
 
 def test_reasons_of_missing_values_name_columns_and_cells_few_of_many(example: Report) -> None:
@@ -255,10 +255,11 @@ def test_reasons_of_missing_values_name_columns_and_cells_few_of_many(example: R
         "communication_us",
         "traced_step_us",
     )
-    lost = replace(example.comparison, reasons={("ddp-d2-b8", name): "the file was lost" for name in columns})
+    known = replace(example.comparison.rows["ddp-d2-b8"], reasons=dict.fromkeys(columns, "the file was lost"))
+    lost = replace(example.comparison, rows={known.cell: known})
     (one,) = missing_reasons(lost)
-    said = "samples/s, step, compute, idle, all waiting, exposed and 2 more"
-    assert one == f"NA ({said}; ddp-d2-b8): the file was lost"
+    headings = "samples/s, step, compute, idle, all waiting, exposed and 2 more"
+    assert one == f"NA ({headings}; ddp-d2-b8): the file was lost"
 
 
 def test_options_do_not_break_across_lines() -> None:

@@ -1,4 +1,4 @@
-"""What a report says of the setting: the nodes of a run over several, and how they reach each other."""
+"""The setting in a report: the nodes of a run over several nodes, and their network."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from dpscope.profiling.records.run import DeviceState, Host
 from tests.helpers.examples import loaded
 
 
-def test_nodes_are_told_with_their_way_to_each_other() -> None:
+def test_nodes_are_listed_with_their_network() -> None:
     run = loaded()
     assert [name for name, _ in environment_facts(run) if name.startswith("Node ")] == []
     hosts = (
@@ -18,13 +18,13 @@ def test_nodes_are_told_with_their_way_to_each_other() -> None:
         Host(1, "host2", "10.1.0.2", None, "the route between the nodes"),
     )
     over_two = replace(run, recorded=msgspec.structs.replace(run.manifest, hosts=hosts))
-    told = dict(environment_facts(over_two))
-    assert told["Node 0"] == "host1, 10.1.0.1, gloo over ib0, by GLOO_SOCKET_IFNAME"
-    assert told["Node 1"] == "host2, 10.1.0.2, gloo over NA, by the route between the nodes"
+    facts = dict(environment_facts(over_two))
+    assert facts["Node 0"] == "host1, 10.1.0.1, gloo over ib0, by GLOO_SOCKET_IFNAME"
+    assert facts["Node 1"] == "host2, 10.1.0.2, gloo over NA, by the route between the nodes"
 
 
 def test_a_gpu_has_its_clock_under_load_and_its_largest_link() -> None:
-    """NVML's environment is of an idle GPU: 210 MHz and PCIe 1.0 are nobody's conditions."""
+    """NVML's environment is of an idle GPU: 210 MHz and PCIe 1.0 are not those of the measurement."""
     run = loaded()
     idle = DeviceState(0, "GPU-a", "NVIDIA H100", 210, max_sm_clock_mhz=1980, pcie_generation=1, pcie_width=16)
     slot = DeviceLinks(index=0, uuid="GPU-a", name="NVIDIA H100", torch_index=0, active_nvlinks=18, pcie_generation=5,

@@ -1,4 +1,4 @@
-"""A report that stands is made again only if its data, what is asked, its files or the code that made it changed."""
+"""A current report is made again only if its data, the request, its files or the code changed."""
 
 import io
 import os
@@ -24,11 +24,11 @@ NAMES = {"waterfall", "step_split", "phases", "waits", "communication", "busbw",
 
 
 def shown(
-    run: Path, detail: Detail = "summary", *, asked: Targets | None = None, formats: list[str] | None = None
+    run: Path, detail: Detail = "summary", *, targets: Targets | None = None, formats: list[str] | None = None
 ) -> str:
     """What the terminal shows of a run."""
     console = Console(file=io.StringIO(), width=100)
-    assert show_run(run, asked or Targets(), console, detail, formats)
+    assert show_run(run, targets or Targets(), console, detail, formats)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -67,7 +67,7 @@ def copied(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(run, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     stamp = tmp_path / "run" / "report" / "made_from.json"
-    made_from = data_digest(Path("run"), repr(Targets()))  # a copy lies elsewhere, which findings may tell
+    made_from = data_digest(Path("run"), repr(Targets()))  # a copy has another path, which findings may contain
     write_text(stamp, stamp.read_text().replace(data_digest(run, repr(Targets())), made_from))
     return Path("run")
 
@@ -109,9 +109,9 @@ def test_a_changed_file_makes_it_again(copied: Path, change: Callable[[Path], ob
 def test_another_question_another_format_or_other_code_makes_it_again(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for asked in (Targets(LinkRate(5.0, "PCIe", "told")), Targets(efficiency=0.9), Targets(accuracy=50.0)):
+    for targets in (Targets(LinkRate(5.0, "PCIe", "stated")), Targets(efficiency=0.9), Targets(accuracy=50.0)):
         with pytest.raises(RuntimeError, match="made again"):
-            shown(run, asked=asked)
+            shown(run, targets=targets)
     assert shown(run, formats=["png"])
     for formats in ([], ["png", "svg"]):
         with pytest.raises(RuntimeError, match="made again"):
@@ -122,7 +122,7 @@ def test_another_question_another_format_or_other_code_makes_it_again(
 
 
 @pytest.mark.long
-def test_figures_are_of_the_formats_asked_for_and_stay_so(report: Report) -> None:
+def test_figures_are_have_the_requested_formats_and_keep_them(report: Report) -> None:
     folder = report.run.folder.report_path
 
     def files(formats: Sequence[str] | None) -> set[str]:

@@ -66,13 +66,13 @@ def test_a_collective_has_its_bytes_rate_and_wait() -> None:
     bars = [bar for lane in view.lanes for bar in lane.bars if bar.kind == "collective"]
     assert [bar.label for bar in bars] == ["all_reduce 26.5 MB, 1.19 GB/s"] * 2
     assert [bar.wait_us for bar in bars] == [20.0, 0.0]
-    assert "waits for nobody" in bars[1].detail
+    assert "does not wait" in bars[1].detail
     fills = {(lane.group, kind): spans for lane in view.lanes for kind, spans in lane.fills}
     assert fills["rank 0", "hidden"] == ((50.0, 100.0),)  # exposed is drawn over its end
     assert fills["rank 0", "exposed"] == ((80.0, 100.0),)
 
 
-def test_an_incomplete_trace_says_so() -> None:
+def test_an_incomplete_trace_has_a_note() -> None:
     whole, incomplete = timeline_view(two_ranks()), timeline_view(replace(two_ranks(), communication_known=False))
     assert whole is not None
     assert incomplete is not None

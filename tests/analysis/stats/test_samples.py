@@ -5,7 +5,7 @@ import pytest
 from scipy.special import stdtrit
 from scipy.stats import theilslopes
 
-from dpscope.analysis.runs.sample_findings import spread_findings
+from dpscope.analysis.runs.cell_findings import spread_findings
 from dpscope.analysis.stats.samples import (
     Estimate,
     Spread,
@@ -21,6 +21,7 @@ from dpscope.analysis.stats.samples import (
     student_t,
     verdict,
 )
+from tests.helpers.known import known
 
 
 def samples(seed: int, middle: float, spread: float = 1.0, count: int = 30) -> np.ndarray:
@@ -37,24 +38,20 @@ def test_median_interval_holds_the_median_and_counts_all() -> None:
     found = median_estimate(repeats)
     assert found.count == 60
     assert found.value == np.median(np.concatenate(repeats)) == pooled_median(repeats)
-    assert found.low is not None
-    assert found.high is not None
-    assert found.value is not None
-    assert found.low < found.value < found.high
+    assert known(found.low) < known(found.value) < known(found.high)
 
 
 def test_two_repeats_alone_have_one_degree_of_freedom() -> None:
     """exp(±0.01) apart: variance 2 x 0.01^2, standard error 0.01, Student's t of 1 degree of freedom 12.706."""
     found = median_estimate(steady(100 * np.exp(-0.01), 100 * np.exp(0.01)))
-    assert found.value is not None
-    assert found.low == pytest.approx(found.value * np.exp(-0.12706), rel=1e-5)
-    assert found.high == pytest.approx(found.value * np.exp(0.12706), rel=1e-5)
+    assert found.low == pytest.approx(known(found.value) * np.exp(-0.12706), rel=1e-5)
+    assert found.high == pytest.approx(known(found.value) * np.exp(0.12706), rel=1e-5)
 
 
-def test_other_cells_tell_what_a_cells_repeats_do_not() -> None:
-    """Alike repeats beside five cells of two repeats exp(±0.02) apart: 5 degrees of freedom of variance 2 x 0.02^2.
+def test_other_cells_show_what_a_cells_repeats_do_not() -> None:
+    """Equal repeats, with five cells of two repeats exp(±0.02) apart: 5 degrees of freedom of variance 2 x 0.02^2.
 
-    They count for 4, the cell's own 0 for 1: variance 4/5 of theirs, t of 5 degrees of freedom 2.5706.
+    They count for 4, the 0 of the cell for 1: variance 4/5 of theirs, t of 5 degrees of freedom 2.5706.
     """
     others = [steady(50 * np.exp(-0.02), 50 * np.exp(0.02))] * 5
     alike = steady(100, 100)
@@ -67,12 +64,11 @@ def test_other_cells_tell_what_a_cells_repeats_do_not() -> None:
     assert found.low == pytest.approx(100 * np.exp(-half), rel=1e-5)
 
 
-def test_a_cell_that_spreads_more_than_the_others_keeps_its_own_spread() -> None:
-    """exp(±0.02) beside five alike: not the mean of variances, a fifth, but its own; t of 1 + 4 degrees of freedom."""
+def test_a_cell_that_spreads_more_than_the_others_keeps_its_spread() -> None:
+    """exp(±0.02), with five cells of equal repeats: the variance is not the mean, a fifth, but that of the cell; t of 1 + 4."""
     wide = steady(100 * np.exp(-0.02), 100 * np.exp(0.02))
     found = median_estimate(wide, pooled_spread([wide, *[steady(50, 50)] * 5]))
-    assert found.value is not None
-    assert found.high == pytest.approx(found.value * np.exp(2.5706 * 0.02), rel=1e-5)
+    assert found.high == pytest.approx(known(found.value) * np.exp(2.5706 * 0.02), rel=1e-5)
 
 
 def test_one_repeat_alone_has_no_interval_unless_another_cell_has_two() -> None:
@@ -89,10 +85,8 @@ def test_a_value_is_the_centre_of_its_interval() -> None:
     repeats = [np.full(45, 100.0), np.full(5, 101.0)]
     spread = pooled_spread([repeats, *[steady(50, 50)] * 5])
     found = ratio_estimate(repeats, steady(100, 100), Spread(spread.squares / 100, spread.freedom))
-    assert found.low is not None
-    assert found.high is not None
     assert found.value == 1.0
-    assert found.low * found.high == pytest.approx(1.0)
+    assert known(found.low) * known(found.high) == pytest.approx(1.0)
 
 
 def test_too_few_samples_have_no_interval() -> None:
@@ -107,9 +101,8 @@ def test_ratio() -> None:
     spread, alike = steady(200 * np.exp(-0.01), 200 * np.exp(0.01)), steady(100, 100)
     found = ratio_estimate(spread, alike)
     assert found.value == pytest.approx(2.0, rel=1e-3)
-    assert found.value is not None
-    assert found.low == pytest.approx(found.value * np.exp(-0.12706), rel=1e-5)
-    assert found.high == pytest.approx(found.value * np.exp(0.12706), rel=1e-5)
+    assert found.low == pytest.approx(known(found.value) * np.exp(-0.12706), rel=1e-5)
+    assert found.high == pytest.approx(known(found.value) * np.exp(0.12706), rel=1e-5)
     both = ratio_estimate(spread, spread)
     assert both.value == 1.0
     assert both.high == pytest.approx(np.exp(0.12706 * np.sqrt(2)), rel=1e-5)

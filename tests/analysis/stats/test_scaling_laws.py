@@ -1,11 +1,14 @@
 """Scaling laws against values worked out by hand (in the comments)."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpscope.analysis.stats.scaling_laws import (
+    Scaling,
     amdahl_speedup,
     fit_scaling,
     gustafson_speedup,
@@ -18,6 +21,7 @@ from dpscope.analysis.stats.scaling_laws import (
     usl_speedup,
     weak_efficiency,
 )
+from tests.helpers.known import known
 
 
 def test_speedups_and_efficiencies() -> None:
@@ -54,41 +58,35 @@ def test_no_multi_device_point_has_no_fit() -> None:
 
 
 @pytest.mark.parametrize("scaling", ["strong", "weak"])
-def test_one_point_tells_karp_flatt_and_predicts_nothing(scaling: str) -> None:
-    fit = fit_scaling({1: 1.0, 4: 2.0}, "strong" if scaling == "strong" else "weak")
-    assert fit is not None
-    assert fit.law == "karp_flatt"
+def test_one_point_gives_karp_flatt_and_predicts_nothing(scaling: Scaling) -> None:
+    fit = known(fit_scaling({1: 1.0, 4: 2.0}, scaling))
+    assert (fit.law, fit.parameters["serial_fraction"].count) == ("karp_flatt", 1)
     assert fit.parameters["serial_fraction"].value == pytest.approx(1 / 3)
-    assert fit.parameters["serial_fraction"].count == 1
     prediction = predicted_speedup(fit, 8)
     assert prediction.speedup.value is None
     assert "another count" in prediction.note
     assert predicted_speedup(fit, 4).speedup.value == pytest.approx(2.0)
 
 
-def test_two_points_fit_amdahl_or_gustafson() -> None:
-    strong = fit_scaling({2: amdahl_speedup(0.2, 2), 4: amdahl_speedup(0.2, 4)}, "strong")
-    assert strong is not None
-    assert strong.law == "amdahl"
-    assert strong.parameters["serial_fraction"].value == pytest.approx(0.2)
-    assert strong.worst_relative_error == pytest.approx(0, abs=1e-12)
-    weak = fit_scaling({2: gustafson_speedup(0.3, 2), 4: gustafson_speedup(0.3, 4)}, "weak")
-    assert weak is not None
-    assert weak.law == "gustafson"
-    assert weak.parameters["serial_fraction"].value == pytest.approx(0.3)
+@pytest.mark.parametrize(
+    ("scaling", "law", "speedup"), [("strong", "amdahl", amdahl_speedup), ("weak", "gustafson", gustafson_speedup)]
+)
+def test_two_points_fit_amdahl_or_gustafson(scaling: Scaling, law: str, speedup: Callable[[float, int], float]) -> None:
+    fit = known(fit_scaling({count: speedup(0.2, count) for count in (2, 4)}, scaling))
+    assert fit.law == law
+    assert fit.parameters["serial_fraction"].value == pytest.approx(0.2)
+    assert fit.worst_relative_error == pytest.approx(0, abs=1e-12)
 
 
 def test_two_points_by_hand() -> None:
     # S = 1.6 on 2 and 2.5 on 4. Weights S/N = 0.8, 0.625; columns (S/N)(N-1) = 0.8, 1.875; right sides 1 - S/N =
     # 0.2, 0.375. s = (0.8 x 0.2 + 1.875 x 0.375) / (0.64 + 3.515625) = 0.863125 / 4.155625 = 0.2077005...
-    fit = fit_scaling({2: 1.6, 4: 2.5}, "strong")
-    assert fit is not None
+    fit = known(fit_scaling({2: 1.6, 4: 2.5}, "strong"))
     assert fit.parameters["serial_fraction"].value == pytest.approx(0.863125 / 4.155625)
 
 
 def test_three_points_fit_usl() -> None:
-    fit = fit_scaling({n: usl_speedup(0.05, 0.01, n) for n in (1, 2, 4, 8)}, "strong")
-    assert fit is not None
+    fit = known(fit_scaling({n: usl_speedup(0.05, 0.01, n) for n in (1, 2, 4, 8)}, "strong"))
     assert fit.law == "usl"
     assert fit.parameters["contention"].value == pytest.approx(0.05)
     assert fit.parameters["coherency"].value == pytest.approx(0.01)
@@ -97,25 +95,22 @@ def test_three_points_fit_usl() -> None:
 
 
 def test_usl_is_clamped_at_zero() -> None:
-    ideal_and_better = fit_scaling({2: 2.1, 4: 4.3, 8: 8.8}, "strong")
-    assert ideal_and_better is not None
+    ideal_and_better = known(fit_scaling({2: 2.1, 4: 4.3, 8: 8.8}, "strong"))
     assert [one.value for one in ideal_and_better.parameters.values()] == [0, 0]
     assert ideal_and_better.note == "clamped at 0: contention, coherency"
     assert predicted_speedup(ideal_and_better, 8).speedup.value == 8
 
 
 def test_slower_than_one_device_is_not_described_by_amdahl() -> None:
-    fit = fit_scaling({2: 0.4, 4: 0.3}, "strong")
-    assert fit is not None
+    fit = known(fit_scaling({2: 0.4, 4: 0.3}, "strong"))
     assert fit.parameters["serial_fraction"].value == 1
     prediction = predicted_speedup(fit, 8)
     assert prediction.speedup.value is None
     assert "slower than one device" in prediction.note
 
 
-def test_extrapolation_past_twice_the_largest_count_says_so() -> None:
-    fit = fit_scaling({2: 1.8, 4: 3.1}, "strong")
-    assert fit is not None
+def test_extrapolation_past_twice_the_largest_count_is_noted() -> None:
+    fit = known(fit_scaling({2: 1.8, 4: 3.1}, "strong"))
     assert predicted_speedup(fit, 8).note == ""
     far = predicted_speedup(fit, 9)
     assert far.speedup.value is not None
@@ -132,28 +127,20 @@ def test_a_laws_interval_holds_the_truth_and_shrinks_with_noise() -> None:
     for noise in (0.001, 0.02):
         single = steps(1000, noise)
         several = {n: steps(1000 / amdahl_speedup(0.1, n), noise) for n in (2, 4)}
-        draws = speedup_draws(single, several, "strong")
-        assert draws is not None
+        draws = known(speedup_draws(single, several, "strong"))
         medians = {n: float(np.median(draws[n])) for n in draws}
-        fit = fit_scaling(medians, "strong", draws)
-        assert fit is not None
+        fit = known(fit_scaling(medians, "strong", draws))
         fraction = fit.parameters["serial_fraction"]
-        assert fraction.low is not None
-        assert fraction.high is not None
-        assert fraction.low - 0.01 <= 0.1 <= fraction.high + 0.01
+        assert known(fraction.low) - 0.01 <= 0.1 <= known(fraction.high) + 0.01
         prediction = predicted_speedup(fit, 8).speedup
-        assert prediction.low is not None
-        assert prediction.high is not None
-        assert prediction.value is not None
-        assert prediction.low <= prediction.value <= prediction.high
-        widths.append(fraction.high - fraction.low)
+        assert known(prediction.low) <= known(prediction.value) <= known(prediction.high)
+        widths.append(known(fraction.high) - known(fraction.low))
     assert 0 < widths[0] < widths[1]
 
 
 def test_weak_draws_are_scaled_speedups() -> None:
     # Two repeats of constant samples: every draw is 100/125, scaled by N = 4: 3.2.
-    draws = speedup_draws([np.full(9, 100.0)] * 2, {4: [np.full(9, 125.0)] * 2}, "weak")
-    assert draws is not None
+    draws = known(speedup_draws([np.full(9, 100.0)] * 2, {4: [np.full(9, 125.0)] * 2}, "weak"))
     assert draws[4] == pytest.approx(3.2)
     assert speedup_draws([np.full(9, 100.0)] * 2, {4: [np.full(9, 125.0)]}, "weak") is None  # one repeat alone
 
@@ -162,9 +149,8 @@ def test_weak_draws_are_scaled_speedups() -> None:
     st.dictionaries(st.integers(2, 64), st.floats(0.05, 64), min_size=1, max_size=6),
     st.sampled_from(["strong", "weak"]),
 )
-def test_fits_stay_in_their_limits(speedups: dict[int, float], scaling: str) -> None:
-    fit = fit_scaling(speedups, "strong" if scaling == "strong" else "weak")
-    assert fit is not None
+def test_fits_stay_in_their_limits(speedups: dict[int, float], scaling: Scaling) -> None:
+    fit = known(fit_scaling(speedups, scaling))
     expected = {1: {"karp_flatt"}, 2: {"amdahl", "gustafson"}}.get(len(speedups), {"usl"})
     assert fit.law in expected
     if fit.law != "karp_flatt":

@@ -1,4 +1,4 @@
-"""What is printed on a terminal: long paths are folded, never cut."""
+"""Output on a terminal: long paths are folded, never cut."""
 
 import io
 import re
@@ -32,7 +32,7 @@ def test_a_long_path_is_there_to_its_end(width: int, where: str) -> None:
 
 
 def test_no_line_ends_in_blanks() -> None:
-    """Of a table, of a wrapped note and of findings, with and without colours; what was said stays whole."""
+    """Of a table, of a wrapped note and of findings, with and without colours; the text stays complete."""
     table = TextTable(
         "Times", ("cell", "step [ms]"), (("single-d1-b8", "1.0"), ("a", "22.0")), ("a note that is long " * 6,)
     )

@@ -1,4 +1,4 @@
-"""A table as text in the formats there are."""
+"""A table as text in all formats."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Numbers for people: no negative zero, and decimals where a count is a mean."""
+"""Numbers as text: no negative zero, and decimals for means of counts."""
 
 import pytest
 

@@ -5,14 +5,15 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.cells.learning import put_accuracy
-from dpscope.analysis.cells.row import Row
+from dpscope.analysis.cells.comparison import put_accuracy
+from dpscope.analysis.cells.row import RowBuilder
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.report.stamp import replace_stamp
 from dpscope.analysis.report.training_report import show_training, write_training
@@ -40,15 +41,27 @@ from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.paths import EXAMPLE_RUN, ROOT
 from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
 
+Epochs = list[dict[str, object]]
+
+
+def loaded(folder: Path, *epochs: Epochs) -> TrainingData:
+    return load_training(write_train_json(folder, [one for part in epochs for one in part]))
+
+
+def seeds(count: int, cell: tuple[str, int], first: float, further: float, epoch_s: float, **more: object) -> Epochs:
+    """One epoch for each seed, whose accuracies are `further` apart."""
+    accuracies = [first + further * seed for seed in range(count)]
+    return [plain_epochs(*cell, seed, [one], [epoch_s])[0] | more for seed, one in enumerate(accuracies)]
+
 
 def two_strategies(folder: Path) -> TrainingData:
     """Single ends at 90, 92, 91 in epochs of 4 s; ddp at 91, 90.5, 92 in epochs of 2 s (the first of seed 0: 3 s)."""
-    epochs: list[dict[str, object]] = []
+    epochs: Epochs = []
     for seed, last in enumerate((90.0, 92.0, 91.0)):
         epochs += plain_epochs("single", 1, seed, [80.0, 88.0, last], [4.0, 4.0, 4.0])
     for seed, last in enumerate((91.0, 90.5, 92.0)):
         epochs += plain_epochs("ddp", 2, seed, [70.0, 90.0, last], [3.0 if seed == 0 else 2.0, 2.0, 2.0])
-    return load_training(write_train_json(folder, epochs))
+    return loaded(folder, epochs)
 
 
 def test_a_train_json_of_another_program_loads(tmp_path: Path) -> None:
@@ -101,50 +114,33 @@ def test_a_difference_within_the_seed_spread_is_not_significant(tmp_path: Path) 
 
 
 def test_a_difference_beyond_the_seed_spread_is_reported(tmp_path: Path) -> None:
-    epochs: list[dict[str, object]] = []
-    for seed in range(3):
-        epochs += plain_epochs("single", 1, seed, [95.0 + 0.1 * seed], [4.0])
-        epochs += plain_epochs("dp", 2, seed, [93.0 + 0.2 * seed], [5.0])
-    data = load_training(write_train_json(tmp_path, epochs))
+    data = loaded(tmp_path, seeds(3, ("single", 1), 95.0, 0.1, 4.0), seeds(3, ("dp", 2), 93.0, 0.2, 5.0))
     (one,) = against_single(data)
     # 93.2 - 95.1 = -1.9, beyond the wider range of 0.4; 4 s / 5 s = 0.8
-    assert one.points == pytest.approx(-1.9)
-    assert one.spread_points == pytest.approx(0.4)
-    assert one.verdict == "below"
-    assert one.speedup.value == 0.8
+    assert (one.points, one.spread_points) == pytest.approx((-1.9, 0.4))
+    assert (one.verdict, one.speedup.value) == ("below", 0.8)
     found = [finding for finding in training_findings(data) if finding.code == "accuracy_difference"]
     assert [finding.severity for finding in found] == ["warning"]
     assert "-1.90 points" in found[0].message
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_few_seeds_show_no_spread(tmp_path: Path, seeds: int) -> None:
-    epochs: list[dict[str, object]] = []
-    for seed in range(seeds):
-        epochs += plain_epochs("single", 1, seed, [95.0 + seed], [4.0])
-        epochs += plain_epochs("ddp", 2, seed, [80.0 + seed], [2.0])
-    data = load_training(write_train_json(tmp_path, epochs))
+@pytest.mark.parametrize("few", [1, 2])
+def test_few_seeds_show_no_spread(tmp_path: Path, few: int) -> None:
+    data = loaded(tmp_path, seeds(few, ("single", 1), 95.0, 1.0, 4.0), seeds(few, ("ddp", 2), 80.0, 1.0, 2.0))
     (one,) = against_single(data)
     assert (one.points, one.spread_points, one.verdict) == (-15.0, None, "too_few_samples")
     table = training_tables(data)["training_speedup"]
     assert table.rows[0][4] == "NA"
-    assert f"{seeds} seed" in table.missing[0]
+    assert f"{few} seed" in table.missing[0]
     assert "few_seeds" in {finding.code for finding in training_findings(data)}
-    assert f"test accuracy is not judged (-15.00 points, {seeds} seed" in difference_message(one)
+    assert f"test accuracy is not judged (-15.00 points, {few} seed" in difference_message(one)
 
 
 def test_variants_are_compared_with_their_default_and_the_single_device(tmp_path: Path) -> None:
-    epochs: list[dict[str, object]] = []
-    for seed in range(3):
-        epochs += plain_epochs("single", 1, seed, [90.0 + seed], [4.0], batch_size=32, global_batch_size=32)
-        epochs += plain_epochs(
-            "single", 1, seed, [90.0 + seed], [4.0], variant="accumulate-2", batch_size=32, global_batch_size=32
-        )
-        for variant in ("", "hook-fp16", "accumulate-2"):
-            epochs += plain_epochs(
-                "ddp", 2, seed, [90.0 + seed], [2.0], variant=variant, batch_size=16, global_batch_size=32
-            )
-    data = load_training(write_train_json(tmp_path, epochs))
+    single = partial(seeds, 3, ("single", 1), 90.0, 1.0, 4.0, batch_size=32, global_batch_size=32)
+    ddp = partial(seeds, 3, ("ddp", 2), 90.0, 1.0, 2.0, batch_size=16, global_batch_size=32)
+    variants = [cell(variant=one) for cell in (single, ddp) for one in ("", "accumulate-2")]
+    data = loaded(tmp_path, *variants, ddp(variant="hook-fp16"))
     assert {(one.cell, one.against) for one in against_default(data)} == {
         ("single-d1-b32-accumulate-2", "single-d1-b32"),
         ("ddp-d2-b16-hook-fp16", "ddp-d2-b16"),
@@ -158,17 +154,16 @@ def test_variants_are_compared_with_their_default_and_the_single_device(tmp_path
 
 
 def test_the_same_global_batch_is_preferred_to_the_same_batch_per_device(tmp_path: Path) -> None:
-    epochs: list[dict[str, object]] = []
-    for batch in (16, 32):
-        epochs += plain_epochs("single", 1, 0, [90.0], [4.0], batch_size=batch, global_batch_size=batch)
-    epochs += plain_epochs("ddp", 2, 0, [90.0], [2.0], batch_size=16, global_batch_size=32)
-    (one,) = against_single(load_training(write_train_json(tmp_path, epochs)))
+    singles = [seeds(1, ("single", 1), 90.0, 0.0, 4.0, batch_size=one, global_batch_size=one) for one in (16, 32)]
+    ddp = seeds(1, ("ddp", 2), 90.0, 0.0, 2.0, batch_size=16, global_batch_size=32)
+    (one,) = against_single(loaded(tmp_path, *singles, ddp))
     assert one.against == "single-d1-b32"
 
 
 def test_an_incomplete_training_is_left_out_of_accuracy_with_a_finding(tmp_path: Path) -> None:
-    epochs = plain_epochs("ddp", 2, 0, [80.0, 90.0], [2.0, 2.0]) + plain_epochs("ddp", 2, 1, [99.0], [2.0])
-    data = load_training(write_train_json(tmp_path, epochs))
+    data = loaded(
+        tmp_path, plain_epochs("ddp", 2, 0, [80.0, 90.0], [2.0, 2.0]), plain_epochs("ddp", 2, 1, [99.0], [2.0])
+    )
     accuracy = final_accuracy(data.cells[0])
     assert (accuracy.value, accuracy.count) == (90.0, 1)
     (finding,) = [one for one in training_findings(data) if one.code == "training_incomplete"]
@@ -177,19 +172,16 @@ def test_an_incomplete_training_is_left_out_of_accuracy_with_a_finding(tmp_path:
 
 
 def test_a_loss_that_is_not_finite_is_na_with_a_finding(tmp_path: Path) -> None:
-    data = load_training(
-        write_train_json(tmp_path, plain_epochs("ddp", 2, 0, [50.0, 10.0], [2.0, 2.0], losses=[1.0, None]))
-    )
+    data = loaded(tmp_path, plain_epochs("ddp", 2, 0, [50.0, 10.0], [2.0, 2.0], losses=[1.0, None]))
     (finding,) = [one for one in training_findings(data) if one.code == "training_diverged"]
     assert "epoch 2" in finding.message
     assert training_tables(data)["test_accuracy"].rows[0][7] == "NA"
 
 
 def test_fractions_instead_of_percent_are_reported(tmp_path: Path) -> None:
-    fractions = load_training(write_train_json(tmp_path / "a", plain_epochs("ddp", 2, 0, [0.97], [2.0])))
-    assert "accuracy_not_percent" in {finding.code for finding in training_findings(fractions)}
-    percent = load_training(write_train_json(tmp_path / "b", plain_epochs("ddp", 2, 0, [97.0], [2.0])))
-    assert "accuracy_not_percent" not in {finding.code for finding in training_findings(percent)}
+    for accuracy in (0.97, 97.0):
+        data = loaded(tmp_path / str(accuracy), plain_epochs("ddp", 2, 0, [accuracy], [2.0]))
+        assert ("accuracy_not_percent" in {one.code for one in training_findings(data)}) == (accuracy < 1)
 
 
 GOOD = plain_epochs("ddp", 2, 0, [90.0], [2.0])[0]
@@ -240,12 +232,8 @@ def test_a_cell_does_not_differ_from_itself(tmp_path: Path) -> None:
 
 
 def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
-    for name, accuracy, seconds in (("off", 95.0, 4.0), ("bf16", 94.0, 2.0)):
-        epochs: list[dict[str, object]] = []
-        for seed in range(3):
-            epochs += plain_epochs("ddp", 2, seed, [accuracy + 0.1 * seed], [seconds])
-        write_train_json(tmp_path / name, epochs)
-    (change,) = compare_trained_cells(load_training(tmp_path / "off"), load_training(tmp_path / "bf16"))
+    off = loaded(tmp_path / "off", seeds(3, ("ddp", 2), 95.0, 0.1, 4.0))
+    (change,) = compare_trained_cells(off, loaded(tmp_path / "bf16", seeds(3, ("ddp", 2), 94.0, 0.1, 2.0)))
     # 94.1 - 95.1 = -1 beyond 0.2; 4 s / 2 s = 2
     assert change.points == pytest.approx(-1.0)
     assert (change.verdict, change.speedup.value) == ("below", 2.0)
@@ -261,8 +249,8 @@ def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
     assert raised.value.exit_status == 3
 
 
-def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8_test") -> Row:
-    row = Row()
+def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8_test") -> RowBuilder:
+    row = RowBuilder()
     put_accuracy(row, cell, Workload(model=model), training)
     return row
 
@@ -350,6 +338,7 @@ def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
     assert "NA (seed spread" in (page.parent / "training.md").read_text()
 
 
+@pytest.mark.long
 def test_a_current_report_is_not_drawn_again(tmp_path: Path) -> None:
     """A repetition writes nothing, unless the target, format or result changes or a file is removed."""
     epochs = plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0])

@@ -36,11 +36,8 @@ def test_placements(tmp_path: Path) -> None:
 
 
 def test_units_and_settings(tmp_path: Path) -> None:
-    path = table(
-        tmp_path,
-        "model,ranks,batch_per_rank,step_ms,sync_ms,strategy\na,1,8,97,,single\na,1,8,100,,ddp\nb,2,8,103.5,4,ddp\n",
-    )
-    single, alone, two = read_step_table(path)
+    text = "model,ranks,batch_per_rank,step_ms,sync_ms,strategy\na,1,8,97,,single\na,1,8,100,,ddp\nb,2,8,103.5,4,ddp\n"
+    single, alone, two = read_step_table(table(tmp_path, text))
     assert (single.single, alone.single, two.single) == (True, False, False)
     assert (two.step_us, two.sync_us) == (103_500.0, 4_000.0)
     assert single.sync_us is None
@@ -107,10 +104,8 @@ def test_columns_that_hold_results_separate_no_series(tmp_path: Path) -> None:
 
 
 def test_one_device_without_a_network_is_of_every_network(tmp_path: Path) -> None:
-    rows = read_step_table(
-        table(tmp_path, "network,ranks,step_ms\n,1,100\nslow,2,140\nslow,4,160\nfast,2,104\nfast,4,105\n")
-    )
-    found = series_of(rows)
+    text = "network,ranks,step_ms\n,1,100\nslow,2,140\nslow,4,160\nfast,2,104\nfast,4,105\n"
+    found = series_of(read_step_table(table(tmp_path, text)))
     assert [dict(name)["network"] for name in found] == ["slow", "fast"]
     assert [[row.placement.ranks for row in mine] for mine in found.values()] == [[1, 2, 4], [1, 2, 4]]
 

@@ -33,12 +33,12 @@ def train(tmp_path: Path) -> str:
 def test_options_after_the_script_belong_to_it(tmp_path: Path, train: str) -> None:
     out = str(tmp_path / "run")
     for separator in ([], ["--"]):
-        given = attachment(
-            ["--out", out, "--steps=20", "--stop-after", *separator, train, "--steps", "7", "--out", "x"]
-        )
-        assert given.command == (train, "--steps", "7", "--out", "x")
-        assert (given.settings.steps, given.settings.stop_after, given.settings.out) == (20, True, tmp_path / "run")
-        assert given.settings.script == f"{train} --steps 7 --out x"
+        options = ["--out", out, "--steps=20", "--stop-after", *separator]
+        parsed_job = attachment([*options, train, "--steps", "7", "--out", "x"])
+        assert parsed_job.command == (train, "--steps", "7", "--out", "x")
+        settings = parsed_job.settings
+        assert (settings.steps, settings.stop_after, settings.out) == (20, True, tmp_path / "run")
+        assert settings.script == f"{train} --steps 7 --out x"
     assert attachment(["--out", out, "-m", "json.tool", "--lr", "1"]).command == ("-m", "json.tool", "--lr", "1")
 
 
@@ -58,9 +58,9 @@ def test_options_after_the_script_belong_to_it(tmp_path: Path, train: str) -> No
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, train: str, arguments: list[str], expected: str) -> None:
-    places = {"OUT": str(tmp_path / "run"), "TRAIN": train, "RUN": str(EXAMPLE_RUN)}
+    paths = {"OUT": str(tmp_path / "run"), "TRAIN": train, "RUN": str(EXAMPLE_RUN)}
     with pytest.raises(DpscopeError) as error:
-        attachment([places.get(one, one) for one in arguments])
+        attachment([paths.get(one, one) for one in arguments])
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -77,9 +77,7 @@ def test_device_counts_beyond_the_machine_are_refused() -> None:
     assert default_counts(Devices("cuda", 6)) == (1, 2, 4, 6)
 
 
-def test_every_count_has_one_thread_per_process_unless_the_user_sets_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_count_has_one_thread_per_process_unless_the_user_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert job_environment((1, 2))["OMP_NUM_THREADS"] == "1"
     assert "OMP_NUM_THREADS" not in job_environment((1,))

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch.attach.jobs import AttachedJob, plan_jobs, record_jobs
@@ -14,7 +13,9 @@ from dpscope.launch.commands.attach import parse_jobs
 from dpscope.launch.jobs.devices import Devices
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
-from tests.helpers.attached_scripts import WHOLE, Net, attached, train
+from tests.helpers.attached_scripts import WHOLE, attached, net_with_sgd, train
+from tests.helpers.nccl_logs import all_reduce
+from tests.helpers.nccl_logs import nccl_log as nccl_log_text
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.ranks import free_port
 
@@ -74,8 +75,7 @@ def test_each_job_may_have_a_working_folder(tmp_path: Path) -> None:
 
 def test_a_job_that_was_not_measured_is_a_finding_until_it_is(tmp_path: Path) -> None:
     with attached(tmp_path, []):
-        model = Net()
-        train(model, torch.optim.SGD(model.parameters()), WHOLE)
+        train(*net_with_sgd(), WHOLE)
     one, two = (AttachedJob(count, (), {}) for count in (None, 2))
 
     def recorded() -> list[str]:
@@ -125,3 +125,32 @@ def test_a_script_that_starts_its_other_process_itself_is_refused(tmp_path: Path
         "let torchrun start all of them: dpscope attach --devices 2 -- "
     ) in ended.stderr  # gloo may warn before it
     assert list((tmp_path / "run").glob("cells/*")) == []
+
+
+@pytest.mark.process
+def test_nccls_log_of_the_job_is_in_the_report(tmp_path: Path) -> None:
+    """A log that appears while the script runs, as NCCL_DEBUG_FILE's does."""
+    log, out = tmp_path / "nccl.log", tmp_path / "run"
+    script = tmp_path / "train.py"
+    written = nccl_log_text(2, all_reduce(32, "TREE", "LL"))
+    script.write_text(f"""
+import torch
+from pathlib import Path
+from torch import distributed, nn
+distributed.init_process_group("gloo")
+Path({str(log)!r}).write_text({written!r})
+model = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(40):
+    model(torch.ones(8, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""")
+    command = [sys.executable, "-m", "dpscope.launch.cli", "attach", "--devices", "2", "--out", str(out), *WINDOWS]
+    ended = subprocess.run(
+        [*command, "--nccl-log", str(log), "--", str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    report = (out / "report" / "comparison.md").read_text()
+    assert "| all_reduce | 2 | 32 B | tree | ll |" in report
+    assert "on 2 ranks the ring formula describes 0 B of 32 B" in report

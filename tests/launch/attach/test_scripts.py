@@ -15,7 +15,7 @@ from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import load_run
 from tests.helpers.paths import USER_MODELS
-from tests.helpers.ranks import free_port, one_process, two_processes
+from tests.helpers.ranks import one_process, two_processes
 from tests.helpers.run_cells import run_of
 
 SCRIPTS = USER_MODELS / "scripts"
@@ -32,6 +32,10 @@ CASES = {
     "task_module": ["task_module.py"],
     "unused": [*PLAIN, "--unused"],
 }
+SHARDED = {how: ["sharded.py", how] for how in ("again", "never", "alone")}
+DIVIDED = {"divided": ["accumulation.py", "--divide"]}
+NOT_SHARED = {"joined_only": ["joined_only.py"], "tensor_parallel": ["tensor_parallel.py"]}
+SINGLE = ("plain_loop", "accumulation", "two_optimizers", "own_trainer", "compiled_gpt", "task_module")
 # Gradients in bytes, by hand. Convolution 3 x 16 x 9 + 16, batch norm 2 x 16, three linear layers.
 PLAIN_BYTES = 4 * (448 + 32 + 256 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
 WIDE_BYTES = 4 * (448 + 32 + 256 * 600 + 600 + 600 * 600 + 600 + 600 * 10 + 10)
@@ -44,14 +48,12 @@ GPT_BYTES = 4 * (65 * 16 + 16 * 16 + 12 * 16**2 + 13 * 16 + 2 * 16)
 # Generator 16 -> 64 -> 64, discriminator 64 -> 64 -> 1.
 GENERATOR_BYTES = 4 * (16 * 64 + 64 + 64 * 64 + 64)
 DISCRIMINATOR_BYTES = 4 * (64 * 64 + 64 + 64 + 1)
+SHARDED_BYTES = 4 * (16 * 32 + 32 + 32 * 8 + 8)
 
 
 def run_every(out: Path, cases: dict[str, list[str]], processes: int) -> dict[str, CellData]:
     """The cell of each script; its output must be the same with and without dpscope."""
-    commands = {
-        name: ([str(SCRIPTS / script), *arguments], [str(free_port()), str(free_port())])
-        for name, (script, *arguments) in cases.items()
-    }
+    commands = {name: [str(SCRIPTS / script), *arguments] for name, (script, *arguments) in cases.items()}
     command = [sys.executable, str(USER_MODELS / "every_script.py"), str(out), json.dumps(commands)]
     for status, _, errors in (two_processes if processes == 2 else one_process)(command):
         assert status == 0, errors
@@ -74,13 +76,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> dict[str, CellData]:
-    return run_every(folder, CASES, processes=2)
+    """All scripts on two processes, which start once."""
+    return run_every(folder, {**CASES, **SHARDED, **DIVIDED, **NOT_SHARED}, processes=2)
+
+
+@pytest.fixture(scope="module")
+def single(folder: Path) -> dict[str, CellData]:
+    cases = {name: CASES[name] for name in SINGLE} | {"toggled": ["two_optimizers.py", "--toggle"]}
+    return run_every(folder / "one", {**cases, **DIVIDED, "joined_only": NOT_SHARED["joined_only"]}, processes=1)
+
+
+@pytest.fixture(scope="module")
+def ddp(two: dict[str, CellData]) -> dict[str, CellData]:
+    return {name: two[name] for name in CASES}
 
 
 @pytest.mark.process
 @pytest.mark.timeout(400)
-def test_each_script_is_recognised_as_its_cell(two: dict[str, CellData]) -> None:
-    assert {name: data.cell.name for name, data in two.items()} == {
+def test_each_script_is_recognised_as_its_cell(ddp: dict[str, CellData]) -> None:
+    assert {name: data.cell.name for name, data in ddp.items()} == {
         "plain_loop": "ddp-d2-b8-bucket-25mb",
         "accumulation": "ddp-d2-b16-accumulate-4-amp-bf16",
         "synchronised": "ddp-d2-b16-accumulate-4-amp-bf16",
@@ -92,27 +106,27 @@ def test_each_script_is_recognised_as_its_cell(two: dict[str, CellData]) -> None
         "task_module": "ddp-d2-b8",
         "unused": "ddp-d2-b8-bucket-25mb-find_unused_parameters-true",
     }
-    for data in two.values():
+    for data in ddp.values():
         assert data.communication_known
         assert [finding for finding in data.findings if finding.severity == "error"] == []
-        validated = 2 if data is two["task_module"] else 0  # in steps 17 and 22 of the timed 17 to 24
+        validated = 2 if data is ddp["task_module"] else 0  # in steps 17 and 22 of the timed 17 to 24
         assert [rank.blocks[0].steps for _, rank in data.ranks] == [8 - validated, 8 - validated]
 
 
 @pytest.mark.process
 @pytest.mark.timeout(400)
-def test_the_bytes_of_each_script_equal_a_calculation_by_hand(two: dict[str, CellData]) -> None:
+def test_the_bytes_of_each_script_equal_a_calculation_by_hand(ddp: dict[str, CellData]) -> None:
     found = {}
-    for name, data in two.items():
+    for name, data in ddp.items():
         reduced = data.collectives[data.collectives["kind"] == "all_reduce"]
         (found[name],) = set(reduced.groupby(["rank", "step"])["bytes"].sum())
-    parameters = 16  # tensors: DDP also reduces 4 bytes for each, which tell whether it was used
+    parameters = 16  # tensors: DDP also reduces 4 bytes for each, whether it was used
     assert found == {
         "plain_loop": PLAIN_BYTES,
         "accumulation": TAGGER_BYTES,
         "synchronised": 4 * TAGGER_BYTES,  # in each of four backward passes
-        "two_optimizers": 2 * DISCRIMINATOR_BYTES
-        + GENERATOR_BYTES,  # the discriminator's also in the generator's backward
+        # The discriminator's are also reduced in the generator's backward pass.
+        "two_optimizers": 2 * DISCRIMINATOR_BYTES + GENERATOR_BYTES,
         "own_trainer": PRICES_BYTES,
         "compiled_gpt": GPT_BYTES,
         "late_rank": PLAIN_BYTES,
@@ -120,12 +134,12 @@ def test_the_bytes_of_each_script_equal_a_calculation_by_hand(two: dict[str, Cel
         "task_module": 4 * (32 * 64 + 64 + 64 * 10 + 10),
         "unused": PLAIN_BYTES + 4 * (parameters - 6),
     }
-    for name, data in two.items():
-        checks = 0 if name == "two_optimizers" else 2  # of several models DDP's own counters do not tell
+    for name, data in ddp.items():
+        checks = 0 if name == "two_optimizers" else 2  # DDP's counters are not read with several models
         assert len(data.counter_checks) == checks
         assert all(check.buckets_equal and check.steps >= 2 for check in data.counter_checks)
         assert all(check.spans_agree and check.union_within_span for check in data.counter_checks)
-    assert {one.code for one in two["two_optimizers"].findings} >= {"counters_not_read", "steps_of_first_optimizer"}
+    assert {one.code for one in ddp["two_optimizers"].findings} >= {"counters_not_read", "steps_of_first_optimizer"}
 
 
 @pytest.mark.process
@@ -139,7 +153,7 @@ def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, CellData], fol
     assert "waiting for a late rank (rank 1 in " in why.message
     single = two["single_bucket"]
     (one_bucket,) = [reason for reason in overlap_reasons(single) if reason.name == "one_bucket"]
-    assert "all gradients travel in one bucket of 2.09 MB, ready when " in one_bucket.text
+    assert "all gradients are reduced in one bucket of 2.09 MB, ready when " in one_bucket.text
     # On few cores whose programs take turns, more than 30% of it may overlap with compute by chance: then there is no finding.
     assert all("one bucket of 2.09 MB" in finding.message for finding in no_overlap_finding(single))
     unused = {reason.name: reason.text for reason in overlap_reasons(two["unused"])}
@@ -147,14 +161,30 @@ def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, CellData], fol
 
 
 @pytest.mark.process
-def test_each_script_of_one_process_is_a_single_cell(tmp_path: Path) -> None:
-    names = ("plain_loop", "accumulation", "two_optimizers", "own_trainer", "compiled_gpt", "task_module")
-    cases = {name: CASES[name] for name in names} | {"toggled": ["two_optimizers.py", "--toggle"]}
-    found = run_every(tmp_path, cases, processes=1)
-    gan = [found[name].ranks[0][1].model for name in ("two_optimizers", "toggled")]
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("how", "strategy", "gathered"),
+    [
+        ("again", "fsdp", 2 * SHARDED_BYTES),
+        ("never", "fsdp-no-reshard", SHARDED_BYTES),
+        ("alone", "fsdp-no-reshard", SHARDED_BYTES),
+    ],
+)
+def test_fully_shard_is_recognised_by_what_is_gathered_after_a_forward_pass(
+    two: dict[str, CellData], how: str, strategy: str, gathered: int
+) -> None:
+    """torch's default leaves the outermost unit gathered: with no other unit, all of the model."""
+    assert two[how].cell.name == f"{strategy}-d2-b8"
+    per_step = two[how].collectives.groupby(["rank", "step", "kind"])["bytes"].sum().unstack("kind")
+    assert set(per_step["all_gather"]) == {gathered}
+
+
+@pytest.mark.process
+def test_each_script_of_one_process_is_a_single_cell(single: dict[str, CellData]) -> None:
+    gan = [single[name].ranks[0][1].model for name in ("two_optimizers", "toggled")]
     assert [sizes.gradient_bytes for sizes in gan] == [GENERATOR_BYTES + DISCRIMINATOR_BYTES] * 2
-    assert "steps_left_out" in {finding.code for finding in found["task_module"].findings}
-    assert {name: data.cell.name for name, data in found.items()} == {
+    assert "steps_left_out" in {finding.code for finding in single["task_module"].findings}
+    assert {name: single[name].cell.name for name in (*SINGLE, "toggled")} == {
         "task_module": "single-d1-b8",
         "toggled": "single-d1-b8",
         "plain_loop": "single-d1-b8",
@@ -166,18 +196,17 @@ def test_each_script_of_one_process_is_a_single_cell(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(200)
-def test_processes_that_do_not_share_work_show_no_speedup(tmp_path: Path) -> None:
+@pytest.mark.timeout(400)
+def test_processes_that_do_not_share_work_show_no_speedup(
+    two: dict[str, CellData], single: dict[str, CellData]
+) -> None:
     """One script joins a group and wraps nothing, the other cuts its model over the processes."""
-    cases = {"joined_only": ["joined_only.py"], "tensor_parallel": ["tensor_parallel.py"]}
-    cells = run_every(tmp_path, cases, processes=2)
-    single = run_every(tmp_path / "one", {"joined_only": ["joined_only.py"]}, processes=1)["joined_only"]
-    alone, cut = cells["joined_only"], cells["tensor_parallel"]
+    alone, cut = two["joined_only"], two["tensor_parallel"]
     (error,) = (finding for finding in alone.findings if finding.severity == "error")
     assert error.code == "trained_alone"
     assert error.message.startswith("custom-d2-b8: each process trained alone: no collective in 6 traced steps")
     assert alone.trained_alone
-    run = run_of(alone, single)
+    run = run_of(alone, single["joined_only"])
     comparison = compare(run)
     assert comparison.scaling == ()
     assert comparison.reasons[alone.cell.name, "weak_speedup"] == "each process trained alone"
@@ -190,15 +219,15 @@ def test_processes_that_do_not_share_work_show_no_speedup(tmp_path: Path) -> Non
 
 
 @pytest.mark.process
-@pytest.mark.timeout(200)
-def test_accumulation_divided_by_the_processes_is_strong_scaling(tmp_path: Path) -> None:
+@pytest.mark.timeout(400)
+def test_accumulation_divided_by_the_processes_is_strong_scaling(
+    two: dict[str, CellData], single: dict[str, CellData]
+) -> None:
     """16 samples in all: four micro-batches of four on one device, two on each of two."""
-    case = {"divided": ["accumulation.py", "--divide"]}
-    (single,) = run_every(tmp_path / "one", case, processes=1).values()
-    (two,) = run_every(tmp_path / "two", case, processes=2).values()
-    names = [data.cell.name for data in (single, two)]
+    cells = (single["divided"], two["divided"])
+    names = [data.cell.name for data in cells]
     assert names == ["single-d1-b16-accumulate-4-amp-bf16", "ddp-d2-b8-accumulate-2-amp-bf16"]
-    (series,) = compare(run_of(single, two)).scaling
+    (series,) = compare(run_of(*cells)).scaling
     assert (series.label, series.points[0].cell) == ("DDP amp-bf16 in micro-batches of 4 strong, G = 16", names[1])
-    steps_us = [float(np.median(np.concatenate(data.step_samples()))) for data in (single, two)]
+    steps_us = [float(np.median(np.concatenate(data.step_samples()))) for data in cells]
     assert series.points[0].speedup.value == pytest.approx(steps_us[0] / steps_us[1])

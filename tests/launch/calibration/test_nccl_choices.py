@@ -17,9 +17,9 @@ from dpscope.launch.calibration import worker
 from dpscope.launch.calibration.nccl_choices import log_variables
 from dpscope.launch.calibration.run import run_calibration
 from dpscope.launch.calibration.worker import TimedCollectives
-from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.starting import OneHost, RunningJob
-from dpscope.launch.jobs.torchrun import JobWait
+from dpscope.launch.jobs.attended_job import JobStarter
+from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import JobFolder, RunFolder
@@ -30,14 +30,11 @@ SETTINGS = CalibrationSettings(
 )
 
 
-@dataclass
-class Ended:
+class Ended(TorchrunJob):
     """A job that is over."""
 
-    folder: JobFolder
-    exit_status: int
-    lost: str | None = None
-    memory_kills_before: int | None = None
+    def __init__(self, folder: JobFolder, exit_status: int) -> None:
+        self.folder, self.exit_status, self.memory_kills_before = folder, exit_status, None
 
     def wait(
         self, timeout_s: float, on_progress: Callable[[str | None], None], stop_requested: Callable[[], bool]
@@ -49,19 +46,16 @@ class Ended:
     def end(self) -> list[int]:
         return []
 
-    def told_where(self, rank: int | None) -> str:
-        return ""
-
 
 @dataclass
-class Stub(OneHost):
-    """In the place of torchrun: writes what a job leaves, and NCCL's log where the job's variables say."""
+class Stub(JobStarter):
+    """In place of torchrun: writes a job's result, and NCCL's log to the file that the job's variables name."""
 
     log_ranks: Callable[[int], int] = lambda devices: devices
     exit_status: int = 0
     jobs: list[CalibrationSettings] = field(default_factory=list)
 
-    def start(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None) -> RunningJob:
+    def start(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None) -> TorchrunJob:
         settings = read_json(folder.settings_path, CalibrationSettings)
         self.jobs.append(settings)
         folder.log_path.write_text("")
@@ -99,6 +93,7 @@ def calibrated(starter: Stub, monkeypatch: pytest.MonkeyPatch, settings: Calibra
     return run_calibration(settings, Console(file=io.StringIO()), starter=starter)
 
 
+@pytest.mark.long
 def test_a_job_of_each_device_count_follows_the_timed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Stub()
     found = calibrated(stub, monkeypatch)

@@ -1,6 +1,7 @@
 """--help, -h, the groups of options, completion, --open, and the run folder that a TOML file names."""
 
 import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -10,65 +11,59 @@ from typer.testing import CliRunner
 
 from dpscope.analysis.text.terminal import open_in_browser
 from dpscope.launch.cli import app
-from dpscope.launch.commands.options import OPTION_GROUPS
+from dpscope.launch.commands.command import heading_of
 from dpscope.launch.planning.run_config import load_config, out_folder
 from dpscope.launch.training.settings import load_train_config
+from dpscope.profiling.records.settings import HEADINGS
 from dpscope.profiling.store.errors import DpscopeError
 
-COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS: Mapping[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
-def said(*arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     ended = CliRunner().invoke(app, arguments, env={"COLUMNS": "100"})
     assert ended.exit_code == 0, ended.output
     return ended.output
 
 
 @pytest.mark.parametrize("command", [(), ("analyze",), ("train",)])
-def test_h_says_what_help_says(command: tuple[str, ...]) -> None:
-    assert said(*command, "-h") == said(*command, "--help")
+def test_h_prints_what_help_prints(command: tuple[str, ...]) -> None:
+    assert output_of(*command, "-h") == output_of(*command, "--help")
 
 
 def test_options_stand_in_groups() -> None:
-    text = said("run", "--help")
+    text = output_of("run", "--help")
     headings = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings == [*OPTION_GROUPS, "Options"]
+    assert headings == [*HEADINGS, "Options"]
     assert text.index("Model and data:") < text.index("--model") < text.index("How much is measured:")
     assert text.split("\nOptions:\n")[1].split() == ["-h,", "--help", "Show", "this", "message", "and", "exit."]
 
 
-@pytest.mark.parametrize("command", ["run", "train"])
-def test_no_setting_is_without_a_group(command: str) -> None:
-    grouped = {name for names in OPTION_GROUPS.values() for name in names}
-    assert {one.name for one in COMMANDS[command].params} - grouped == set()
-
-
-def test_every_grouped_option_exists_once() -> None:
-    names = [name for names in OPTION_GROUPS.values() for name in names]
-    assert len(names) == len(set(names))
-    assert set(names) <= {one.name for command in COMMANDS.values() for one in command.params}
+@pytest.mark.parametrize("command", ["run", "train", "equal"])
+def test_no_setting_is_without_a_heading(command: str) -> None:
+    assert [one.name for one in COMMANDS[command].params if heading_of(one.name or "") not in HEADINGS] == []
 
 
 def test_a_shell_can_complete() -> None:
-    assert "--show-completion" in said("--help")
+    assert "--show-completion" in output_of("--help")
 
 
-def test_the_page_is_opened_or_its_place_told(
+def test_the_page_is_opened_or_its_place_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[str] = []
+    opened: list[str] = []
 
     def opens(address: str) -> bool:
-        asked.append(address)
+        opened.append(address)
         return True
 
     monkeypatch.setattr(webbrowser, "open", opens)
     open_in_browser(tmp_path / "report.html")
-    assert asked == [(tmp_path / "report.html").as_uri()]
+    assert opened == [(tmp_path / "report.html").as_uri()]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(webbrowser, "open", lambda _: False)
     open_in_browser(tmp_path / "report.html")
-    assert f"open {tmp_path / 'report.html'} yourself" in capsys.readouterr().err
+    assert f"open {tmp_path / 'report.html'} manually" in capsys.readouterr().err
 
 
 def test_a_file_may_name_the_run_folder(tmp_path: Path) -> None:
@@ -89,7 +84,7 @@ def test_the_flag_wins_over_the_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text('out = "mine"\nmodel = "resnet8_cifar"\ndevices = "1"\n')
-    plan = said("run", "--config", "run.toml", "--device", "cpu", "--dry-run", *given)
+    plan = output_of("run", "--config", "run.toml", "--device", "cpu", "--dry-run", *given)
     assert f"--out {folder} " in plan
 
 

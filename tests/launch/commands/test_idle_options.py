@@ -1,6 +1,7 @@
 """Options that do nothing are refused: each situation of the table, and no rule about an option that does not exist."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -9,14 +10,17 @@ import typer
 from typer.testing import CliRunner
 
 from dpscope.launch.cli import app
-from dpscope.launch.commands.idle_options import IDLE
-from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.commands.command import Command
+from dpscope.launch.planning.run_config import flag_name, load_config
 from dpscope.launch.training.settings import load_train_config
+from dpscope.profiling.records.config import RunConfig
+from dpscope.profiling.records.settings import declarations
+from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.trainings import plain_epochs, write_train_json
 
-COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS: Mapping[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 MEASURING = ["--devices", "2"], ["--collectives", "broadcast"], ["--dtype", "float16"], ["--min-bytes", "1KiB"]
 MEASURING_TOO = (
     ["--max-bytes", "1MiB"],
@@ -42,9 +46,9 @@ OF_DDP = (
 SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("analyze", ["TRACE"], JUDGING[1:]),
     ("analyze", ["TRACE", "--format", "csv"], (JUDGING[0], ["--calibration", "calibration.json"])),
-    ("analyze", ["TRACE", "--format", "csv"], (["--nccl-log", "nccl.log"],)),
+    ("analyze", ["TRACE", "--format", "csv"], (["--nccl-log", "nccl.log"], ["--flops", "1T"])),
     ("analyze", ["RUN", "--format", "csv"], (["--nccl-log", "nccl.log"],)),
-    ("analyze", ["RUN", "--tables"], (["--nccl-log", "nccl.log"],)),
+    ("analyze", ["RUN", "--tables"], (["--nccl-log", "nccl.log"], ["--flops", "1T"])),
     ("analyze", ["RUN", "--format", "json"], (["--report", "x"],)),
     ("analyze", ["RUN", "--tables"], (["--report", "x"],)),
     ("analyze", ["RUN"], (["--max-bytes", "1000000"], ["--max-events", "1000000"], ["--target-accuracy", "90"])),
@@ -60,6 +64,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
             ["--max-events", "1000000"],
             ["--calibration", "calibration.json"],
             ["--nccl-log", "nccl.log"],
+            ["--flops", "1T"],
             ["--report", "x"],
         ),
     ),
@@ -172,104 +177,6 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("train", ["--epochs", "3"], (["--gamma", "0.2"], ["--learning-rate-scaling", "linear"])),
 ]
 
-WHAT = "it says what is read or where it is written"
-SPANNED = "so many nodes take part; more than any cell spans are refused"
-LEARNS = "every training depends on it"
-# Parameters that have an effect wherever the command gets as far as to use them, and why.
-ALWAYS: dict[str, dict[str, str]] = {
-    "run": {
-        "nodes": SPANNED,
-        **dict.fromkeys(
-            ("strategy", "devices", "batch_size", "accumulate", "compile"),
-            "they make the cells; what makes none is an error",
-        ),
-        **dict.fromkeys(("model", "data", "amp", "lr", "momentum", "weight_decay", "seed"), "every step depends on it"),
-        **dict.fromkeys(("warmup", "steps", "epochs", "traced_steps"), "so much is measured of every cell"),
-        "detect": "it chooses the repeats",
-        "published": "the manifest keeps what of it is of the run's cells, and --tables says where that is nothing",
-        "timeout": "every job has this limit",
-        "device": "it chooses the devices, also where auto would choose the same",
-        "config": WHAT,
-        "out": WHAT,
-        "fresh": "measured again; where nothing was measured there is nothing to lose, which a script cannot know",
-        "dry_run": "nothing is started",
-    },
-    "attach": {
-        "script": WHAT,
-        "out": WHAT,
-        **dict.fromkeys(("devices", "repeats"), "so many jobs are started"),
-        **dict.fromkeys(("warmup", "steps", "traced_steps"), "so much is measured of every job"),
-        "steps_by": "it says what a step is",
-        "batch_size": "it names the cell and counts the samples",
-        "quiet": "so much is printed",
-        "work_folders": "every job runs in a folder of it",
-        "nccl_log": "it is read for the report that every attached script gets",
-        "stop_after": "the script ends sooner; one that would end then anyway nobody can know beforehand",
-    },
-    "analyze": {"paths": WHAT, "output_format": "it says what is printed"},
-    "compare": {
-        "paths": WHAT,
-        "output_format": "it says what is printed",
-        "force": "a permission: whether it is needed is known when both runs are read",
-    },
-    "merge": {
-        "paths": WHAT,
-        "output": WHAT,
-        "max_bytes": "every trace is read within it",
-        "max_events": "every trace is read within it",
-    },
-    "calibrate": {
-        "from_nccl_tests": "logs are read, and needed",
-        "predict": WHAT,
-        "logs": "refused without --from-nccl-tests and --predict",
-    },
-    "tensorboard": {"paths": WHAT, "host": "it is served there", "port": "it is served there"},
-    "estimate": {
-        "table": WHAT,
-        "claims": "values are audited in every format",
-        "output_format": "it says what is printed",
-    },
-    "whatif": {
-        "paths": WHAT,
-        "devices": "it says what to predict; of a table that or --measured does, and both are refused",
-        "output_format": "it says what is printed",
-    },
-    "train": {
-        "nodes": SPANNED,
-        "milestones": "one beyond the last epoch is warned of: more epochs may go on from there",
-        **dict.fromkeys(
-            ("strategy", "devices", "batch_size", "seeds", "accumulate", "compile"),
-            "they make the trainings; what makes none is an error",
-        ),
-        **dict.fromkeys(("model", "data", "epochs", "lr", "warmup_epochs", "momentum", "weight_decay"), LEARNS),
-        **dict.fromkeys(("label_smoothing", "amp"), LEARNS),
-        "eval_batch_size": "every epoch is tested so",
-        "workers_total": "every data set of a training is loaded; synthetic data is refused",
-        "checkpoint_steps": "every training saves so",
-        **dict.fromkeys(("timeout", "max_restarts"), "every training has this limit"),
-        "device": "it chooses the devices, also where auto would choose the same",
-        "config": WHAT,
-        "out": WHAT,
-        "resume_from": "what it names must be there",
-        "fresh": "trained again; where nothing was trained there is nothing to lose, which a script cannot know",
-        "dry_run": "nothing is started",
-    },
-    "reduce": {"paths": WHAT, "output": WHAT},
-    "bundle": {"run": WHAT, "list_only": "nothing is written"},
-    "equal": {
-        "nodes": SPANNED,
-        **dict.fromkeys(
-            ("strategy", "devices", "batch_size", "steps", "compile"), "they make the trainings that are compared"
-        ),
-        **dict.fromkeys(("model", "data", "lr", "momentum", "weight_decay", "seed", "dtype"), LEARNS),
-        **dict.fromkeys(("freeze_batch_norm", "sync_batch_norm"), "they change how batch norm trains, or are refused"),
-        "timeout": "every job has this limit",
-        "device": "it chooses the devices, also where auto would choose the same",
-        "output_format": "it says what is printed",
-        "out": WHAT,
-    },
-}
-
 
 @pytest.mark.parametrize(
     ("command", "arguments", "option"),
@@ -301,35 +208,25 @@ def test_an_option_that_does_nothing_is_refused(
     last = {"run": out, "train": out, "attach": ["--", str(trace)]}.get(command, [])
     ended = CliRunner().invoke(app, [*line, *last])
     assert isinstance(ended.exception, DpscopeError), ended.output
-    said = str(ended.exception)
-    assert said.startswith(option[0])
-    assert said.endswith("omit it")
-    assert "\n" not in said
+    message = str(ended.exception)
+    assert message.startswith(option[0])
+    assert message.endswith("omit it")
+    assert "\n" not in message
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_every_rule_is_about_options_that_exist_and_is_tested() -> None:
     tested = {(command, option[0]) for command, _, options in SITUATIONS for option in options}
-    for command, rules in IDLE.items():
-        flags = {parameter.name: parameter.opts[0] for parameter in COMMANDS[command].params}
-        for rule in rules:
-            for name in rule.parameters:
-                assert (command, flags[name]) in tested
+    for command in COMMANDS.values():
+        assert isinstance(command, Command)
+        flags = {parameter.name: parameter.opts[0] for parameter in command.params}
+        assert {(command.name, flags[name]) for rule in command.idle for name in rule.parameters} <= tested
 
 
-def test_every_option_of_every_command_is_in_a_situation_or_always_has_an_effect() -> None:
-    situations = {(command, option[0]) for command, _, options in SITUATIONS for option in options}
-    unsaid, twice = [], []
-    for command, click_command in COMMANDS.items():
-        for parameter in click_command.params:
-            in_situation = any((command, flag) in situations for flag in parameter.opts)
-            always = parameter.name in ALWAYS[command]
-            unsaid += [(command, parameter.name)] if not in_situation and not always else []
-            twice += [(command, parameter.name)] if in_situation and always else []
-    assert unsaid == [], "say when it does nothing (SITUATIONS), or why it always has an effect (ALWAYS)"
-    assert twice == []
-    exist = {(command, parameter.name) for command, one in COMMANDS.items() for parameter in one.params}
-    assert {(command, name) for command, reasons in ALWAYS.items() for name in reasons} <= exist
+def test_every_rule_of_a_setting_is_tested() -> None:
+    tested = {option[0] for _, _, options in SITUATIONS for option in options}
+    declared = {**declarations(RunConfig), **declarations(TrainConfig)}
+    assert {flag_name(name) for name, one in declared.items() if one.setting.idle is not None} <= tested
 
 
 def test_options_that_do_something_are_taken() -> None:

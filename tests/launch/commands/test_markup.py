@@ -38,6 +38,6 @@ def test_brackets_of_a_path_are_printed(
     named: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dpscope.launch.commands.share._machine_notes", dict)  # it starts processes
+    monkeypatch.setattr("dpscope.launch.commands.bundle._machine_notes", dict)  # it starts processes
     shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     assert named in printed(monkeypatch, capsys, *arguments)

@@ -9,7 +9,7 @@ import pytest
 from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.commands.several_nodes import _plan
 from dpscope.launch.equality.settings import equality_settings
-from dpscope.launch.jobs.starting import SeveralNodesJob
+from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.torchrun import command_nodes
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.planning.manifest import new_manifest

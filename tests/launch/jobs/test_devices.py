@@ -1,4 +1,4 @@
-"""GPUs that are present and unusable stop a run; only real absence means the CPU."""
+"""GPUs that are present but unusable stop a run; `auto` is the CPU only on machines without GPUs."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_present_but_unusable_gpus_are_an_error(tmp_path: Path, monkeypatch: pyt
 @without_gpus
 def test_cuda_without_any_gpu_is_an_error() -> None:
     if devices.present_gpus() is not None:
-        pytest.skip("there is a GPU here")
+        pytest.skip("this machine has a GPU")
     with pytest.raises(DpscopeError, match="no GPU was found"):
         resolve_devices("cuda")
     assert resolve_devices("auto").kind == "cpu"
@@ -74,7 +74,7 @@ def test_the_doctor_looks_at_everything() -> None:
 
 
 def test_an_amd_gpu_needs_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch has it, NVML, nvidia-smi and /dev/nvidia* do not: nothing fails for that."""
+    """torch lists it, NVML, nvidia-smi and /dev/nvidia* do not."""
     monkeypatch.setattr(doctor, "present_gpus", lambda: None)
     monkeypatch.setattr(doctor, "open_nvml", lambda: None)
     monkeypatch.setattr(torch.version, "hip", "6.4.43482")
@@ -102,7 +102,7 @@ def test_a_failed_all_reduce_is_reported_with_its_message(monkeypatch: pytest.Mo
 
 @pytest.mark.process
 def test_an_all_reduce_in_a_separate_job() -> None:
-    """The same job on the CPU: two processes, 1 + 2 = 3 everywhere, by gloo; a device that is not there fails in one line."""
+    """On the CPU: two processes, 1 + 2 = 3 in each, by gloo; a missing device fails with one line."""
     console = Console(quiet=True)
     assert all_reduce_once("cpu", 2, console) == "gloo"
     if not torch.cuda.is_available():
@@ -159,7 +159,7 @@ def test_amds_gpus_that_torch_cannot_use_stop_a_run(
 def test_without_a_gpu_to_open_amds_driver_alone_is_the_cpu(
     amd_node: Path, monkeypatch: pytest.MonkeyPatch, lacks: str
 ) -> None:
-    """A processor alone in the topology; a container that sees the host's /sys and got no device."""
+    """A topology of a processor alone; a container with the host's /sys and no device."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     if lacks == "gpus":
         for node in (1, 2):
@@ -171,7 +171,7 @@ def test_without_a_gpu_to_open_amds_driver_alone_is_the_cpu(
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_auto_takes_amds_gpus(amd_node: Path, monkeypatch: pytest.MonkeyPatch, listed: bool) -> None:
-    """Also where the driver's list is missing and torch has them."""
+    """Also without the driver's list, if torch has them."""
     if not listed:
         monkeypatch.setattr(devices, "_AMD_NODES", amd_node / "missing")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -214,7 +214,7 @@ def test_the_doctor_names_what_cuda_ignores(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_cuda_without_nvml_is_a_warning_that_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container with NVIDIA_DRIVER_CAPABILITIES=compute: CUDA works, libnvidia-ml is not there."""
+    """A container with NVIDIA_DRIVER_CAPABILITIES=compute: CUDA works, libnvidia-ml is missing."""
     monkeypatch.setattr(doctor, "open_nvml", lambda: None)
     monkeypatch.setattr(doctor, "present_gpus", lambda: devices.PresentGpus(2, "/dev/nvidia*", None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,4 +1,4 @@
-"""A job's files, its claim of a folder, and its end with the process that started it."""
+"""A job's files, its lock on a folder, and its end with the process that started it."""
 
 import os
 import subprocess
@@ -17,16 +17,16 @@ from dpscope.profiling.store.errors import DpscopeError
 
 @pytest.mark.long
 def test_progress_is_read_while_the_job_removes_it(tmp_path: Path) -> None:
-    """Whatever moment the reader comes at: the text or None, as of a job that ends while it is watched."""
+    """A reader finds the text or None at any moment, also as the job ends."""
     over = threading.Event()
 
-    def come_and_go() -> None:
+    def write_and_remove() -> None:
         for _ in range(4000):
             (tmp_path / PROGRESS_NAME).write_text("timed")
             remove_job_files(tmp_path)
         over.set()
 
-    job = threading.Thread(target=come_and_go)
+    job = threading.Thread(target=write_and_remove)
     job.start()
     read = set()
     while not over.is_set():
@@ -38,7 +38,7 @@ def test_progress_is_read_while_the_job_removes_it(tmp_path: Path) -> None:
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, free_percent: dict[int, float | None], reserved: tuple[int, ...]) -> None:
-    """GPUs of 100 bytes, of which those in `reserved` are this process's; one that is None answers nothing."""
+    """GPUs of 100 bytes, of which this process uses those in `reserved`; one whose free memory is None has failed."""
 
     def mem_get_info(index: int) -> tuple[float, int]:
         free = free_percent[index]
@@ -65,8 +65,8 @@ OTHER = "CUDA error: device-side assert triggered"
         ({0: 9}, (0,), "out_of_memory"),  # 91% full
         ({0: 11}, (0,), "crashed"),  # 89%
         ({0: 60, 1: 9}, (0, 1), "out_of_memory"),  # DataParallel's second GPU
-        ({0: 60, 1: 9}, (0,), "crashed"),  # GPU 1 is somebody else's
-        ({0: None}, (0,), "crashed"),  # a device that is gone tells nothing
+        ({0: 60, 1: 9}, (0,), "crashed"),  # GPU 1 is another process's
+        ({0: None}, (0,), "crashed"),  # the device has failed
     ],
 )
 def test_a_library_failure_on_a_full_gpu_is_out_of_memory(
@@ -114,7 +114,7 @@ def test_one_job_at_a_time_measures_a_repeat(tmp_path: Path) -> None:
         claim(tmp_path)
 
 
-ASKS = (
+PRINT_SIGNAL = (
     "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n)); print(n.value)"  # PR_GET_PDEATHSIG
 )
 
@@ -122,18 +122,16 @@ ASKS = (
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
 def test_the_launcher_requests_the_signal_and_becomes_the_command() -> None:
-    asked = subprocess.run(
-        dying_with_process(os.getpid(), [sys.executable, "-c", ASKS]), capture_output=True, text=True, check=True
-    )
-    assert asked.stdout == "9\n"
-    plain = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=True)
-    assert plain.stdout == "0\n", "else the test could not fail"
+    command = [sys.executable, "-c", PRINT_SIGNAL]
+    launched = subprocess.run(dying_with_process(os.getpid(), command), capture_output=True, text=True, check=True)
+    assert launched.stdout == "9\n"
+    plain = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert plain.stdout == "0\n", "otherwise the test could not fail"
 
 
 @pytest.mark.process
 def test_the_command_does_not_run_when_its_parent_is_gone() -> None:
-    other = os.getpid() + 1  # somebody else than the parent
-    ended = subprocess.run(
-        dying_with_process(other, [sys.executable, "-c", "print(1)"]), capture_output=True, check=False
-    )
+    not_the_parent = os.getpid() + 1
+    command = dying_with_process(not_the_parent, [sys.executable, "-c", "print(1)"])
+    ended = subprocess.run(command, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, b"")

@@ -40,14 +40,14 @@ def folder(tmp_path: Path) -> RepeatFolder:
     return RepeatFolder(tmp_path)
 
 
-def note(folder: RepeatFolder, rank: int, at_ns: int, message: str, peer_lost: bool = False) -> None:
-    written = FailureNote(rank=rank, at_ns=at_ns, kind="crashed", message=message, peer_lost=peer_lost)
-    write_json(folder.path / f"failure_0_{rank}.json", written)
+def write_note(folder: RepeatFolder, rank: int, at_ns: int, message: str, peer_lost: bool = False) -> None:
+    note = FailureNote(rank=rank, at_ns=at_ns, kind="crashed", message=message, peer_lost=peer_lost)
+    write_json(folder.path / f"failure_0_{rank}.json", note)
 
 
 def test_a_killed_rank_comes_before_the_rank_that_lost_it(folder: RepeatFolder) -> None:
     folder.log_path.write_text(REPORT.format(exit=-9))
-    note(folder, 0, 1, "RuntimeError: Connection closed by peer", peer_lost=True)
+    write_note(folder, 0, 1, "RuntimeError: Connection closed by peer", peer_lost=True)
     outcome = job_outcome(folder, 1, 10, "timed")
     assert outcome.status == "crashed"
     assert outcome.message.startswith("rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory")
@@ -57,10 +57,10 @@ def test_a_killed_rank_comes_before_the_rank_that_lost_it(folder: RepeatFolder) 
 
 def test_a_cause_comes_before_an_earlier_consequence(folder: RepeatFolder) -> None:
     folder.log_path.write_text(REPORT.format(exit=1))
-    note(folder, 0, 1, "RuntimeError: Connection closed by peer", peer_lost=True)
-    note(folder, 1, 2, "ValueError: killed by signal 9, says a user")
-    assert job_outcome(folder, 1, 10, "timed").signal is None  # whatever a message says
-    note(folder, 1, 2, "ValueError: bad label")
+    write_note(folder, 0, 1, "RuntimeError: Connection closed by peer", peer_lost=True)
+    write_note(folder, 1, 2, "ValueError: killed by signal 9, by a user")
+    assert job_outcome(folder, 1, 10, "timed").signal is None  # not taken from a message
+    write_note(folder, 1, 2, "ValueError: bad label")
     assert job_outcome(folder, 1, 10, "timed").message == "rank 1: ValueError: bad label (in its timed pass)"
 
 
@@ -92,7 +92,7 @@ def test_past_its_time_limit(folder: RepeatFolder) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "sent", "status"),
     [
-        (3, 3, 9, "crashed"),  # by a person: nothing is said of memory
+        (3, 3, 9, "crashed"),  # by a person
         (3, 4, 9, "out_of_memory"),
         (3, 4, None, "crashed"),  # the kernel killed something else
         (None, None, 9, "crashed"),
@@ -105,7 +105,7 @@ def test_a_kill_is_out_of_memory_only_if_the_kernel_reports_it(
     assert judged_by_kernel(JobOutcome(status="crashed", signal=sent), before).status == status
 
 
-# In the words of torch 2.15's two engines, as their libraries hold them: rank 1 waited for rank 0, which was late.
+# Messages of torch 2.15's two engines, as in their libraries: rank 1 waited for rank 0, which was late.
 LEGACY = (
     "[rank1]:[E1122 08:00:00.123456789 ProcessGroupNCCL.cpp:683] [Rank 1] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=42, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=120000) ran for 120009 milliseconds before "
@@ -115,29 +115,29 @@ SECOND = "[rank1]:[E1122 08:00:00.123456789 ProcessGroupNCCL.cpp:91] timeout - c
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (LEGACY, "rank 1: NCCL: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE"),
         (SECOND, "rank 1: NCCL: timeout - collective operation timed out"),
     ],
 )
 def test_a_collective_that_nccl_aborted_is_reported_with_its_message(
-    folder: RepeatFolder, line: str, said: str
+    folder: RepeatFolder, line: str, message: str
 ) -> None:
     """The watchdog aborts its process (signal 6), which leaves no note; the other rank's is a consequence."""
     folder.log_path.write_text(line + "\n" + REPORT.format(exit=-6))
-    note(folder, 0, 1, "DistBackendError: NCCL communicator was aborted on rank 0.", peer_lost=True)
+    write_note(folder, 0, 1, "DistBackendError: NCCL communicator was aborted on rank 0.", peer_lost=True)
     outcome = job_outcome(folder, 1, 900, "timed")
-    assert (outcome.status, outcome.message[: len(said)]) == ("crashed", said)
+    assert (outcome.status, outcome.message[: len(message)]) == ("crashed", message)
     assert outcome.log_tail[0].startswith("[rank1]: ")
-    note(folder, 0, 1, "ValueError: bad label")  # what rank 1 waited for
+    write_note(folder, 0, 1, "ValueError: bad label")  # the error that rank 1 waited for
     assert job_outcome(folder, 1, 900, "timed").message == "rank 0: ValueError: bad label (in its timed pass)"
 
 
 @pytest.mark.parametrize(
     ("device", "job_s", "joining_s", "limit_s"),
     [
-        ("cuda", 900.0, 720.0, 120.0),  # joining: 80% of the job's
+        ("cuda", 900.0, 720.0, 120.0),  # joining: 80% of the job's limit
         ("cuda", 60.0, 48.0, 48.0),
         ("cpu", 900.0, 900.0, 900.0),
     ],
@@ -149,7 +149,7 @@ def test_a_collective_on_gpus_times_out_before_its_job(
     assert collective_limit_s(torch.device(device), job_s) == limit_s
 
 
-def test_a_training_s_collectives_may_wait_for_a_checkpoint_and_end_before_it() -> None:
+def test_collectives_of_a_training_may_wait_for_a_checkpoint_and_time_out_before_the_job() -> None:
     limits = [collective_limit_s(torch.device("cuda", 0), job_s, longest_s=1800.0) for job_s in (604_800.0, 1000.0)]
     assert limits == [1800.0, 800.0]
 
@@ -162,8 +162,8 @@ def test_a_rank_that_lost_its_communicator_lost_its_peer(folder: RepeatFolder) -
 pytestmark = pytest.mark.process
 
 
-def told(path: Path, code: str, timeout_s: float = 60.0, stop: bool = False) -> tuple[str, str]:
-    """What is raised of a job that runs `code` (empty: nothing), and what is printed."""
+def run_job(path: Path, code: str, timeout_s: float = 60.0, stop: bool = False) -> tuple[str, str]:
+    """The error of a job that runs `code` ("" if there is none), and its printed lines."""
     folder, shown, request = JobFolder(path), Console(file=io.StringIO(), width=200), StopRequest()
     request.requested = stop
     outcome = attend_job([sys.executable, "-c", code], folder, 1, timeout_s, "A job", request, shown)
@@ -183,23 +183,23 @@ PASS = "open('{}/" + PROGRESS_NAME + "', 'w').write('timed')"
 
 
 def test_a_job_with_a_result_is_done(tmp_path: Path) -> None:
-    assert told(tmp_path, f"{PASS.format(tmp_path)}; {RESULT.format(tmp_path, 'ok')}")[0] == ""
+    assert run_job(tmp_path, f"{PASS.format(tmp_path)}; {RESULT.format(tmp_path, 'ok')}")[0] == ""
 
 
 def test_a_job_without_a_result_failed_however_it_exits(tmp_path: Path) -> None:
-    line, printed = told(tmp_path / "a", "print('[rank0]: no such device'); raise SystemExit(3)")
+    line, printed = run_job(tmp_path / "a", "print('[rank0]: no such device'); raise SystemExit(3)")
     assert line == "it failed: torchrun ended with exit status 3 and no result (before its first pass)"
     assert printed == "[rank0]:  no such device\n"
-    silent, _ = told(tmp_path / "b", "")
+    silent, _ = run_job(tmp_path / "b", "")
     assert silent == "it failed: torchrun ended with exit status 0 and no result (before its first pass)"
     (tmp_path / "c").mkdir()
-    begun, _ = told(tmp_path / "c", f"{PASS.format(tmp_path / 'c')}; {RESULT.format(tmp_path / 'c', 'crashed')}")
+    begun, _ = run_job(tmp_path / "c", f"{PASS.format(tmp_path / 'c')}; {RESULT.format(tmp_path / 'c', 'crashed')}")
     assert begun == "it failed: torchrun ended with exit status 0 and no result (in its timed pass)"
 
 
 def test_a_slow_or_stopped_job_is_ended(tmp_path: Path) -> None:
-    assert "passed its time limit of 0.3 s" in told(tmp_path / "a", "import time; time.sleep(60)", timeout_s=0.3)[0]
-    line, printed = told(tmp_path / "b", "import time; time.sleep(60)", stop=True)
+    assert "passed its time limit of 0.3 s" in run_job(tmp_path / "a", "import time; time.sleep(60)", timeout_s=0.3)[0]
+    line, printed = run_job(tmp_path / "b", "import time; time.sleep(60)", stop=True)
     assert line == "it failed: interrupted [143]"  # 128 + SIGTERM
     assert "rank" not in printed
 
@@ -207,5 +207,5 @@ def test_a_slow_or_stopped_job_is_ended(tmp_path: Path) -> None:
 def test_unfinished_files_of_a_killed_process_are_removed_and_other_hidden_files_stay(tmp_path: Path) -> None:
     (tmp_path / ".tmp-failure_0_1.json-xr17fgzj").write_text('{"rank": 1, "at_')
     (tmp_path / ".tmp-mine").write_text("not dpscope's")
-    told(tmp_path, RESULT.format(tmp_path, "ok"))
+    run_job(tmp_path, RESULT.format(tmp_path, "ok"))
     assert sorted(path.name for path in tmp_path.glob(".tmp-*")) == [".tmp-mine"]

@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.job_queue import JobQueue, Outcome
-from dpscope.launch.jobs.progress import SweepProgress
+from dpscope.launch.jobs.job_queue import JobQueue, Outcome, SweepProgress
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.store.folders import JobFolder, RunFolder
 

@@ -1,4 +1,4 @@
-"""Which of torch's two NCCL engines a job runs on. What they do on GPUs is not confirmed on hardware."""
+"""The choice between torch's two NCCL engines. Their behaviour on GPUs is not confirmed on hardware."""
 
 import os
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def restored() -> Iterator[None]:
 
 
 def maker() -> str:
-    """Which function makes the group that "nccl" names."""
+    """The name of the function that makes groups of the backend "nccl"."""
     return str(distributed.Backend._plugins["NCCL"].creator_fn.__name__)
 
 
@@ -57,7 +57,7 @@ def test_an_older_torch_only_has_the_legacy_engine(monkeypatch: pytest.MonkeyPat
 
 
 def torch_with(**functions: object) -> SimpleNamespace:
-    """torch.distributed of a torch that has both engines, and these functions besides."""
+    """torch.distributed with both engines and these functions."""
     engines = SimpleNamespace(ProcessGroupNCCL2=object, **functions)
     return SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: True, distributed_c10d=engines)
 

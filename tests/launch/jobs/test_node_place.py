@@ -1,4 +1,4 @@
-"""Which node this is: told by every launcher's variables as they are set, or by options; and refused where it is not told."""
+"""This node's rank and rendezvous from each launcher's variables, or from options; missing or contradictory ones are refused."""
 
 import pytest
 
@@ -19,19 +19,21 @@ PYTORCH_JOB = {
 }  # fmt: skip
 
 
-def place(told: dict[str, str], nodes: str = "auto", rank: int | None = None, met: str | None = None) -> NodePlace:
-    found = node_place(nodes, rank, met, told)
+def place(
+    environment: dict[str, str], nodes: str = "auto", rank: int | None = None, rendezvous: str | None = None
+) -> NodePlace:
+    found = node_place(nodes, rank, rendezvous, environment)
     assert found is not None
     return found
 
 
 def test_slurm_gives_count_rank_and_address() -> None:
     found = place(SLURM)
-    assert (found.count, found.rank, found.told_by, found.job) == (2, 1, "Slurm", "slurm-71-3-0")
+    assert (found.count, found.rank, found.source, found.job) == (2, 1, "Slurm", "slurm-71-3-0")
     assert found.address is not None
     assert found.address.host == "gpu07"
     assert 20_000 <= found.address.port < 30_000
-    # the same on every node, another of every step and of every time that the job is requeued
+    # The same on every node, another for each step and each time the job is requeued.
     assert place({**SLURM, "SLURM_NODEID": "0"}).address == found.address
     again = place({**SLURM, "SLURM_RESTART_COUNT": "1"})
     assert again.job == "slurm-71-3-1"
@@ -44,8 +46,8 @@ def test_open_mpi_gives_the_job_and_no_address() -> None:
 
 def test_other_launchers_give_less() -> None:
     pmi = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}
-    assert place(pmi, met="host0") == NodePlace(2, 1, "PMI", Address("host0", 29500))
-    with pytest.raises(DpscopeError, match="no launcher says where the nodes meet; give --rendezvous"):
+    assert place(pmi, rendezvous="host0") == NodePlace(2, 1, "PMI", Address("host0", 29500))
+    with pytest.raises(DpscopeError, match="no launcher sets the rendezvous; give --rendezvous"):
         place(pmi)
     assert place(PYTORCH_JOB) == NodePlace(3, 1, "PyTorchJob", Address("train-master-0", 23456))
     elastic = {name: value for name, value in PYTORCH_JOB.items() if not name.startswith("PET_")}
@@ -71,37 +73,32 @@ def test_a_single_node_has_no_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "rank", "told", "said"),
+    ("nodes", "rank", "environment", "message"),
     [
         ("auto", None, {}, "--nodes auto: neither srun, MPI, PMI nor"),
-        # sbatch starts its script on one node: that is no step
+        # sbatch starts its script on one node, outside any step.
         ("auto", None, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, "--nodes auto: neither"),
-        (
-            "auto",
-            None,
-            {**SLURM, "SLURM_STEP_NUM_TASKS": "8"},
-            "Slurm has started 4 tasks on this node; start one per node",
-        ),
+        ("auto", None, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "Slurm has started 4 tasks on this node; start one per"),
         ("auto", None, {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "Open MPI has started 2 tasks on this node"),
         (
             "2",
             None,
             {**SLURM, "SLURM_STEP_NUM_NODES": "4"},
-            "--nodes 2: Slurm has started this on 4 nodes; give --nodes auto",
+            "--nodes 2: Slurm has started this on 4 nodes; give --nodes",
         ),
         ("2", None, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "--nodes 2: Slurm has started 4 tasks on this node"),
         ("two", None, {}, "--nodes two: give auto, or a number"),
         ("0", None, {}, "--nodes 0: give auto, or a number"),
-        ("2", None, {}, "no launcher says which of the 2 nodes this is; give --node-rank"),
+        ("2", None, {}, "no launcher sets this node's rank among the 2 nodes; give --node-rank"),
         ("2", 2, {}, "--node-rank 2: with 2 nodes, give a number from 0 to 1"),
-        ("2", 0, {}, "no launcher says where the nodes meet; give --rendezvous HOST:PORT"),
+        ("2", 0, {}, "no launcher sets the rendezvous; give --rendezvous HOST:PORT"),
     ],
 )
 def test_missing_or_contradictory_values_are_refused(
-    nodes: str, rank: int | None, told: dict[str, str], said: str
+    nodes: str, rank: int | None, environment: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(DpscopeError, match=said):
-        node_place(nodes, rank, None, told)
+    with pytest.raises(DpscopeError, match=message):
+        node_place(nodes, rank, None, environment)
 
 
 @pytest.mark.parametrize("text", ["", "host:0", "host:99999", "a b", "host:port", "1:2:3", "a..b", "x" * 70])

@@ -53,19 +53,21 @@ def holding(*pairs: tuple[str, int]) -> Calibration:
     return msgspec.structs.replace(calibration({}), points=points)
 
 
-def test_each_strategy_has_its_collectives_timed() -> None:
-    ddp = planned("cuda", strategy="single,ddp")
-    assert ddp is not None
-    assert (ddp.devices, ddp.collectives) == ((2, 4), ("all_reduce", "broadcast"))
-    both = planned("cuda")
-    assert both is not None
-    assert both.collectives == ("all_reduce", "broadcast", "reduce")
-    on_cpu = planned("cpu")  # dp-host uses no link
-    assert on_cpu is not None
-    assert on_cpu.collectives == ("all_reduce", "broadcast")
-    without_buffers = planned("cpu", broadcast_buffers="off")
-    assert without_buffers is not None
-    assert without_buffers.collectives == ("all_reduce",)
+@pytest.mark.parametrize(
+    ("kind", "flags", "collectives"),
+    [
+        ("cuda", {"strategy": "single,ddp"}, ("all_reduce", "broadcast")),
+        ("cuda", {}, ("all_reduce", "broadcast", "reduce")),
+        ("cpu", {}, ("all_reduce", "broadcast")),  # dp-host uses no link
+        ("cpu", {"broadcast_buffers": "off"}, ("all_reduce",)),
+    ],
+)
+def test_each_strategy_has_its_collectives_timed(
+    kind: str, flags: dict[str, object], collectives: tuple[str, ...]
+) -> None:
+    settings = planned(kind, None, **flags)
+    assert settings is not None
+    assert (settings.devices, settings.collectives) == ((2, 4), collectives)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_only_missing_collectives_are_timed() -> None:
     assert rest is not None
     assert (rest.devices, rest.collectives) == ((4,), ("broadcast",))
     logs = msgspec.structs.replace(holding(), source="nccl-tests")
-    assert planned("cpu", logs) is None  # the user's word
+    assert planned("cpu", logs) is None  # the user's choice
 
 
 def test_sizes_are_around_the_buckets() -> None:
@@ -136,11 +138,11 @@ def test_it_takes_seconds() -> None:
     assert 10 < calibration_seconds(one) < 10.5
 
 
-RUN_HERE = RunFolder(EXAMPLE_RUN).manifest().environment
+ENVIRONMENT = RunFolder(EXAMPLE_RUN).manifest().environment
 SETTINGS = CalibrationSettings(device="cpu", devices=(2,), chosen_sizes=(4096, 65536))
 
 
-def timed(*pairs: tuple[str, int], environment: Environment = RUN_HERE) -> Calibration:
+def timed(*pairs: tuple[str, int], environment: Environment = ENVIRONMENT) -> Calibration:
     """A job's measurements, on this machine by default."""
     return msgspec.structs.replace(holding(*pairs), environment=environment, source="measured")
 
@@ -156,7 +158,7 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
             return result
 
         monkeypatch.setattr(calibration_module, "run_calibration", ended)
-        return calibrate_first(RunFolder(tmp_path), SETTINGS, RUN_HERE, Console(file=io.StringIO()))
+        return calibrate_first(RunFolder(tmp_path), SETTINGS, ENVIRONMENT, Console(file=io.StringIO()))
 
     return calibrate
 
@@ -177,7 +179,7 @@ def test_a_failed_calibration_is_a_finding_and_ends_nothing(
     lost = PlanCode.CONTENTION_NOT_TIMED.finding("contention could not be timed: rank 0 raised")
     without = msgspec.structs.replace(timed(("all_reduce", 2)), findings=(lost,))
     assert first(without) == (lost,)  # the run reports it too
-    (finding,) = first(DpscopeError("again"))  # what is there already stays
+    (finding,) = first(DpscopeError("again"))  # stored results stay
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
 
 
@@ -203,12 +205,12 @@ def test_a_resumed_run_adds_what_it_lacks(first: Callable[..., tuple[Finding, ..
 def test_another_machines_calibration_is_neither_used_nor_extended(
     first: Callable[..., tuple[Finding, ...]], tmp_path: Path
 ) -> None:
-    other = msgspec.structs.replace(RUN_HERE, cpu_name="another processor")
+    other = msgspec.structs.replace(ENVIRONMENT, cpu_name="another processor")
     write_json(tmp_path / "calibration.json", timed(("all_reduce", 2), ("broadcast", 2), environment=other))
     stored = stored_calibration(RunFolder(tmp_path))
-    assert of_this_machine(stored, RUN_HERE) is None
+    assert of_this_machine(stored, ENVIRONMENT) is None
     assert of_this_machine(stored, other) == stored
-    assert of_this_machine(holding(("all_reduce", 2)), RUN_HERE) is not None  # logs do not tell theirs
+    assert of_this_machine(holding(("all_reduce", 2)), ENVIRONMENT) is not None  # logs do not name their machine
     first(timed(("all_reduce", 2)))
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
 

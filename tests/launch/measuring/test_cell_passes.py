@@ -1,4 +1,4 @@
-"""The passes of a cell: warm-up, the devices' states under load, and precisions that GPUs have no units for."""
+"""The passes of a cell: warm-up, device states under load, and precisions without units on a GPU."""
 
 import os
 import time

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.launch.jobs.job_files import JOB_NAME, remove_job_files
-from dpscope.launch.jobs.place import TorchrunPlace
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring import job_repeat
 from dpscope.launch.measuring.job_repeat import chosen_repeat
 from dpscope.profiling.records.run import Cell, CellResult

@@ -1,6 +1,6 @@
-"""What runs on devices, on a double of torch.cuda: the order of its calls, the device of each, and the times by a scripted clock.
+"""Code for devices, run on a double of torch.cuda: the order and the devices of its calls, and times by a scripted clock.
 
-One process runs every scenario of tests/helpers/device_scenarios.py; the double knows 4 devices. DDP's process is rank 1 of two.
+One process runs every scenario of tests/helpers/device_scenarios.py; the double has 4 devices. DDP's process is rank 1 of two.
 """
 
 import json
@@ -26,17 +26,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.helpers.device_scenarios", str(folder)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    content: dict[str, Any] = json.loads((folder / "told.json").read_text())
+    content: dict[str, Any] = json.loads((folder / "results.json").read_text())
     return content
 
 
 def calls(results: dict[str, Any], scenario: str, *names: str) -> list[Call]:
-    """A scenario's calls, of these names where any are given."""
+    """A scenario's calls; only those of `names`, if there are any."""
     return [tuple(call) for call in results[scenario]["calls"] if not names or call[0] in names]
 
 
 def in_pass(results: dict[str, Any], scenario: str, name: str) -> list[Call]:
-    """The calls from one pass's beginning to the next one's."""
+    """The calls from the start of one pass to that of the next."""
     found = calls(results, scenario)
     began = found.index((f"pass: {name}", None)) + 1
     rest = [call[0] for call in found[began:]]
@@ -44,7 +44,7 @@ def in_pass(results: dict[str, Any], scenario: str, name: str) -> list[Call]:
     return found[began : began + ends]
 
 
-def test_a_process_takes_its_devices_before_it_joins_and_no_other(results: dict[str, Any]) -> None:
+def test_a_process_sets_its_devices_before_it_joins_and_uses_no_other(results: dict[str, Any]) -> None:
     order = [call[0] for call in calls(results, "ddp") if call[0] in ("set_device", "init_process_group", "ddp")]
     assert order == ["set_device", "init_process_group", "ddp"]
     assert calls(results, "ddp", "set_device", "init_process_group", "ddp") == [
@@ -133,20 +133,16 @@ def test_memory_and_state_are_those_of_the_devices_that_ran(results: dict[str, A
 
 def test_the_saved_files_of_each_strategy(results: dict[str, Any]) -> None:
     assert {name: results[name]["counted"] for name in ("single", "dp", "ddp")} == {"single": 0, "dp": 0, "ddp": 2}
-    assert [results[name]["traces"] for name in ("single", "ddp")] == [
-        ["0_0.pt.trace.json.gz"],
-        ["0_1.pt.trace.json.gz"],
-    ]
+    traces = {name: results[name]["traces"] for name in ("single", "ddp")}
+    assert traces == {"single": ["0_0.pt.trace.json.gz"], "ddp": ["0_1.pt.trace.json.gz"]}
     assert results["ddp"]["passes"] == ["warm-up", "timed", "device states", "traced", "counters", "saving"]
-    assert (results["ddp"]["rank"]["nccl_engine"], results["single"]["rank"]["nccl_engine"]) == (
-        "FakeProcessGroup",
-        None,
-    )
+    engines = {name: results[name]["rank"]["nccl_engine"] for name in ("single", "ddp")}
+    assert engines == {"single": None, "ddp": "FakeProcessGroup"}
     assert calls(results, "ddp")[-2:] == [("barrier", None), ("destroy_process_group", None)]
 
 
 def test_collectives_are_timed_on_the_device_after_a_small_one(results: dict[str, Any]) -> None:
-    """10 us and 1 GB/s: 14.096 and 18.192 us, nothing of the host's in them; three iterations in three shares."""
+    """10 us and 1 GB/s: 14.096 and 18.192 us, without the host's time; three iterations in three shares."""
     found = results["calibration"]
     assert {size: pytest.approx(times) for size, times in found["times_us"].items()} == {
         "4096": [14.096] * 3, "8192": [18.192] * 3,
@@ -164,7 +160,7 @@ def test_collectives_are_timed_on_the_device_after_a_small_one(results: dict[str
 
 
 def test_contention_by_hand(results: dict[str, Any]) -> None:
-    """Two at once take the link in turn: 36.384 us. Beside computing it takes 18.192, less than one piece of 100: unknown."""
+    """Two at once use the link in turn: 36.384 us. During compute one takes 18.192 us, less than a piece of 100: unknown."""
     found = {name: pytest.approx(values) for name, values in results["calibration"]["contention"].items()}
     assert found == {
         "alone_us": [18.192] * 3, "two_in_flight_us": [36.384] * 3, "beside_compute_us": [18.192] * 3,
@@ -189,7 +185,7 @@ def test_steps_and_waits_are_read_after_a_wait_for_the_device(results: dict[str,
 
 
 def test_out_of_memory_is_distinguished_from_other_failures(results: dict[str, Any]) -> None:
-    """A device that answers nothing any more does not hide the one that is full."""
+    """A device that has failed does not hide the one that is full."""
     kinds = {name: note[0] for name, note in results["failures"]["notes"].items()}
     assert kinds == {
         "torch": "out_of_memory", "cublas_full": "out_of_memory", "cublas_free": "crashed", "nccl": "out_of_memory",

@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 
 from dpscope.launch.jobs.devices import Devices
+from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
-from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.progress import duration_text
+from dpscope.launch.jobs.worker_process import TorchrunPlace
+from dpscope.launch.measuring import worker_arguments
 from dpscope.launch.measuring.planned_jobs import describe_plan, plan_run
 from dpscope.launch.measuring.worker_arguments import job_from_arguments
 from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import manifest
-from dpscope.launch.planning import threads as job_threads
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.settings import settings_of
@@ -43,15 +43,15 @@ def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> No
         assert (by_hand.cell, by_hand.repeat) == (job.cell, job.repeat)
         assert by_hand.threads == description.threads_per_process
         same = ("model", "data", "samples", "steps", "learning_rate", "momentum", "traced_steps", "seed", "workers")
-        given, planned = settings_of(by_hand.config), settings_of(description.config)
-        assert {name: given[name] for name in same} == {name: planned[name] for name in same}
+        parsed, planned = settings_of(by_hand.config), settings_of(description.config)
+        assert {name: parsed[name] for name in same} == {name: planned[name] for name in same}
 
 
 def test_the_commands_of_a_dry_run_compute_with_the_runs_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """8 cores and up to 4 devices: 2 threads each, also in the first cell, which alone would have 4."""
-    for module in (plan, job_threads):
+    for module in (plan, worker_arguments):
         monkeypatch.setattr(module, "usable_cores", lambda: 8)
     printed = io.StringIO()
     describe_plan(load_config(None, {**TINY, "devices": "1,2,4"}), tmp_path / "run", Console(file=printed, width=1000))
@@ -82,6 +82,7 @@ def test_an_estimate_beyond_the_time_limit_is_a_warning(tmp_path: Path) -> None:
     assert soon.findings == ()
 
 
+@pytest.mark.long
 def test_a_small_model_is_estimated_to_take_little_more_than_its_starts(tmp_path: Path) -> None:
     """ResNet-18 does 178 times the multiplications of ResNet-8, and a ViT-B/16 32 times ResNet-18's."""
     took = {

@@ -11,13 +11,12 @@ import msgspec
 import pytest
 
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.jobs.place import TorchrunPlace, torchrun_place
+from dpscope.launch.jobs.worker_process import TorchrunPlace, torchrun_place
 from dpscope.launch.measuring import worker_arguments as worker_job
 from dpscope.launch.measuring.cell import _wait_for_all_files
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
 from dpscope.launch.planning import cells as plan
-from dpscope.launch.planning import threads as job_threads
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.run import CellResult, CellStatus, ParameterSizes, RankResult, cell_workload
@@ -39,19 +38,14 @@ def _outside_of_any_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_two_nodes_by_torchruns_environment() -> None:
     environment = {
-        "RANK": "3",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "4",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "1",
-        "GROUP_WORLD_SIZE": "2",
-    }
+        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
+    }  # fmt: skip
     place = torchrun_place(environment)
     assert (place.rank, place.local_rank, place.node, place.world_size, place.nodes) == (3, 1, 1, 4, 2)
 
 
 def two_gpu_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that this host has 4 GPUs, of which torch and NVML see none."""
+    """A host with 4 GPUs, none of which torch or NVML lists."""
     monkeypatch.setattr(worker_job, "resolve_devices", lambda requested: Devices(kind="cuda", count=4))
 
 
@@ -123,7 +117,7 @@ def rank_result(rank: int, node: int) -> RankResult:
 
 
 def with_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
-    monkeypatch.setattr(job_threads, "usable_cores", lambda: cores)
+    monkeypatch.setattr(worker_job, "usable_cores", lambda: cores)
     monkeypatch.setattr(plan, "usable_cores", lambda: cores)
 
 
@@ -132,14 +126,14 @@ def on_one_host(processes: int) -> TorchrunPlace:
 
 
 def test_threads_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 cores, as the run began with 4 threads each: 4 processes would have 16."""
+    """8 cores and 4 threads per process at the run's start: 4 processes would have 16 threads."""
     with_cores(monkeypatch, 8)
     settings = ["--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
     single, ddp = ["--strategy", "single", *settings], ["--strategy", "ddp", *settings]
     assert job_from_arguments(single, ALONE).threads == 4
     assert job_from_arguments(ddp, on_one_host(2)).threads == 4
     expected = (
-        r"begun with 4 threads a process: ddp-d4-b2 would compute with 4 x 4 threads on the 8 cores of this host; "
+        "begun with 4 threads a process: ddp-d4-b2 would compute with 4 x 4 threads on the 8 cores of this host; "
     )
     with pytest.raises(DpscopeError, match=expected + "give every cell --threads 2, in a new --out"):
         job_from_arguments(ddp, on_one_host(4))
@@ -147,8 +141,8 @@ def test_threads_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(DpscopeError, match="dp-host-d4-b2 would compute with 4 x 4 threads"):
         job_from_arguments(replicas, ALONE)
     names = [planned.cell.name for planned in RunFolder(tmp_path / "run").manifest().plan]
-    assert names == ["single-d1-b2", "ddp-d2-b2"]  # what is refused is not planned
-    # Nothing is measured yet, so that the run may begin again with what fits.
+    assert names == ["single-d1-b2", "ddp-d2-b2"]  # refused cells are not planned
+    # Nothing is measured yet: the run may start again with a number of threads that fits.
     assert job_from_arguments([*ddp, "--threads", "2"], on_one_host(4)).threads == 2
     assert job_from_arguments(single, ALONE).threads == 2
 
@@ -157,10 +151,8 @@ def test_threads_are_equal_in_all_cells(tmp_path: Path, monkeypatch: pytest.Monk
     with_cores(monkeypatch, 8)
     settings = ["--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
     single = ["--strategy", "single", *settings]
-    for threads, expected in (
-        (0, "--threads 0: must be 1 or more"),
-        (9, "--threads 9: single-d1-b2 would compute with 1 x 9"),
-    ):
+    too_many = "--threads 9: single-d1-b2 would compute with 1 x 9"
+    for threads, expected in ((0, "--threads 0: must be 1 or more"), (9, too_many)):
         with pytest.raises(DpscopeError, match=expected):
             job_from_arguments([*single, "--threads", str(threads)], ALONE)
     first = job_from_arguments([*single, "--threads", "8"], ALONE)
@@ -191,9 +183,9 @@ def test_another_machine_or_environment_is_refused(tmp_path: Path, monkeypatch: 
     with pytest.raises(DpscopeError, match=expected):
         job_from_arguments(arguments, ALONE)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    had = run.manifest()
-    elsewhere = msgspec.structs.replace(had.environment, cpu_name="another")
-    write_json(run.manifest_path, msgspec.structs.replace(had, environment=elsewhere))
+    manifest = run.manifest()
+    environment = msgspec.structs.replace(manifest.environment, cpu_name="another")
+    write_json(run.manifest_path, msgspec.structs.replace(manifest, environment=environment))
     with pytest.raises(DpscopeError, match="was measured with processor = another, not "):
         job_from_arguments(arguments, ALONE)
 
@@ -211,7 +203,7 @@ def test_more_processes_than_cores_have_one_thread_and_a_finding(
 
 
 def test_on_gpus_the_first_cell_leaves_threads_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """32 cores and 4 GPUs: 8 threads each, whichever cell comes first, as `dpscope run` has."""
+    """32 cores and 4 GPUs: 8 threads each, whichever cell is first, as in `dpscope run`."""
     with_cores(monkeypatch, 32)
     two_gpu_nodes(monkeypatch)
     settings = ["--batch-size", "2"]
@@ -283,10 +275,7 @@ def test_a_worker_without_torchrun_is_refused() -> None:
         (["--strategy", "single", "--batch-size", "9", "--samples", "8", "--device", "cpu"], "the data set has 8"),
         (["--strategy", "single"], "--batch-size is missing"),
         (["--strategy", "single", "--batch-size", "2,4"], "one batch size"),
-        (
-            ["--strategy", "dp", "--batch-size", "2", "--devices", "2,4", "--device", "cpu"],
-            "one device count",
-        ),
+        (["--strategy", "dp", "--batch-size", "2", "--devices", "2,4", "--device", "cpu"], "one device count"),
         (["--cell", "ddp-d2-b4"], "run does not exist; name a folder"),
     ],
 )
@@ -308,15 +297,10 @@ def test_settings_without_measurements_are_replaced(tmp_path: Path) -> None:
         job_from_arguments([*arguments, "--momentum", "0.7"], ALONE)
 
 
-def test_a_cell_added_to_a_run_of_two_precisions_has_the_runs_own(tmp_path: Path) -> None:
+def test_a_cell_added_to_a_run_of_two_precisions_has_the_runs_default(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    flags: dict[str, object] = {
-        "device": "cpu",
-        "strategy": "single",
-        "devices": "1",
-        "batch_size": "2",
-        "amp": "off,bf16",
-    }
+    flags: dict[str, object] = {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "2"}
+    flags["amp"] = "off,bf16"
     described = plan_run(load_config(None, flags), run.path)
     run.path.mkdir()
     begun = new_manifest(described.config, described.device_type, described.threads_per_process, described.plan)

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from dpscope.launch.commands.several_nodes import check_alike
+from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.node_place import Address, NodePlace
-from dpscope.launch.jobs.starting import SeveralNodesJob
 from dpscope.launch.nodes.board import THREAD_NAME
 from dpscope.launch.nodes.follower import Follower
 from dpscope.launch.nodes.meeting import found_meeting, opened_meeting
 from dpscope.launch.nodes.team import Team
-from dpscope.profiling.machine.interfaces import free_port, host_at
-from dpscope.profiling.records.nodes import Here
+from dpscope.profiling.machine.interfaces import host_at
+from dpscope.profiling.records.nodes import NodeInfo
 from dpscope.profiling.records.run import Environment
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.ranks import free_port
 from tests.helpers.sweeps import wait_until
 
 OPTIONS = {"--devices": "2x1"}
@@ -43,9 +44,9 @@ class Nodes:
         self._threads: list[threading.Thread] = []
 
     def place(self, node: int, **more: object) -> NodePlace:
-        told: dict[str, object] = {"count": self.count, "rank": node, "told_by": "options", "job": None}
-        told["address"] = Address("127.0.0.1", self.port)
-        return NodePlace(**{**told, **more})  # type: ignore[arg-type]
+        values: dict[str, object] = {"count": self.count, "rank": node, "source": "options", "job": None}
+        values["address"] = Address("127.0.0.1", self.port)
+        return NodePlace(**{**values, **more})  # type: ignore[arg-type]
 
     def start(
         self,
@@ -87,20 +88,20 @@ class Nodes:
         why = ""
         try:
             check_alike(place, found.meeting, options)
-            here = Here(host_at(node, found.own_address, environment(hostname)), found.node0_address, gpus)
-            return _Threaded(out, here, found.board, "node 0 (n0)", lambda: self.plan, self.notes.append).follow()
+            info = NodeInfo(host_at(node, found.address, environment(hostname)), found.node0_address, gpus)
+            return _Threaded(out, info, found.board, "node 0 (n0)", lambda: self.plan, self.notes.append).follow()
         except DpscopeError as error:
             why = str(error)
             raise
         finally:
-            found.board.tell(left=why)
+            found.board.publish(left=why)
             found.board.close()
 
     @contextmanager
     def meeting(
         self, wait_s: float = 20.0, note: Callable[[str], None] | None = None, **more: object
     ) -> Iterator[Team]:
-        """Node 0, once all have come; all are dismissed with the block."""
+        """Node 0, once all nodes have joined; dismisses them when the block ends."""
         note = note or self.notes.append
         self.out.mkdir(exist_ok=True)
         with opened_meeting(self.place(0, **more), self.out, OPTIONS, False, note) as board:
@@ -120,7 +121,7 @@ class Nodes:
 
 
 class _Threaded(Follower):
-    """Without taking signals, which only a process's main thread can."""
+    """Takes no signals: only a process's main thread can."""
 
     def follow(self) -> int:
         self._stop.listening = no_signals  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What strangers on the network can do: four attacks that had an effect on an earlier protocol, replayed; and forged states."""
+"""Attacks from the network without effect: four that an earlier protocol allowed, replayed, and forged states."""
 
 import json
 import socket
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch._C
 
+from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.node_place import Address
-from dpscope.launch.jobs.starting import SeveralNodesJob
 from dpscope.profiling.machine.interfaces import free_port
 from dpscope.profiling.store.folders import JobFolder
 from tests.helpers.sweeps import wait_until
@@ -21,13 +21,13 @@ from tests.launch.nodes.conftest import Nodes, environment
 
 
 def stranger(port: int) -> TCPStore:
-    """Whoever speaks the store's protocol and cannot read the run folder."""
+    """A client that speaks the store's protocol and cannot read the run folder."""
     return TCPStore("127.0.0.1", port, None, False, timedelta(seconds=3), False)
 
 
 @contextmanager
 def relay(port: int) -> Iterator[Address]:
-    """The same port of another address, at which everything is passed on, and its answers back."""
+    """The same port of another address, which forwards everything in both directions."""
 
     def passed(source: socket.socket, target: socket.socket) -> None:
         try:
@@ -44,7 +44,11 @@ def relay(port: int) -> Iterator[Address]:
                 near, _ = listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", port))
+            try:
+                far = socket.create_connection(("127.0.0.1", port))
+            except OSError:  # the meeting has ended, and a node asks once more
+                near.close()
+                continue
             for ends in ((near, far), (far, near)):
                 threading.Thread(target=passed, args=ends, daemon=True).start()
 
@@ -54,7 +58,7 @@ def relay(port: int) -> Iterator[Address]:
 
 
 def test_a_command_from_a_relay_is_not_executed(nodes: Nodes, tmp_path: Path) -> None:
-    """The relay knows every key, for a store lists them, and writes the state that would begin its own command."""
+    """The relay knows every key, because a store lists them, and writes a state that would start its command."""
     ran = tmp_path / "ran"
     attack = ["touch", str(ran), "--nnodes=2"]
     nodes.plan = [SeveralNodesJob("planned", ("true", "--nnodes=2"), JobFolder(tmp_path), 1, in_run=False)]
@@ -66,13 +70,12 @@ def test_a_command_from_a_relay_is_not_executed(nodes: Nodes, tmp_path: Path) ->
                 asking.sendall(json.dumps(begin).encode() + b"\n")
             store = stranger(nodes.port)
             (key,) = [one for one in store.list_keys() if one.endswith("/0/state")]
-            said = bytes(store.get(key))
-            state = {**json.loads(said[64:]), "attempt": 1, "job": 0, "command": attack, "beat": 10**6}
-            while nodes.ended.get(1) is None:  # node 0 writes its own over it several times a second
-                store.set(key, said[:64].decode() + json.dumps(state))
-            assert "node 0 (n0) was lost: what was said in its name is nothing that a node of this run says" in str(
-                nodes.ended[1]
-            )
+            sent = bytes(store.get(key))
+            state = {**json.loads(sent[64:]), "attempt": 1, "job": 0, "command": attack, "beat": 10**6}
+            while nodes.ended.get(1) is None:  # node 0 overwrites it several times a second
+                store.set(key, sent[:64].decode() + json.dumps(state))
+            lost = "node 0 (n0) was lost: a message in its name was not sent by a node of this run"
+            assert lost in str(nodes.ended[1])
             wait_until(lambda: team.lost is not None, timeout_s=5)
     assert not ran.exists()
 
@@ -141,21 +144,21 @@ def test_forty_silent_connections_block_no_node(nodes: Nodes) -> None:
 
 
 def test_garbage_is_harmless(nodes: Nodes) -> None:
-    said = (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000, b"\x00" * 1000, b"[" * 100_000)
+    garbage = (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000, b"\x00" * 1000, b"[" * 100_000)
 
-    def ask() -> None:
-        for content in said * 5:
+    def send() -> None:
+        for content in garbage * 5:
             try:
-                with socket.create_connection(("127.0.0.1", nodes.port), timeout=2) as asking:
-                    asking.sendall(content)
+                with socket.create_connection(("127.0.0.1", nodes.port), timeout=2) as connection:
+                    connection.sendall(content)
             except OSError:
                 time.sleep(0.05)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    sending = threading.Thread(target=send)
+    sending.start()
     nodes.start(1)
     with nodes.meeting() as team:
-        asking.join()
+        sending.join()
         time.sleep(1.0)
         assert team.lost is None
     nodes.wait()

@@ -1,4 +1,4 @@
-"""What nodes tell each other: states arrive, silence and an end are a loss, and nothing counts that is not sealed."""
+"""States that nodes exchange: they arrive, silence and an exit are a loss, and a value without a valid seal has no effect."""
 
 import time
 from collections.abc import Iterator
@@ -8,13 +8,12 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torch._C
 
 from dpscope.launch.commands.several_nodes import check_devices
-from dpscope.launch.nodes import board as told
-from dpscope.launch.nodes.board import Board
+from dpscope.launch.nodes import board as board_module
+from dpscope.launch.nodes.board import Board, sealed, unsealed
 from dpscope.launch.nodes.team import Team
 from dpscope.profiling.machine.interfaces import host_at
-from dpscope.profiling.records.nodes import Here, Meeting
+from dpscope.profiling.records.nodes import Meeting, NodeInfo
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.sealed import sealed
 from tests.helpers.sweeps import wait_until
 from tests.launch.nodes.conftest import Nodes, environment
 
@@ -27,8 +26,8 @@ class Pair:
         self.boards = [Board(self.store, secrets[0], 0, (1,)), Board(self.store, secrets[1], 1, (0,))]
 
     def team(self, gpus: int | None = None) -> Team:
-        self.boards[1].tell(Here(host_at(1, "127.0.0.1", environment("n1")), "127.0.0.1", gpus))
-        wait_until(lambda: 1 in self.boards[0].here, timeout_s=5)
+        self.boards[1].publish(NodeInfo(host_at(1, "127.0.0.1", environment("n1")), "127.0.0.1", gpus))
+        wait_until(lambda: 1 in self.boards[0].joined, timeout_s=5)
         return Team(self.boards[0], list)
 
 
@@ -42,10 +41,10 @@ def pair() -> Iterator[Pair]:
 
 def test_states_arrive_including_the_last_one(pair: Pair) -> None:
     first, second = pair.boards
-    first.tell(attempt=3, job=1, digest="d", port=29501)
+    first.publish(attempt=3, job=1, digest="d", port=29501)
     wait_until(lambda: second.states[0].attempt == 3, timeout_s=5)
     assert (second.states[0].job, second.states[0].digest, second.states[0].port) == (1, "d", 29501)
-    second.tell(ended=True, exit_status=1, left="enough")
+    second.publish(ended=True, exit_status=1, left="enough")
     second.close()
     wait_until(lambda: first.states[1].left == "enough", timeout_s=5)
     assert first.lost(1) == "enough"
@@ -54,7 +53,7 @@ def test_states_arrive_including_the_last_one(pair: Pair) -> None:
 def test_silence_is_a_loss(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = pair.boards
     wait_until(lambda: first.states[1].beat > 1, timeout_s=5)
-    monkeypatch.setattr(told, "LOST_S", 0.5)
+    monkeypatch.setattr(board_module, "LOST_S", 0.5)
     time.sleep(1.0)
     assert first.lost(1) is None  # which beats
     second.close()
@@ -64,9 +63,7 @@ def test_silence_is_a_loss(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_state_that_is_not_sealed_with_the_secret_is_a_loss() -> None:
     pair = Pair(("s", "another"))
     wait_until(lambda: pair.boards[0].lost(1) is not None, timeout_s=5)
-    assert pair.boards[0].lost(1) == (
-        "what was said in its name is nothing that a node of this run says (its seal is wrong)"
-    )
+    assert pair.boards[0].lost(1) == "a message in its name was not sent by a node of this run (its seal is wrong)"
     assert pair.boards[0].states[1].beat == 0
     for board in pair.boards:
         board.close()
@@ -77,7 +74,7 @@ def test_a_sealed_state_of_another_form_is_a_loss(pair: Pair, state: object) -> 
     first, second = pair.boards
     second.close()
     pair.store.set("1/state", sealed("s", "1/state", state))
-    wait_until(lambda: "is nothing that a node of this run says" in (first.lost(1) or ""), timeout_s=5)
+    wait_until(lambda: "was not sent by a node of this run" in (first.lost(1) or ""), timeout_s=5)
 
 
 def test_a_replayed_state_is_not_a_sign_of_life(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +83,7 @@ def test_a_replayed_state_is_not_a_sign_of_life(pair: Pair, monkeypatch: pytest.
     earlier = pair.store.get("1/state")
     wait_until(lambda: first.states[1].beat > 3, timeout_s=5)
     second.close()
-    monkeypatch.setattr(told, "LOST_S", 1.0)
+    monkeypatch.setattr(board_module, "LOST_S", 1.0)
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
         pair.store.set("1/state", earlier.decode())
@@ -118,20 +115,48 @@ def test_every_node_ends_leftover_processes_of_the_folder(pair: Pair) -> None:
     team = pair.team()
     second = pair.boards[1]
     wait_until(lambda: second.states[0].beat > 0, timeout_s=5)
-    second.tell(attempt=1, ended=True, exit_status=0)
+    second.publish(attempt=1, ended=True, exit_status=0)
     began_s = time.monotonic()
     team.clear()
     assert time.monotonic() - began_s < 5
     wait_until(lambda: second.states[0].attempt == 1, timeout_s=5)
     assert second.states[0].job is None
     second.close()
-    second.tell(left="gone")
-    pair.boards[0].states[1] = second._own
+    second.publish(left="gone")
+    pair.boards[0].states[1] = second._state
     began_s = time.monotonic()
-    team.clear()  # nobody answers any more
+    team.clear()  # no node responds
     assert time.monotonic() - began_s < 5
 
 
 def test_node_0_s_address_is_an_address() -> None:
     with pytest.raises(ValueError, match="does not appear to be an IPv4 or IPv6 address"):
-        Here(host_at(1, "127.0.0.1", environment("n1")), "--rdzv-conf=x", None)
+        NodeInfo(host_at(1, "127.0.0.1", environment("n1")), "--rdzv-conf=x", None)
+
+
+def test_a_sealed_value_comes_back_without_what_a_terminal_acts_on() -> None:
+    value = {"a": ["\x1b[31mred\x9b", 1, None], "b\u00e9": "\u202eé"}
+    stored = sealed("secret", "name", value).encode()
+    assert b"secret" not in stored
+    assert unsealed("secret", "name", stored, dict) == {"a": [" [31mred ", 1, None], "b\u00e9": " é"}
+
+
+@pytest.mark.parametrize(
+    ("secret", "name", "change"),
+    [
+        ("another", "name", lambda stored: stored),
+        ("secret", "other", lambda stored: stored),
+        ("secret", "name", lambda stored: stored[:-1] + b"2"),
+        ("secret", "name", lambda stored: b""),
+        ("secret", "name", lambda stored: "é".encode() * 64),
+    ],
+)
+def test_another_secret_name_or_content_is_refused(secret: str, name: str, change: object) -> None:
+    stored = sealed("secret", "name", 1).encode()
+    with pytest.raises(ValueError, match="its seal is wrong"):
+        unsealed(secret, name, change(stored), int)  # type: ignore[operator]
+
+
+def test_a_value_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="Expected `int`, got `str`"):
+        unsealed("s", "n", sealed("s", "n", "text").encode(), int)

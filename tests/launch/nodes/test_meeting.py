@@ -1,4 +1,4 @@
-"""Nodes meet over loopback: all come; one is late, has other options, sees another folder, or a number that another has."""
+"""Nodes meet over loopback: all join, or one is late, has other options, sees another folder, or has another node's rank."""
 
 import socket
 import stat
@@ -63,13 +63,13 @@ def test_missing_and_joined_nodes_are_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("dpscope.launch.nodes.team.NOTE_EVERY_S", 1.0)
     nodes = Nodes(tmp_path / "run", count=3)
     nodes.start(2)
-    said = failure(nodes, wait_s=3)
+    message = failure(nodes, wait_s=3)
     host = socket.gethostname()
-    assert said.startswith(
+    assert message.startswith(
         f"--nodes 3: node 1 did not join within 3 s (node 0 ({host}), node 2 (n2) are here); start the command there"
     )
     assert nodes.ended == {2: 2}
-    assert f"Node 0: {said}" in nodes.notes  # node 2 prints it too, and is not left waiting
+    assert f"Node 0: {message}" in nodes.notes  # node 2 prints it too, and is not left waiting
     assert "Waiting for node 1, 1 s of 3 s." in nodes.notes
 
 
@@ -96,7 +96,7 @@ def test_a_folder_that_is_not_shared_is_reported_in_seconds(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("changes", "message"),
     [
         ({"count": 3}, "was started as one of 3 nodes, node 0 as one of 2"),
         (
@@ -106,10 +106,10 @@ def test_a_folder_that_is_not_shared_is_reported_in_seconds(
         ({"options": {**OPTIONS, "--seed": "1"}}, "was started with --seed 1, node 0 with no --seed"),
     ],
 )
-def test_a_node_that_does_not_fit_ends_all_with_the_reason(nodes: Nodes, given: dict[str, Any], said: str) -> None:
-    nodes.start(1, **given)
-    assert said in failure(nodes)
-    assert said in str(nodes.ended[1])
+def test_a_node_that_does_not_fit_ends_all_with_the_reason(nodes: Nodes, changes: dict[str, Any], message: str) -> None:
+    nodes.start(1, **changes)
+    assert message in failure(nodes)
+    assert message in str(nodes.ended[1])
 
 
 def test_another_version_of_dpscope_is_refused(nodes: Nodes) -> None:
@@ -178,11 +178,11 @@ def test_the_reason_why_node_0_is_not_found_is_printed(
     nodes: Nodes, host: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meeting, "NOTE_EVERY_S", 0.5)
-    told: list[str] = []
+    notes: list[str] = []
     place = nodes.place(1, address=Address(host, nodes.port))
     with pytest.raises(DpscopeError, match=f"did not find node 0 within 1 s \\({host}:{nodes.port}: .*({why})"):
-        found_meeting(place, nodes.out, told.append, wait_s=1)
-    assert any(one.startswith("Still looking for node 0, ") and f"{host}:{nodes.port}: " in one for one in told)
+        found_meeting(place, nodes.out, notes.append, wait_s=1)
+    assert any(one.startswith("Still looking for node 0, ") and f"{host}:{nodes.port}: " in one for one in notes)
 
 
 def test_a_listener_that_never_answers_blocks_no_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,10 +42,10 @@ def test_what_is_resolved_keeps_every_other_setting() -> None:
         "amp": "off,bf16",
     }
     given = load_config(None, dict(flags))
-    asked, found = settings_of(given), settings_of(resolve(given, FOUR_GPUS))
+    requested, found = settings_of(given), settings_of(resolve(given, FOUR_GPUS))
     chosen = {"device": "cuda", "devices": (1, 2, 4), "batch_sizes": (128, 512), "steps": 50, "ddp_alone": True}
     chosen |= {"model": "resnet18_cifar"}
-    assert {name: value for name, value in found.items() if value != asked[name]} == chosen
+    assert {name: value for name, value in found.items() if value != requested[name]} == chosen
 
 
 def test_four_gpus_by_default() -> None:
@@ -152,12 +152,13 @@ def test_hsdp_needs_devices_to_shard_over_on_each_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"), [(2, "2 devices cannot make two groups"), (5, "5 devices cannot make two groups"), (4, None)]
+    ("devices", "expected"),
+    [(2, "2 devices cannot make two groups"), (5, "5 devices cannot make two groups"), (4, None)],
 )
-def test_hsdp_needs_two_equal_groups_of_two(devices: int, said: str | None) -> None:
+def test_hsdp_needs_two_equal_groups_of_two(devices: int, expected: str | None) -> None:
     planned = plan(EIGHT_GPUS, strategy="ddp,hsdp", devices=str(devices), batch_size="8")
     reasons = {entry.cell.strategy: entry.skip_reason for entry in planned}
-    assert (reasons["hsdp"] is None) if said is None else (said in (reasons["hsdp"] or ""))
+    assert (reasons["hsdp"] is None) if expected is None else (expected in (reasons["hsdp"] or ""))
 
 
 def test_sharding_over_one_device_is_left_out_with_the_reason() -> None:
@@ -178,8 +179,8 @@ def test_growth_ends_with_the_data_set() -> None:
 def test_a_step_larger_than_the_data_set_is_left_out_with_the_reason() -> None:
     planned = plan(HOST, batch_size="16", samples=20)
     reasons = {entry.cell.name: entry.skip_reason for entry in planned}
-    said = "a step takes 32 samples and the data set has 20"
-    assert reasons == {"single-d1-b16": None, "dp-host-d2-b16": said, "ddp-d2-b16": said}
+    expected = "a step takes 32 samples and the data set has 20"
+    assert reasons == {"single-d1-b16": None, "dp-host-d2-b16": expected, "ddp-d2-b16": expected}
     with pytest.raises(DpscopeError, match="nothing to measure"):
         plan(HOST, batch_size="32", samples=20)
 
@@ -198,7 +199,7 @@ def findings_of(config: ResolvedConfig, on_this_host: int | None = None) -> list
 
 
 @pytest.mark.parametrize(
-    ("settings", "cores", "said"),
+    ("settings", "cores", "expected"),
     [
         ({}, 4, None),  # a process for each of 4 GPUs; synthetic data has no loader
         ({}, 3, "4 GPUs on 3 host cores"),
@@ -210,12 +211,12 @@ def findings_of(config: ResolvedConfig, on_this_host: int | None = None) -> list
     ],
 )
 def test_fewer_host_cores_than_gpus_and_workers_are_a_finding(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], cores: int, said: str | None
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], cores: int, expected: str | None
 ) -> None:
     monkeypatch.setattr(cells, "usable_cores", lambda: cores)
     found = findings_of(resolve(load_config(None, settings), FOUR_GPUS))
-    assert [finding.code for finding in found] == ([] if said is None else ["few_host_cores"])
-    assert said is None or said in found[0].message
+    assert [finding.code for finding in found] == ([] if expected is None else ["few_host_cores"])
+    assert expected is None or expected in found[0].message
 
 
 def test_nodes_of_a_job_count_their_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +228,7 @@ def test_nodes_of_a_job_count_their_own_gpus(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("machine", "flags", "said"),
+    ("machine", "flags", "expected"),
     [
         (FOUR_GPUS, {"devices": "8"}, "--devices 8: this machine has 4"),
         (HOST, {"devices": "999"}, "--devices 999"),
@@ -239,8 +240,8 @@ def test_nodes_of_a_job_count_their_own_gpus(monkeypatch: pytest.MonkeyPatch) ->
         (FOUR_GPUS, {"scaling": "strong", "batch_size": "6"}, "cannot be split over 4"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(machine: Devices, flags: dict[str, object], said: str) -> None:
-    with pytest.raises(DpscopeError, match=said):
+def test_what_cannot_be_measured_is_refused(machine: Devices, flags: dict[str, object], expected: str) -> None:
+    with pytest.raises(DpscopeError, match=expected):
         plan(machine, **flags)
 
 
@@ -292,7 +293,7 @@ def test_a_strong_batch_is_shared_by_all_devices_of_all_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "nodes", "said"),
+    ("flags", "nodes", "expected"),
     [
         (
             {"devices": "2x8"},
@@ -319,10 +320,10 @@ def test_a_strong_batch_is_shared_by_all_devices_of_all_nodes() -> None:
         ({"devices": "2x"}, 2, "2x is not a number of nodes times devices"),
     ],
 )
-def test_counts_over_nodes_that_cannot_be_are_refused(flags: dict[str, object], nodes: int, said: str) -> None:
+def test_counts_over_nodes_that_cannot_be_are_refused(flags: dict[str, object], nodes: int, expected: str) -> None:
     with pytest.raises(DpscopeError) as caught:
         over_nodes(flags, nodes)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_file_names_layouts_in_a_list_or_as_text(tmp_path: Path) -> None:

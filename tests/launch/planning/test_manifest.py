@@ -12,8 +12,7 @@ from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.launch.planning.manifest import commit_findings, host_findings, new_manifest
 from dpscope.launch.planning.run_config import load_config
-from dpscope.profiling.records.commit import Commit
-from dpscope.profiling.records.run import CellResult
+from dpscope.profiling.records.run import CellResult, Commit
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder
@@ -24,7 +23,7 @@ TINY = {"device": "cpu", "batch_size": "4", "steps": 4, "strategy": "single", "r
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run whose one cell is measured, with a ring."""
-    monkeypatch.chdir(tmp_path)  # outside a checkout: no git is asked
+    monkeypatch.chdir(tmp_path)  # outside a checkout: git is not called
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     run = RunFolder(tmp_path / "run")
     described = plan_run(load_config(None, TINY), run.path)
@@ -62,8 +61,8 @@ def test_other_settings_are_refused(run: RunFolder, monkeypatch: pytest.MonkeyPa
 def test_other_threads_are_refused(run: RunFolder) -> None:
     threads = run.manifest().threads_per_process
     write_json(run.manifest_path, msgspec.structs.replace(run.manifest(), threads_per_process=threads + 3))
-    said = f"begun with threads a process = {threads + 3}, not {threads}: "
-    with pytest.raises(DpscopeError, match=said):
+    expected = f"begun with threads a process = {threads + 3}, not {threads}: "
+    with pytest.raises(DpscopeError, match=expected):
         resume(run)
 
 
@@ -72,8 +71,8 @@ def test_hosts_of_one_job_that_differ_are_a_finding(run: RunFolder) -> None:
     assert host_findings(first, msgspec.structs.replace(first, hostname="n2", settings={})) == ()
     (finding,) = host_findings(first, msgspec.structs.replace(first, hostname="n2", cpu_count=first.cpu_count + 1))
     assert finding.code == "mixed_hosts"
-    said = f"n2 is unlike {first.hostname}, on which the run began (cores = {first.cpu_count}, not {first.cpu_count + 1}): "
-    assert finding.message.startswith(said)
+    expected = f"n2 is unlike {first.hostname}, on which the run began (cores = {first.cpu_count}, not {first.cpu_count + 1}): "
+    assert finding.message.startswith(expected)
     (finding,) = host_findings(first, msgspec.structs.replace(first, cpu_name="slow"))
     assert f"(processor = {first.cpu_name}, not slow)" in finding.message
 

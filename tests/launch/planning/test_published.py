@@ -16,7 +16,7 @@ HEADING = "source,hardware,model,data,strategy,devices,batch_size,fixed,quantity
 ROW = "a report,4x L4,resnet18,cifar10,ddp,2,128,per_device,epoch_seconds,56.3,s,timed\n"
 
 
-def test_a_path_in_a_file_is_beside_that_file_and_one_of_a_flag_is_where_one_stands(
+def test_a_path_in_a_file_is_relative_to_it_and_one_of_a_flag_to_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     studies = tmp_path / "studies"
@@ -30,7 +30,7 @@ def test_a_path_in_a_file_is_beside_that_file_and_one_of_a_flag_is_where_one_sta
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (None, "does not exist"),
         ("source,value\n", "no column hardware"),
@@ -40,11 +40,11 @@ def test_a_path_in_a_file_is_beside_that_file_and_one_of_a_flag_is_where_one_sta
         (HEADING + ROW.replace("timed", "timed,once"), "row 2"),
     ],
 )
-def test_a_table_that_is_none_is_one_line(tmp_path: Path, content: str | None, said: str) -> None:
+def test_a_table_that_is_none_is_one_line(tmp_path: Path, content: str | None, expected: str) -> None:
     path = tmp_path / "values.csv"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(DpscopeError, match=said) as caught:
+    with pytest.raises(DpscopeError, match=expected) as caught:
         load_config(None, {"published": str(path)})
     assert str(caught.value).startswith(f"--published {path}")
     assert "\n" not in str(caught.value)

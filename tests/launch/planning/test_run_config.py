@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.planning.run_config import load_config, parse_batch_sizes, parse_devices
+from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.config import Optimizer
+from dpscope.profiling.records.matrix import parse_batch_sizes, parse_devices
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -27,7 +28,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (config.workload.workers, config.measurement.warmup_steps, config.workload.model) == (2, 5, "auto")
 
 
-def test_what_a_report_is_told_may_stand_in_the_file(tmp_path: Path) -> None:
+def test_settings_of_the_report_may_stand_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('link = "PCIe 4.0 x16"\ntarget_efficiency = 0.8\n')
     config = load_config(path, {})
@@ -36,18 +37,18 @@ def test_what_a_report_is_told_may_stand_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("link = 25", "link = '25' has no unit: write 25GB/s"),
         ("link_gbps = 25.0", 'link = "25GB/s" (bytes) or link = "200Gb/s" (bits)'),
     ],
 )
-def test_a_link_without_a_unit_is_refused(tmp_path: Path, line: str, said: str) -> None:
+def test_a_link_without_a_unit_is_refused(tmp_path: Path, line: str, expected: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f"{line}\n")
     with pytest.raises(DpscopeError) as caught:
         load_config(path, {})
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -59,7 +60,7 @@ def test_batch_sizes_and_growth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         ({"batch_size": "0"}, ["--batch-size", "0", "1 or more"]),
         ({"batch_size": "a,b"}, ["--batch-size a,b", "32,128"]),
@@ -87,17 +88,17 @@ def test_batch_sizes_and_growth() -> None:
         ({"color": "red"}, ["--color", "no such setting", "batch_size"]),
     ],
 )
-def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], said: list[str]) -> None:
+def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], expected: list[str]) -> None:
     with pytest.raises(DpscopeError) as caught:
         load_config(None, flags)
     message = str(caught.value)
     assert "\n" not in message
-    assert [part for part in said if part not in message] == []
+    assert [part for part in expected if part not in message] == []
     assert "null" not in message
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         ("steps = [", "not TOML"),
         ("speed = 1", "no such setting"),
@@ -109,10 +110,10 @@ def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], said: list[st
         ("model = 3", "must be text"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path: Path, content: str, said: str) -> None:
+def test_a_bad_file_is_named(tmp_path: Path, content: str, expected: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(content)
-    with pytest.raises(DpscopeError, match=said) as caught:
+    with pytest.raises(DpscopeError, match=expected) as caught:
         load_config(path, {})
     assert str(path) in str(caught.value)
 

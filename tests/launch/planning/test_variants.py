@@ -1,4 +1,4 @@
-"""Variants before anything runs: what is asked for, refused, planned and stored, and how batches are cut."""
+"""Variants before anything runs: what is requested, refused, planned and stored, and how batches are cut."""
 
 from pathlib import Path
 from typing import get_args
@@ -12,7 +12,7 @@ from torch import nn
 from dpscope.analysis.runs.counter_check import check_counters
 from dpscope.analysis.runs.traffic_check import reduced_bytes
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.jobs.place import TorchrunPlace
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring.worker_arguments import job_from_arguments
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
@@ -72,7 +72,7 @@ def test_bucket_sizes_mean_nothing_without_overlap() -> None:
     ]  # fmt: skip
 
 
-def test_a_file_says_the_same(tmp_path: Path) -> None:
+def test_a_file_sets_the_same(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('overlap = ["on", "off"]\nbucket-mb = ["default", 4]\nstatic-graph = true\naccumulate = [2, 1]\n')
     config = load_config(path, {"broadcast_buffers": "off"})
@@ -85,7 +85,7 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         ({"comm_hook": "int8"}, ["--comm-hook int8", "none, fp16, bf16, powersgd"]),
         ({"amp": "off,int8"}, ["int8", "off, bf16, fp16"]),
@@ -110,16 +110,16 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
         ({"strategy": "dp", "static_graph": True}, ["--static-graph on", "only DDP"]),
     ],
 )
-def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], said: list[str]) -> None:
+def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], expected: list[str]) -> None:
     with pytest.raises(DpscopeError) as caught:
         names(**{"devices": "1,2", **flags})
     message = str(caught.value)
     assert "\n" not in message
-    assert [part for part in said if part not in message] == []
+    assert [part for part in expected if part not in message] == []
 
 
 def test_a_worker_by_hand_takes_the_same_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # outside a checkout: no git is asked
+    monkeypatch.chdir(tmp_path)  # outside a checkout: git is not called
     plain = ["--strategy", "ddp", "--batch-size", "8", "--device", "cpu", "--out", str(tmp_path)]
     chosen = ["--static-graph", "--overlap", "off", "--comm-hook", "bf16", "--accumulate", "2"]
     job = job_from_arguments([*plain, *chosen], PAIR)

@@ -1,4 +1,4 @@
-"""Which cells are trained, with which learning rates, and what is said about them."""
+"""The cells of a training, their learning rates and findings."""
 
 import io
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_learning_rates_follow_the_global_batch(scaling: str, two: float, four: 
 
 
 def test_learning_rate_scaling_has_no_effect_under_strong_scaling(tmp_path: Path) -> None:
-    """As an option it is refused; a file, which may serve other trainings as well, is told."""
+    """As an option it is refused; in a file, which may serve other trainings as well, it is a finding."""
     with pytest.raises(DpscopeError, match="--learning-rate-scaling does nothing here: under --scaling strong"):
         planned(devices="2", learning_rate_scaling="linear")
     (tmp_path / "train.toml").write_text('learning_rate_scaling = "linear"')
@@ -77,7 +77,7 @@ def test_milestones_and_warm_up_beyond_the_end_are_warnings() -> None:
 
 def test_samples_that_cannot_be_shared_are_counted() -> None:
     plan, findings = planned(devices="2,4", data="fake", samples=37, batch_size="8", strategy="single,ddp")
-    # 37 samples are filled up to 38 and 40.
+    # 37 samples are padded to 38 and 40.
     assert {one.cell.devices: one.repeated_samples for one in plan} == {1: 0, 2: 1, 4: 3}
     assert codes(findings) == ["samples_padded"]
     assert "1 of them with 2 devices, 3 of them with 4 devices" in findings[-1].message
@@ -87,24 +87,23 @@ def test_samples_that_cannot_be_shared_are_counted() -> None:
 def test_variants_are_cells() -> None:
     plan, _ = planned(devices="2", comm_hook="none,fp16", accumulate="2")
     assert names(plan) == [
-        "single-d1-b32-accumulate-2",
-        "dp-host-d2-b16-accumulate-2",
-        "ddp-d2-b16-accumulate-2",
+        "single-d1-b32-accumulate-2", "dp-host-d2-b16-accumulate-2", "ddp-d2-b16-accumulate-2",
         "ddp-d2-b16-hook-fp16-accumulate-2",
-    ]
+    ]  # fmt: skip
 
 
-def test_what_cannot_be_trained_is_refused() -> None:
-    with pytest.raises(DpscopeError, match="--strategy dp with --devices 1 and batches 32 leaves no cell"):
-        planned(devices="1", strategy="dp")
-    with pytest.raises(DpscopeError, match="a global batch of 32 cannot be split over 3 devices"):
-        planned(devices="3", batch_size="32")
-    with pytest.raises(
-        DpscopeError, match="nothing to train: single-d1-b2000: a step takes 2,000 samples and the data set"
-    ):
-        planned(devices="2", batch_size="2000")
-    with pytest.raises(DpscopeError, match="--amp fp16 on the CPU"):
-        planned(devices="2", amp="off,fp16")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"devices": "1", "strategy": "dp"}, "--strategy dp with --devices 1 and batches 32 leaves no cell"),
+        ({"devices": "3", "batch_size": "32"}, "a global batch of 32 cannot be split over 3 devices"),
+        ({"batch_size": "2000"}, "nothing to train: single-d1-b2000: a step takes 2,000 samples and the data set"),
+        ({"amp": "off,fp16"}, "--amp fp16 on the CPU"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(flags: dict[str, str], message: str) -> None:
+    with pytest.raises(DpscopeError, match=message):
+        planned(**{"devices": "2", **flags})
 
 
 def test_a_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
-"""Checkpoints as files, and what they hold: whole, sealed, read back to the same state."""
+"""Files of checkpoints: complete, with checksums, and read back to the same state."""
 
 import os
 import random
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,44 +13,19 @@ import torch
 from dpscope.launch.training import checkpoint_folder as checkpoint_files
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
 from dpscope.launch.training.checkpoint_state import rng_states, set_rng_states
-from dpscope.profiling.records.config import Optimizer, Workload
-from dpscope.profiling.records.matrix import ResolvedMatrix
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.records.training import CheckpointDescription, ResolvedTrainConfig
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.trainings import checkpoint
 
 CPU = torch.device("cpu")
-
-
-def description(epochs: int = 1, step: int = 0, **changes: Any) -> CheckpointDescription:
-    made = CheckpointDescription(
-        dpscope_version="0.1.0",
-        torch_version=str(torch.__version__),
-        created_at="2026-01-01T00:00:00Z",
-        config=ResolvedTrainConfig(
-            workload=Workload(model="tiny"),
-            optimizer=Optimizer(),
-            matrix=ResolvedMatrix(devices=(1, 2), batch_sizes=(8,)),
-            epochs=4,
-        ),
-        cell=Cell(strategy="ddp", devices=2, batch_size=4),
-        seed=0,
-        device_type="cpu",
-        threads_per_process=1,
-        train_samples=64,
-        steps_per_epoch=8,
-        epochs=epochs,
-        step=step,
-        test_accuracy=50.0,
-    )
-    return msgspec.structs.replace(made, **changes)
+CELL = Cell(strategy="ddp", devices=2, batch_size=4)
 
 
 def save(folder: CheckpointFolder, epochs: int, best: bool = False) -> None:
     def write(file: BinaryIO) -> None:
         torch.save({"weights": torch.arange(300.0), "epochs": epochs}, file)
 
-    folder.write(description(epochs), write, best)
+    folder.write(checkpoint(CELL, epochs=epochs), write, best)
 
 
 @pytest.fixture
@@ -64,7 +38,7 @@ def test_torch_reads_it_as_weights_only_and_its_description_needs_no_torch(folde
     content = torch.load(folder.last, weights_only=True)
     assert content["epochs"] == 3
     assert torch.equal(content["weights"], torch.arange(300.0))
-    assert verify(folder.last) == description(3)
+    assert verify(folder.last) == checkpoint(CELL, epochs=3)
     assert zipfile.ZipFile(folder.last).testzip() is None
 
 
@@ -99,7 +73,7 @@ def test_a_write_that_fails_leaves_the_last_one(folder: CheckpointFolder) -> Non
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        folder.write(description(2), fail, best=True)
+        folder.write(checkpoint(CELL), fail, best=True)
     assert {path.name: verify(path).epochs for path in folder.path.iterdir()} == {"last.pt": 1, "previous.pt": 1}
 
 
@@ -136,12 +110,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": torch.nn.Linear(2, 2).state_dict()}, path)
     with pytest.raises(DpscopeError, match="a file of PyTorch's or a zip archive, but no checkpoint of dpscope's"):
         verify(path)
-    path.write_text("epoch,loss\n1,2\n")
-    with pytest.raises(DpscopeError, match="is no checkpoint"):
-        verify(path)
-    path.write_bytes(bytes(4096))
-    with pytest.raises(DpscopeError, match="is no checkpoint"):
-        verify(path)
+    for content in (b"epoch,loss\n1,2\n", bytes(4096)):
+        path.write_bytes(content)
+        with pytest.raises(DpscopeError, match="is no checkpoint"):
+            verify(path)
     with pytest.raises(DpscopeError, match=r"the checkpoint: .*absent\.pt does not exist"):
         verify(tmp_path / "absent.pt")
     with pytest.raises(DpscopeError, match="Is a directory"):
@@ -149,7 +121,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_another_versions_checkpoint_names_the_version(folder: CheckpointFolder) -> None:
-    newer = description(format_version=2, dpscope_version="9.1")
+    newer = checkpoint(CELL, format_version=2, dpscope_version="9.1")
     checkpoint_files.write_sealed(folder.last, newer, lambda file: torch.save({}, file))
     with pytest.raises(DpscopeError, match=r"written by dpscope 9\.1 \(it has format 2, this dpscope reads 1\)"):
         verify(folder.last)

@@ -74,7 +74,7 @@ def test_sums_are_weighted_by_samples() -> None:
     assert sums.values.tolist() == [0, 0, 0]
 
 
-@pytest.mark.process  # asks for the machine
+@pytest.mark.process  # reads the machine's environment
 def test_mirrors_are_closed_when_a_training_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
 

@@ -1,50 +1,24 @@
-"""What a training may go on from, and what it says differs then. No process is started."""
+"""Checkpoints that a training accepts, and the differences that it reports. No process is started."""
 
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from dpscope.launch.training.resume import check_same_learning, what_differs
-from dpscope.profiling.records.config import Optimizer, Workload
-from dpscope.profiling.records.matrix import ResolvedMatrix
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.settings import with_settings
-from dpscope.profiling.records.training import CheckpointDescription, ResolvedTrainConfig
+from dpscope.profiling.records.training import CheckpointDescription
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.trainings import checkpoint
 
-HERE = Path("last.pt")
+PATH = Path("last.pt")
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
 DDP = Cell(strategy="ddp", devices=2, batch_size=4)
-CONFIG = ResolvedTrainConfig(
-    workload=Workload(model="tiny"),
-    optimizer=Optimizer(),
-    matrix=ResolvedMatrix(devices=(1, 2), batch_sizes=(8,)),
-    epochs=4,
-)
+CONFIG = checkpoint(DDP).config
 
 
-def checkpoint(cell: Cell, **changes: Any) -> CheckpointDescription:
-    made = CheckpointDescription(
-        dpscope_version="0.1.0",
-        torch_version="2.9",
-        created_at="2026-01-01T00:00:00Z",
-        config=CONFIG,
-        cell=cell,
-        seed=0,
-        device_type="cpu",
-        threads_per_process=1,
-        train_samples=65,
-        steps_per_epoch=9,
-        epochs=2,
-        step=0,
-        test_accuracy=50.0,
-    )
-    return msgspec.structs.replace(made, **changes)
-
-
-def told(had: CheckpointDescription, cell: Cell, threads: int = 1) -> str:
+def differences(had: CheckpointDescription, cell: Cell, threads: int = 1) -> str:
     return " ".join(finding.message for finding in what_differs(had, cell, "cpu", threads))
 
 
@@ -54,7 +28,7 @@ def test_nothing_differs_where_nothing_changed() -> None:
 
 def test_from_one_device_to_two() -> None:
     # 65 samples on two devices are 33 each: one is repeated.
-    assert told(checkpoint(SINGLE), DDP) == (
+    assert differences(checkpoint(SINGLE), DDP) == (
         "ddp-d2-b4 with seed 0 goes on from the end of epoch 2 of single-d1-b8: gradients are summed in another order, "
         "so results differ in their last digits from this step on; the global batches stay the same, divided among "
         "other devices; batch norm, if the model has it, takes its statistics over 4 samples instead of 8; "
@@ -65,26 +39,26 @@ def test_from_one_device_to_two() -> None:
 
 def test_from_many_processes_to_one_with_another_batch() -> None:
     had = checkpoint(Cell(strategy="ddp", devices=4, batch_size=4), device_type="cuda", steps_per_epoch=5)
-    said = told(had, Cell(strategy="dp-host", devices=2, batch_size=4))
+    message = differences(had, Cell(strategy="dp-host", devices=2, batch_size=4))
     # ceil(65 / 16) = 5 steps, ceil(65 / 8) = 9; 3 samples fill 4 shares of 17, 1 fills 2 of 33
-    assert "a step trains on 8 samples instead of 16, an epoch has 9 steps instead of 5, and learning rates" in said
-    assert "batch norm" not in said
-    assert "an epoch repeats 1 sample instead of 3;" in said
-    assert "the random numbers (of dropout) of ranks 1 to 3 come to an end;" in said
-    assert said.endswith("it computes on cpu instead of cuda.")
+    assert "a step trains on 8 samples instead of 16, an epoch has 9 steps instead of 5, and learning rates" in message
+    assert "batch norm" not in message
+    assert "an epoch repeats 1 sample instead of 3;" in message
+    assert "the random numbers (of dropout) of ranks 1 to 3 come to an end;" in message
+    assert message.endswith("it computes on cpu instead of cuda.")
 
 
 def test_variants_and_threads() -> None:
     hook = Cell(strategy="ddp", devices=2, batch_size=4, options=CellOptions(comm_hook="fp16", accumulate=2))
-    said = told(checkpoint(DDP), hook, threads=3)
-    assert "batch norm, if the model has it, takes its statistics over 2 samples instead of 4;" in said
-    assert "the variant is hook-fp16-accumulate-2 instead of the default;" in said
-    assert said.endswith("a process computes with 3 threads instead of 1, which sum in another order.")
-    assert "gradients are summed" not in said
+    message = differences(checkpoint(DDP), hook, threads=3)
+    assert "batch norm, if the model has it, takes its statistics over 2 samples instead of 4;" in message
+    assert "the variant is hook-fp16-accumulate-2 instead of the default;" in message
+    assert message.endswith("a process computes with 3 threads instead of 1, which sum in another order.")
+    assert "gradients are summed" not in message
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "settings"),
     [
         ({"model": "other"}, "--model tiny, not other"),
         ({"data": "fake"}, "--data synthetic, not fake"),
@@ -95,24 +69,24 @@ def test_variants_and_threads() -> None:
         ({"label_smoothing": 0.1}, "--label-smoothing"),
     ],
 )
-def test_different_training_settings_are_named(change: dict[str, Any], said: str) -> None:
+def test_different_training_settings_are_named(change: dict[str, Any], settings: str) -> None:
     config = with_settings(CONFIG, **change)
-    with pytest.raises(DpscopeError, match=f"last.pt was trained with {said}"):
-        check_same_learning(HERE, checkpoint(DDP), config, DDP, seed=0)
+    with pytest.raises(DpscopeError, match=f"last.pt was trained with {settings}"):
+        check_same_learning(PATH, checkpoint(DDP), config, DDP, seed=0)
 
 
 def test_loading_may_change_and_epochs_may_be_added() -> None:
     config = with_settings(CONFIG, workers=7, epochs=9, eval_batch_size=3)
-    check_same_learning(HERE, checkpoint(DDP), config, SINGLE, seed=0)
-    check_same_learning(HERE, checkpoint(DDP, epochs=4), CONFIG, DDP, seed=0)
+    check_same_learning(PATH, checkpoint(DDP), config, SINGLE, seed=0)
+    check_same_learning(PATH, checkpoint(DDP, epochs=4), CONFIG, DDP, seed=0)
 
 
 def test_a_checkpoint_at_another_position_is_refused() -> None:
     with pytest.raises(DpscopeError, match="--seeds 0, not 1"):
-        check_same_learning(HERE, checkpoint(DDP), CONFIG, DDP, seed=1)
+        check_same_learning(PATH, checkpoint(DDP), CONFIG, DDP, seed=1)
     with pytest.raises(DpscopeError, match=r"--epochs 4: last\.pt is at epoch 5, after 3 steps already"):
-        check_same_learning(HERE, checkpoint(DDP, epochs=4, step=3), CONFIG, DDP, seed=0)
+        check_same_learning(PATH, checkpoint(DDP, epochs=4, step=3), CONFIG, DDP, seed=0)
     other_batch = Cell(strategy="ddp", devices=2, batch_size=8)
     with pytest.raises(DpscopeError, match=r"after 3 steps, in steps of 8 samples, and ddp-d2-b8 takes 16"):
-        check_same_learning(HERE, checkpoint(DDP, step=3), CONFIG, other_batch, seed=0)
-    check_same_learning(HERE, checkpoint(DDP), CONFIG, other_batch, seed=0)
+        check_same_learning(PATH, checkpoint(DDP, step=3), CONFIG, other_batch, seed=0)
+    check_same_learning(PATH, checkpoint(DDP), CONFIG, other_batch, seed=0)

@@ -1,4 +1,4 @@
-"""Training's settings: defaults, files and flags, mistakes told in one line."""
+"""Training's settings: defaults, files, flags, and one-line errors."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_a_file_overlaid_by_flags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ({"epochs": 0}, "--epochs 0: must be 1 or more"),
         ({"epochs": "many"}, "--epochs many: must be a whole number"),
@@ -54,7 +54,7 @@ def test_a_file_overlaid_by_flags(tmp_path: Path) -> None:
         ({"overlap": "off", "bucket_mb": "5"}, "--bucket-mb 5.0 with --overlap off"),
     ],
 )
-def test_mistakes_are_named(flags: dict[str, object], said: str) -> None:
-    with pytest.raises(DpscopeError, match=said) as error:
+def test_mistakes_are_named(flags: dict[str, object], message: str) -> None:
+    with pytest.raises(DpscopeError, match=message) as error:
         load_train_config(None, flags)
     assert "\n" not in str(error.value)

@@ -33,7 +33,7 @@ def md5(data: bytes) -> str:
 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An archive that is accepted as CIFAR-10's; downloads fail."""
+    """An archive accepted as CIFAR-10's; downloads fail."""
     source = tmp_path / "source" / "cifar-10-batches-py"
     source.mkdir(parents=True)
     for name, data in PARTS.items():

@@ -1,7 +1,7 @@
-"""torch's own nn.DataParallel on two devices: what it moves, which threads run what, what dpscope's names and tracer see.
+"""torch's nn.DataParallel on two devices: its copies, the threads of its parts, dpscope's ranges and traces of it.
 
 One process runs tests/helpers/data_parallel_scenario.py. The devices are PrivateUse1's, for which a guard of a few lines of C++
-is compiled: without a compiler, or in a torch that lets no backend be registered from Python, these tests are skipped.
+is compiled: without a compiler, or with a torch that cannot register backends from Python, these tests are skipped.
 """
 
 import gzip
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "told.json").read_text())
+    content: dict[str, Any] = json.loads((folder / "results.json").read_text())
     return content
 
 
@@ -83,10 +83,8 @@ def test_each_replica_has_a_thread_and_each_device_one_of_autograd(results: dict
     assert [sorted(seen[1] for seen in part) for part in (again[:2], again[2:])] == [[0, 1], [0, 1]]
     backward = {seen[1]: seen[2] for seen in again[2:]}
     scattering = [call[2] for call in results["calls"] if call[0] == "scatter"]
-    assert scattering == [
-        results["main_thread"],
-        backward[0],
-    ]  # the first device's thread splits the outputs' gradients
+    # The first device's thread splits the outputs' gradients.
+    assert scattering == [results["main_thread"], backward[0]]
     assert backward[1] not in (backward[0], results["main_thread"], *(seen[2] for seen in again[:2]))
 
 

@@ -1,4 +1,4 @@
-"""Images: digits as scikit-learn has them; augmentation by plain integers and pixel by pixel, equal under every strategy."""
+"""Images: scikit-learn's digits; augmentation, checked with plain integers and pixel by pixel, equal under every strategy."""
 
 import importlib.metadata
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits as sklearns
+from sklearn.datasets import load_digits as load_original_digits
 from torch import Tensor, nn
 
 from dpscope.launch.planning.run_config import load_config
@@ -54,7 +54,7 @@ def test_words_are_split_mixes() -> None:
 
 
 def by_hand(image: Tensor, word: int, shift: int, flip: bool) -> Tensor:
-    """The image moved and mirrored pixel by pixel."""
+    """Move and mirror the image, pixel by pixel."""
     down, right = (((word >> bits) & 0xFFFFFF) % (2 * shift + 1) - shift for bits in (0, 24))
     mirrored = flip and (word >> 48) & 1
     _, height, width = image.shape
@@ -163,10 +163,10 @@ def test_144_of_each_digit_are_for_training_and_the_others_for_the_test() -> Non
 
 
 def test_images_are_scikit_learns_four_times_as_large() -> None:
-    digits, own = load_digits(), sklearns()
+    digits, originals = load_digits(), load_original_digits()
     assert digits.images.shape == (1797, 3, 32, 32)
-    assert digits.labels.tolist() == own.target.tolist()
-    pixels = own.images
+    assert digits.labels.tolist() == originals.target.tolist()
+    pixels = originals.images
     # Output pixel 14 lies at (14 + 0.5) / 4 - 0.5 = 3.125 of the small image: 7/8 of pixel 3 and 1/8 of pixel 4.
     rows = 0.875 * pixels[:, 3, :] + 0.125 * pixels[:, 4, :]
     expected = torch.from_numpy((0.875 * rows[:, 3] + 0.125 * rows[:, 4]) * 255 / 16)

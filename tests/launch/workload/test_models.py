@@ -48,7 +48,7 @@ def test_torchvision_models_and_the_users_own(monkeypatch: pytest.MonkeyPatch) -
         ("..x:f", "write it as package.module:function"),
     ],
 )
-def test_an_unknown_model_is_named_with_what_to_do(name: str, expected: str) -> None:
+def test_an_unknown_model_is_named_with_a_suggestion(name: str, expected: str) -> None:
     with pytest.raises(DpscopeError, match=expected):
         check_model(name)
     with pytest.raises(DpscopeError, match=f"--model {name}"):
@@ -86,7 +86,7 @@ def test_a_users_module_that_fails_is_named_with_the_line(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", list(SIZES))
-def test_sizes_that_are_known_without_torch_are_those_of_the_models(name: str) -> None:
+def test_listed_sizes_are_those_of_the_models(name: str) -> None:
     with torch.device("meta"):
         built = build_model(name)
     assert size_of(built) == SIZES[name]
@@ -115,14 +115,12 @@ def test_a_users_model_that_cannot_be_built_is_reported_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "half_done.py").write_text("def make():\n    return undefined_name\n")
-    out = tmp_path / "run"
+    path, out = tmp_path / "half_done.py", tmp_path / "run"
+    path.write_text("def make():\n    return undefined_name\n")
     with pytest.raises(DpscopeError) as caught:
         plan_run(load_config(None, {"device": "cpu", "model": "half_done:make"}), out)
-    line = f"in {tmp_path / 'half_done.py'}, line 2; correct it there"
-    assert str(caught.value) == (
-        f"--model half_done:make: make() failed: NameError: name 'undefined_name' is not defined {line}"
-    )
+    error = f"NameError: name 'undefined_name' is not defined in {path}, line 2; correct it there"
+    assert str(caught.value) == f"--model half_done:make: make() failed: {error}"
     assert not out.exists()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpscope.launch.workload.model_size import SIZES
 from dpscope.launch.workload.models import GPT_SIZES, build_model
-from dpscope.launch.workload.step_flops import count_step_flops
+from dpscope.launch.workload.step_flops import count_step_flops, matmul_peak
 from dpscope.launch.workload.tasks import BuiltModel
 
 BATCH = 4
@@ -144,3 +144,25 @@ def test_the_precision_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) 
     plain, half = count_step_flops(built, BATCH, "off"), count_step_flops(built, BATCH, "bf16")
     assert (plain.product_precision, plain.convolution_precision) == ("fp32", "tf32")
     assert (half.product_precision, half.convolution_precision) == ("half", "half")
+
+
+def test_the_rate_of_matrix_products_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scripted clock: products of 256 take 1 ms and those of 512 take 6 ms, 2 x 512^3 FLOPs in 6 ms being the faster rate."""
+    now_s = 0.0
+
+    def multiply(first: Tensor, second: Tensor, *, out: Tensor) -> None:
+        nonlocal now_s
+        assert first.shape == second.shape == out.shape
+        now_s += 1e-3 if len(out) == 256 else 6e-3
+
+    monkeypatch.setattr(torch, "mm", multiply)
+    monkeypatch.setattr("time.perf_counter", lambda: now_s)
+    peak = matmul_peak("bf16")
+    assert (peak.side, peak.dtype, peak.threads) == (512, "bfloat16", torch.get_num_threads())
+    assert peak.tflops == pytest.approx(2 * 512**3 / 6e-3 / 1e12)
+
+
+def test_a_real_product_has_a_rate() -> None:
+    peak = matmul_peak("off")
+    assert peak.dtype == "float32"
+    assert 1e-4 < peak.tflops < 1e3

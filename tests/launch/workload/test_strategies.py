@@ -120,7 +120,7 @@ def test_running_statistics_are_those_of_replica_zero() -> None:
     assert torch.equal(norm.running_mean, before)
 
 
-def test_training_follows_the_master_and_counts_its_parameters_once() -> None:
+def test_replicas_follow_the_trained_model_and_its_parameters_count_once() -> None:
     torch.manual_seed(0)
     linear = nn.Linear(3, 2)
     wrapped = HostDataParallel(linear, 2)

@@ -1,4 +1,4 @@
-"""Models with their own batches, losses and optimizers, in one process: what each strategy trains on and computes."""
+"""Models with custom batches, losses and optimizers, in one process: each strategy's samples and weights."""
 
 import numpy as np
 import pytest
@@ -21,11 +21,11 @@ from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import USER_MODELS
 
 HOST = torch.device("cpu")
-OWN = ("own_batches:regression", "own_batches:tokens", "own_batches:regression_by_adam")
+MODELS = ("own_batches:regression", "own_batches:tokens", "own_batches:regression_by_adam")
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_user_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(USER_MODELS)
     monkeypatch.syspath_prepend(str(USER_MODELS))
 
@@ -46,7 +46,7 @@ def trained(name: str, strategy: CellStrategy, devices: int, accumulate: int = 1
     return [parameter.detach().clone() for parameter in built.model.parameters()]
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("data", ["fake", "synthetic"])
 def test_replicas_and_micro_batches_train_as_one_device_does(name: str, data: str) -> None:
     alone = trained(name, "single", 1, data=data)
@@ -57,7 +57,7 @@ def test_replicas_and_micro_batches_train_as_one_device_does(name: str, data: st
     assert not any(torch.allclose(one, two, atol=1e-6) for one, two in zip(alone, untrained, strict=True))
 
 
-def test_the_optimizer_is_the_models_own() -> None:
+def test_a_models_optimizer_is_used() -> None:
     built = build_model("own_batches:regression_by_adam")
     cell = Cell(strategy="single", devices=1, batch_size=2)
     batches = open_stream(Workload(data="synthetic"), cell, built, 0, HOST)

@@ -26,6 +26,7 @@ from tests.helpers.attached_scripts import (
     counting_backend,
     loss_of,
     measured,
+    net_with_sgd,
     train,
 )
 
@@ -285,8 +286,7 @@ def test_the_scripts_optimizer_hook_is_called_at_each_step(tmp_path: Path) -> No
     with attached(tmp_path, []) as session:
         theirs = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: called.append(optimizer))
         try:
-            model = Net()
-            train(model, torch.optim.SGD(model.parameters()), WHOLE + 2)
+            train(*net_with_sgd(), WHOLE + 2)
             assert session.saved
             assert len(called) == WHOLE + 2
         finally:
@@ -342,8 +342,7 @@ def test_accumulation_over_fewer_backward_passes_gives_no_note_and_the_count_is_
     notes: list[str] = []
     backward = torch.autograd.backward
     with attached(tmp_path, notes):
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer = net_with_sgd()
         assert torch.autograd.backward is not backward
         train(model, optimizer, 1, samples=38, micro_batches=19)
         assert torch.autograd.backward is backward

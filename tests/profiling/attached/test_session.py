@@ -29,6 +29,7 @@ from tests.helpers.attached_scripts import (
     counting_backend,
     loss_of,
     measured,
+    net_with_sgd,
     train,
     train_attached,
 )
@@ -67,17 +68,14 @@ def test_an_unchanged_loop_is_timed_and_traced_and_then_left_alone(tmp_path: Pat
 def test_a_second_job_is_the_next_repeat_and_another_batch_another_cell(tmp_path: Path) -> None:
     for samples in (8, 8, 2):
         with attached(tmp_path, []):
-            model = Net()
-            train(model, torch.optim.SGD(model.parameters()), WHOLE, samples)
+            train(*net_with_sgd(), WHOLE, samples)
     run = RunFolder(tmp_path)
-    assert {one.cell.name: len(run.done_repeats(one.cell)) for one in run.manifest().plan} == {
-        "single-d1-b2": 1,
-        "single-d1-b8": 2,
-    }
+    repeats = {one.cell.name: len(run.done_repeats(one.cell)) for one in run.manifest().plan}
+    assert repeats == {"single-d1-b2": 1, "single-d1-b8": 2}
 
 
 @pytest.mark.parametrize(("rank", "note_count"), [("0", 1), ("1", 0)])
-def test_processes_that_join_no_group_are_not_measured_as_one(
+def test_processes_outside_a_group_are_not_measured_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, note_count: int
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -86,10 +84,8 @@ def test_processes_that_join_no_group_are_not_measured_as_one(
     train_attached(tmp_path / "run", notes)
     assert not (tmp_path / "run").exists()
     assert len(notes) == note_count
-    assert all(
-        note.startswith("nothing is measured: 2 processes run the script and it joined no process group")
-        for note in notes
-    )
+    expected = "nothing is measured: 2 processes run the script and it joined no process group"
+    assert all(note.startswith(expected) for note in notes)
 
 
 def test_data_parallel_without_gpus_is_a_single_device_with_a_finding(tmp_path: Path) -> None:
@@ -98,15 +94,13 @@ def test_data_parallel_without_gpus_is_a_single_device_with_a_finding(tmp_path: 
         train(model, torch.optim.SGD(model.parameters()), WHOLE)
     cell, _, rank, _ = measured(tmp_path)
     assert cell.name == "single-d1-b8"
-    assert [one.message for one in rank.findings if one.code == "data_parallel_did_nothing"] == [
-        "nn.DataParallel has 0 GPUs here"
-    ]
+    (message,) = (one.message for one in rank.findings if one.code == "data_parallel_did_nothing")
+    assert message == "nn.DataParallel has 0 GPUs here"
 
 
 def test_micro_batches_are_counted_by_backward_passes(tmp_path: Path) -> None:
     with attached(tmp_path, []):
-        model = Net()
-        train(model, torch.optim.SGD(model.parameters()), WHOLE, samples=8, micro_batches=4)
+        train(*net_with_sgd(), WHOLE, samples=8, micro_batches=4)
     cell, _, rank, _ = measured(tmp_path)
     assert (cell.batch_size, cell.options.accumulate) == (8, 4)
     assert rank.blocks[0].samples == 8 * TIMED
@@ -114,8 +108,7 @@ def test_micro_batches_are_counted_by_backward_passes(tmp_path: Path) -> None:
 
 def test_two_model_calls_on_each_sample_are_not_accumulation(tmp_path: Path) -> None:
     with attached(tmp_path, []):
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer = net_with_sgd()
         for _ in range(WHOLE):
             (loss_of(model, 8) + loss_of(model, 8)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -143,8 +136,7 @@ def test_steps_of_two_optimizers_end_with_the_first(tmp_path: Path) -> None:
 
 def test_a_step_with_a_validation_in_it_is_left_out(tmp_path: Path) -> None:
     with attached(tmp_path, [], steps=5):
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer = net_with_sgd()
         for step in range(WHOLE + 1):
             train(model, optimizer, 1)
             if step in (WARMUP + 2, UNTIMED + 1):  # in the trace, and between the second and third timed step
@@ -161,8 +153,7 @@ def test_a_step_with_a_validation_in_it_is_left_out(tmp_path: Path) -> None:
 
 def test_a_validation_in_every_step_is_part_of_the_step(tmp_path: Path) -> None:
     with attached(tmp_path, []):
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer = net_with_sgd()
         for _ in range(WHOLE):
             model.eval()
             with torch.no_grad():
@@ -177,15 +168,13 @@ def test_a_validation_in_every_step_is_part_of_the_step(tmp_path: Path) -> None:
 def test_short_last_batches_are_left_out_and_changing_ones_count_as_their_mean(tmp_path: Path) -> None:
     for name, sizes in {"last": [8, 8, 3, 8], "changing": [8, 7, 6, 3]}.items():
         with attached(tmp_path / name, []):
-            model = Net()
-            optimizer = torch.optim.SGD(model.parameters())
+            model, optimizer = net_with_sgd()
             for size in (*([8] * UNTIMED), *sizes):
                 train(model, optimizer, 1, size)
     assert measured(tmp_path / "last")[2].blocks[0].samples == 24
     assert measured(tmp_path / "changing")[0].batch_size == 6
-    assert batch_text(measured(tmp_path / "changing")[2]).startswith(
-        "a step of a process trains on 6, the mean of batches"
-    )
+    text = batch_text(measured(tmp_path / "changing")[2])
+    assert text.startswith("a step of a process trains on 6, the mean of batches")
 
 
 def batch_text(rank: RankResult) -> str:
@@ -195,8 +184,7 @@ def batch_text(rank: RankResult) -> str:
 
 def test_one_larger_batch_is_not_the_usual_one(tmp_path: Path) -> None:
     with attached(tmp_path, []):
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer = net_with_sgd()
         for step in range(WHOLE):
             train(model, optimizer, 1, 16 if step == UNTIMED + 1 else 8)
     cell, _, rank, samples = measured(tmp_path)
@@ -208,8 +196,7 @@ def test_one_larger_batch_is_not_the_usual_one(tmp_path: Path) -> None:
 def test_the_usual_batch_is_that_of_a_kept_step(tmp_path: Path) -> None:
     """The first of two timed steps contains a validation; the other one is measured, with its batch."""
     with attached(tmp_path, [], steps=2):
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer = net_with_sgd()
         train(model, optimizer, UNTIMED)
         with torch.no_grad():
             loss_of(model.eval(), 100)
@@ -241,19 +228,14 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
             "nothing was measured: 5 steps of 16 that are needed; let the script train longer",
         ),
         (UNTIMED, "the script ended", "11 steps of 16 that are needed; let the script train longer"),
-        (
-            0,
-            "the script raised KeyError",
-            "the script raised KeyError before its first training step: nothing was measured",
-        ),
+        (0, "the script raised KeyError", "KeyError before its first training step: nothing was measured"),
         (7, "the script raised KeyError", "KeyError after 7 of the 16 steps that are needed: nothing was measured"),
     ],
 )
 def test_a_script_without_a_timed_step_leaves_one_line(tmp_path: Path, steps: int, how: str, message: str) -> None:
     notes: list[str] = []
     with attached(tmp_path / "run", notes) as session:
-        model = Net()
-        train(model, torch.optim.SGD(model.parameters()), steps)
+        train(*net_with_sgd(), steps)
         session.close(how)
     assert len(notes) == 1
     assert notes[0].endswith(message)
@@ -262,8 +244,7 @@ def test_a_script_without_a_timed_step_leaves_one_line(tmp_path: Path, steps: in
 
 def test_a_script_that_profiles_itself_is_only_timed(tmp_path: Path) -> None:
     with attached(tmp_path, []):
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer = net_with_sgd()
         with torch.profiler.profile(schedule=torch.profiler.schedule(wait=1, warmup=1, active=2)) as theirs:
             for _ in range(WHOLE):
                 train(model, optimizer, 1)
@@ -275,8 +256,7 @@ def test_a_script_that_profiles_itself_is_only_timed(tmp_path: Path) -> None:
 
 def test_a_profiler_started_during_the_trace_takes_precedence(tmp_path: Path) -> None:
     with attached(tmp_path, []):
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer = net_with_sgd()
         train(model, optimizer, WARMUP + 2)
         with torch.profiler.profile() as theirs:
             train(model, optimizer, 6)
@@ -287,8 +267,7 @@ def test_a_profiler_started_during_the_trace_takes_precedence(tmp_path: Path) ->
 
 
 def test_stop_after_ends_the_script_once_it_is_measured(tmp_path: Path) -> None:
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters())
+    model, optimizer = net_with_sgd()
     with pytest.raises(SystemExit) as ended, attached(tmp_path, [], stop_after=True):
         train(model, optimizer, 1000)
     assert ended.value.code == 0
@@ -317,8 +296,7 @@ def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: py
     monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
     with pytest.raises(ValueError, match="watch_steps needs out"):
         next(watch_steps([1]))
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters())
+    model, optimizer = net_with_sgd()
     loader = DataLoader(TensorDataset(torch.ones(4 * WHOLE, 3)), batch_size=4)
     for epoch in range(2):
         for (inputs,) in watch_steps(loader, out=tmp_path, warmup=WARMUP, steps=TIMED, traced_steps=1):
@@ -337,8 +315,7 @@ def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: py
 
 def test_batch_size_option_and_precision_are_recorded(tmp_path: Path) -> None:
     with attached(tmp_path, [], batch_size=5):
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer = net_with_sgd()
         for _ in range(WHOLE):
             with torch.autocast("cpu", torch.bfloat16):
                 train(model, optimizer, 1)
@@ -382,8 +359,7 @@ def test_an_error_in_dpscope_ends_the_measurement_but_not_the_script(
 @pytest.mark.process
 def test_a_child_of_the_script_saves_nothing(tmp_path: Path) -> None:
     with attached(tmp_path, []) as session:
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer = net_with_sgd()
         train(model, optimizer, UNTIMED + 1)
         if (child := os.fork()) == 0:
             for _ in range(WHOLE):
@@ -416,8 +392,7 @@ def test_compiled_models_and_optimizers_are_measured_and_stay_in_one_graph(tmp_p
 def test_a_script_may_free_its_model_once_it_is_measured(tmp_path: Path) -> None:
     """Otherwise a sweep over several models would run out of memory only under dpscope."""
     with attached(tmp_path, []) as session:
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer = net_with_sgd()
         train(model, optimizer, WHOLE)
         assert session.saved
         gone = weakref.ref(model), weakref.ref(optimizer)

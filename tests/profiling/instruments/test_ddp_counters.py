@@ -1,4 +1,4 @@
-"""What DDP logs of a step, read."""
+"""DDP's logged counters of a step."""
 
 import pytest
 
@@ -20,7 +20,7 @@ TIMES = {
         ({"bucket_sizes": "300, 100", "rebuilt_bucket_sizes": ""}, (300, 100)),
     ],
 )
-def test_buckets_are_those_that_are_in_use(buckets: dict[str, str], bucket_bytes: tuple[int, ...]) -> None:
+def test_buckets_are_those_in_use(buckets: dict[str, str], bucket_bytes: tuple[int, ...]) -> None:
     read = counters_of(3, {**TIMES, **buckets})
     assert read.step == 3
     assert read.bucket_bytes == bucket_bytes

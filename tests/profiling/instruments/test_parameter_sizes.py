@@ -1,4 +1,4 @@
-"""What a strategy has to move, counted by hand."""
+"""Sizes of models, counted by hand."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Timing and tracing of steps in this process."""
+"""Timing and tracing of steps in this process, and dpscope's named ranges in traces."""
 
 import dataclasses
 import gc
@@ -8,15 +8,23 @@ import math
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from dpscope.profiling.instruments.step_timer import SAMPLE_COLUMNS, RunStep, StepCounts, save_samples, time_block
-from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, StepTrace, record_trace
+from dpscope.profiling.instruments.trace_recorder import (
+    WARMUP_STEPS,
+    StepTrace,
+    named_range,
+    ranges_recorded,
+    record_trace,
+)
 
 HOST = torch.device("cpu")
 STEP_S = 0.02
@@ -45,7 +53,7 @@ def test_a_block_is_its_steps() -> None:
     assert sum(sample.step_us for sample in samples) <= block.duration_s * 1e6
 
 
-def test_a_trace_holds_one_step_more_than_asked_and_matches_its_samples(tmp_path: Path) -> None:
+def test_a_trace_holds_one_step_more_than_requested_and_matches_its_samples(tmp_path: Path) -> None:
     path = tmp_path / "traces" / "0_0.pt.trace.json.gz"
     samples = record_trace(step, 2, path, HOST, all_threads=True, synchronise=lambda: None)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
@@ -69,7 +77,7 @@ def noted(name: str, do: Callable[[torch.profiler.profile], None], order: list[s
 
 
 def test_warm_up_work_is_done_before_the_recording_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work of a warm-up step that is still queued on a device would run in the recorded window, and belong to no step of it."""
+    """Work of a warm-up step that is still queued on a device would run in the recorded window without belonging to a step."""
     order: list[str] = []
     for name in ("start_trace", "stop_trace"):
         monkeypatch.setattr(torch.profiler.profile, name, noted(name, getattr(torch.profiler.profile, name), order))
@@ -116,7 +124,7 @@ class SimulatedGpu:
         return run
 
 
-def test_on_cuda_a_wait_behind_queued_work_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_a_wait_hidden_by_queued_work_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader takes 20 ms: a device busy for 60 ms a step does not notice, one busy for 5 ms waits the other 15."""
     for computing_ms, steps_ms, waits_ms in ((60, [80, 60, 60], [20, 0, 0]), (5, [25, 20, 20], [20, 15, 15])):
         step = SimulatedGpu(monkeypatch).step(20, computing_ms)
@@ -149,11 +157,7 @@ def test_samples_are_saved_with_their_columns(tmp_path: Path) -> None:
     assert frame.step_us.tolist() == [one.step_us for one in samples]
     assert frame.samples.tolist() == [one.samples for one in samples]
     waits = pq.read_table(tmp_path / "samples.parquet")["data_wait_us"]
-    assert waits.to_pylist() == [
-        samples[0].data_wait_us,
-        samples[1].data_wait_us,
-        None,
-    ]  # missing for other programs, too
+    assert waits.to_pylist() == [*(one.data_wait_us for one in samples[:2]), None]  # missing for other programs, too
     save_samples(tmp_path / "none.parquet", [])
     assert pd.read_parquet(tmp_path / "none.parquet").dtypes.equals(frame.dtypes)
 
@@ -173,11 +177,11 @@ def test_a_trace_that_is_stopped_before_its_last_step_is_not_saved(tmp_path: Pat
     assert ends == [False, False, False, True]
     assert path.exists()
     assert [(sample.step, sample.samples) for sample in trace.samples()] == [(2, 3), (3, 3)]
-    assert all(math.isnan(sample.data_wait_us) for sample in trace.samples())  # nobody told when a batch was there
+    assert all(math.isnan(sample.data_wait_us) for sample in trace.samples())  # no batch's arrival was marked
 
 
 def test_a_finished_trace_holds_nothing(tmp_path: Path) -> None:
-    """torch's profiler is in a reference cycle: what it held would stay alive, loader workers among it."""
+    """torch's profiler is in a reference cycle: objects that it held, such as loader workers, would stay alive."""
 
     class Process:
         def synchronise(self) -> None:
@@ -196,3 +200,29 @@ def test_a_finished_trace_holds_nothing(tmp_path: Path) -> None:
         assert held() is None
     finally:
         gc.enable()
+
+
+def enter(name: str) -> None:
+    with named_range(name):
+        torch.ones(1)
+
+
+def test_a_range_is_entered_only_while_a_trace_is_recorded() -> None:
+    every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=every_thread) as profiler:
+        enter("before")
+        with ranges_recorded(), ThreadPoolExecutor(1) as threads:
+            enter("own thread")
+            threads.submit(enter, "other thread").result()
+        enter("after")
+    names = {event.name for event in profiler.events() or ()}
+    assert names & {"before", "own thread", "other thread", "after"} == {"own thread", "other thread"}
+
+
+def test_a_range_that_raises_ends_the_recording() -> None:
+    try:
+        with ranges_recorded():
+            raise KeyError
+    except KeyError:
+        pass
+    assert named_range("one") is named_range("another")  # the same context that does nothing

@@ -1,5 +1,7 @@
-"""Device states from NVML's answers, replayed; findings about them."""
+"""Device states from replayed NVML answers, findings about them, variables, and the commit of real checkouts."""
 
+import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,13 +9,14 @@ import msgspec
 import pytest
 import torch
 
-from dpscope.launch.jobs.place import TorchrunPlace
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring import cell as cell_job
 from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.profiling.machine import environment as environment_module
 from dpscope.profiling.machine.conditions import variable_differences
 from dpscope.profiling.machine.environment import (
     collect_environment,
+    commit_of,
     device_findings,
     device_states,
     findings_at_moments,
@@ -23,10 +26,9 @@ from dpscope.profiling.machine.environment import (
     torch_device_states,
 )
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
-from dpscope.profiling.machine.nvml import driver_version
 from dpscope.profiling.machine.nvml_record import ReplayedNvml
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.run import Cell, DeviceState
+from dpscope.profiling.records.run import Cell, Commit, DeviceState
 from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.folders import RepeatFolder
 from tests.helpers.nvml_records import TwoGpuNvml
@@ -37,7 +39,7 @@ def processes(*ids: int) -> list[SimpleNamespace]:
     return [SimpleNamespace(pid=process) for process in ids]
 
 
-def test_states_as_nvml_tells_them() -> None:
+def test_states_are_those_of_nvml() -> None:
     first, second = device_states(TwoGpuNvml(), ())
     assert (first.index, first.uuid, first.name) == (0, "GPU-aaaa", "NVIDIA A100-SXM4-40GB")
     assert (first.power_w, second.temperature_c, first.sm_clock_mhz) == (61.25, 83, 1410)
@@ -45,11 +47,11 @@ def test_states_as_nvml_tells_them() -> None:
     assert device_findings([first, second]) == []
 
 
-def test_what_a_device_does_not_tell_is_missing() -> None:
+def test_values_that_nvml_does_not_report_are_missing() -> None:
     first, _ = device_states(TwoGpuNvml(PowerUsage=(None, None), ComputeRunningProcesses=(None, None)), ())
     assert first.power_w is None
     assert first.other_process_ids is None
-    # Own process ids unknown, as in a container: nobody can be called a stranger.
+    # In a container the job's process ids are unknown, and therefore the other processes, too.
     assert device_states(TwoGpuNvml(), None)[0].other_process_ids is None
 
 
@@ -62,12 +64,12 @@ def test_visible_devices_choose_and_order() -> None:
 
 
 def test_states_belong_to_torchs_devices() -> None:
-    """CUDA numbers the fastest GPU first where it is not told otherwise: here NVML's second."""
+    """By default CUDA numbers the fastest GPU first: here NVML's second."""
     nvml = TwoGpuNvml()
     first, second = torch_device_states(nvml, (), {0: "bbbb", 1: "aaaa"})  # torch prints no prefix
     assert (first.index, first.uuid, first.temperature_c) == (0, "GPU-bbbb", 83)
     assert (second.index, second.uuid, second.temperature_c) == (1, "GPU-aaaa", 41)
-    (only,) = torch_device_states(nvml, (), {3: "GPU-aaaa", 4: "cccc", 5: ""})  # what NVML does not know is left out
+    (only,) = torch_device_states(nvml, (), {3: "GPU-aaaa", 4: "cccc", 5: ""})  # GPUs unknown to NVML are omitted
     assert (only.index, only.uuid) == (3, "GPU-aaaa")
     assert torch_device_states(TwoGpuNvml(UUID=(None, None)), (), {0: ""}) == ()
     assert torch_device_states(None, (), {0: "aaaa"}) == ()
@@ -77,14 +79,14 @@ def test_states_belong_to_torchs_devices() -> None:
     ("strategy", "devices", "local_rank", "temperatures_c"),
     [("single", 1, 0, {0: 83}), ("dp", 2, 0, {0: 83, 1: 41}), ("ddp", 2, 1, {1: 41}), ("ddp", 2, 0, {0: 83})],
 )
-def test_a_job_tells_the_states_of_the_devices_it_drives(
+def test_a_job_records_the_states_of_its_devices(
     monkeypatch: pytest.MonkeyPatch,
     strategy: CellStrategy,
     devices: int,
     local_rank: int,
     temperatures_c: dict[int, int],
 ) -> None:
-    """By torch's UUIDs, which are the other way round than NVML's numbers, as where CUDA puts the fastest first."""
+    """By torch's UUIDs, in the opposite order of NVML's indices, as if CUDA put the fastest first."""
     monkeypatch.setattr(cell_job, "open_nvml", TwoGpuNvml)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=("bbbb", "aaaa")[index])
@@ -115,18 +117,18 @@ def test_findings_of_unfair_devices() -> None:
 
 
 @pytest.mark.parametrize(("clocks_mhz", "severities"), [((1410, 1340), ["info"]), ((1410, 1338), ["warning"])])
-def test_a_power_limit_is_news_where_it_makes_a_gpu_the_slow_one(
+def test_a_power_limit_is_a_warning_if_it_makes_a_gpu_slower(
     clocks_mhz: tuple[int, int], severities: list[str]
 ) -> None:
     """95% of 1,410 MHz is 1,339.5: 1,340 is as fast as the other, 1,338 is not."""
     states = device_states(TwoGpuNvml(CurrentClocksThrottleReasons=(0x0, 0x4), ClockInfo=clocks_mhz), ())
     found = device_findings(states)
     assert [finding.severity for finding in found] == severities
-    assert ("to 1338 MHz, where another GPU has 1410" in found[0].message) == (severities == ["warning"])
+    assert ("to 1338 MHz, while another GPU has 1410" in found[0].message) == (severities == ["warning"])
     assert [finding.severity for finding in device_findings(states[1:])] == ["info"]  # alone: nothing to be slower than
 
 
-def test_heat_is_told_whatever_the_clock() -> None:
+def test_heat_is_a_warning_at_any_clock() -> None:
     states = device_states(TwoGpuNvml(CurrentClocksThrottleReasons=(0x4, 0x40)), ())
     assert [(one.code, one.severity) for one in device_findings(states)] == [
         ("device_throttled", "warning"),
@@ -135,7 +137,7 @@ def test_heat_is_told_whatever_the_clock() -> None:
 
 
 def test_clocks_of_different_moments_are_not_compared() -> None:
-    """A GPU at its power limit under load has a lower clock than it had when idle: that is no slow GPU."""
+    """A GPU at its power limit under load has a lower clock than when idle, which does not make it slower than others."""
     idle = DeviceState(index=0, uuid="GPU-a", sm_clock_mhz=1980, throttle_reasons=())
     loaded = DeviceState(index=0, uuid="GPU-a", sm_clock_mhz=1500, throttle_reasons=("sw_power_cap",))
     assert [(one.code, one.severity) for one in findings_at_moments([idle], [loaded])] == [
@@ -163,7 +165,7 @@ def test_states_of_several_moments_are_joined() -> None:
     assert states_under_load([]) == ()
 
 
-def test_of_a_mig_instance_torchs_list_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mig_instance_is_recorded_as_torch_lists_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML lists the two whole GPUs, torch the one instance that it can use."""
     instance = SimpleNamespace(uuid="6f1c", name="NVIDIA A100-SXM4-40GB MIG 3g.20gb")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -174,14 +176,14 @@ def test_of_a_mig_instance_torchs_list_counts(monkeypatch: pytest.MonkeyPatch) -
     (state,) = environment.accelerators
     assert (state.index, state.uuid, state.name) == (0, "6f1c", instance.name)
     assert [one.code for one in machine_findings(environment, "cuda", 1)] == ["device_state_unknown"]
-    # A whole GPU is known by its UUID, whatever CUDA's order is.
+    # A whole GPU is known by its UUID, in any order.
     instance.uuid = "bbbb"
     (whole,) = collect_environment(TwoGpuNvml(), on_gpus=True).accelerators
     assert (whole.index, whole.uuid, whole.temperature_c) == (0, "GPU-bbbb", 83)
 
 
 def test_gpus_that_nvml_does_not_know_are_named_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As AMD's are: their names make machines unlike, their states stay unknown."""
+    """Such as AMD's: their names distinguish machines, their states stay unknown."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     names = {0: "AMD Instinct MI300X", 1: "AMD Instinct MI250X"}
@@ -194,7 +196,7 @@ def test_gpus_that_nvml_does_not_know_are_named_by_torch(monkeypatch: pytest.Mon
     assert collect_environment(None, on_gpus=False).accelerators == ()  # of a run on the CPU
 
 
-def test_torch_for_rocm_tells_so() -> None:
+def test_the_platform_is_cuda_rocm_or_none() -> None:
     assert platform_version(SimpleNamespace(cuda=None, hip="6.4.43482")) == "ROCm 6.4.43482"
     assert platform_version(SimpleNamespace(cuda="13.2", hip=None)) == "13.2"
     assert platform_version(SimpleNamespace(cuda=None, hip=None)) is None
@@ -236,26 +238,21 @@ def test_a_gpu_off_the_bus_is_a_finding() -> None:
     (finding,) = device_findings([lost, there, there])
     assert (finding.code, finding.severity) == ("device_lost", "error")
     assert "GPU 0 does not answer its driver" in finding.message
-    # One that is lost after its handle was given answers nothing else; one that answers anything is there.
-    asked = {question: (None, value[1]) for question, value in TwoGpuNvml().answers.items()} | {"NvLinks": (0, 12)}
-    silent, _ = device_states(TwoGpuNvml(**asked), ())
+    # A GPU lost after its handle was returned answers nothing; one with any answer is not lost.
+    answers = {name: (None, value[1]) for name, value in TwoGpuNvml().answers.items()} | {"NvLinks": (0, 12)}
+    silent, _ = device_states(TwoGpuNvml(**answers), ())
     assert [finding.code for finding in device_findings([silent])][:1] == ["device_lost"]
-    warm, _ = device_states(TwoGpuNvml(**{**asked, "Temperature": (41, 83)}), ())
+    warm, _ = device_states(TwoGpuNvml(**{**answers, "Temperature": (41, 83)}), ())
     assert device_findings([warm]) == []
 
 
-def test_gpus_that_nothing_is_known_of_are_a_finding() -> None:
+def test_gpus_of_unknown_state_are_a_finding() -> None:
     here = collect_environment(None, on_gpus=False)
     assert [finding.code for finding in machine_findings(here, "cuda", 1)] == ["device_state_unknown"]
     assert machine_findings(here, "cpu", 1) == []
     two = msgspec.structs.replace(here, accelerators=device_states(TwoGpuNvml(Name=("A100", "H100")), ()))
     assert [finding.code for finding in machine_findings(two, "cuda", 2)] == ["mixed_devices"]
     assert machine_findings(two, "cuda", 1) == []  # the other is not in use
-
-
-def test_driver() -> None:
-    assert driver_version(TwoGpuNvml()) == "550.54.15"
-    assert driver_version(None) is None
 
 
 def test_the_links_of_the_visible_gpus_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,3 +277,41 @@ def test_this_machine() -> None:
     assert environment.cpu_count >= 1
     assert environment.torch_version is not None
     assert environment.accelerators == ()
+
+
+COMMITTED_AT = "2030-05-06T07:08:09+02:00"
+NAME = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org", "-c", "commit.gpgsign=false")
+
+
+@pytest.mark.process
+def test_the_commit_is_recorded_with_changes_of_tracked_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_COMMITTER_DATE", COMMITTED_AT)
+
+    def git(*arguments: str) -> str:
+        ended = subprocess.run(["git", *NAME, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return ended.stdout.strip()
+
+    inside = tmp_path / "project" / "models"
+    inside.mkdir(parents=True)
+    code = inside / "net.py"
+    code.write_text("layers = 18\n")
+    git("init", "--quiet")
+    assert commit_of(inside) is None, "nothing is committed yet"
+    git("add", ".")
+    git("commit", "--quiet", "--message", "A net")
+
+    commit = commit_of(inside)
+    assert commit == Commit(git("rev-parse", "HEAD"), COMMITTED_AT, changed=False)
+    assert datetime.fromisoformat(commit.committed_at) == datetime(2030, 5, 6, 5, 8, 9, tzinfo=UTC)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "manifest.json").write_text("{}")
+    assert commit_of(inside) == commit, "untracked files are no change"
+    code.write_text("layers = 34\n")
+    assert commit_of(inside) == Commit(commit.name, COMMITTED_AT, changed=True)
+    assert str(commit_of(inside)) == f"commit {commit.name[:10]}, changed"
+    monkeypatch.setenv("PATH", str(inside))  # without git
+    assert commit_of(inside) is None
+
+
+def test_no_git_process_is_started_outside_a_checkout(tmp_path: Path) -> None:
+    assert commit_of(tmp_path) is None

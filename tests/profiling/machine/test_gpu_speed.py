@@ -15,7 +15,7 @@ from dpscope.profiling.machine.gpu_speed import GPU_SPEEDS, MEMORY, TF32, gpu_sp
         ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
         ("Tesla V100-SXM2-16GB", "V100 SXM2"),
         ("Tesla T4", "T4"),
-        ("A100", None),  # of several memories: which one is not said
+        ("A100", None),  # there are several, with different memories
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA A10G", None),
         (None, None),
@@ -34,7 +34,7 @@ def test_a_gpu_without_tf32_computes_it_in_single_precision() -> None:
     assert new.rate(MEMORY) / old.rate(MEMORY) == pytest.approx(2039 / 900)
 
 
-def test_every_title_is_a_name_and_close_names_are_told() -> None:
+def test_every_title_is_a_name_and_close_names_are_proposed() -> None:
     assert all(gpu_speed(one.title) is one for one in GPU_SPEEDS)
     assert like_names("A100") == ["A100 SXM4 40GB", "A100 SXM4 80GB", "A100 PCIe 40GB", "A100 PCIe 80GB"]
     assert like_names("H100 SMX") == ["H100 SXM5", "H100 PCIe"]

@@ -1,4 +1,4 @@
-"""Links from NVML's answers, replayed; what a group of GPUs is bounded by."""
+"""Links from replayed NVML answers, and the rate that bounds a group of GPUs."""
 
 import json
 from pathlib import Path
@@ -30,8 +30,8 @@ def recorded(name: str, order: list[int] | None = None) -> Interconnect:
     """The record's links with torch's devices in NVML's order, or in another."""
     nvml = ReplayedNvml(RECORDS / f"{name}.json")
     uuids = [device.uuid or "" for device in interconnect(nvml).devices]
-    shown = [uuids[index].removeprefix("GPU-") for index in (order or range(len(uuids)))]
-    return interconnect(nvml, shown)
+    visible = [uuids[index].removeprefix("GPU-") for index in (order or range(len(uuids)))]
+    return interconnect(nvml, visible)
 
 
 def rate_of(links: Interconnect, devices: int) -> tuple[str, float] | None:
@@ -74,7 +74,7 @@ def test_switched_gpus_use_all_links_for_every_peer() -> None:
 
 
 class InVirtualMachine(ReplayedNvml):
-    """A record as a virtual machine shows it: of the far ends of NVLinks the kind is unknown, or not told, and no address is."""
+    """A record as in a virtual machine: kind and address of the NVLinks' far ends are unknown or not supported."""
 
     def __init__(self, path: Path, kind: int | None, bus_id: str | None) -> None:
         super().__init__(path)
@@ -98,7 +98,7 @@ def in_virtual_machine(name: str, kind: int | None, bus_id: str | None) -> Inter
 
 
 @pytest.mark.parametrize(("kind", "bus_id"), [(None, None), (255, None), (255, "00000000:00:00.0"), (2, None)])
-def test_switches_that_a_virtual_machine_does_not_show_are_switches(kind: int | None, bus_id: str | None) -> None:
+def test_switches_hidden_by_a_virtual_machine_are_detected(kind: int | None, bus_id: str | None) -> None:
     """18 links of 25 GB/s are 450; by PCIe 5.0 x16 it would be 63. 12 links of an A100 are 300."""
     for name, expected in (("h100_sxm5_x2", ("NVLink 4 x18", 450.0)), ("a100_sxm4_x4", ("NVLink 3 x12", 300.0))):
         links = in_virtual_machine(name, kind, bus_id)
@@ -106,15 +106,15 @@ def test_switches_that_a_virtual_machine_does_not_show_are_switches(kind: int | 
         assert rate_of(links, 2) == expected
 
 
-def test_links_to_a_gpu_that_is_not_shown_are_no_switch() -> None:
-    """Kind 0 is a GPU, one that this container was not given."""
+def test_links_to_an_invisible_gpu_are_no_switch() -> None:
+    """Kind 0 is a GPU, which this container cannot use."""
     links = in_virtual_machine("a100_pcie_x4_bridged", 0, "00000000:7F:00.0")
     assert not any(pair.through_nvswitch for pair in links.pairs)
     assert rate_of(links, 2) == ("PCIe 4.0 x16", 31.508)
 
 
-def test_a_link_to_a_gpu_that_is_shown_is_direct_though_its_kind_is_not_told() -> None:
-    """All links lead to GPU 0, which is here: to no switch."""
+def test_a_link_of_unknown_kind_to_a_visible_gpu_is_direct() -> None:
+    """All links lead to GPU 0, which is visible, and not to a switch."""
     first = interconnect(ReplayedNvml(RECORDS / "a100_pcie_x4_bridged.json"))
     address = next(
         call["answer"]["busId"]
@@ -143,7 +143,7 @@ def test_pcie_only() -> None:
 
 
 @pytest.mark.parametrize("name", ["h100_sxm5_x2", "h200_sxm_x2"])
-def test_hopper_has_fourth_generation_links_whatever_the_driver_answers(name: str) -> None:
+def test_hopper_has_fourth_generation_links_with_any_answer_of_the_driver(name: str) -> None:
     links = recorded(name)
     assert {(one.nvlink_version, one.active_nvlinks) for one in links.devices} == {(4, 18)}
     assert rate_of(links, 2) == ("NVLink 4 x18", 450.0)
@@ -219,7 +219,7 @@ def test_models_by_name(name: str, title: str, gb_per_s: float | None) -> None:
 
 
 def test_the_sixth_generation(tmp_path: Path) -> None:
-    """Rubin (architecture 13) answers 8 for NVLink 6: 50 GB/s a link and direction; an older GPU is held to its own newest."""
+    """Rubin (architecture 13) reports 8 for NVLink 6: 50 GB/s per link and direction; older GPUs are limited to their newest."""
     calls = json.loads((RECORDS / "h200_sxm_x2.json").read_text())
     versions = {}
     for architecture in (13, 9):

@@ -1,4 +1,4 @@
-"""Interfaces, their addresses, and over which of them a process is connected to other hosts."""
+"""Interfaces, their addresses, and those over which a process is connected to other hosts."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ def test_interfaces_have_ipv6_addresses(tmp_path: Path) -> None:
     assert ipv6_interfaces(tmp_path / "none") == {}
 
 
-def test_own_connections_are_told_with_both_ends_and_none_of_them_is_to_another_host() -> None:
+def test_connections_within_a_host_are_found_and_name_no_interface() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
         other, _ = listener.accept()
         with other:
@@ -38,8 +38,8 @@ def test_own_connections_are_told_with_both_ends_and_none_of_them_is_to_another_
         assert ends not in [(far, near) for near, far in _connections(Path("/proc/self"))]  # the other end is closed
 
 
-def test_connections_to_other_hosts_name_their_interface_but_for_one_port(tmp_path: Path) -> None:
-    """A process as Linux lists it: gloo by IPv6's socket for both kinds, the store at 29500, and another process's."""
+def test_connections_to_other_hosts_name_their_interface_except_for_one_port(tmp_path: Path) -> None:
+    """As in Linux's /proc: gloo's dual-stack IPv6 socket, the store at 29500, and another process's connection."""
     (tmp_path / "fd").mkdir()
     for number in (71, 72):
         os.symlink(f"socket:[{number}]", tmp_path / "fd" / str(number))

@@ -1,4 +1,4 @@
-"""NCCL's own log: published lines of each version, and a job's log put together by hand."""
+"""NCCL's log: published lines of each version, and a job's log written by hand."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_a_cut_line_is_counted_and_changes_nothing_else(tmp_path: Path) -> None:
     assert sum(choice.calls for choice in log.choices) == 3
 
 
-def test_garbage_around_the_lines_is_passed_over(tmp_path: Path) -> None:
+def test_garbage_around_the_lines_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "nccl.log"
     path.write_bytes(b"\xff\xfe | AllReduce | Algo\n" + RANK0.encode() + b"\x00\x1b[31m Bytes -> Algo 1 proto 99\n")
     assert sum(choice.calls for choice in read_nccl_logs([path]).choices) == 3
@@ -92,7 +92,7 @@ def test_the_table_of_earlier_versions(tmp_path: Path) -> None:
     assert world.estimate_us("broadcast", 8e6, "tree", "ll") is None  # no bandwidth: not available
 
 
-def test_what_is_no_log_of_nccl_is_one_line(tmp_path: Path) -> None:
+def test_a_file_without_nccl_lines_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(DpscopeError, match="has no line of NCCL") as refused:
         read_nccl_logs([written(tmp_path, "Epoch 1\n")])
     assert "\n" not in str(refused.value)
@@ -109,11 +109,6 @@ def test_peer_access_that_is_off_and_a_proxy_of_another_rank(tmp_path: Path) -> 
     log = read_nccl_logs([written(tmp_path, RANK0 + lines)])
     assert log.peer_access_off == "P2P is disabled between connected GPUs 1 and 0"
     assert log.links == {"P2P/CUMEM": 1, "NET/IB/GDRDMA": 1}
-    forced = read_nccl_logs(
-        [written(tmp_path, RANK0 + "h:1:1 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n")]
-    )
-    assert forced.peer_access_off == "NCCL_P2P_DISABLE set by environment to 1"
-    kept = read_nccl_logs(
-        [written(tmp_path, RANK0 + "h:1:1 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 0.\n")]
-    )
-    assert kept.peer_access_off is None
+    for value, expected in (("1", "NCCL_P2P_DISABLE set by environment to 1"), ("0", None)):
+        line = f"h:1:1 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to {value}.\n"
+        assert read_nccl_logs([written(tmp_path, RANK0 + line)]).peer_access_off == expected

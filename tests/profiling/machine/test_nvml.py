@@ -1,4 +1,4 @@
-"""What cannot be asked is unknown: no bindings, no driver, no such question, no such GPU."""
+"""Values are unknown without bindings, driver, function or GPU; recorded answers are replayed."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpscope.profiling.machine.interconnect import interconnect
-from dpscope.profiling.machine.nvml import ask, driver_version, gpu_handles, open_nvml
+from dpscope.profiling.machine.nvml import driver_version, gpu_handles, open_nvml, query
 from dpscope.profiling.machine.nvml_record import NvmlRecorder, ReplayedNvml, ReplayedNvmlError
 from tests.helpers.nvml_records import TwoGpuNvml
 
@@ -32,15 +32,15 @@ def test_without_bindings_or_driver_there_is_no_nvml(monkeypatch: pytest.MonkeyP
     assert open_nvml() is None
 
 
-def test_what_has_no_answer_is_unknown() -> None:
+def test_values_without_an_answer_are_unknown() -> None:
     nvml = TwoGpuNvml(Name=(None, b"NVIDIA L4"))
-    assert ask(nvml, "nvmlDeviceGetName", 0) is None
-    assert ask(nvml, "nvmlDeviceGetName", 1) == "NVIDIA L4"
-    assert ask(SimpleNamespace(NVMLError=DriverlessError), "nvmlDeviceGetNewest", 0) is None  # older bindings
-    assert ask(None, "nvmlDeviceGetCount") is None
+    assert query(nvml, "nvmlDeviceGetName", 0) is None
+    assert query(nvml, "nvmlDeviceGetName", 1) == "NVIDIA L4"
+    assert query(SimpleNamespace(NVMLError=DriverlessError), "nvmlDeviceGetNewest", 0) is None  # older bindings
+    assert query(None, "nvmlDeviceGetCount") is None
     assert gpu_handles(None) == []
     assert gpu_handles(SimpleNamespace(NVMLError=DriverlessError, nvmlDeviceGetCount=failing)) == []
-    assert driver_version(None) is None
+    assert (driver_version(TwoGpuNvml()), driver_version(None)) == ("550.54.15", None)
 
 
 def test_links_of_the_gpus_that_are_left() -> None:
@@ -61,29 +61,29 @@ def test_links_of_the_gpus_that_are_left() -> None:
 
 
 class Warming(TwoGpuNvml):
-    """A GPU that answers otherwise each time: its clock rises, and its links are there from the second time on."""
+    """A GPU with a different answer to each call: its clock rises, and every second call for its power fails."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = 0
+        self.calls = 0
 
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:  # noqa: N802 (NVML's name)
-        self.asked += 1
-        return 210 * self.asked
+        self.calls += 1
+        return 210 * self.calls
 
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802
-        self.asked += 1
-        if self.asked % 2 == 0:
+        self.calls += 1
+        if self.calls % 2 == 0:
             raise self.NVMLError("not supported")
         return 61_250
 
 
 def test_a_record_is_of_one_moment(tmp_path: Path) -> None:
-    """Two questions a second apart, as for states and then for links: recorded, and asked again of the record."""
+    """The same calls a second apart, as for states and then for links, are recorded once and replayed."""
 
     def answers(nvml: Any) -> list[Any]:
         gpu = nvml.nvmlDeviceGetHandleByIndex(0)
-        return [ask(nvml, "nvmlDeviceGetClockInfo", gpu, 1), ask(nvml, "nvmlDeviceGetPowerUsage", gpu)]
+        return [query(nvml, "nvmlDeviceGetClockInfo", gpu, 1), query(nvml, "nvmlDeviceGetPowerUsage", gpu)]
 
     recorder = NvmlRecorder(Warming())
     first, second = answers(recorder), answers(recorder)

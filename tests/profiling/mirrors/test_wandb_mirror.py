@@ -1,4 +1,4 @@
-"""The wandb mirror with the real package: what is written offline, and that nothing leaves the machine."""
+"""The wandb mirror with the real package: offline runs, no connections; and measured cells with a recording double."""
 
 import importlib
 import os
@@ -10,11 +10,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dpscope.profiling.mirrors.wandb_mirror import wandb_mirror, wandb_mode
+from dpscope.analysis.output.cell_summaries import cell_summaries
+from dpscope.analysis.report.build import make_report
+from dpscope.profiling.mirrors.wandb_mirror import CellMirror, wandb_mirror, wandb_mode
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.examples import loaded
 from tests.helpers.paths import ROOT
 
 SCRIPT = """
@@ -36,7 +41,7 @@ mirror.close()
 
 
 def mirrored(folder: Path, mode: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Three epochs of two trainings mirrored by a process of its own, in an environment without other wandb settings."""
+    """Three epochs of two trainings mirrored by a separate process, in an environment without other wandb settings."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment |= {"HOME": str(folder / "home"), "NO_PROXY": "", "no_proxy": "", **variables}
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +53,7 @@ def mirrored(folder: Path, mode: str, **variables: str) -> subprocess.CompletedP
 
 @contextmanager
 def counting_server() -> Iterator[tuple[str, list[str]]]:
-    """A server at an address that only counts who connects; yields the address and the list of connections."""
+    """A server that only records connections; yields its address and the list of connections."""
     connections: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -88,7 +93,7 @@ def history(file: Path) -> list[dict[str, str]]:
 
 @pytest.mark.process
 def test_offline_runs_hold_every_epoch_once(tmp_path: Path) -> None:
-    """Mirrored twice, as where a training was cut and resumed: the second time replaces the first."""
+    """Mirrored twice, as after an interrupted and resumed training: the second run replaces the first."""
     for _ in range(2):
         ended = mirrored(tmp_path, "offline")
         assert ended.returncode == 0, ended.stderr
@@ -101,8 +106,8 @@ def test_offline_runs_hold_every_epoch_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_nothing_leaves_the_machine_unless_asked(tmp_path: Path) -> None:
-    """All of wandb's ways out lead to a server that counts; that it would see them, wandb's error reporting shows."""
+def test_nothing_leaves_the_machine_unless_requested(tmp_path: Path) -> None:
+    """All of wandb's proxies and URLs lead to a recording server; wandb's error reporting shows that it would notice them."""
     with counting_server() as (address, connections):
         proxies = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY")
         ways_out = {"WANDB_BASE_URL": address, **dict.fromkeys(proxies, address)}
@@ -122,8 +127,8 @@ def test_an_online_run_without_a_key_is_refused_in_one_line(tmp_path: Path) -> N
     assert "wandb login" in refusals[0]
 
 
-def test_a_missing_package_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)  # what Python itself keeps for a module that must not be found
+def test_a_missing_package_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # Python's mark of a module that must not be found
     with pytest.raises(DpscopeError, match=r"pip install 'dpscope\[wandb\]'"):
         wandb_mirror(tmp_path, None)
 
@@ -141,7 +146,7 @@ def test_the_mode_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.process
 def test_train_refuses_before_anything_begins(tmp_path: Path) -> None:
-    """The command itself, where the package is absent: one line, status 2, no run folder."""
+    """The command without the package: one line, status 2, no run folder."""
     code = "import sys; sys.modules['wandb'] = None; from dpscope.launch.cli import main; main()"
     out = tmp_path / "run"
     command = [sys.executable, "-c", code, "train", "--wandb", "--data", "fake", "--out", str(out)]
@@ -150,3 +155,42 @@ def test_train_refuses_before_anything_begins(tmp_path: Path) -> None:
     assert len(ended.stderr.splitlines()) == 1
     assert "pip install 'dpscope[wandb]'" in ended.stderr
     assert not out.exists()
+
+
+class Recorded:
+    """Records the calls of a wandb run."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments, self.finished = arguments, False
+        self.summary, self.logged = dict[str, float](), list[dict[str, Any]]()
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.logged.append(values)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.mark.long
+def test_every_cell_is_a_run_with_the_numbers_of_its_row(tmp_path: Path) -> None:
+    runs: list[Recorded] = []
+
+    def init(**arguments: Any) -> Recorded:
+        runs.append(Recorded(**arguments))
+        return runs[-1]
+
+    double = SimpleNamespace(init=init, Settings=dict, Table=lambda **arguments: arguments)
+    report = make_report(loaded())
+    CellMirror(double, "offline").write(tmp_path, cell_summaries(report))
+    made = [one.arguments for one in runs]
+    assert [one["name"] for one in made] == [data.cell.name for data in report.run.measured]
+    assert len({one["id"] for one in made}) == len(runs) > 1
+    assert {(one["mode"], one["dir"]) for one in made} == {("offline", str(tmp_path))}
+    assert all(one.finished for one in runs)
+    (ddp,) = [one for one in runs if one.arguments["name"] == "ddp-d2-b8"]
+    assert (ddp.arguments["config"]["strategy"], ddp.arguments["config"]["devices"]) == ("ddp", 2)
+    row = report.comparison.table.set_index("cell").loc["ddp-d2-b8"]
+    assert ddp.summary["step_us"] == row["step_us"]
+    assert "ring_us" not in ddp.summary  # unknown: omitted, not 0
+    (logged,) = ddp.logged
+    assert ["step_us", row["step_us"]] in logged["summary"]["data"]

@@ -1,4 +1,4 @@
-"""A calibration over several nodes: two devices on one host and on two are two things."""
+"""A calibration over several nodes distinguishes two devices on one host from two devices on two hosts."""
 
 import msgspec
 import pytest
@@ -27,7 +27,7 @@ def calibrated(*timed: CalibrationPoint) -> Calibration:
 BOTH = calibrated(*points(2, 1.0, None), *points(2, 40.0, 2))  # 1 GB/s within, 0.025 GB/s between
 
 
-def test_cells_are_predicted_from_what_was_timed_on_as_many_hosts() -> None:
+def test_cells_are_predicted_from_times_on_the_same_number_of_hosts() -> None:
     assert BOTH.spans(2) == {1, 2}
     sources = CostSources(calibration=BOTH)
     assert sources.cost("all_reduce", 2, 300_000) == pytest.approx(300)
@@ -39,7 +39,7 @@ def test_cells_are_predicted_from_what_was_timed_on_as_many_hosts() -> None:
     assert [fit.pieces[0].bandwidth_gb_per_s for fit in (one, two)] == pytest.approx([1.0, 0.025])
 
 
-def test_one_that_knows_no_nodes_is_as_it_was() -> None:
+def test_a_calibration_without_nodes_is_unchanged() -> None:
     plain = calibrated(*points(2, 1.0, None))
     assert plain.on_nodes(1) is plain
     assert CostSources(calibration=plain).on_nodes(2).calibrated(2) is None

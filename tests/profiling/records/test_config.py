@@ -1,4 +1,4 @@
-"""Parts of a configuration: what each refuses, and settings by name."""
+"""Parts of a configuration: invalid settings, and settings by name."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ from dpscope.profiling.records.training import TrainConfig
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Workload(samples=0), "samples 0: an epoch needs 1 sample or more"),
         (lambda: Optimizer(momentum=-1.0), r"momentum -1\.0: must be a number, 0 or more"),
@@ -37,8 +37,8 @@ from dpscope.profiling.records.training import TrainConfig
         (lambda: with_settings(RunConfig(), seed=-1), "seed -1: must be 0 or more"),
     ],
 )
-def test_a_part_refuses_what_cannot_be(make: Callable[[], object], said: str) -> None:
-    with pytest.raises(SettingError, match=said):
+def test_a_part_refuses_invalid_settings(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
         make()
 
 
@@ -50,13 +50,10 @@ def test_a_matrix_is_kept_in_order_without_repetition() -> None:
 
 def test_settings_by_name_are_unique_and_go_back_into_their_parts() -> None:
     for kind, parts in ((RunConfig, 5), (TrainConfig, 3)):
-        in_places = [
-            len(value)
-            for value in in_parts(dict.fromkeys(setting_names(kind)), kind).values()
-            if isinstance(value, dict)
-        ]
-        assert len(in_places) == parts  # no setting of the same name in two of them:
-        assert sum(in_places) + len(own_settings(kind)) == len(setting_names(kind)) > 20
+        found = in_parts(dict.fromkeys(setting_names(kind)), kind).values()
+        counts = [len(value) for value in found if isinstance(value, dict)]
+        assert len(counts) == parts  # with no name in two of them:
+        assert sum(counts) + len(own_settings(kind)) == len(setting_names(kind)) > 20
     config = with_settings(RunConfig(), steps=7, model="tiny", devices=(2,), momentum=0.0)
     assert (config.measurement.steps, config.workload.model, config.optimizer.momentum) == (7, "tiny", 0.0)
     sgd = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 5e-4}

@@ -21,7 +21,7 @@ FOLDERS_THAT_NAME_STRATEGIES = ("profiling/records", "launch/workload")
 
 
 def test_every_strategy_has_a_record() -> None:
-    """In the order in which users read them; a stand-in runs where its original does not."""
+    """In the documented order; a stand-in runs where its original does not."""
     assert tuple(STRATEGIES) == get_args(CellStrategy)
     assert [name for name in STRATEGIES if name in get_args(Strategy)] == list(get_args(Strategy))
     assert {strategy_on(one, "cuda") for one in get_args(Strategy)} == set(get_args(Strategy))
@@ -32,7 +32,7 @@ def test_every_strategy_has_a_record() -> None:
 
 
 def test_a_stand_in_takes_the_place_of_its_original() -> None:
-    """What no record knows comes last."""
+    """Unknown names come last."""
     assert strategy_order("dp-host") == strategy_order("dp") < strategy_order("ddp") < strategy_order("hsdp")
     assert strategy_order("hsdp") < strategy_order("custom") < strategy_order("pipeline")
 
@@ -40,7 +40,7 @@ def test_a_stand_in_takes_the_place_of_its_original() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("top", ["profiling", "launch", "analysis"])
 def test_no_other_code_compares_the_name_of_a_strategy(top: str) -> None:
-    """Whoever needs to distinguish strategies asks the record."""
+    """Code that distinguishes strategies uses their records."""
     found = []
     for path in sorted((ROOT / top).rglob("*.py")):
         relative = path.relative_to(ROOT)
@@ -50,7 +50,7 @@ def test_no_other_code_compares_the_name_of_a_strategy(top: str) -> None:
 
 
 def _comparisons(path: Path) -> list[int]:
-    """Lines that compare something called strategy with the literal name of one."""
+    """Lines that compare an expression named like a strategy with a strategy's name."""
     lines = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Compare):

@@ -1,4 +1,4 @@
-"""Sizes and words as users type them, read in every option that takes one."""
+"""Sizes and words as users type them, in every option that takes one."""
 
 import re
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_sizes_are_read_as_reports_print_them(size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "4XB", "MB", "4 4", "nan", "1e999", "4Mb/s"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_other_text_than_a_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="give a size above 0, such as 4096, 4MB"):
         parse_size(text)
 
@@ -72,10 +72,7 @@ def test_the_limit_of_a_trace_is_a_size() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (
-            ["run", "--dry-run", "--strategy", "single,ddb"],
-            "--strategy single,ddb: unknown; did you mean ddp? Choose from",
-        ),
+        (["run", "--dry-run", "--strategy", "single,ddb"], "single,ddb: unknown; did you mean ddp? Choose from"),
         (["run", "--dry-run", "--scaling", "weka"], "did you mean weak?"),
         (["train", "--dry-run", "--learning-rate-scaling", "liner"], "did you mean linear?"),
         (["run", "--dry-run", "--comm-hook", "fp61"], "did you mean fp16?"),
@@ -85,7 +82,7 @@ def test_the_limit_of_a_trace_is_a_size() -> None:
         (["run", "--transforms", "per-imag"], "did you mean per-image?"),
     ],
 )
-def test_a_mistyped_choice_is_answered_with_the_nearest_one(arguments: list[str], expected: str) -> None:
+def test_the_nearest_choice_is_proposed_for_a_mistyped_one(arguments: list[str], expected: str) -> None:
     ended = CliRunner().invoke(app, arguments)
     assert ended.exit_code != 0
     text = " ".join(re.sub("[│╭╮╰╯─]", " ", f"{ended.output} {ended.exception}").split())

@@ -1,15 +1,22 @@
-"""Names in the order people count; files of an earlier dpscope, whose names of rates ended in gbps."""
+"""Names in natural order, and files of earlier versions: rates in fields named gbps, all settings side by side."""
 
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.config import Reporting, ResolvedConfig
+from dpscope.profiling.records.equality import EqualityConfig
 from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.run import Manifest
+from dpscope.profiling.records.settings import settings_of
+from dpscope.profiling.records.training import ResolvedTrainConfig
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import natural_order, read_json, write_json
+from dpscope.profiling.store.files import decoded, natural_order, read_json, write_json
 from dpscope.profiling.store.folders import RepeatFolder, is_run_folder
-from tests.helpers.paths import DATA
+from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 
 def test_numbers_in_names_are_counted(tmp_path: Path) -> None:
@@ -27,7 +34,7 @@ def test_traces_of_many_ranks_are_in_their_order(tmp_path: Path) -> None:
 
 
 def test_a_calibration_of_an_earlier_dpscope_is_read_whole(tmp_path: Path) -> None:
-    """Expected are the numbers that stand in the file under "gbps", "nvlink_gbps" and "bandwidth_gbps"."""
+    """The expected numbers are in the file under "gbps", "nvlink_gbps" and "bandwidth_gbps"."""
     path = DATA / "calibration_with_gbps.json"
     assert "gb_per_s" not in path.read_text()
     calibration = read_json(path, Calibration)
@@ -40,7 +47,7 @@ def test_a_calibration_of_an_earlier_dpscope_is_read_whole(tmp_path: Path) -> No
     assert read_json(tmp_path / "calibration.json", Calibration) == calibration
 
 
-def test_a_field_that_never_was_is_still_refused(tmp_path: Path) -> None:
+def test_an_unknown_field_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "link.json"
     path.write_text('{"gbps": 25.0, "name": "a", "source": "b"}')
     assert read_json(path, LinkRate).gb_per_s == 25.0
@@ -49,10 +56,70 @@ def test_a_field_that_never_was_is_still_refused(tmp_path: Path) -> None:
         read_json(path, LinkRate)
 
 
-def test_what_is_nested_too_deeply_is_told_in_one_line(tmp_path: Path) -> None:
-    """Deeper than any interpreter follows: somebody's data, or an attack."""
+def test_a_file_nested_too_deeply_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Deeper than any interpreter can follow, as in an attack."""
     (tmp_path / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(DpscopeError, match=r"manifest\.json is not a LinkRate .*nested too deeply") as raised:
         read_json(tmp_path / "manifest.json", LinkRate)
     assert "\n" not in str(raised.value)
     assert not is_run_folder(tmp_path)
+
+
+FLAT = json.loads((EXAMPLE_RUN / "manifest.json").read_text())
+
+
+class _Trained(msgspec.Struct):
+    config: ResolvedTrainConfig
+
+
+class _Compared(msgspec.Struct):
+    config: EqualityConfig
+
+
+def test_every_setting_of_the_example_run_is_read_and_stored_in_parts() -> None:
+    manifest = decoded(json.dumps(FLAT).encode(), Manifest)
+    read = json.loads(msgspec.json.encode(settings_of(manifest.config)))
+    assert {name: read[name] for name in FLAT["config"]} == FLAT["config"]
+    assert decoded(msgspec.json.encode(manifest), Manifest) == manifest
+
+
+def test_later_settings_were_also_stored_side_by_side() -> None:
+    later = {
+        "amp_variants": ["bf16"],
+        "ddp_args": ["default", "batched_grad_copy=true"],
+        "comm_hook": ["none", "powersgd"],
+        "calibrate": False,
+        "link": "100Gb/s",
+        "target_efficiency": 0.8,
+    }
+    config = decoded(json.dumps({**FLAT, "config": {**FLAT["config"], **later}}).encode(), Manifest).config
+    assert (config.matrix.amp_variants, config.matrix.comm_hook) == (("bf16",), ("none", "powersgd"))
+    assert config.matrix.ddp_args == ("default", "batched_grad_copy=true")
+    assert (config.measurement.calibrate, config.reporting) == (False, Reporting("100Gb/s", 0.8))
+
+
+def test_a_training_stored_the_settings_shared_with_a_run_under_run() -> None:
+    run = {**FLAT["config"], "seed": 0, "timeout_s": 60.0, "learning_rate": 0.2}
+    stored = {"config": {"run": run, "epochs": 7, "seeds": [1, 2]}}
+    config = decoded(json.dumps(stored).encode(), _Trained).config
+    # run.epochs, of a measurement, is null and must not replace the training's.
+    assert (config.epochs, config.seeds, config.timeout_s) == (7, (1, 2), 60.0)
+    assert (config.optimizer.learning_rate, config.matrix.devices) == (0.2, (1, 2))
+
+
+def test_a_comparison_of_strategies_stored_a_runs_settings() -> None:
+    config = decoded(json.dumps({"config": FLAT["config"]}).encode(), _Compared).config
+    assert (config.steps, config.timeout_s, config.matrix.batch_sizes) == (10, 900.0, (8,))
+
+
+@pytest.mark.parametrize("name", ["invented", "workload"])
+def test_settings_of_no_version_are_refused(name: str) -> None:
+    stored = {**FLAT, "config": {**FLAT["config"], name: 1}}
+    with pytest.raises(msgspec.ValidationError):
+        decoded(json.dumps(stored).encode(), Manifest)
+
+
+def test_current_parts_are_not_mistaken_for_an_older_form() -> None:
+    made = decoded(json.dumps(FLAT).encode(), Manifest).config
+    plain = json.loads(msgspec.json.encode(made))
+    assert msgspec.convert(plain, ResolvedConfig) == made

@@ -1,4 +1,4 @@
-"""What dpscope did not write is never removed or overwritten: folders of other programs, byte for byte the same afterwards."""
+"""Files that dpscope did not write are never removed or overwritten: other programs' folders stay unchanged."""
 
 import hashlib
 import io
@@ -39,7 +39,7 @@ from dpscope.profiling.store.ownership import (
     check_events,
     check_overwritable,
     is_calibration,
-    is_own_trace,
+    is_dpscope_trace,
 )
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.paths import EXAMPLE_RUN
@@ -51,14 +51,14 @@ DDP = Cell(strategy="ddp", devices=2, batch_size=16)
 
 
 def state(folder: Path) -> dict[str, str]:
-    """Every path below a folder with what it is: a hash, a link's target, or a folder."""
+    """Every path below a folder with its hash, its link's target, or "folder"."""
     found = {}
     for path in sorted([folder, *folder.rglob("*")]):
         if path.is_symlink():
-            told = f"link to {os.readlink(path)}"
+            content = f"link to {os.readlink(path)}"
         else:
-            told = "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
-        found[str(path.relative_to(folder))] = told
+            content = "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        found[str(path.relative_to(folder))] = content
     return found
 
 
@@ -82,7 +82,7 @@ def with_manifest(folder: Path, manifest: object) -> Path:
 
 
 def link(folder: Path, name: str, target: Path) -> Path:
-    """`name` of the folder moved to `target`, a link in its place."""
+    """Move `name` of the folder to `target` and link to it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(folder / name, target)
     (folder / name).symlink_to(target)
@@ -124,20 +124,14 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
     "thesis": lambda out: written(out, "thesis.tex"),
     "own report": lambda out: written(out, "report/report.html", "report/figures/scaling.png"),
     "own cells": lambda out: written(out, "cells/neuron.csv"),
-    "own cells and lock": lambda out: written(
-        out, ".lock", "cells/neuron.csv", "report/a.html", "training/b", "wandb/c"
-    ),
+    "own cells and lock": lambda out: written(out, ".lock", "cells/a.csv", "report/a.html", "training/b", "wandb/c"),
     "own trainings": lambda out: written(out, "training/photo.png"),
-    "own events": lambda out: written(
-        out, "tensorboard/report/events.out.tfevents.1.host.2.0", text="hparams strategy"
-    ),
+    "own events": lambda out: written(out, "tensorboard/report/events.out.tfevents.1.h.2.0", text="hparams strategy"),
     "own equality": lambda out: written(out, "equality/settings.json", "equality.json", "equality/a/log.txt"),
-    "what only looks like a run": lambda out: written(
-        out, "cells/x/repeat0/log.txt", "cells/x/repeat0/torchrun/my/thesis.tex"
-    ),
+    "similar to a run": lambda out: written(out, "cells/x/repeat0/log.txt", "cells/x/repeat0/torchrun/my/thesis.tex"),
     "log without a manifest": lambda out: written(out, "cells/x/repeat0/log.txt"),
     "checkpoint without a manifest": lambda out: written(out, "training/x/seed0/checkpoints/best.pt"),
-    "page that is called like a report": lambda out: written(
+    "page named like a report": lambda out: written(
         out, "report/report.html", text="<html><head><title>dpscope: my notes</title></head></html>"
     ),
     "half of a run": lambda out: written(out, "notes.md", "cells/single-d1-b8/repeat0/result.json"),
@@ -151,9 +145,8 @@ def run(out: Path, fresh: bool) -> object:
 
 
 def train(out: Path, fresh: bool) -> object:
-    return run_trainings(
-        load_train_config(None, {"device": "cpu", "strategy": "single", "data": "fake"}), out, fresh, QUIET
-    )
+    config = load_train_config(None, {"device": "cpu", "strategy": "single", "data": "fake"})
+    return run_trainings(config, out, fresh, QUIET)
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
@@ -166,9 +159,9 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def refuses(write: Callable[[Path], object], out: Path, said: str | None = None) -> None:
+def refuses(write: Callable[[Path], object], out: Path, message: str | None = None) -> None:
     before = state(out.parent)
-    with pytest.raises(DpscopeError, match=said) as raised:
+    with pytest.raises(DpscopeError, match=message) as raised:
         write(out)
     assert "\n" not in str(raised.value)
     assert state(out.parent) == before
@@ -176,10 +169,10 @@ def refuses(write: Callable[[Path], object], out: Path, said: str | None = None)
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_folders_of_other_programs_are_refused_and_stay_as_they_are(tmp_path: Path, kind: str, writer: str) -> None:
+def test_folders_of_other_programs_are_refused_and_unchanged(tmp_path: Path, kind: str, writer: str) -> None:
     out = tmp_path / "out"
     FOREIGN[kind](out)
-    owned = ("older dpscope's", "newer dpscope's", "log without a manifest")  # what is no part of the run may be added
+    owned = ("older dpscope's", "newer dpscope's", "log without a manifest")  # other commands may add their files
     concerned = "run" if kind in owned else "train" if kind == "checkpoint without a manifest" else ""
     if not writer.startswith(concerned):
         pytest.skip("adds to it and replaces nothing")
@@ -213,12 +206,10 @@ IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("kind", IN_THE_WAY)
-def test_what_stands_in_the_way_of_a_run_is_told_before_anything_is_touched(
-    tmp_path: Path, kind: str, fresh: bool
-) -> None:
-    make, said = IN_THE_WAY[kind]
+def test_a_file_in_the_way_of_a_run_is_reported_before_any_change(tmp_path: Path, kind: str, fresh: bool) -> None:
+    make, message = IN_THE_WAY[kind]
     make(tmp_path / "out")
-    refuses(lambda out: run(out, fresh), tmp_path / "out", said)
+    refuses(lambda out: run(out, fresh), tmp_path / "out", message)
 
 
 TRAIN_IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -246,13 +237,13 @@ TRAIN_IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("kind", TRAIN_IN_THE_WAY)
-def test_what_stands_in_the_way_of_a_training_is_told(tmp_path: Path, kind: str, fresh: bool) -> None:
-    make, said = TRAIN_IN_THE_WAY[kind]
+def test_a_file_in_the_way_of_a_training_is_reported(tmp_path: Path, kind: str, fresh: bool) -> None:
+    make, message = TRAIN_IN_THE_WAY[kind]
     make(tmp_path / "out")
-    refuses(lambda out: train(out, fresh), tmp_path / "out", said)
+    refuses(lambda out: train(out, fresh), tmp_path / "out", message)
 
 
-def test_starting_afresh_leaves_what_the_user_added(tmp_path: Path) -> None:
+def test_a_fresh_run_keeps_the_users_files(tmp_path: Path) -> None:
     out = example(tmp_path / "run")
     mine = (
         "notes.md",
@@ -269,15 +260,13 @@ def test_starting_afresh_leaves_what_the_user_added(tmp_path: Path) -> None:
         "cells/ddp-d2-b8/repeat0/traces/.tmp-a1b2c3_4/trace.json",
         "cells/ddp-d2-b8/repeat1/.tmp-result.json-c3d4e5f6",
     )
-    written(
-        out, *half, "cells/ddp-d2-b8/repeat1/torchrun/none_x/attempt_0/0/stdout.log"
-    )  # of a process that was killed
+    written(out, *half, "cells/ddp-d2-b8/repeat1/torchrun/none_x/attempt_0/0/stdout.log")  # of a killed process
     assert len([path for path in out.rglob("*") if path.is_file()]) > len(mine) + 20
     _remove_measurements(RunFolder(out))
     assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == sorted(mine)
 
 
-def test_training_afresh_leaves_what_the_user_added(tmp_path: Path) -> None:
+def test_a_fresh_training_keeps_the_users_files(tmp_path: Path) -> None:
     out = write_trained(tmp_path / "run", [DDP], [record()], 1)
     own = "training/ddp-d2-b16/seed0"
     written(out, f"{own}/epochs.json", f"{own}/checkpoints/last.pt", f"{own}/log.txt")
@@ -293,7 +282,7 @@ def test_training_afresh_leaves_what_the_user_added(tmp_path: Path) -> None:
     assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == sorted(mine)
 
 
-def test_every_file_of_a_run_that_an_older_version_wrote_is_known(tmp_path: Path) -> None:
+def test_every_file_of_an_older_versions_run_is_recognised(tmp_path: Path) -> None:
     run = example(tmp_path / "run")
     files = [path.relative_to(run) for path in run.rglob("*") if path.is_file()]
     assert len(files) > 20
@@ -302,10 +291,10 @@ def test_every_file_of_a_run_that_an_older_version_wrote_is_known(tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_report_of_ours_is_written_again_and_a_foreign_figure_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_report_is_rewritten_and_a_foreign_figure_is_not_overwritten(tmp_path: Path) -> None:
     out = example(tmp_path / "run")
     report = make_report(load_run(out))
-    vars(report)["figures"] = {"step_split": Figure(figsize=(1, 1))}  # what a cached property keeps: one, quick to draw
+    vars(report)["figures"] = {"step_split": Figure(figsize=(1, 1))}  # the value of a cached property: one small figure
     page = write_report(report, ("png", "svg", "pdf"))
     files = [path for path in page.parent.rglob("*") if path.is_file()]
     assert len(files) == 4 + 3
@@ -318,8 +307,8 @@ def test_a_report_of_ours_is_written_again_and_a_foreign_figure_is_not_overwritt
     assert {path.suffix for path in (page.parent / "figures").iterdir()} == {".pdf", ".png", ".svg"}
 
 
-def test_figures_of_an_older_version_are_known_by_the_png_beside_them(tmp_path: Path) -> None:
-    """Their SVG and PDF bore no mark of their own."""
+def test_figures_of_an_older_version_are_recognised_by_their_png(tmp_path: Path) -> None:
+    """Their SVG and PDF files had no mark."""
     (tmp_path / "scaling.png").write_bytes(to_png(Figure()))
     written(tmp_path, "scaling.svg", "scaling.pdf", "mine.svg", text="<svg/>")
     known = {path.name: bears_mark(path) for path in tmp_path.iterdir()}
@@ -327,7 +316,7 @@ def test_figures_of_an_older_version_are_known_by_the_png_beside_them(tmp_path: 
 
 
 @pytest.mark.long
-def test_tensorboard_replaces_its_own_runs_and_no_others(tmp_path: Path) -> None:
+def test_tensorboard_replaces_only_runs_of_dpscope(tmp_path: Path) -> None:
     out = example(tmp_path / "run")
     written(out, "tensorboard/mine/events.out.tfevents.1.host.2.0", "tensorboard/notes.txt")
     report = make_report(load_run(out))
@@ -339,13 +328,13 @@ def test_tensorboard_replaces_its_own_runs_and_no_others(tmp_path: Path) -> None
         path.rename(path.with_suffix(""))
     export_tensorboard(report)
     again = set(out.rglob("*tfevents*"))
-    assert len(again) == len(first) + 1, "each replaced, the user's still there"
+    assert len(again) == len(first) + 1, "each is replaced, and the user's stays"
     assert (out / "tensorboard/notes.txt").read_text() == "precious"
     written(out, "tensorboard/ddp-d2-b8/events.out.tfevents.3.host.2.0")
     refuses(lambda out: export_tensorboard(report), out, r"tfevents\.3\.host\.2\.0 was not written by dpscope")
 
 
-def test_a_calibration_replaces_one_and_nothing_else(tmp_path: Path) -> None:
+def test_a_calibration_replaces_only_a_calibration(tmp_path: Path) -> None:
     point = CalibrationPoint(
         collective="all_reduce", devices=2, size_bytes=4096, count=1024, dtype="float32", times_us=(14.0,)
     )
@@ -353,7 +342,7 @@ def test_a_calibration_replaces_one_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "node7.json"
     png = to_png(Figure())
     path.with_suffix(".png").write_bytes(png)
-    assert save_calibration(made, path)[1] == path, "a figure of dpscope's is replaced"
+    assert save_calibration(made, path)[1] == path, "dpscope's figure is replaced"
     assert save_calibration(made, path)[1] == path
     path.with_suffix(".png").write_bytes(png.replace(b"dpscope", b"Pixelmator"[:7]))
     refuses(lambda out: save_calibration(made, out), path, r"node7\.png was not written by dpscope")
@@ -379,20 +368,20 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_kind_is_not_replaced_by_a_trace_or_a_calibration(tmp_path: Path) -> None:
-    """A manifest is dpscope's, and yet no command that writes one file may replace it."""
+    """A manifest is dpscope's, but no command that writes a single file may replace it."""
     manifest = tmp_path / "manifest.json"
     shutil.copy(EXAMPLE_RUN / "manifest.json", manifest)
-    for is_own in (is_own_trace, is_calibration):
+    for is_own in (is_dpscope_trace, is_calibration):
         with pytest.raises(ForeignFileError, match="does not overwrite it"):
             check_overwritable(manifest, is_own)
     path = tmp_path / "calibration.json"
     write_json(path, calibration({"all_reduce": (10.0, 1.0)}))
     check_overwritable(path, is_calibration)
     with pytest.raises(ForeignFileError, match="does not overwrite it"):
-        check_overwritable(path, is_own_trace)
+        check_overwritable(path, is_dpscope_trace)
 
 
-def test_copies_of_traces_without_dpscopes_events_are_somebodys(tmp_path: Path) -> None:
+def test_copies_of_traces_without_dpscopes_events_are_foreign(tmp_path: Path) -> None:
     (tmp_path / "0_0.pt.trace.json.gz").write_bytes(b"precious")
     with pytest.raises(ForeignFileError, match=r"0_0\.pt\.trace\.json\.gz was not written by dpscope"):
         check_events(tmp_path)

@@ -1,4 +1,4 @@
-"""A script that starts its second process itself, as frameworks do where they are asked for two devices without torchrun."""
+"""A script that starts its second process itself, as frameworks do for two devices without torchrun."""
 
 import os
 import subprocess

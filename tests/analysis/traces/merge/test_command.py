@@ -55,9 +55,9 @@ def test_a_file_cut_short_ends_with_status_2(tmp_path: Path) -> None:
 def refused(paths: list[Path], output: Path, cell: str | None = None, repeat: int | None = None) -> str:
     with pytest.raises(DpscopeError) as caught:
         print_merge(paths, output, cell, repeat, DEFAULT_LIMITS, Console(quiet=True))
-    told = str(caught.value)
-    assert "\n" not in told
-    return told
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 def test_a_mistake_is_one_line_and_status_2(tmp_path: Path) -> None:

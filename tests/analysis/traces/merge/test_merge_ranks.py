@@ -171,7 +171,7 @@ def test_added_tracks_come_before_the_streams(v100: Merged) -> None:
     assert sorted(shown[3:]) == ["stream 22", "stream 24", "stream 7", "stream 84"]
 
 
-def test_collectives_tell_size_and_bandwidth(v100: Merged) -> None:
+def test_collectives_show_size_and_bandwidth(v100: Merged) -> None:
     trace, _ = v100
     tracks = added(trace, "communication")
     assert sorted(tracks) == [f"rank {rank} GPU {rank}" for rank in range(8)]

@@ -30,7 +30,7 @@ def test_buckets_are_found_with_their_bytes(analysis: TraceAnalysis) -> None:
 
 
 def test_phases_hold_the_compiled_parts(analysis: TraceAnalysis) -> None:
-    """Beside `CompiledFunction` ranges, with those of torch.compile around them, nothing computes but loss and optimizer."""
+    """Apart from `CompiledFunction` ranges and those of torch.compile around them, only loss and optimizer compute."""
     for rank, path in enumerate(TRACES):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         own = analysis.steps[analysis.steps["rank"] == rank].set_index("step")
@@ -39,10 +39,10 @@ def test_phases_hold_the_compiled_parts(analysis: TraceAnalysis) -> None:
             inside = [one for one in events if one.get("ph") == "X" and begin <= one["ts"] < end]
             forward = sum(one["dur"] for one in inside if one["name"].startswith("Torch-Compiled Region"))
             backward = sum(one["dur"] for one in inside if one["name"] == "CompiledFunctionBackward")
-            told = own.loc[step]
-            assert 0 < forward <= told["forward_us"] <= length(inside, "dpscope::forward")
-            assert 0 < backward <= told["backward_us"] <= length(inside, "dpscope::backward")
-            assert 0 < told["optimizer_us"] <= length(inside, "dpscope::optimizer")
+            measured = own.loc[step]
+            assert 0 < forward <= measured["forward_us"] <= length(inside, "dpscope::forward")
+            assert 0 < backward <= measured["backward_us"] <= length(inside, "dpscope::backward")
+            assert 0 < measured["optimizer_us"] <= length(inside, "dpscope::optimizer")
 
 
 def test_each_part_of_the_graph_ends_before_its_bucket_is_reduced_and_the_next_part_runs_after() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.findings.ledger_text import cost_text
-from dpscope.analysis.output.traces import contention_of_traces
+from dpscope.analysis.output.traces import contention_of_traces, to_tables
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, Contention, contentions
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
@@ -52,6 +52,8 @@ def test_without_noise_the_factor_and_the_cost_are_exact(tmp_path: Path) -> None
     assert every["net_gain_us"] == pytest.approx(hidden_us / 1.3)
     assert every["compared_share"] == pytest.approx(1.0)
     assert [one["operator"] for one in operators] == ["aten::mm"]
+    (table,) = (one for one in to_tables(analysis) if one.title.startswith("Contention"))
+    assert [row[:2] for row in table.rows] == [("all operators", "1.30"), ("aten::mm", "1.30")]
 
 
 def test_no_overlap_is_unknown_with_a_reason(tmp_path: Path) -> None:

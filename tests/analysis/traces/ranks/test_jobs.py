@@ -14,6 +14,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_t
 from dpscope.analysis.what_if.profiles.job import job_profile
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, write_trace
+from tests.helpers.made_traces import Event, launch, on_device, step, write
 from tests.helpers.several_jobs import moved, with_info, write_job, write_one_process_run
 
 SECOND = 10**9
@@ -163,9 +164,9 @@ def test_two_jobs_in_one_folder_are_answered_one_by_one(tmp_path: Path) -> None:
         assert analysis.steps["step_us"].tolist() == alone.steps["step_us"].tolist()
         assert analysis.collectives["transfer_us"].tolist() == alone.collectives["transfer_us"].tolist()
         assert analysis.collectives["transfer_us"].notna().any()
-        said = [one.message for one in analysis.findings if one.code == "several_jobs"]
-        assert len(said) == 1
-        assert files[0].name in said[0]
+        messages = [one.message for one in analysis.findings if one.code == "several_jobs"]
+        assert len(messages) == 1
+        assert files[0].name in messages[0]
     for refused in (
         lambda: analyze_traces(tmp_path),
         lambda: merge_traces(tmp_path, tmp_path.parent / "merged.json"),
@@ -205,3 +206,39 @@ def test_a_world_size_that_is_not_recorded_is_no_disagreement(tmp_path: Path) ->
     write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
     write_trace(with_info(moved(ddp_trace(1, 2).trace, process=1), world_size=None), tmp_path / "rank1.json")
     assert len(analyze_traces(tmp_path).summaries) == 2
+
+
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def cycle(communicates: bool, number: int) -> list[Event]:
+    """Two steps of 100 us, each with 50 us of computing or communicating, numbered through all cycles as torch does."""
+    kernel, begin = ALL_REDUCE if communicates else "gemm", 1000.0 * number
+    events = [step(2 * number + 1, begin, 100), step(2 * number + 2, begin + 100, 100)]
+    for correlation, start in ((1, begin + 10), (2, begin + 110)):
+        events += [launch(correlation, start - 5), on_device(kernel, start, 50, correlation)]
+    return events
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "communicates",
+    [(False, False), (True, False), (False, True), (True, True), (False,) * 60],
+    ids=["neither", "first", "second", "both", "60 files"],
+)
+def test_cycles_of_one_rank_are_all_read(tmp_path: Path, communicates: tuple[bool, ...]) -> None:
+    for index, one in enumerate(communicates):
+        path = write(tmp_path, cycle(one, index), world_size=2 if any(communicates) else 1)
+        path.rename(tmp_path / f"host_4711.{1_700_000_000_000 + index}.pt.trace.json")
+    analysis = analyze_traces([tmp_path])
+    assert len(analysis.steps) == 2 * len(communicates)
+    assert len(analysis.collectives) == 2 * sum(communicates)
+    assert analysis.collectives["transfer_us"].isna().all()
+
+
+def test_cycles_without_collectives_are_merged(tmp_path: Path) -> None:
+    files = []
+    for index in range(2):
+        path = write(tmp_path, cycle(False, index), world_size=1)
+        files.append(path.rename(tmp_path / f"host_4711.{index}.pt.trace.json"))
+    assert [rank.events for rank in merge_traces(files, tmp_path / "merged.json").ranks] == [6, 6]

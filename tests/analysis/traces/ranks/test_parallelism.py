@@ -69,7 +69,7 @@ def test_messages_have_a_lower_bound_alone(tmp_path: Path) -> None:
 
 
 def without_metadata(trace: Trace) -> Trace:
-    """Neither groups nor sizes, as traces of older versions: all-reduces are told by their operators alone."""
+    """Neither groups nor sizes, as traces of older versions: only operators identify all-reduces."""
     kept = ("External id", "correlation", "stream", "device", "Ev Idx")
     events = [
         {**event, "args": {name: value for name, value in event["args"].items() if name in kept}}
@@ -81,25 +81,25 @@ def without_metadata(trace: Trace) -> Trace:
 
 
 @pytest.mark.parametrize(
-    ("job", "says"),
+    ("job", "message"),
     [("tensor_parallel", "DDP-like or tensor-parallel: the sizes"), ("dlrm", "DDP-like, with all-to-alls")],
 )
-def test_without_sizes_counts_alone_are_left_and_may_not_tell(tmp_path: Path, job: Job, says: str) -> None:
+def test_without_sizes_only_counts_are_left_and_may_be_ambiguous(tmp_path: Path, job: Job, message: str) -> None:
     """Tensor parallel asks for 2 all-reduces in the forward pass and 2 in the backward pass; DLRM for one, backward."""
     for rank in range(RANKS[job]):
         trace = without_metadata(parallel_trace(job, rank).trace)
         write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json.gz")
-    assert parallelism(analyze_traces([tmp_path])).startswith(says)
+    assert parallelism(analyze_traces([tmp_path])).startswith(message)
 
 
 NODE = "autograd::engine::evaluate_function: MmBackward0"
 FORWARD, BACKWARD, AFTER = 10.0, 50.0, 90.0  # of a step of 100 us, whose nodes lie from 40 to 80
 
 
-def asked(kind: str, *places: float, size: int = 4096, group: str = "0") -> list[Event]:
-    """Two steps; in each the collective is asked for at these times of it."""
-    told: dict[str, Any] = {"In msg nelems": size, "dtype": "Float", "Process Group Name": group, "Group size": 2}
-    return [record(kind, 100.0 * index + at, **told) for index in range(2) for at in places]
+def requested(kind: str, *places: float, size: int = 4096, group: str = "0") -> list[Event]:
+    """Two steps; each requests the collective at these times after its start."""
+    recorded: dict[str, Any] = {"In msg nelems": size, "dtype": "Float", "Process Group Name": group, "Group size": 2}
+    return [record(kind, 100.0 * index + at, **recorded) for index in range(2) for at in places]
 
 
 def named(folder: Path, *events: Event, nodes: bool = True, world_size: int = 2) -> str:
@@ -114,59 +114,66 @@ def named(folder: Path, *events: Event, nodes: bool = True, world_size: int = 2)
 
 def test_equal_layers_whose_last_is_reduced_after_the_backward_pass(tmp_path: Path) -> None:
     """Composable replicate(): three reductions of one size a step, the last when the pass has ended."""
-    said = named(tmp_path, *asked("allreduce", BACKWARD, BACKWARD + 10, AFTER))
-    assert said.startswith("DDP-like; seen")
-    assert "6 all-reduces asked for by the backward pass alone" in said
+    message = named(tmp_path, *requested("allreduce", BACKWARD, BACKWARD + 10, AFTER))
+    assert message.startswith("DDP-like; seen")
+    assert "6 all-reduces asked for by the backward pass alone" in message
 
 
 @pytest.mark.parametrize(
-    ("events", "says"),
+    ("events", "message"),
     [
-        ([*asked("allreduce", FORWARD, BACKWARD)], "not DDP: its backward pass all-reduces what others do too"),
+        ([*requested("allreduce", FORWARD, BACKWARD)], "not DDP: its backward pass all-reduces what others do too"),
         (
-            [*asked("allreduce", AFTER, AFTER + 4)],
+            [*requested("allreduce", AFTER, AFTER + 4)],
             "unknown: it all-reduces after the backward pass: gradients averaged",
         ),
-        ([*asked("allreduce", BACKWARD), *asked("allreduce", AFTER, size=1)], "DDP-like; seen"),
+        ([*requested("allreduce", BACKWARD), *requested("allreduce", AFTER, size=1)], "DDP-like; seen"),
         (  # metrics gathered and reduced to shards after the backward pass of a DDP job
             [
                 event("user_annotation", "DistributedDataParallel.forward", FORWARD, 5.0),
-                *asked("allreduce", BACKWARD),
-                *asked("allgather", AFTER, size=1),
-                *asked("reduce_scatter", AFTER + 2, size=1),
+                *requested("allreduce", BACKWARD),
+                *requested("allgather", AFTER, size=1),
+                *requested("reduce_scatter", AFTER + 2, size=1),
             ],
             "DDP-like; seen",
         ),
-        ([*asked("reduce_scatter", BACKWARD), *asked("allgather", FORWARD)], "sharded (FSDP- or ZeRO-like); seen"),
+        (
+            [*requested("reduce_scatter", BACKWARD), *requested("allgather", FORWARD)],
+            "sharded (FSDP- or ZeRO-like); seen",
+        ),
         (  # hybrid: the shards are reduced over the replicas
             [
-                *asked("reduce_scatter", BACKWARD),
-                *asked("allgather", FORWARD),
-                *asked("allreduce", BACKWARD, group="1"),
+                *requested("reduce_scatter", BACKWARD),
+                *requested("allgather", FORWARD),
+                *requested("allreduce", BACKWARD, group="1"),
             ],
             "sharded (FSDP- or ZeRO-like), with all-reduces of gradients in the backward pass; seen",
         ),
         (  # embeddings sharded by rows: their outputs are reduced forward, and gathered backward
-            [*asked("reduce_scatter", FORWARD), *asked("allgather", BACKWARD), *asked("allreduce", BACKWARD)],
+            [
+                *requested("reduce_scatter", FORWARD),
+                *requested("allgather", BACKWARD),
+                *requested("allreduce", BACKWARD),
+            ],
             "DDP-like, and reduce-scatters that the forward pass asks for too",
         ),
         (  # sequence-parallel layers and an evaluation's gather
             [
-                *asked("reduce_scatter", FORWARD, BACKWARD),
-                *asked("allgather", FORWARD, AFTER),
-                *asked("allreduce", 55.0),
+                *requested("reduce_scatter", FORWARD, BACKWARD),
+                *requested("allgather", FORWARD, AFTER),
+                *requested("allreduce", 55.0),
             ],
             "DDP-like, and reduce-scatters that the forward pass asks for too",
         ),
     ],
 )
-def test_who_asks_tells_the_way(tmp_path: Path, events: list[Event], says: str) -> None:
-    assert named(tmp_path, *events).startswith(says)
+def test_who_requests_collectives_determines_the_parallelism(tmp_path: Path, events: list[Event], message: str) -> None:
+    assert named(tmp_path, *events).startswith(message)
 
 
-def test_ranges_alone_tell_nothing(tmp_path: Path) -> None:
+def test_ranges_alone_are_no_evidence(tmp_path: Path) -> None:
     assert named(tmp_path, nodes=False).startswith("unknown: no operators of a backward pass")
 
 
 def test_one_rank_is_not_parallel(tmp_path: Path) -> None:
-    assert named(tmp_path, *asked("allreduce", BACKWARD), world_size=1) == ""
+    assert named(tmp_path, *requested("allreduce", BACKWARD), world_size=1) == ""

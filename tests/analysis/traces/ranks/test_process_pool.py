@@ -113,7 +113,7 @@ def test_small_files_start_no_process(job: Path, monkeypatch: pytest.MonkeyPatch
     assert seen[-1] == (RANKS, RANKS)
 
 
-def test_errors_of_workers_are_told_as_ever(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_workers_are_reported_as_usual(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     force_processes(monkeypatch)
     (job / "other.json").write_text('{"a": 1}')
     assert "file_not_read" in {finding.code for finding in analyze_traces([job]).findings}
@@ -121,7 +121,7 @@ def test_errors_of_workers_are_told_as_ever(job: Path, monkeypatch: pytest.Monke
         analyze_traces([job / "other.json", job / "a.json.gz"])
 
 
-def test_a_worker_that_dies_is_told(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_is_reported(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     force_processes(monkeypatch)
     monkeypatch.setattr(process_pool, "read_file", read_or_die_at_rank_c)
     read = process_pool.read_files([job / f"{name}.json.gz" for name in "abcd"], DEFAULT_LIMITS)
@@ -166,7 +166,7 @@ def test_a_script_needs_no_guard_and_is_not_copied(job: Path, tmp_path_factory: 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "4\n", "")
 
 
-def test_a_cancelled_future_is_told(job: Path) -> None:
+def test_a_cancelled_future_is_reported(job: Path) -> None:
     class Cancelling(Executor):
         def submit(self, *_: object, **__: object) -> "Future[object]":  # type: ignore[override]
             future: Future[object] = Future()

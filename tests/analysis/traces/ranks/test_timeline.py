@@ -27,7 +27,7 @@ def length(spans: Spans) -> float:
 def test_a_step_of_data_parallel_is_drawn_as_it_is_measured(tmp_path: Path, transport: Transport) -> None:
     generated = dp_trace(2, transport)
     timeline = timeline_of(tmp_path, generated.trace)
-    # steps 5, 6, 7; the first has no window of its own; of 6 and 7 the one with the higher place in the middle
+    # steps 5, 6, 7; the first has no window; of 6 and 7, the later one counts as the middle
     assert timeline.step == 7
     assert [device.device for device in timeline.devices] == [0, 1]
     for device in timeline.devices:

@@ -75,7 +75,7 @@ def without_steps() -> Trace:
 
 
 def with_further_step(empty: bool) -> Trace:
-    """A fourth step behind the others, with a kernel of its own or none."""
+    """A fourth step behind the others, with its own kernel or none."""
     trace = ddp_trace(0, 2).trace
     annotations = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
     marks = [event for event in annotations if event["name"].startswith("ProfilerStep#")]
@@ -134,7 +134,7 @@ def sound(folder: Path) -> None:
     job(*(ddp_trace(rank, 2).trace for rank in range(2)))(folder)
 
 
-def beside(name: str, text_of_it: str) -> Make:
+def next_to(name: str, text_of_it: str) -> Make:
     def make(folder: Path) -> None:
         sound(folder)
         (folder / name).write_text(text_of_it)
@@ -225,7 +225,7 @@ def no_communication(folder: Path) -> None:
 
 
 def with_category(category: str) -> Make:
-    """A sound rank beside which one event is of another category."""
+    """A sound rank with one additional event of another category."""
     trace = ddp_trace(0, 2).trace
     one = {"ph": "X", "cat": category, "name": "other", "pid": 9, "tid": 9, "ts": 10.0, "dur": 5.0, "args": {}}
     return job({**trace, "traceEvents": [*trace["traceEvents"], one]})
@@ -304,7 +304,7 @@ CASES = {
     "steps_numbered_differently": Case(steps_from(100), steps_from(0)),
     "step_times_apart": Case(slower(1000.0), slower(20.0)),
     "trace_copied": Case(same_rank(0.0), same_rank(1.0)),
-    "file_not_read": Case(beside("other.json", '{"a": 1}'), beside("notes.txt", '{"a": 1}')),
+    "file_not_read": Case(next_to("other.json", '{"a": 1}'), next_to("notes.txt", '{"a": 1}')),
     "device_idle": Case(stretched(4.0), stretched(1.0)),
     "parallelism": Case(sound, no_communication),
     "device_not_read": Case(with_category("hpu_op"), with_category("python_function")),
@@ -337,7 +337,7 @@ def test_the_finding_is_there(tmp_path: Path, code: str) -> None:
     assert code in codes(tmp_path / "job", CASES[code].triggers)
 
 
-def test_what_only_the_cut_took_is_told_once_and_so(tmp_path: Path) -> None:
+def test_what_the_cut_removed_is_reported_once(tmp_path: Path) -> None:
     """Runtime calls and communicating operators first, kernels last: the first half of the file has no kernel."""
     trace = ddp_trace(0, 2).trace
     events = sorted(
@@ -380,7 +380,7 @@ def _codes_in(tree: ast.Module) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "made", "says"),
+    ("name", "made", "message"),
     [
         ("0_0.pt.trace.json", b"", "is empty"),
         ("0_0.pt.trace.json.gz", b"", "is empty"),
@@ -389,11 +389,11 @@ def _codes_in(tree: ast.Module) -> set[str]:
         ("0_0.pt.trace.json", json.dumps({"steps": [1]}).encode(), "is not a torch.profiler trace"),
     ],
 )
-def test_files_that_are_no_trace(tmp_path: Path, name: str, made: bytes, says: str) -> None:
+def test_files_that_are_no_trace(tmp_path: Path, name: str, made: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(made)
     for paths in ([path], [tmp_path]):  # named, and as all that a folder holds
-        with pytest.raises(DpscopeError, match=says) as caught:
+        with pytest.raises(DpscopeError, match=message) as caught:
             analyze_traces(paths)
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -414,7 +414,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_beside_the_traces_and_one_without_any(tmp_path: Path) -> None:
+def test_a_folder_next_to_the_traces_and_one_without_any(tmp_path: Path) -> None:
     sound(tmp_path)
     (tmp_path / "deeper.json").mkdir()
     (tmp_path / "empty").mkdir()

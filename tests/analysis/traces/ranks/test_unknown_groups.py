@@ -70,11 +70,11 @@ def test_two_ranks_can_only_be_one_group(tmp_path: Path) -> None:
 def test_known_groups_are_not_judged_by_their_ends(tmp_path: Path) -> None:
     """Sums of the same traces with their group named: one of four ranks, whatever the clocks say."""
     for rank, duration in enumerate((100, 100, 300, 300)):
-        told: dict[str, Any] = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 4}
+        recorded: dict[str, Any] = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 4}
         events = [
             step(1, 0, 1_000),
             launch(1, 5),
-            on_device("ncclDevKernel_AllReduce_Sum_f32", 100, duration, 1, **told),
+            on_device("ncclDevKernel_AllReduce_Sum_f32", 100, duration, 1, **recorded),
         ]
         write(tmp_path, events, rank, 4, **HOST)
     table = analyze_traces([tmp_path]).collectives
@@ -83,7 +83,7 @@ def test_known_groups_are_not_judged_by_their_ends(tmp_path: Path) -> None:
 
 
 def test_ranges_of_gloo_may_end_apart(tmp_path: Path) -> None:
-    """A worker closes its range once it has a core again: 200 us later on two of the ranks says nothing of groups."""
+    """A worker closes its range once it has a core again: 200 us later on two of the ranks is no evidence of groups."""
     for rank, duration in enumerate((100, 100, 300, 300)):
         events = [step(1, 0, 1_000), event("user_annotation", "gloo:all_reduce", 100, duration)]
         write(tmp_path, events, rank, 4, **HOST)

@@ -99,7 +99,7 @@ def test_a_cut_is_no_place_within_a_name(tmp_path: Path) -> None:
     ids=["no trace", "objects side by side", "closed and closed"],
 )
 def test_nothing_takes_for_ever(tmp_path: Path, text: str) -> None:
-    """Each took minutes where a search began anew at every block, or at every bracket."""
+    """Each took minutes where a search started again at every block, or at every bracket."""
     path = tmp_path / "0_0.pt.trace.json"
     path.write_text(text)
     begun = time.process_time()
@@ -266,7 +266,7 @@ def test_gzip_members_may_end_anywhere_in_a_block(tmp_path: Path, first: int) ->
     assert codes(analysis) == set()
 
 
-def test_bytes_behind_padding_are_told(tmp_path: Path) -> None:
+def test_bytes_behind_padding_are_reported(tmp_path: Path) -> None:
     content = gzip.compress(one_line(events()).encode()) + bytes(200_000)
     assert codes(analyzed(tmp_path / "0_0.pt.trace.json.gz", content)) == set()
     assert codes(analyzed(tmp_path / "0_0.pt.trace.json.gz", content + b"more")) == {"gzip_trailing_bytes"}
@@ -281,7 +281,7 @@ def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_an_event_without_end_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 200 kB where 50 kB are allowed: one event is lost and told, the others are there."""
+    """Of 200 kB where 50 kB are allowed: one event is lost and reported, the others are there."""
     monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.EVENT_BYTES", 50_000)
     monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.CHUNK_BYTES", 10_000)
     monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.BLOCK_BYTES", 5_000)
@@ -303,7 +303,7 @@ def test_a_brace_too_many_costs_one_event(tmp_path: Path, layout: Any, place: fl
     assert len(read_trace(tmp_path / "0_0.pt.trace.json").events) == 14
 
 
-def test_no_events_at_all_is_told_as_that_and_not_as_damage(tmp_path: Path) -> None:
+def test_no_events_at_all_is_not_reported_as_damage(tmp_path: Path) -> None:
     assert codes(analyzed(tmp_path / "0_0.pt.trace.json", '{"traceEvents": []}')) == {"no_events"}
 
 

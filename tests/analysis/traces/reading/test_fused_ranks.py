@@ -57,7 +57,7 @@ def test_ranks_without_devices(tmp_path: Path) -> None:
     check_collectives(analysis, ranks)
 
 
-def test_launches_that_could_be_anybodys_are_left_out_and_told(tmp_path: Path) -> None:
+def test_ambiguous_launches_are_left_out_and_reported(tmp_path: Path) -> None:
     ranks = [ddp_trace(rank, 2).trace for rank in range(2)]
     analysis = analyze_traces([write_trace(fused_trace(ranks, "same_launches"), tmp_path / "all.json")])
     assert {"fused_ranks", "fused_events_unowned"} <= codes(analysis)
@@ -138,7 +138,7 @@ def test_a_fused_file_is_its_ranks_files(
 
 
 def rank_events(rank: int, process: int, device: int, kernel_us: float, **changed: Any) -> list[Trace]:
-    """Two steps of 1000 us, two launches each, and their kernels, 20 us later unless `delay_us` says otherwise.
+    """Two steps of 1000 us, two launches each, and their kernels, 20 us later plus `delay_us`.
 
     `args` are in every event, correlations begin at `first_id`, all times at `start_us`.
     """
@@ -183,9 +183,9 @@ def test_a_device_called_by_its_rank_has_the_number_of_another(tmp_path: Path) -
     """Rank 0 on device 1, "RANK 0 - GPU", two kernels of 100 us a step; rank 1 on device 3, two of 30 us."""
     events = [rank_events(0, 50, 1, 100.0, args={"rank": 0}), rank_events(1, 60, 3, 30.0, args={"rank": 1})]
     for labels in ([label(1, "RANK 0 - GPU")], [label(1, "RANK 0 - GPU"), label(3, "RANK 1 - GPU")]):
-        found, told = computed(tmp_path / "all.json", labels, *events)
+        found, reported = computed(tmp_path / "all.json", labels, *events)
         assert found == {(0, 1): [200.0] * 2, (1, 3): [60.0] * 2}
-        assert told == {"fused_ranks"}
+        assert reported == {"fused_ranks"}
 
 
 @pytest.mark.parametrize("name", ["RANK {} - GPU", "rank:{}", "global_rank={}, device 0", "[rank{}]"])
@@ -194,60 +194,60 @@ def test_events_without_a_rank_are_of_the_rank_their_process_is_called_by(
     tmp_path: Path, name: str, delay_us: float
 ) -> None:
     """Correlations are alike, and with 1500 us of delay kernels run more than a step behind their launches."""
-    found, told = computed(
+    found, reported = computed(
         tmp_path / "all.json",
         [label(50, "rank 1"), label(60, "rank 0"), label(0, name.format(1)), label(1, name.format(0))],
         rank_events(1, 50, 0, 100.0, delay_us=delay_us),
         rank_events(0, 60, 1, 30.0, delay_us=delay_us),
     )
     assert found == {(1, 0): [200.0] * 2, (0, 1): [60.0] * 2}
-    assert told == {"fused_ranks"}
+    assert reported == {"fused_ranks"}
 
 
 def test_ranks_may_share_a_device_number(tmp_path: Path) -> None:
     """Two hosts, device 0 on each: a kernel is of the process that has its launch, though kernels lag by a step."""
-    found, told = computed(
+    found, reported = computed(
         tmp_path / "all.json",
         rank_events(0, 50, 0, 100.0, delay_us=1500.0),
         rank_events(1, 60, 0, 30.0, delay_us=1500.0, first_id=501),
     )
     assert found == {(0, 0): [200.0] * 2, (1, 0): [60.0] * 2}
-    assert told == {"fused_ranks"}
+    assert reported == {"fused_ranks"}
 
 
 @pytest.mark.parametrize("later_us", [0.0, 15.0, 100.0])
-def test_launches_alike_on_both_ranks_are_told(tmp_path: Path, later_us: float) -> None:
+def test_equal_launches_on_both_ranks_are_reported(tmp_path: Path, later_us: float) -> None:
     """No name, one set of correlations, ranks at most 100 us apart, 190 us of lag: either may have launched any kernel."""
     first = rank_events(0, 50, 0, 100.0, delay_us=190.0)
     second = rank_events(1, 60, 1, 30.0, delay_us=190.0, start_us=later_us)
-    found, told = computed(tmp_path / "all.json", first, second)
+    found, reported = computed(tmp_path / "all.json", first, second)
     assert found == {}
-    assert "fused_events_unowned" in told
+    assert "fused_events_unowned" in reported
 
 
 def test_launches_that_began_too_late_are_no_ranks(tmp_path: Path) -> None:
     """The same correlations a minute apart: a launch cannot have begun after its kernel, and each kernel has one before."""
     first = rank_events(0, 50, 0, 100.0)
     second = rank_events(1, 60, 1, 30.0, start_us=60e6)
-    found, told = computed(tmp_path / "all.json", first, second)
+    found, reported = computed(tmp_path / "all.json", first, second)
     assert (0, 0) in found
     assert found[0, 0] == [200.0] * 2
-    assert "fused_events_unowned" in told  # the second's kernels have launches of both before them
+    assert "fused_events_unowned" in reported  # the second's kernels have launches of both before them
 
 
-def test_a_process_called_by_two_ranks_tells_none(tmp_path: Path) -> None:
-    found, told = computed(
+def test_a_process_named_by_two_ranks_identifies_neither(tmp_path: Path) -> None:
+    found, reported = computed(
         tmp_path / "all.json",
         [label(0, "RANK 0 - GPU"), label(0, "RANK 1 - GPU"), label(50, "rank 0"), label(60, "rank 1")],
         rank_events(0, 50, 0, 100.0),
         rank_events(1, 60, 0, 30.0, first_id=501),
     )
     assert found == {(0, 0): [200.0] * 2, (1, 0): [60.0] * 2}
-    assert told == {"fused_ranks"}
+    assert reported == {"fused_ranks"}
 
 
 def test_more_processes_than_any_job_has_are_damage(tmp_path: Path) -> None:
-    """Each would cost tables of its own."""
+    """Each would cost separate tables."""
     events = [event for rank in range(2001) for event in rank_events(rank, 50, 0, 1.0, args={"rank": rank})[:2]]
     path = tmp_path / "all.json"
     path.write_text(json.dumps({"traceEvents": events * 2}))

@@ -26,7 +26,7 @@ def test_no_mutation_breaks_the_reader(tmp_path: Path, first: int) -> None:
         assert time.process_time() - begun < SECONDS, f"case {number}"
 
 
-def test_cases_are_the_same_whenever_they_are_asked_for_and_differ() -> None:
+def test_cases_are_reproducible_and_differ() -> None:
     found = [case(number, bombs=False) for number in range(20)]
     assert found == [case(number, bombs=False) for number in range(20)]
     assert len({content for _, content in found}) > 15
@@ -41,7 +41,7 @@ def test_a_broken_sum_is_seen(tmp_path: Path, column: str) -> None:
     assert broken_invariant(changed, analysis.collectives) is not None
 
 
-def test_a_failure_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_reported_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("broken")
 

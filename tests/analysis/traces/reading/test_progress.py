@@ -15,15 +15,15 @@ TRACES = EXAMPLE_RUN / "cells" / "ddp-d2-b8" / "repeat0" / "traces"
 COMMAND = (sys.executable, "-m", "dpscope.launch.cli", "analyze", str(TRACES), "--format", "csv")
 
 
-def test_a_terminal_is_told_how_many_traces_are_read() -> None:
+def test_a_terminal_shows_how_many_traces_are_read() -> None:
     terminal, theirs = pty.openpty()
     ended = subprocess.run(COMMAND, stdout=subprocess.PIPE, stderr=theirs, timeout=120, check=False)
     os.close(theirs)
-    said = os.read(terminal, 1 << 16).decode()
+    output = os.read(terminal, 1 << 16).decode()
     os.close(terminal)
     assert ended.returncode == 0
-    assert "Reading traces: 1 of 2 read" in said
-    assert "Reading traces: 2 of 2 read" in said
+    assert "Reading traces: 1 of 2 read" in output
+    assert "Reading traces: 2 of 2 read" in output
     assert ended.stdout.decode().startswith("rank,device,step")
 
 

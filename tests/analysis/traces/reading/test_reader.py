@@ -1,9 +1,10 @@
-"""Broken and odd trace files: what can be read is read, what is lost is told, nothing crashes."""
+"""Broken, odd and foreign trace files: what can be read is read, what is lost becomes a finding, nothing crashes."""
 
 import gzip
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, Layout, ddp_trace, trace_text, write_trace
+from tests.helpers.made_traces import operator, step, write
 
 GENERATED = ddp_trace(0, 2)
 LAYOUTS: tuple[Layout, ...] = ("kineto", "one_line", "indented")
@@ -112,7 +114,7 @@ def test_invalid_utf8_is_repaired(tmp_path: Path) -> None:
     assert codes(trace) == {"events_repaired"}
 
 
-def test_damaged_shapes_cost_one_size_and_are_told(tmp_path: Path) -> None:
+def test_damaged_shapes_cost_one_size_and_are_reported(tmp_path: Path) -> None:
     """The first collective's element type is no UTF-8: one of the 15 has no size."""
     path = tmp_path / "0_0.pt.trace.json"
     text = trace_text(ddp_trace(0, 2, DdpOptions(metadata="ops")).trace).encode()
@@ -131,7 +133,7 @@ def test_microseconds_since_1970_keep_their_fraction(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"", "is empty"),
         (b"   \n", "is empty"),
@@ -140,17 +142,17 @@ def test_microseconds_since_1970_keep_their_fraction(tmp_path: Path) -> None:
         (b'[{"step": 1}, {"step": 2}]', "is a list without one trace event"),
     ],
 )
-def test_files_that_are_no_trace_get_one_line(tmp_path: Path, content: bytes, says: str) -> None:
+def test_files_that_are_no_trace_get_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(content)
-    with pytest.raises(DpscopeError, match=says) as caught:
+    with pytest.raises(DpscopeError, match=message) as caught:
         read_trace(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"", r"is empty, not a trace"),
         (gzip.compress(b""), "is an empty gzip file"),
@@ -167,13 +169,13 @@ def test_files_that_are_no_trace_get_one_line(tmp_path: Path, content: bytes, sa
         (gzip.compress(b'{"traceEvents": [' + b" " * 4096)[:12], "nothing in it can be decompressed"),
         (b"PK\x03\x04 a zip file", 'it has no "traceEvents" list'),
     ],
-    # What a gzip file holds tells the time: a name made of it would be another in every process that runs tests.
+    # A gzip file holds its time: an id made of it would differ in every process that runs tests.
     ids=["empty", "empty gzip", "bytes", "log", "other JSON", "rubbish behind the magic", "cut", "zip"],
 )
-def test_a_gz_file_without_a_trace_is_called_what_it_is(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_gz_file_without_a_trace_is_called_what_it_is(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "0_0.pt.trace.json.gz"
     path.write_bytes(content)
-    with pytest.raises(DpscopeError, match=says) as caught:
+    with pytest.raises(DpscopeError, match=message) as caught:
         read_trace(path)
     if content:
         assert "is empty" not in str(caught.value)
@@ -255,7 +257,7 @@ def test_folder_with_other_files(tmp_path: Path) -> None:
 @pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_mutated_traces_never_crash_and_say_what_they_lost(tmp_path: Path, data: st.DataObject) -> None:
+def test_mutated_traces_never_crash(tmp_path: Path, data: st.DataObject) -> None:
     """Any bytes changed anywhere: a finding or a clear refusal, or the same table."""
     layout = data.draw(st.sampled_from(LAYOUTS))
     text = bytearray(trace_text(GENERATED.trace, layout).encode())
@@ -283,7 +285,7 @@ def test_mutated_traces_never_crash_and_say_what_they_lost(tmp_path: Path, data:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_one_event_turned_to_rubbish_costs_no_other(tmp_path: Path, data: st.DataObject) -> None:
-    """The sums over untouched events cannot change, because every one of them is still read; the lost one is told."""
+    """The sums over untouched events cannot change, because every one of them is still read; the lost one is a finding."""
     opening = '  {\n    "ph": "X"'
     head, *events = trace_text(GENERATED.trace, "kineto").split(opening)
     victim = data.draw(st.integers(0, len(events) - 2))
@@ -304,3 +306,60 @@ def test_one_event_turned_to_rubbish_costs_no_other(tmp_path: Path, data: st.Dat
         assert sum(one != other for one, other in zip(ours, whole, strict=True)) <= 1
     if missing and not trace.findings:  # still JSON, of another category or phase: not an event that is read
         json.loads(path.read_bytes().decode("utf-8", "replace"), strict=False)
+
+
+# As the programs write them: horovod/common/timeline.cc, torch/autograd/profiler_util.py (export_chrome_trace),
+# composer/profiler/json_trace_handler.py.
+HOROVOD = [
+    {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "DistributedOptimizer_Allreduce/conv1"}},
+    *({"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 10 * index, "pid": 1} for index in range(3)),
+    *({"ph": "X", "name": str(index), "ts": index, "pid": 1, "dur": 0} for index in range(2)),
+    *({"ph": "B", "name": "NCCL_ALLREDUCE", "ts": 5 + 10 * index, "pid": 1} for index in range(3)),
+    {"ph": "E", "ts": 40, "pid": 1},
+]
+LEGACY = [
+    {"name": name, "ph": "X", "ts": 1.5, "dur": 2.5, "tid": 1, "pid": process, "args": {}}
+    for name, process in (("aten::add", "CPU functions"), ("MyFunction", "CPU functions"), ("add", "CUDA functions"))
+]
+COMPOSER = [
+    {"name": "batch", "cat": "composer/trainer", "ph": "B", "ts": 1, "pid": 0, "tid": 1},
+    {"name": "forward", "cat": "composer/trainer", "ph": "B", "ts": 2, "pid": 0, "tid": 1},
+    {"name": "forward", "cat": "composer/trainer", "ph": "E", "ts": 5, "pid": 0, "tid": 1},
+]
+OTHER = [{"name": "frame", "cat": "devtools.timeline", "ph": "X", "ts": 1, "dur": 4, "pid": 0, "tid": 1}] * 5
+
+
+@pytest.mark.parametrize(
+    ("events", "named", "count"),
+    [
+        (HOROVOD, "a timeline by Horovod", "8 events"),
+        (LEGACY, "a trace by the legacy torch.autograd.profiler", "3 events"),
+        (COMPOSER, "a trace by Composer's own profiler", "2 events"),
+        (OTHER, "a trace of another program", "5 events"),
+        (OTHER[:1], "a trace of another program", "1 event "),
+    ],
+)
+@pytest.mark.parametrize("bare", [True, False])
+def test_files_of_other_programs_are_named(
+    tmp_path: Path, events: list[dict[str, Any]], named: str, count: str, bare: bool
+) -> None:
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps(events if bare else {"traceEvents": events}))
+    with pytest.raises(DpscopeError, match=f"timeline.json is {named}, not by torch.profiler: none of its {count}"):
+        read_trace(path)
+
+
+def test_among_traces_they_are_left_out_with_a_finding(tmp_path: Path) -> None:
+    write(tmp_path, [step(1, 0, 100), operator("aten::mm", 10, 50)], world_size=1)
+    (tmp_path / "timeline.json").write_text(json.dumps(HOROVOD))
+    (finding,) = [one for one in analyze_traces([tmp_path]).findings if one.code == "file_not_read"]
+    assert "is a timeline by Horovod" in finding.message
+
+
+def test_a_trace_of_torch_profiler_without_its_own_work_is_still_one(tmp_path: Path) -> None:
+    """What Kineto itself adds: the span of the trace, python frames, the profiler's overhead."""
+    own = [{"ph": "X", "cat": cat, "name": "n", "pid": 0, "tid": 0, "ts": 1, "dur": 5} for cat in ("Trace", "overhead")]
+    path = tmp_path / "empty.json"
+    path.write_text(json.dumps({"traceEvents": [*own, {**own[0], "cat": "python_function"}]}))
+    assert not len(read_trace(path).events)
+    assert "no_events" in {finding.code for finding in analyze_traces([path]).findings}

@@ -47,7 +47,7 @@ def bytes_of(
         ("nccl:all_reduce", [[100], [7, 3]], ["float", "float"], "all_reduce", (100 + 21) * 4),
         ("nccl:all_reduce_coalesced", [[100], [7]], ["float", "long int"], "all_reduce", 400 + 56),
         ("gloo:broadcast", [[20]], ["long int"], "broadcast", 160),
-        # nested lists with types of their own
+        # nested lists with their own types
         ("c10d::allreduce_", [[[100], [21]], [], []], [["float", "double"], "", ""], "all_reduce", 400 + 168),
         ("c10d::allgather_", [[[[100], [100]]], [[100]], []], [[["float"] * 2], ["float"], ""], "all_gather", 800),
         # a list in the output's place that was not recorded: N times the input

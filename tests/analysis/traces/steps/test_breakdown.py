@@ -1,10 +1,20 @@
-"""Breakdown and collectives of generated traces against literals worked out by hand, independent of the analysis."""
+"""Steps of generated and real traces against literals worked out by hand: breakdown, exposed stretches, empty steps, copies."""
 
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
+from dpscope.analysis.traces.ranks.frames import step_breakdown
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.reading.reader import read_trace, read_traces
+from dpscope.analysis.traces.steps.attribution import attribute
+from dpscope.analysis.traces.steps.breakdown import exposed_stretches
+from dpscope.analysis.traces.steps.event_kind import Kind, event_kinds
 from tests.generated_traces.generator import (
     DdpOptions,
     ddp_trace,
@@ -12,6 +22,8 @@ from tests.generated_traces.generator import (
     gloo_trace,
 )
 from tests.helpers.generated_checks import analyzed, check_collectives, check_steps
+from tests.helpers.made_traces import Event, event, launch, on_device, operator, step, write
+from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 RANGES = ("host_to_device", "forward", "backward", "optimizer")
 
@@ -107,3 +119,134 @@ def test_columns_keep_their_types_whether_known_or_not(tmp_path: Path) -> None:
     assert unknown.collectives.empty
     assert unknown.steps.dtypes.to_dict() == known.steps.dtypes.to_dict()
     assert unknown.collectives.dtypes.to_dict() == known.collectives.dtypes.to_dict()
+
+
+TRACES = {
+    "a device of DDP": DATA / "a100x2_ddp_resnet50_rank0.json.gz",
+    "integer microseconds": DATA / "v100x8_ddp_dlrm" / "rank3.json.gz",
+    "gloo on a CPU": EXAMPLE_RUN / "cells/ddp-d2-b8/repeat0/traces/0_0.pt.trace.json.gz",
+    "dp-host": EXAMPLE_RUN / "cells/dp-host-d2-b8/repeat0/traces/0_0.pt.trace.json.gz",
+}
+
+
+@pytest.mark.parametrize("path", TRACES.values(), ids=TRACES)
+def test_stretches_add_up_to_exposed_communication(path: Path) -> None:
+    (trace,) = read_traces(path)
+    attribution = attribute(trace)
+    steps, stretches = step_breakdown(attribution), exposed_stretches(attribution).frame
+    keys = ["rank", "device", "step"]
+    lengths = stretches.assign(length_us=stretches["end_us"] - stretches["start_us"])
+    sums = lengths.groupby(keys, dropna=False)["length_us"].sum().reset_index()
+    both = steps.merge(sums, on=keys, how="left").fillna({"length_us": 0.0})
+    assert len(both) == len(steps) > 0
+    assert float(steps["exposed_us"].sum()) > 0
+    assert both["length_us"].astype(float).tolist() == pytest.approx(
+        both["exposed_us"].astype(float).tolist(), abs=1e-3
+    )
+    assert _disjoint(stretches)
+
+
+def _disjoint(stretches: pd.DataFrame) -> bool:
+    return all(
+        (group["start_us"].to_numpy()[1:] >= group["end_us"].to_numpy()[:-1]).all()
+        for _, group in stretches.sort_values("start_us").groupby(["rank", "device", "step"], dropna=False)
+    )
+
+
+STEPS = [step(number, 100.0 * number, 100) for number in range(1, 5)]
+TIMES = ["compute_us", "communication_us", "hidden_us", "exposed_us", "idle_us"]
+
+
+def analyzed_steps(folder: Path, *events: Event, world_size: int = 1) -> TraceAnalysis:
+    write(folder, [*STEPS, *events], world_size=world_size)
+    return analyze_traces([folder])
+
+
+def empty(analysis: TraceAnalysis) -> list[tuple[str, str]]:
+    found = [one for one in analysis.findings if one.code == "steps_empty"]
+    return [
+        (one.severity, one.message.partition(" of ")[0] + one.message[one.message.index(" hold ") :]) for one in found
+    ]
+
+
+def test_a_step_of_the_cpu_without_events_is_unknown(tmp_path: Path) -> None:
+    analysis = analyzed_steps(tmp_path, *(operator("aten::mm", begin, 50) for begin in (110, 310, 410)))
+    second = analysis.steps[analysis.steps["step"] == 2]
+    assert second[TIMES].isna().all(axis=None)
+    assert second["partial_window"].tolist() == [True]
+    assert analysis.steps.loc[analysis.steps["step"] == 1, "communication_us"].tolist() == [0.0]
+    assert empty(analysis) == [("warning", "1 hold no event (step 2): their times are not given")]
+
+
+def test_a_step_that_an_earlier_steps_event_reaches_is_not_empty(tmp_path: Path) -> None:
+    analysis = analyzed_steps(tmp_path, operator("aten::mm", 110, 250), operator("aten::mm", 410, 50))
+    assert analysis.steps["compute_us"].tolist() == [90.0, 100.0, 60.0, 50.0]
+    assert empty(analysis) == []
+
+
+def test_a_trace_of_empty_steps_is_an_error(tmp_path: Path) -> None:
+    analysis = analyzed_steps(tmp_path, event("user_annotation", "before", 10, 20))
+    assert analysis.steps[TIMES].isna().all(axis=None)
+    assert empty(analysis) == [("error", "4 hold no event (step 1, 2, 3 and 1 more): their times are not given")]
+
+
+@pytest.mark.parametrize("communicates", [False, True])
+def test_a_step_without_work_of_a_device(tmp_path: Path, communicates: bool) -> None:
+    name = "ncclDevKernel_AllReduce" if communicates else "gemm"
+    work = [launch(1, 105), on_device(name, 110, 50, 1), launch(3, 305), on_device(name, 310, 50, 3)]
+    analysis = analyzed_steps(tmp_path, *work, world_size=2)
+    assert analysis.steps["step"].tolist() == [1, 3]
+    assert empty(analysis) == [("warning", "2 hold no work of a device (step 2, 4): their times are not given")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", Kind.HOST_COPY),
+        ("Memcpy DtoH (Device -> Pinned)", Kind.HOST_COPY),
+        ("Memcpy DtoD (Device -> Device)", Kind.DEVICE_COPY),
+        ("Memcpy PtoP (Device -> Device)", Kind.PEER_COPY),
+        ("CopyHostToDevice", Kind.HOST_COPY),
+        ("CopyDeviceToHost", Kind.HOST_COPY),
+        ("CopyDeviceToDevice", Kind.DEVICE_COPY),
+        ("Memcpy M2D(Memory -> Device)", Kind.HOST_COPY),
+        ("Memcpy D2M(Device -> Memory)", Kind.HOST_COPY),
+        ("Memcpy D2D(Device -> Device)", Kind.DEVICE_COPY),
+        ("Memset (Device)", Kind.DEVICE_COPY),
+    ],
+)
+def test_a_copys_name_has_its_direction(tmp_path: Path, name: str, kind: Kind) -> None:
+    category = "gpu_memset" if "set" in name else "gpu_memcpy"
+    assert kinds_of(tmp_path, (category, name, {})) == [kind]
+
+
+def test_the_direction_may_be_an_argument(tmp_path: Path) -> None:
+    """As tracers on CUPTI write it that call every copy "Memcpy": by name, or by CUPTI's number (10 is PtoP)."""
+    copies = [("gpu_memcpy", "Memcpy", {"copy kind": kind}) for kind in ("PtoP", 10, "HtoD", 2, "DtoD", 8, 99)]
+    assert kinds_of(tmp_path, *copies, ("gpu_memcpy", "Memcpy", {})) == [
+        Kind.PEER_COPY, Kind.PEER_COPY, Kind.HOST_COPY, Kind.HOST_COPY, *[Kind.DEVICE_COPY] * 4,
+    ]  # fmt: skip
+
+
+def kinds_of(folder: Path, *copies: tuple[str, str, dict[str, Any]]) -> list[int]:
+    path = write(
+        folder,
+        [
+            on_device(name, 10.0 * at, 5.0, category=category, **args)
+            for at, (category, name, args) in enumerate(copies)
+        ],
+    )
+    kinds: list[int] = event_kinds(read_trace(path).events).tolist()
+    return kinds
+
+
+def test_a_real_trace_without_copies_from_the_host_has_none() -> None:
+    """Its copies all lie within the device: 960 events "Memcpy DtoD", 114 memsets."""
+    path = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
+    steps = analyze_traces([path]).steps
+    assert steps["host_copy_us"].tolist() == [0.0] * len(steps)
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    names = {one["name"] for one in events if one.get("cat") in ("gpu_memcpy", "gpu_memset")}
+    assert names == {"Memcpy DtoD (Device -> Device)", "Memset (Device)"}
+    assert (steps["device_copy_us"] > 0).all()
+    assert (steps["device_copy_us"] <= steps["idle_us"]).all()

@@ -51,14 +51,14 @@ def test_ranges_of_the_second_engine_are_known_without_their_prefix(tmp_path: Pa
 
 
 def test_a_range_that_somebody_named_so_is_no_collective(tmp_path: Path) -> None:
-    """No operator of c10d around it and no record within: the copies only copy, and the kernel is told by its name."""
+    """No operator of c10d around it and no record within: the copies only copy, and the kernel is identified by its name."""
     table = analyzed(tmp_path, as_second_engine(copy_engine_trace())).collectives
     assert table["kind"].tolist() == ["reduce_scatter"]
 
 
 @pytest.mark.parametrize("kernel_names", ["nccl_2_19", "symmetric", "rccl"])
 def test_ddp_on_the_second_engine(tmp_path: Path, kernel_names: Generation) -> None:
-    """Steps and collectives as on the first; only the ranks of groups are not told."""
+    """Steps and collectives as on the first; only the ranks of groups are not recorded."""
     ranks = [ddp_trace(rank, 2, DdpOptions(kernel_names=kernel_names)) for rank in range(2)]
     analysis = analyzed(tmp_path, *(as_second_engine(one.trace) for one in ranks))
     for rank, generated in enumerate(ranks):
@@ -111,7 +111,7 @@ def test_generic_kernels_take_their_kind_from_what_launched_them(
     assert (step["device"], step["compute_us"], step["hidden_us"], step["exposed_us"]) == (2, 100.0, 50.0, 50.0)
 
 
-def test_devices_are_told_by_their_process_id_where_nothing_else_names_them(tmp_path: Path) -> None:
+def test_devices_are_identified_by_process_id_if_nothing_else_names_them(tmp_path: Path) -> None:
     trace = generic_trace("range")
     for event in trace["traceEvents"]:
         if event.get("cat") == "kernel":
@@ -164,7 +164,7 @@ def test_sizes_of_gathers_and_scatters_from_their_operators(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_the_parallelism_is_told_with_its_evidence(tmp_path: Path) -> None:
+def test_the_parallelism_is_reported_with_its_evidence(tmp_path: Path) -> None:
     ddp = analyzed(tmp_path, *(ddp_trace(rank, 2).trace for rank in range(2)))
     assert parallelism(ddp).startswith("DDP-like; seen in 2 traces: 18 all_reduce")
     for name in ("a", "b"):
@@ -182,7 +182,7 @@ def test_the_parallelism_is_told_with_its_evidence(tmp_path: Path) -> None:
 
 
 def test_groups_made_by_splitting_share_a_name(tmp_path: Path) -> None:
-    """Two pairs of ranks whose groups are both called "1": their ranks tell them apart."""
+    """Two pairs of ranks whose groups are both called "1": their ranks distinguish them."""
     ranks = [ddp_trace(rank, 4, DdpOptions(extra_groups=True)) for rank in range(4)]
     for generated in ranks:
         for event in generated.trace["traceEvents"]:

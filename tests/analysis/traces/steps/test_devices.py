@@ -16,7 +16,7 @@ def analyzed(folder: Path, events: list[Event], world_size: int = 2) -> TraceAna
     return analyze_traces([folder])
 
 
-def told(analysis: TraceAnalysis) -> dict[str, str]:
+def messages_by_code(analysis: TraceAnalysis) -> dict[str, str]:
     return {finding.code: finding.message for finding in analysis.findings}
 
 
@@ -48,8 +48,8 @@ def test_kernels_of_each_device_belong_to_the_step_that_launched_them(
 def test_a_device_that_is_not_read_is_no_cpu(tmp_path: Path, category: str) -> None:
     other = [event(category, "something", 20.0 + index, 1.0, pid=3, tid=4) for index in range(3)]
     analysis = analyzed(tmp_path, [*STEPS, *other])
-    assert f"3 {category}; its compute and communication are not given" in told(analysis)["device_not_read"]
-    assert "no_kernels" not in told(analysis)
+    assert f"3 {category}; its compute and communication are not given" in messages_by_code(analysis)["device_not_read"]
+    assert "no_kernels" not in messages_by_code(analysis)
     assert analysis.steps["step"].tolist() == [1, 2]
     assert analysis.steps[MEASURES].isna().all(axis=None)
     assert trace_status(analysis.findings, analysis.cut_short) == 1
@@ -58,7 +58,7 @@ def test_a_device_that_is_not_read_is_no_cpu(tmp_path: Path, category: str) -> N
 def test_categories_that_are_no_device_leave_a_cpu_a_cpu(tmp_path: Path) -> None:
     others = [event(category, "x", 20, 1) for category in ("python_function", "overhead", "Trace", "cpu_instant_event")]
     analysis = analyzed(tmp_path, [*STEPS, *others], world_size=1)
-    assert told(analysis) == {}
+    assert messages_by_code(analysis) == {}
     assert analysis.steps["compute_us"].tolist() == [50, 0]
 
 
@@ -66,13 +66,13 @@ def test_the_profilers_own_calls_make_no_device(tmp_path: Path) -> None:
     """It asks CUDA for devices and synchronises them, whatever the work runs on."""
     calls = [launch(1, 5, "cudaGetDeviceCount"), launch(2, 190, "cudaDeviceSynchronize")]
     analysis = analyzed(tmp_path, [*STEPS, *calls], world_size=1)
-    assert told(analysis) == {}
+    assert messages_by_code(analysis) == {}
     assert analysis.steps["compute_us"].tolist() == [50, 0]
 
 
 def test_kernels_that_were_launched_and_not_recorded(tmp_path: Path) -> None:
     analysis = analyzed(tmp_path, [*STEPS, launch(1, 20)])
-    assert "calls that launch work" in told(analysis)["no_kernels"]
+    assert "calls that launch work" in messages_by_code(analysis)["no_kernels"]
 
 
 def test_a_cpu_profile_of_a_job_on_gpus_blames_no_cupti(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_cpu_profile_of_a_job_on_gpus_blames_no_cupti(tmp_path: Path) -> None:
 )
 def test_collectives_without_a_range_that_is_read_are_not_zero(tmp_path: Path, asks: list[Event]) -> None:
     analysis = analyzed(tmp_path, [*STEPS, *asks])
-    assert "its communication is not given" in told(analysis)["trace_incomplete"]
+    assert "its communication is not given" in messages_by_code(analysis)["trace_incomplete"]
     assert analysis.steps["communication_us"].isna().all()
     assert analysis.steps["exposed_us"].isna().all()
     assert analysis.steps["compute_us"].tolist() == [50, 0]
@@ -105,19 +105,19 @@ def test_collectives_without_a_range_that_is_read_are_not_zero(tmp_path: Path, a
 )
 def test_a_cpu_that_communicates_in_gloo_or_not_at_all(tmp_path: Path, asks: list[Event]) -> None:
     analysis = analyzed(tmp_path, [*STEPS, *asks])
-    assert "trace_incomplete" not in told(analysis)
+    assert "trace_incomplete" not in messages_by_code(analysis)
     assert analysis.steps["communication_us"].tolist() == [5.0 if asks and "gloo" in asks[0]["name"] else 0.0, 0.0]
 
 
-def test_ranges_of_gloo_in_no_step_are_told(tmp_path: Path) -> None:
+def test_ranges_of_gloo_in_no_step_are_reported(tmp_path: Path) -> None:
     """150 us from 300 on, after the last step."""
     analysis = analyzed(tmp_path, [*STEPS, event("user_annotation", "gloo:all_reduce", 300, 150)])
-    assert "1 communication ranges" in told(analysis)["events_of_no_step"]
-    assert "(150.0 µs)" in told(analysis)["events_of_no_step"]
+    assert "1 communication ranges" in messages_by_code(analysis)["events_of_no_step"]
+    assert "(150.0 µs)" in messages_by_code(analysis)["events_of_no_step"]
 
 
 def test_ranges_recorded_as_operators(tmp_path: Path) -> None:
-    """As torch 1.12 and before: steps of 100 us, in the first 30 us of computing and 20 of gloo, 10 of them beside it."""
+    """As torch 1.12 and before: steps of 100 us, in the first 30 us of computing and 20 of gloo, 10 of them at the same time."""
     events = [operator("ProfilerStep#1", 0, 100), operator("ProfilerStep#2", 100, 100)]
     events += [operator("Optimizer.step#SGD.step", 60, 10), operator("enumerate(DataLoader)#_Next.__next__", 0, 10)]
     events += [operator("aten::mm", 20, 30), operator("gloo:all_reduce", 40, 20, tid=2)]

@@ -34,9 +34,9 @@ def trace(passes: bool, all_reduce_us: float = 700.0) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("passes", "all_reduce_us", "communication_us", "hidden_us", "clipped_us"),
     [
-        (True, 700.0, 200.0, 100.0, 0.0),  # 400-600, beside the convolution until 500: not into the optimizer
+        (True, 700.0, 200.0, 100.0, 0.0),  # 400-600, next to the convolution until 500: not into the optimizer
         (True, 150.0, 150.0, 100.0, 0.0),  # 400-550: closed in time
-        (False, 700.0, 600.0, 300.0, 100.0),  # nothing tells: 400-1000 of its step, 100 beyond it
+        (False, 700.0, 600.0, 300.0, 100.0),  # no evidence: 400-1000 of its step, 100 beyond it
     ],
 )
 def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
@@ -68,15 +68,15 @@ def test_of_somebodys_ddp_an_all_reduce_ends_before_the_optimizer_begins(
     tmp_path: Path, shows_ddp: bool, communication_us: float
 ) -> None:
     """Without dpscope's ranges, by those that torch records itself."""
-    told = trace(passes=False)
-    events = told["traceEvents"]
+    content = trace(passes=False)
+    events = content["traceEvents"]
     assert isinstance(events, list)
     for start in (1000.0, 2000.0):
         events.append(event("user_annotation", "Optimizer.step#AdamW.step", 1, start + 650, 300))
         if shows_ddp:
             events.append(event("user_annotation", "DistributedDataParallel.forward", 1, start + 50, 200))
     path = tmp_path / "0_0.pt.trace.json"
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(content))
     assert analyze_traces([path]).steps["communication_us"].iloc[0] == communication_us
 
 
@@ -96,13 +96,13 @@ def test_the_cpus_last_window_is_partial_and_a_single_one_is_not(tmp_path: Path)
 def test_sizes_stay_known_where_the_tracer_stopped_before_the_last_range_was_closed(
     tmp_path: Path, last_is_there: bool
 ) -> None:
-    """Three all-reduces are asked for, the last range is lost or what it reduced; each began within its operator."""
+    """Three all-reduces are requested; the last range, or what it reduced, is lost; each began within its operator."""
     events = []
     for number, (start, elements) in enumerate(((1000.0, 10), (2000.0, 20), (3000.0, 30))):
-        asked = event("cpu_op", "c10d::allreduce_", 2, start + 400, 20)
-        asked["args"] = {"Input Dims": [[[elements]], [], [], []], "Input type": ["TensorList", "", "", "Scalar"]}
+        operator = event("cpu_op", "c10d::allreduce_", 2, start + 400, 20)
+        operator["args"] = {"Input Dims": [[[elements]], [], [], []], "Input type": ["TensorList", "", "", "Scalar"]}
         step = event("user_annotation", f"ProfilerStep#{number}", 1, start, 1000)
-        events += [step, event("cpu_op", "aten::mm", 2, start + 300, 50), asked]
+        events += [step, event("cpu_op", "aten::mm", 2, start + 300, 50), operator]
         reduced = event("user_annotation", "gloo:all_reduce", 3, start + 405, 100)
         if number < 2:
             reduced["args"] = {"Input Dims": [[elements]], "Input type": ["float"]}
@@ -132,8 +132,8 @@ def test_a_reduce_scatter_moves_as_much_as_the_all_reduce_that_gloo_performs(tmp
             sized(event("cpu_op", "c10d::allreduce_", 1, 1400.0, 10), 100),
             sized(event("user_annotation", "gloo:all_reduce", 3, 1405.0, 50), 100),
         ]
-        told = {"distributedInfo": {"backend": "gloo", "rank": rank, "world_size": 2}, "traceEvents": events}
-        (tmp_path / f"0_{rank}.pt.trace.json").write_text(json.dumps(told))
+        content = {"distributedInfo": {"backend": "gloo", "rank": rank, "world_size": 2}, "traceEvents": events}
+        (tmp_path / f"0_{rank}.pt.trace.json").write_text(json.dumps(content))
     table = analyze_traces([tmp_path]).collectives
     scattered = table[table["kind"] == "reduce_scatter"]
     assert scattered["moved_as"].tolist() == ["all_reduce"] * 2

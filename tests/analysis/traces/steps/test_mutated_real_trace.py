@@ -1,4 +1,4 @@
-"""A real trace with bytes changed: never a crash or a hang, and sums over untouched events stay or a finding tells."""
+"""A real trace with bytes changed: never a crash or a hang; sums over untouched events stay, or a finding explains why not."""
 
 import gzip
 import json
@@ -84,7 +84,7 @@ def mutated(data: st.DataObject, piece: bytes, low: int, high: int) -> bytes:
 
 
 def is_another_sound_event(before: bytes, after: bytes) -> bool:
-    """Whether the text is still JSON, and says something else of time, place or kind: then nothing is damaged."""
+    """Whether the text is still JSON with another time, place or kind: then nothing is damaged."""
     try:
         value = json.loads(after)
     except ValueError:

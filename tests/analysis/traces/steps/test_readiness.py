@@ -20,7 +20,10 @@ def test_what_was_computed_when_each_bucket_was_ready(tmp_path: Path, named_rang
         write_trace(ddp_trace(rank, options=DdpOptions(named_ranges=named_ranges)).trace, tmp_path / f"{rank}.json")
     table = analyze_traces(sorted(tmp_path.iterdir())).collectives
     assert len(table) == 2 * 3 * 5
-    for kind, expected in DONE.items():  # torch's own range tells the optimizer's kernels as well as dpscope's does
+    for (
+        kind,
+        expected,
+    ) in DONE.items():  # torch's own range identifies the optimizer's kernels as well as dpscope's does
         found = set(table.loc[table["kind"] == kind, "compute_done"].astype(float).round(6))
         assert found == {round(one, 6) for one in expected}
     assert not table["compute_stream"].any()

@@ -1,4 +1,4 @@
-"""Device work whose launch is not in the trace: counted in the step it ran in, told so, and never idle."""
+"""Device work whose launch is not in the trace: counted in the step it ran in, with a finding, and never as idle time."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def replayed(*, copies: bool) -> list[Event]:
     return events
 
 
-def test_replayed_graphs_beside_launched_copies(tmp_path: Path) -> None:
+def test_replayed_graphs_next_to_launched_copies(tmp_path: Path) -> None:
     """Windows end with the copies, at 210, 1,210 and 2,210; in each whole one there is one graph, 250-950 of the step
     before: 700 us busy, 600 of them compute, 100 of the all-reduce exposed, 300 idle."""
     rows, analysis = times(tmp_path, replayed(copies=True))
@@ -77,12 +77,12 @@ def test_what_was_launched_before_the_trace_is_in_no_step(tmp_path: Path) -> Non
     assert "1 (60.0 µs, 0 of them collectives) are not in any step's sums" in message(analysis, "events_of_no_step")
 
 
-@pytest.mark.parametrize(("left_over_us", "told"), [(10, False), (11, True)])
-def test_a_hundredth_of_the_device_time_may_be_of_no_step(tmp_path: Path, left_over_us: float, told: bool) -> None:
+@pytest.mark.parametrize(("left_over_us", "reported"), [(10, False), (11, True)])
+def test_a_hundredth_of_the_device_time_may_be_of_no_step(tmp_path: Path, left_over_us: float, reported: bool) -> None:
     """10 us of 1,010 are 0.99% and 11 of 1,011 are 1.09%: less than 1% is a trace's edge and no news."""
     work = [step(1, 0, 2_000), on_device("gemm", 10, left_over_us), launch(1, 50), on_device("gemm", 100, 1_000, 1)]
     _, analysis = times(tmp_path, work)
-    assert ("events_of_no_step" in {one.code for one in analysis.findings}) == told
+    assert ("events_of_no_step" in {one.code for one in analysis.findings}) == reported
 
 
 def steps_with(copy: tuple[float, float], *, category: str = "gpu_memcpy", stream: int = 30) -> list[Event]:
@@ -98,7 +98,7 @@ def steps_with(copy: tuple[float, float], *, category: str = "gpu_memcpy", strea
     return events
 
 
-def test_a_long_copy_beside_the_steps_bounds_none(tmp_path: Path) -> None:
+def test_a_long_copy_next_to_the_steps_bounds_none(tmp_path: Path) -> None:
     """It runs from 160 to 390; the kernels end at 80, 180, 280, 380, and so do the windows."""
     write(tmp_path, steps_with((160, 230)))
     analysis = analyze_traces([tmp_path])
@@ -128,9 +128,7 @@ def test_steps_within_a_long_kernel_have_no_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "counted_us"), [(7, 0.0), (90, 30.0), (0, 30.0)])
-def test_work_launched_before_the_trace_is_told_by_the_order_of_correlations(
-    tmp_path: Path, number: int, counted_us: float
-) -> None:
+def test_correlations_identify_work_launched_before_the_trace(tmp_path: Path, number: int, counted_us: float) -> None:
     """The trace's calls are numbered from 50 on; on the same stream a replayed kernel without a call runs in both steps.
 
     A kernel of 30 us at 310 belongs to step 1 unless its number is below 50: its launch precedes the trace.

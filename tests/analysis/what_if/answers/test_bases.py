@@ -15,6 +15,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.what_if.answers.bases import (
     NO_CONTENTION,
+    Question,
     base_of_run,
     base_of_traces,
     gamma_of,
@@ -27,18 +28,31 @@ from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
+from tests.helpers.known import known
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.replayed_steps import BASE, COSTS, LEDGER, PROFILE
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
 
+def run_of(*measured: CellData) -> RunData:
+    return cast(RunData, SimpleNamespace(measured=[*measured]))
+
+
+@pytest.fixture(scope="module")
+def question() -> Question:
+    return base_of_run(EXAMPLE_RUN, None)
+
+
+@pytest.fixture(scope="module")
+def cell(question: Question) -> CellData:
+    return known(question.cell)
+
+
 @pytest.mark.long
-def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node() -> None:
-    asked = base_of_run(EXAMPLE_RUN, None)
-    assert asked.cell is not None
-    four = replace(asked.cell, cell=msgspec.structs.replace(asked.cell.planned, devices=4))
-    (prediction,) = errors_of_cells(asked, cast(RunData, SimpleNamespace(measured=[four]))).cells
+def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Question, cell: CellData) -> None:
+    four = replace(cell, cell=msgspec.structs.replace(cell.planned, devices=4))
+    (prediction,) = errors_of_cells(question, run_of(four)).cells
     assert prediction.reason is None  # not two nodes of two, between which nothing was measured
     assert prediction.predicted_us is not None
 
@@ -50,27 +64,24 @@ def traced_cell(strategy: CellStrategy, devices: int, **times: float) -> CellDat
 
 
 @pytest.mark.parametrize(
-    ("alone_us", "expected"),
-    # 20 of 50 us of communication are beside computing, which takes 110 us: 8 us more than alone are 0.4 of them.
-    [(102.0, 0.4), (90.0, 0.7), (115.0, 0.0)],
+    ("alone_us", "ddp_alone_us", "expected"),
+    [
+        # 20 of 50 us of communication run next to computing, which takes 110 us: 8 us more than alone are 0.4 of them.
+        (102.0, None, 0.4),
+        (90.0, None, 0.7),
+        (115.0, None, 0.0),
+        # 7 of the 8 us are DDP's copies into buckets, which one device makes as well: 1 / 20 is left.
+        (102.0, 109.0, 0.05),
+        (None, None, 0.7),  # nothing to compare with
+    ],
 )
-def test_computing_is_slowed_no_more_than_this_cell_shows(alone_us: float, expected: float) -> None:
-    own = traced_cell("ddp", 2, compute=110.0, communication=50.0, exposed=30.0)
-    alone = traced_cell("single", 1, compute=alone_us, communication=0.0, exposed=0.0)
-    run = cast(RunData, SimpleNamespace(measured=[alone, own]))
-    assert gamma_of(run, own, calibrated=0.7) == pytest.approx(expected)
-    assert (
-        gamma_of(cast(RunData, SimpleNamespace(measured=[own])), own, calibrated=0.7) == 0.7
-    )  # nothing to compare with
-
-
-def test_what_ddp_costs_on_one_device_is_no_contention() -> None:
-    """7 of the 8 us more than without DDP are its copies into buckets, which one device makes as well: 1 / 20 is left."""
-    own = traced_cell("ddp", 2, compute=110.0, communication=50.0, exposed=30.0)
-    alone = traced_cell("single", 1, compute=102.0, communication=0.0, exposed=0.0)
-    ddp_alone = traced_cell("ddp", 1, compute=109.0, communication=0.0, exposed=0.0)
-    run = cast(RunData, SimpleNamespace(measured=[alone, ddp_alone, own]))
-    assert gamma_of(run, own, calibrated=0.7) == pytest.approx(0.05)
+def test_computing_is_slowed_no_more_than_this_cell_shows(
+    alone_us: float | None, ddp_alone_us: float | None, expected: float
+) -> None:
+    several = traced_cell("ddp", 2, compute=110.0, communication=50.0, exposed=30.0)
+    times: tuple[tuple[CellStrategy, float | None], ...] = (("single", alone_us), ("ddp", ddp_alone_us))
+    alone = [traced_cell(name, 1, compute=us, communication=0.0, exposed=0.0) for name, us in times if us is not None]
+    assert gamma_of(run_of(*alone, several), several, calibrated=0.7) == pytest.approx(expected)
 
 
 def test_the_measured_contention_is_used_before_any_assumption() -> None:
@@ -78,15 +89,10 @@ def test_the_measured_contention_is_used_before_any_assumption() -> None:
     ledger = replace(LEDGER, contention_ratio=1.25, contention_ratio_interval=Interval(1.0, 2.0))
     measured = interference_of_traces(ledger, [PROFILE])
     assert measured.gamma == pytest.approx(0.2)
-    assert measured.gamma_band == (0.0, 0.5)
-    assert not measured.lacks
+    assert (measured.gamma_band, len(measured.lacks)) == ((0.0, 0.5), 0)
     unknown = interference_of_traces(LEDGER, [PROFILE])
-    assert (unknown.gamma, unknown.gamma_band, unknown.contention, unknown.lacks) == (
-        0.0,
-        (0.0, 0.3),
-        "",
-        (NO_CONTENTION,),
-    )
+    assert (unknown.gamma, unknown.gamma_band, unknown.contention) == (0.0, (0.0, 0.3), "")
+    assert unknown.lacks == (NO_CONTENTION,)
     # Without the all-reduces: the 20 us of compute between 150 and 170 took 4 us longer next to the first.
     one, without = (predict(found.on(BASE), Scenario(buckets_factor=0.0), COSTS) for found in (measured, unknown))
     assert one.step_us == pytest.approx((without.step_us or 0.0) - 4)
@@ -97,9 +103,8 @@ def test_the_measured_contention_is_used_before_any_assumption() -> None:
 def test_a_trace_s_contention_is_removed_with_its_communication() -> None:
     """The A100s' compute is 565 us a step longer next to communication: without it their replayed steps compute as much less."""
     base = base_of_traces([A100]).base
-    assert base.ledger is not None
     removed = [base.replayed(one).parts.compute - base.replayed(one, 0.0).parts.compute for one in base.profiles]
-    assert float(np.mean(removed)) == pytest.approx(base.ledger.contention_us, rel=0.5)
+    assert float(np.mean(removed)) == pytest.approx(known(base.ledger).contention_us, rel=0.5)
 
 
 def optioned(data: CellData, times: float, **options: str | int | float) -> CellData:
@@ -109,41 +114,35 @@ def optioned(data: CellData, times: float, **options: str | int | float) -> Cell
 
 
 @pytest.mark.long
-def test_only_cells_that_a_scenario_describes_tell_the_error() -> None:
+def test_only_cells_that_a_scenario_describes_show_the_error(question: Question, cell: CellData) -> None:
     """Another precision, a compiled model or buckets as views are other programs; buckets and hooks are scenarios."""
-    asked = base_of_run(EXAMPLE_RUN, None)
-    assert asked.cell is not None
-    other = [
-        optioned(asked.cell, 1, **one) for one in ({"amp": "bf16"}, {"compile": "default"}, {"static_graph": "on"})
-    ]
-    alike = [optioned(asked.cell, 1, **one) for one in ({"bucket_mb": 5.0}, {"comm_hook": "fp16"}, {"overlap": "off"})]
-    prediction = errors_of_cells(asked, cast(RunData, SimpleNamespace(measured=[*other, *alike])))
-    assert [one.cell for one in prediction.cells] == [one.cell.name for one in alike]
-    measured = [asked.cell, *alike, optioned(asked.cell, 1, amp="bf16", bucket_mb=5.0)]
-    prediction = errors_of_cells(replace(asked, cell=other[0]), cast(RunData, SimpleNamespace(measured=measured)))
-    assert [one.cell for one in prediction.cells] == [f"{asked.cell.cell.name}-bucket-5mb-amp-bf16"]
+    other = [optioned(cell, 1, **one) for one in ({"amp": "bf16"}, {"compile": "default"}, {"static_graph": "on"})]
+    alike = [optioned(cell, 1, **one) for one in ({"bucket_mb": 5.0}, {"comm_hook": "fp16"}, {"overlap": "off"})]
+    found = errors_of_cells(question, run_of(*other, *alike))
+    assert [one.cell for one in found.cells] == [one.cell.name for one in alike]
+    measured = run_of(cell, *alike, optioned(cell, 1, amp="bf16", bucket_mb=5.0))
+    found = errors_of_cells(replace(question, cell=other[0]), measured)
+    assert [one.cell for one in found.cells] == [f"{cell.cell.name}-bucket-5mb-amp-bf16"]
 
 
 @pytest.mark.long
-def test_one_device_is_that_of_the_base_s_own_precision_and_micro_batches() -> None:
-    asked = base_of_run(EXAMPLE_RUN, None)
-    assert asked.run is not None
-    assert asked.cell is not None
-    batch = asked.cell.planned.batch_size
-    alone = asked.run.cells[f"single-d1-b{batch}"]
+def test_one_device_has_the_precision_and_micro_batches_of_the_base(question: Question, cell: CellData) -> None:
+    batch = cell.planned.batch_size
+    alone = known(question.run).cells[f"single-d1-b{batch}"]
     half: dict[str, str | int] = {"amp": "bf16"}
+    half_twice = {**half, "accumulate": 2}
     singles = [
         alone,
         optioned(alone, 2, **half),
-        optioned(alone, 3, **half, accumulate=2),
+        optioned(alone, 3, **half_twice),
         optioned(alone, 5, compile="default"),
     ]
-    stated: list[tuple[dict[str, str | int], int]] = [({}, 1), (half, 2), ({**half, "accumulate": 2}, 3)]
-    for options, times in [*stated, ({**half, "accumulate": 4}, 2)]:
-        base = optioned(asked.cell, 1, bucket_mb=5.0, **options)
-        found = single_steps_us(cast(RunData, SimpleNamespace(measured=[*singles, base])), base)
-        assert found == pytest.approx({batch: times * asked.base.single_us[batch]})
-    assert single_steps_us(cast(RunData, SimpleNamespace(measured=singles)), optioned(asked.cell, 1, amp="fp16")) == {}
+    none: dict[str, str | int] = {}
+    for options, times in ((none, 1), (half, 2), (half_twice, 3), ({**half, "accumulate": 4}, 2)):
+        base = optioned(cell, 1, bucket_mb=5.0, **options)
+        found = single_steps_us(run_of(*singles, base), base)
+        assert found == pytest.approx({batch: times * question.base.single_us[batch]})
+    assert single_steps_us(run_of(*singles), optioned(cell, 1, amp="fp16")) == {}
 
 
 def test_a_band_of_repeats_holds_one_more_of_them() -> None:
@@ -166,17 +165,14 @@ def test_few_cells_correct_the_size_of_an_assumed_error(errors: list[float], exp
 
 
 @pytest.mark.long
-def test_the_error_of_one_other_cell_is_used_and_named() -> None:
-    """No sentence says that no cell measures the error where one does."""
-    asked = base_of_run(EXAMPLE_RUN, None)
-    assert asked.run is not None
-    assert asked.cell is not None
-    other = optioned(asked.cell, 1.2, bucket_mb=5.0)
-    run = replace(asked.run, cells={**asked.run.cells, other.cell.name: other})
-    question, own = with_cell_errors(replace(asked, run=run))
-    assert question.base.method_error is not None
-    assert "The same method on 1 other cell of this run: median error" in own.sentence
-    assert "method's error" not in str(predict(question.base, Scenario(devices=4), question.costs).rests_on)
-    alone, none = with_cell_errors(asked)
+def test_the_error_of_one_other_cell_is_used_and_named(question: Question, cell: CellData) -> None:
+    """The error is not called assumed where a cell measures it."""
+    other = optioned(cell, 1.2, bucket_mb=5.0)
+    run = replace(known(question.run), cells={**known(question.run).cells, other.cell.name: other})
+    measured, errors = with_cell_errors(replace(question, run=run))
+    assert measured.base.method_error is not None
+    assert "The same method on 1 other cell of this run: median error" in errors.sentence
+    assert "method's error" not in str(predict(measured.base, Scenario(devices=4), measured.costs).rests_on)
+    alone, none = with_cell_errors(question)
     assert none.sentence == "No other cell measures the method's error here: it is assumed (4%)."
     assert "no other cell measures it" in str(predict(alone.base, Scenario(devices=4), alone.costs).rests_on)

@@ -9,6 +9,7 @@ import pytest
 
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.what_if.answers.chapter import WhatIfChapter, chapter_of
+from tests.helpers.known import known
 from tests.helpers.paths import ROOT
 
 
@@ -20,8 +21,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> RunData:
 
 @pytest.fixture(scope="module")
 def chapter(example: RunData) -> WhatIfChapter:
-    found = chapter_of(example)
-    assert found is not None
+    found = known(chapter_of(example))
     return found
 
 
@@ -53,8 +53,7 @@ def test_what_one_change_saves_is_sorted_and_has_a_band(chapter: WhatIfChapter) 
 
 
 def test_the_figure_holds_what_is_predicted_and_what_was_measured(chapter: WhatIfChapter) -> None:
-    figure = chapter.figure()
-    assert figure is not None
+    figure = known(chapter.figure())
     predicted, measured = (np.asarray(line.get_xydata()) for line in figure.axes[0].get_lines())
     assert predicted[:, 0].tolist() == [2, 4, 8, 16]
     assert measured.tolist() == [pytest.approx(predicted[0].tolist(), rel=1e-6)]

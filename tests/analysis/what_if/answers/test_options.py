@@ -13,6 +13,7 @@ from dpscope.analysis.what_if.answers.output import base_sentences, ledger_table
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.links import REACHED_RATE
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.known import known
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 
@@ -20,15 +21,15 @@ from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 @pytest.mark.parametrize("path", [EXAMPLE_RUN, ROOT / "examples" / "run_cpu"])
 def test_the_base_s_step_and_ledger_are_the_report_s(path: Path) -> None:
     question = base_of_run(path, None)
-    assert question.run is not None
-    comparison = compare(question.run)
-    row = comparison.table.set_index("cell").loc[question.base.name]
-    assert question.base.step_us == pytest.approx(row["step_us"])
-    assert question.base.ledger is not None
-    assert question.base.ledger.parts_us == pytest.approx(comparison.ledgers[question.base.name].parts_us)
+    row = compare(known(question.run)).rows[question.base.name]
+    assert question.base.step_us == pytest.approx(known(row.step_us))
+    assert known(question.base.ledger).parts_us == pytest.approx(known(row.ledger).parts_us)
     prediction = run_answer(question, CellErrors(()), [({}, Scenario())])
-    assert f"{row['step_us'] / 1e3:.1f} ms per untraced step (median over all repeats)" in base_sentences(prediction)[0]
-    assert f"{row['traced_step_us'] / 1e3:.1f} ms per traced step (mean)" in base_sentences(prediction)[0]
+    assert (
+        f"{known(row.step_us) / 1e3:.1f} ms per untraced step (median over all repeats)"
+        in base_sentences(prediction)[0]
+    )
+    assert f"{known(row.traced_step_us) / 1e3:.1f} ms per traced step (mean)" in base_sentences(prediction)[0]
 
 
 @pytest.mark.long
@@ -43,8 +44,8 @@ def test_the_step_of_traces_is_that_of_their_verdict() -> None:
 @pytest.mark.long
 def test_the_ledgers_of_base_and_predictions_are_one_table() -> None:
     question = base_of_run(ROOT / "examples" / "run_cpu", None)
-    asked = [({"devices": str(count)}, Scenario(devices=count)) for count in (1, 4)]
-    table = ledger_table(run_answer(question, CellErrors(()), asked))
+    requested = [({"devices": str(count)}, Scenario(devices=count)) for count in (1, 4)]
+    table = ledger_table(run_answer(question, CellErrors(()), requested))
     assert table.headings == ("configuration", "step", "compute", "wait", "transfer", "other", "idle", "tracer")
     assert [row[0] for row in table.rows] == ["base: ddp-d2-b128", "1 device", "4 devices"]
     assert table.rows[1][3:6] == ("NA", "NA", "NA")
@@ -55,11 +56,9 @@ def test_the_ledgers_of_base_and_predictions_are_one_table() -> None:
 
 
 def test_a_rate_that_was_measured_is_no_specification() -> None:
-    (asked, scenario), (_, other) = scenarios_of(WhatIfOptions(inter="reached 11GB/s,100Gb/s"))
-    assert asked == {"inter": "reached 11GB/s"}
-    assert scenario.links.inter is not None
-    assert (scenario.links.inter.gb_per_s, scenario.links.inter.source) == (11, REACHED_RATE)
-    assert other.links.inter is not None
-    assert (other.links.inter.gb_per_s, other.links.inter.source == REACHED_RATE) == (12.5, False)
+    (words, scenario), (_, other) = scenarios_of(WhatIfOptions(inter="reached 11GB/s,100Gb/s"))
+    assert words == {"inter": "reached 11GB/s"}
+    assert (known(scenario.links.inter).gb_per_s, known(scenario.links.inter).source) == (11, REACHED_RATE)
+    assert (known(other.links.inter).gb_per_s, known(other.links.inter).source == REACHED_RATE) == (12.5, False)
     with pytest.raises(DpscopeError, match="--inter: '11' has no unit"):
         scenarios_of(WhatIfOptions(inter="reached 11"))

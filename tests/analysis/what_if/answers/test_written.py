@@ -22,23 +22,23 @@ from dpscope.analysis.what_if.answers.written import (
 from dpscope.analysis.what_if.prediction import Prediction
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
 
 
-def answer(*asked: tuple[dict[str, str], int, float | None]) -> RunAnswer:
+def answer(*requested: tuple[dict[str, str], int, float | None]) -> RunAnswer:
     question = cast(Question, SimpleNamespace(base=SimpleNamespace(batch_size=None, single_us={})))
     stated = tuple(
         (words, Scenario(), Prediction(devices, 1, 8, 100.0, 90.0, 125.0, efficiency=efficiency))
-        for words, devices, efficiency in asked
+        for words, devices, efficiency in requested
     )
     return RunAnswer(question, CellErrors(()), stated)
 
 
 def test_a_line_for_each_bucket_and_none_for_what_has_no_efficiency() -> None:
     """Efficiency 0.8 of a step of 100, 90 to 125 us: 0.8 * 100 / 125 = 0.64 to 0.8 * 100 / 90 = 0.889."""
-    asked = [({"devices": str(one), "bucket_mb": cap}, one, 0.8) for cap in ("5", "25") for one in (8, 2)]
-    figure = efficiency_figure(answer(*asked, ({"devices": "4"}, 4, None)))
-    assert figure is not None
+    requested = [({"devices": str(one), "bucket_mb": cap}, one, 0.8) for cap in ("5", "25") for one in (8, 2)]
+    figure = known(efficiency_figure(answer(*requested, ({"devices": "4"}, 4, None))))
     lines = {str(line.get_label()): line.get_xydata() for line in figure.axes[0].get_lines()}
     assert list(lines) == ["bucket mb 5, 90% band", "bucket mb 25, 90% band"]
     for points in lines.values():
@@ -49,29 +49,29 @@ def test_a_line_for_each_bucket_and_none_for_what_has_no_efficiency() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
         ([({"devices": "2"}, 2, None)], "nothing to draw"),
         ([({"bucket_mb": str(one)}, 2, 0.5) for one in range(9)], "--figure would hold 9 lines; vary at most 8"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(
-    tmp_path: Path, asked: list[tuple[dict[str, str], int, float | None]], message: str
+    tmp_path: Path, requested: list[tuple[dict[str, str], int, float | None]], message: str
 ) -> None:
     with pytest.raises(DpscopeError, match=message):
-        write_figure(answer(*asked), tmp_path / "x.png")
+        write_figure(answer(*requested), tmp_path / "x.png")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_a_figure_replaces_dpscopes_and_nothing_else(tmp_path: Path, suffix: str) -> None:
-    said = answer(({"devices": "2"}, 2, 0.8), ({"devices": "4"}, 4, 0.7))
-    own, theirs = tmp_path / f"own{suffix}", tmp_path / f"theirs{suffix}"
+    drawn = answer(({"devices": "2"}, 2, 0.8), ({"devices": "4"}, 4, 0.7))
+    ours, theirs = tmp_path / f"ours{suffix}", tmp_path / f"theirs{suffix}"
     theirs.write_bytes(b"precious")
-    write_figure(said, own)
-    check_figure_name(own)
-    write_figure(said, own)
-    for write in (check_figure_name, lambda path: write_figure(said, path)):
+    write_figure(drawn, ours)
+    check_figure_name(ours)
+    write_figure(drawn, ours)
+    for write in (check_figure_name, lambda path: write_figure(drawn, path)):
         with pytest.raises(DpscopeError, match="was not written by dpscope, which does not overwrite it"):
             write(theirs)
     assert theirs.read_bytes() == b"precious"
@@ -80,9 +80,9 @@ def test_a_figure_replaces_dpscopes_and_nothing_else(tmp_path: Path, suffix: str
 def test_collectives_in_flight_together_are_on_two_tracks(tmp_path: Path) -> None:
     """Ready at 150 and 200, 20 us each as measured; at 100 us each the two workers share the link: 150-300, 200-350."""
     base = replace(BASE, profiles=(replace(PROFILE, servers=2),))
-    said = run_answer(Question(base, COSTS), CellErrors(()), [({}, Scenario(transfer_factor=5.0))])
-    write_replayed(said, tmp_path / "step.json")
-    check_trace_name(tmp_path / "step.json")  # its own may be replaced
+    answered = run_answer(Question(base, COSTS), CellErrors(()), [({}, Scenario(transfer_factor=5.0))])
+    write_replayed(answered, tmp_path / "step.json")
+    check_trace_name(tmp_path / "step.json")  # the file that it wrote may be replaced
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     spans = [(one["pid"], one["tid"], one["ts"], one["dur"]) for one in events if one["name"] == "all_reduce"]
     assert spans == [(1, 2, 150, 20), (1, 2, 200, 20), (2, 2, 150, 150), (2, 3, 200, 150)]
@@ -95,9 +95,9 @@ def test_collectives_in_flight_together_are_on_two_tracks(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["theirs.json", "theirs.json.gz"])
 def test_a_trace_that_dpscope_did_not_write_stays(tmp_path: Path, name: str) -> None:
-    said = run_answer(Question(BASE, COSTS), CellErrors(()), [({}, Scenario(transfer_factor=5.0))])
+    answered = run_answer(Question(BASE, COSTS), CellErrors(()), [({}, Scenario(transfer_factor=5.0))])
     (tmp_path / name).write_bytes(b'{"traceEvents": []}')
-    for write in (check_trace_name, lambda path: write_replayed(said, path)):
+    for write in (check_trace_name, lambda path: write_replayed(answered, path)):
         with pytest.raises(DpscopeError, match=f"{name} was not written by dpscope, which does not overwrite it"):
             write(tmp_path / name)
     assert (tmp_path / name).read_bytes() == b'{"traceEvents": []}'

@@ -16,6 +16,7 @@ from dpscope.analysis.what_if.replay.step_profile import BY_ORDER, MeasuredBucke
 from dpscope.profiling.machine.gpu_speed import FP32, HALF, HOST_LINK, MEMORY, TF32
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, ddp_trace, gloo_trace, write_trace
+from tests.helpers.known import known
 from tests.helpers.made_traces import operator, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.replayed_steps import profile, works
@@ -73,9 +74,9 @@ def test_collectives_start_once_they_are_ready_and_the_stream_is_free() -> None:
     late: list[float] = []
     for file in (A100, *V100):
         table = collectives(attribute(read_trace(file)))
-        for _, own in table[table["kind"] == "all_reduce"].groupby("step"):
-            ends = (own["start_us"] + own["duration_us"]).shift().fillna(-np.inf)
-            late += (own["start_us"] - np.maximum(own["ready_us"], ends)).tolist()
+        for _, rows in table[table["kind"] == "all_reduce"].groupby("step"):
+            ends = (rows["start_us"] + rows["duration_us"]).shift().fillna(-np.inf)
+            late += (rows["start_us"] - np.maximum(rows["ready_us"], ends)).tolist()
     assert len(late) == 39
     assert np.median(late) <= 30
     assert np.quantile(late, 0.95) <= 100
@@ -90,7 +91,7 @@ def test_gradients_are_known_where_the_trace_records_their_shapes() -> None:
     assert one.gradients.bytes[0] == 16
 
 
-def test_what_a_trace_lacks_is_said() -> None:
+def test_what_a_trace_lacks_is_listed() -> None:
     job = job_profile([A100])
     assert job.devices == 2
     assert any("1 of 2 ranks" in prediction for prediction in job.lacks)
@@ -139,8 +140,7 @@ def trace_of(path: Path, starts: tuple[float, ...]) -> Path:
 @pytest.mark.parametrize("starts", [(*FIRST, *LAST), LAST])
 def test_only_the_last_micro_batchs_gradients_are_in_a_bucket(tmp_path: Path, starts: tuple[float, ...]) -> None:
     events = read_trace(trace_of(tmp_path / "0_0.pt.trace.json", starts)).events
-    found = ready_gradients(events, (0.0, 1000.0), [620.0], [300.0], parameter_bytes=[100, 200])
-    assert found is not None
+    found = known(ready_gradients(events, (0.0, 1000.0), [620.0], [300.0], parameter_bytes=[100, 200]))
     assert found.known == BY_ORDER
     assert found.begin_us.tolist() == list(LAST)
     assert found.bytes.tolist() == [200.0, 100.0]  # in the order of the backward pass
@@ -166,7 +166,7 @@ BETWEEN = step_of((0, 0, 25), (10, 10, 40), (12, 25, 50))
 def test_each_costs_alone_what_it_would(step: StepProfile, slowdown: float) -> None:
     stated = at_slowdown(step, slowdown)
     assert [one.cost_us for one in stated.buckets] == pytest.approx([20, 20, 20], abs=0.1)
-    assert base_error(Prepared(stated)) == pytest.approx(0, abs=1e-3)  # the replay takes them as they were told
+    assert base_error(Prepared(stated)) == pytest.approx(0, abs=1e-3)  # the replay uses these costs
 
 
 def test_the_wrong_factor_gives_equal_buckets_unequal_costs() -> None:
@@ -174,24 +174,25 @@ def test_the_wrong_factor_gives_equal_buckets_unequal_costs() -> None:
     assert [one.cost_us for one in at_slowdown(APART, 2.0).buckets] == pytest.approx([15, 10, 15], abs=0.1)
 
 
-def test_transfers_that_overlap_tell_how_much_they_slow_each_other() -> None:
-    assert slowdown_of([APART]) == (1.0, 1.0, 1.0)
-    assert slowdown_of([BETWEEN]) == (1.5, 1.5, 1.5)
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([APART], (1.0, 1.0, 1.0)),
+        ([BETWEEN], (1.5, 1.5, 1.5)),
+        # twice the bytes in twice the time, next to others and alone: nothing slows anything
+        ([APART, step_of((0, 0, 40), (10, 10, 50), (12, 40, 80), megabytes=2.0)], (1.0, 1.0, 1.0)),
+        ([SHARED], None),  # as assumed
+        ([step_of((0, 0, 20), (30, 30, 50))], None),  # nothing overlaps
+        ([replace(APART, servers=1)], None),  # one stream runs all
+        # two that overlap, noisy by a tenth: any factor makes costs as unlike
+        ([step_of((0, 0, 20), (10, 10, 32)), step_of((0, 0, 23), (10, 10, 31))], None),
+    ],
+)
+def test_how_much_transfers_that_overlap_slow_each_other(
+    steps: list[StepProfile], expected: tuple[float, float, float] | None
+) -> None:
+    assert slowdown_of(steps) == expected
 
 
-def test_a_link_that_is_shared_is_the_usual_thing() -> None:
-    assert slowdown_of([SHARED]) is None
-
-
-def test_nothing_is_told_where_nothing_overlaps_or_one_stream_runs_all() -> None:
-    assert slowdown_of([step_of((0, 0, 20), (30, 30, 50))]) is None
-    assert slowdown_of([replace(APART, servers=1)]) is None
+def test_one_stream_has_no_slowdown() -> None:
     assert at_slowdown(replace(APART, servers=1), 1.5).buckets == APART.buckets
-    # two that overlap, noisy by a tenth: any factor makes costs as unlike
-    assert slowdown_of([step_of((0, 0, 20), (10, 10, 32)), step_of((0, 0, 23), (10, 10, 31))]) is None
-
-
-def test_costs_are_compared_along_a_line_through_the_sizes() -> None:
-    """Twice the bytes in twice the time, beside others and alone: nothing slows anything."""
-    large = step_of((0, 0, 40), (10, 10, 50), (12, 40, 80), megabytes=2.0)
-    assert slowdown_of([APART, large]) == (1.0, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""DDP's rule for buckets, by hand and beside a real job's."""
+"""DDP's rule for buckets, by hand and compared with a real job's."""
 
 from pathlib import Path
 

@@ -5,7 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpscope.analysis.what_if.replay.replay import Compute, Prepared, base_error, late_us, measured_conditions, replay
+from dpscope.analysis.what_if.replay.replay import (
+    Compute,
+    Conditions,
+    Prepared,
+    base_error,
+    late_us,
+    measured_conditions,
+    replay,
+)
 from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket, OtherCollective, Works
 from tests.helpers.replayed_steps import SIMPLE, profile, under, works
 
@@ -23,26 +31,27 @@ def test_communication_hides_behind_backward_but_for_the_last_bucket() -> None:
     assert (slow.step_us, slow.exposed_us) == (320, 110)
 
 
-def test_one_bucket_hides_nothing() -> None:
-    prediction = replay(Prepared(SIMPLE), under((1,), [40.0]))
-    assert (prediction.step_us, prediction.exposed_us) == (250, 40)  # ready at 200, until 240, optimizer 10
+BROADCAST = OtherCollective("broadcast", 1e3, after=0, cost_us=30.0, blocks=True)
+TWO = under((0, 1), [20.0, 20.0])
 
 
-def test_the_last_rank_holds_all_up() -> None:
-    prediction = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0], late_us=(0.0, 30.0)))
-    assert prediction.step_us == 260  # 200 + 30 + 20 + 10
-
-
-def test_micro_batches_repeat_forward_and_backward_without_reducing() -> None:
-    prediction = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0], passes=3))
-    assert prediction.step_us == 200 + 200 + 230
-
-
-def test_a_faster_device_and_a_larger_batch_scale_what_they_scale() -> None:
-    fast = replay(Prepared(SIMPLE, Compute(device=0.5)), under((0, 1), [20.0, 20.0]))
-    assert fast.step_us == 100 + 20 + 5  # ready 75, 100
-    double = replay(Prepared(SIMPLE, Compute(by_samples=2.0)), under((0, 1), [20.0, 20.0]))
-    assert double.step_us == 400 + 20 + 10  # the optimizer takes as long
+@pytest.mark.parametrize(
+    ("prepared", "conditions", "step_us", "exposed_us"),
+    [
+        (Prepared(SIMPLE), under((1,), [40.0]), 250, 40),  # one bucket: ready at 200, until 240, optimizer 10
+        (Prepared(SIMPLE), replace(TWO, late_us=(0.0, 30.0)), 200 + 30 + 20 + 10, 50),  # the last rank
+        (Prepared(SIMPLE), replace(TWO, passes=3), 200 + 200 + 230, 20),  # micro-batches repeat forward and backward
+        (Prepared(SIMPLE, Compute(device=0.5)), TWO, 100 + 20 + 5, 20),  # a faster device: ready 75, 100
+        (Prepared(SIMPLE, Compute(by_samples=2.0)), TWO, 400 + 20 + 10, 20),  # the optimizer takes as long
+        (Prepared(replace(SIMPLE, others=(BROADCAST,))), replace(TWO, other_us=(30.0,)), 260, 50),  # before forward
+    ],
+    ids=["one bucket", "late rank", "micro-batches", "faster device", "larger batch", "broadcast"],
+)
+def test_a_step_under_other_conditions(
+    prepared: Prepared, conditions: Conditions, step_us: float, exposed_us: float
+) -> None:
+    prediction = replay(prepared, conditions)
+    assert (prediction.step_us, prediction.exposed_us) == (step_us, exposed_us)
 
 
 def test_compute_next_to_a_collective_is_slower_by_gamma() -> None:
@@ -78,12 +87,6 @@ def test_a_host_that_waits_for_the_device_cannot_run_ahead() -> None:
     assert replay(Prepared(ahead), under((0,), [1.0])).step_us == 400
     held = works([100.0] * 4, host_us=[10.0] * 4, needs=[0.0] * 4, sync_us=[np.nan, np.nan, np.nan, 7.0])
     assert replay(Prepared(profile(held, after=[3], ends=(0,))), under((0,), [1.0])).step_us == 417
-
-
-def test_a_broadcast_before_forward_is_waited_for() -> None:
-    other = OtherCollective("broadcast", 1e3, after=0, cost_us=30.0, blocks=True)
-    prediction = replay(Prepared(replace(SIMPLE, others=(other,))), under((0, 1), [20.0, 20.0], other_us=(30.0,)))
-    assert (prediction.step_us, prediction.exposed_us) == (260, 50)
 
 
 def test_joined_works_give_what_single_ones_do() -> None:

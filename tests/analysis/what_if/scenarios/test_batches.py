@@ -11,6 +11,7 @@ from dpscope.analysis.what_if.scenarios.collective_costs import Links
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 from dpscope.profiling.machine.link_text import parse_link
+from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, profile, works
 
 # Forward 50, two layers' backward 50 each, optimizer 60; 20 us of the last bucket are exposed. One device takes 210 and 360.
@@ -52,7 +53,7 @@ def test_what_no_batch_changes_does_not_grow_with_it() -> None:
     half = question(HEAVY, batch_size=2)
     assert (half.step_us, half.efficiency) == pytest.approx((155, 135 / 155))
     # a trace whose times are twice too long has an optimizer of 30: 210 - 30 = 180 become 330, and forward and backward of 75
-    # in truth 137.5; but for the base's own difference all is as above
+    # in truth 137.5; but for the difference of the base all is as above
     long = replace(HEAVY, traced=replace(HEAVY.traced, device=0.5))
     grown = (question(long, batch_size=8).step_us or 0.0) - (question(long).step_us or 0.0)
     assert grown == pytest.approx(75 * (330 / 180 - 1))
@@ -111,12 +112,11 @@ def test_one_device_waits_for_nothing() -> None:
 
 
 def test_what_bounds_a_step_is_the_largest_part_of_its_ledger() -> None:
-    """20 of 230 us are exposed: compute. 1 MB at 1 GB/s takes 1000 us, twice, of which 50 lie beside compute: transfer."""
+    """20 of 230 us are exposed: compute. 1 MB at 1 GB/s takes 1000 us, twice, of which 50 run next to compute: transfer."""
     assert question(BASE).bound_by == "compute"
     slow = question(BASE, links=Links(intra=parse_link("1GB/s")))
     assert slow.bound_by == "transfer"
-    assert slow.ledger is not None
-    assert slow.ledger.exposed_transfer_us == pytest.approx(2000 - 50)
+    assert known(slow.ledger).exposed_transfer_us == pytest.approx(2000 - 50)
 
 
 def test_an_efficiency_that_cannot_be_is_not_printed() -> None:

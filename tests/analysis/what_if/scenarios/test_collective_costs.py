@@ -1,4 +1,4 @@
-"""What a calibration over several nodes tells a base that was measured on one, and the other way round. Expected by hand."""
+"""What a calibration over several nodes gives for a base that was measured on one, and vice versa. Expected by hand."""
 
 import pytest
 
@@ -20,6 +20,7 @@ from dpscope.profiling.records.calibration import (
     Contention,
 )
 from dpscope.profiling.records.links import LinkRate
+from tests.helpers.known import known
 
 SIZE = 1_000_000
 AS_MEASURED = Links()
@@ -28,17 +29,11 @@ SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 
 def timed(devices: int, nodes: int | None, alpha_us: float, gb_per_s: float) -> list[CalibrationPoint]:
     """All-reduces that take exactly alpha + S/B."""
+    times_us = {size: (alpha_us + size / gb_per_s / 1e3,) * 5 for size in SIZES}
+    fixed = {"collective": "all_reduce", "devices": devices, "dtype": "float32", "nodes": nodes}
     return [
-        CalibrationPoint(
-            collective="all_reduce",
-            devices=devices,
-            size_bytes=size,
-            count=size // 4,
-            dtype="float32",
-            times_us=(alpha_us + size / gb_per_s / 1e3,) * 5,
-            nodes=nodes,
-        )
-        for size in SIZES
+        CalibrationPoint(**fixed, size_bytes=size, count=size // 4, times_us=times)  # type: ignore[arg-type]
+        for size, times in times_us.items()
     ]
 
 
@@ -85,8 +80,7 @@ def test_more_nodes_with_as_many_devices_are_carried() -> None:
 
 def test_other_numbers_of_devices_on_a_node_rest_on_the_rate_between_nodes() -> None:
     """Within four devices, by the ring from two: 3 x 10 + 1.5 x 100; between two nodes 2 hops of 100/6 and S / rate."""
-    rate = rate_between(BOTH)
-    assert rate is not None
+    rate = known(rate_between(BOTH))
     assert rate.layout == "2x2"
     assert rate.gb_per_s == pytest.approx(1e7 / 10_100 / 1e3 * 1.5)
     found = cost(costs(), 8, 4)
@@ -115,11 +109,9 @@ def test_a_base_over_several_nodes_asked_within_one_takes_what_was_timed_there()
     assert "run dpscope calibrate with --devices 2, or give --intra" in between_alone
 
 
-def test_rates_are_told_apart_where_the_numbers_of_devices_are_the_same() -> None:
+def test_rates_within_and_between_nodes_of_as_many_devices() -> None:
     both = calibration(WITHIN, timed(2, 2, 0.0, 0.5))
-    between, within = rate_between(both), rate_within(both)
-    assert between is not None
-    assert within is not None
+    between, within = known(rate_between(both)), known(rate_within(both))
     assert str(between) == "0.5 GB/s (bus bandwidth of all_reduce, 10.0 MB on 2x1 devices)"
     assert within.layout == "2"
     assert within.gb_per_s == pytest.approx(1e7 / 1010 / 1e3)
@@ -181,7 +173,7 @@ def test_any_layout_that_was_calibrated_serves_a_base_of_another() -> None:
     assert "the rate between nodes calibrated on 2x4" in rated.basis
     assert "links within a node taken to be no slower" in rated.basis
     prediction = Costs(8, 4, {("all_reduce", float(SIZE)): 100.0}).cost("all_reduce", SIZE, 16, 8)
-    assert prediction == "measured with 4 devices a node, asked with 8: give --inter, or calibrate there"
+    assert prediction == "measured with 4 devices a node, requested with 8: give --inter, or calibrate there"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +184,7 @@ def test_any_layout_that_was_calibrated_serves_a_base_of_another() -> None:
         (None, 0.0, "no latency known"),
     ],
 )
-def test_where_the_latency_of_a_stated_link_is_from_is_told(
+def test_the_source_of_a_stated_links_latency(
     every: Calibration | None, per_hop_us: float, latency_source: str
 ) -> None:
     found = cost(costs(every), 2, 1, Links(inter=FAST))  # a ring of two: 2 hops
@@ -200,22 +192,19 @@ def test_where_the_latency_of_a_stated_link_is_from_is_told(
     assert found.basis == f"fast: specification, so the step is at least this, {latency_source}, ring"
 
 
-def test_a_base_over_several_nodes_tells_the_latency_of_each_level() -> None:
+def test_a_base_over_several_nodes_has_a_latency_for_each_level() -> None:
     question = costs(devices=4, per_node=2)
     assert "5 us a hop as calibrated within a node" in cost(question, 2, 2, Links(intra=FAST)).basis
     assert "16.7 us a hop as calibrated between nodes" in cost(question, 2, 1, Links(inter=FAST)).basis
 
 
-def test_two_counts_tell_what_grows_as_the_ring_s_bytes() -> None:
-    # 10 us + 100 us x (N-1)/N: 60, 85; at 8: 97.5
-    assert carried_us({2: 60.0, 4: 85.0}, 8) == pytest.approx(97.5)
-
-
-def test_three_counts_tell_hops_too() -> None:
-    # 5 + 2 (N-1) + 80 (N-1)/N: 47, 71, 89; at 16: 5 + 30 + 75 = 110
-    assert carried_us({2: 47.0, 4: 71.0, 8: 89.0}, 16) == pytest.approx(110.0)
-
-
-def test_times_that_fall_with_the_count_are_carried_as_a_constant() -> None:
-    # nothing may be negative: 50 everywhere is nearest
-    assert carried_us({2: 50.0, 4: 50.0}, 64) == pytest.approx(50.0)
+@pytest.mark.parametrize(
+    ("times_us", "devices", "expected_us"),
+    [
+        ({2: 60.0, 4: 85.0}, 8, 97.5),  # 10 us + 100 us x (N-1)/N: 60, 85; at 8: 97.5
+        ({2: 47.0, 4: 71.0, 8: 89.0}, 16, 110.0),  # 5 + 2 (N-1) + 80 (N-1)/N: 47, 71, 89; at 16: 5 + 30 + 75
+        ({2: 50.0, 4: 50.0}, 64, 50.0),  # nothing may be negative: 50 everywhere is nearest
+    ],
+)
+def test_times_carried_to_another_count(times_us: dict[int, float], devices: int, expected_us: float) -> None:
+    assert carried_us(times_us, devices) == pytest.approx(expected_us)

@@ -14,16 +14,16 @@ def test_the_latest_of_n_normal_draws() -> None:
     # tables of order statistics: 0.564 of two, 1.423 of eight, 2.34 of 64, in standard deviations
     samples = [-1.0, 1.0] * 20
     for ranks, expected in ((2, 0.564), (8, 1.423), (64, 2.34)):
-        assert expected_latest(samples, ranks, own_tail=False) == pytest.approx(expected, rel=0.05)
-    assert expected_latest(samples, 1, own_tail=False) == 0
-    assert expected_latest([5.0], 8, own_tail=False) == 0
+        assert expected_latest(samples, ranks, fit_tail=False) == pytest.approx(expected, rel=0.05)
+    assert expected_latest(samples, 1, fit_tail=False) == 0
+    assert expected_latest([5.0], 8, fit_tail=False) == 0
 
 
 def test_many_samples_tell_their_own_tail() -> None:
-    """Of exponential draws the latest of N is 1 + 1/2 + ... + 1/N less the mean: 4.74 - 1 at 64, where a normal says 2.34."""
+    """Of exponential draws the latest of N is 1 + 1/2 + ... + 1/N less the mean: 4.74 - 1 at 64, where a normal has 2.34."""
     samples = np.random.default_rng(1).exponential(1.0, 4000) - 1.0
     harmonic = sum(1 / n for n in range(1, 65))
-    assert expected_latest(samples.tolist(), 64, own_tail=True) == pytest.approx(harmonic - 1, rel=0.15)
+    assert expected_latest(samples.tolist(), 64, fit_tail=True) == pytest.approx(harmonic - 1, rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_many_samples_tell_their_own_tail() -> None:
     ],
 )
 def test_largest_samples_that_are_all_the_same_are_their_own_tail(samples: list[float], expected: float) -> None:
-    assert expected_latest(samples, 8, own_tail=True) == pytest.approx(expected, rel=0.02)
+    assert expected_latest(samples, 8, fit_tail=True) == pytest.approx(expected, rel=0.02)
 
 
 def arrivals(table: list[list[float]]) -> Lateness:

@@ -18,14 +18,14 @@ from dpscope.analysis.what_if.scenarios.predicted_ledger import (
 )
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 from dpscope.profiling.machine.link_text import parse_link
+from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
 
 
 def parts(base: Base = BASE, costs: Costs = COSTS, **question: object) -> list[float | None]:
     """Compute, wait, transfer, other, idle."""
     found = predict(base, Scenario(**question), costs)  # type: ignore[arg-type]
-    assert found.ledger is not None
-    return [getattr(found.ledger, f"{name}_us") for name in STEP_PARTS]
+    return [getattr(known(found.ledger), f"{name}_us") for name in STEP_PARTS]
 
 
 def test_the_base_has_its_measured_ledger() -> None:
@@ -53,7 +53,7 @@ def test_waiting_for_more_ranks_is_waiting() -> None:
 
 
 def test_computing_beside_a_collective_is_compute() -> None:
-    """On 4 devices 10 us more of the first bucket lie beside computing, which is slowed by half: 5 us."""
+    """On 4 devices 10 us more of the first bucket run next to computing, which is slowed by half: 5 us."""
     assert parts(replace(BASE, gamma=0.5), devices=4) == pytest.approx([215, 0, 30, 0, 0])
 
 
@@ -62,8 +62,7 @@ def test_the_tracer_is_the_base_s() -> None:
     traced = replace(BASE, ledger=Ledger(250.0, 210.0, 0.0, 20.0, 0.0, 20.0, tracer_us=-20.0))
     assert parts(traced, devices=4) == pytest.approx([210, 0, 30, 0, 20])
     found = predict(traced, Scenario(devices=4), COSTS)
-    assert found.ledger is not None
-    assert found.ledger.tracer_us == -20.0
+    assert known(found.ledger).tracer_us == -20.0
     assert found.step_us == pytest.approx(240)
 
 
@@ -107,20 +106,18 @@ def test_the_parts_add_up_and_none_is_negative(
     parts_us = (compute + traced_us - 230.0, wait, transfer, other, idle)
     base = replace(BASE, ledger=Ledger(traced_us, *parts_us, tracer_us=tracer_us))
     found = predict(base, Scenario(**question), COSTS)  # type: ignore[arg-type]
-    assert found.ledger is not None
-    assert found.step_us is not None
-    values = found.ledger.parts_us.values()
+    values = known(found.ledger).parts_us.values()
     assert min(values) >= 0
-    assert sum(values) + (tracer_us or 0.0) == pytest.approx(found.step_us)
-    assert found.exposed_us == pytest.approx(found.ledger.exposed_us or 0.0)
+    assert sum(values) + (tracer_us or 0.0) == pytest.approx(known(found.step_us))
+    assert found.exposed_us == pytest.approx(known(found.ledger).exposed_us or 0.0)
 
 
 def test_only_the_largest_part_holds_a_step_up() -> None:
     """63 of 612 ms are exposed: compute, and not communication, holds this step up."""
     base = Ledger(580e3, 520e3, 10e3, 20e3, 0.0, 30e3)
     then = Ledger(612e3, 519e3, 13e3, 50e3, 0.0, 30e3)
-    said = Prediction(8, 1, 4, 612e3, 600e3, 630e3, 63e3, 0.9, "compute", ledger=then)
-    assert answer_sentences(["8 devices"], [said], partial(detail_sentences, base)) == [
+    prediction = Prediction(8, 1, 4, 612e3, 600e3, 630e3, 63e3, 0.9, "compute", ledger=then)
+    assert answer_sentences(["8 devices"], [prediction], partial(detail_sentences, base)) == [
         "8 devices: 612.0 ms a step (90% band 600.0 to 630.0), 90% of perfect scaling. Held up most by compute (519.0 ms). "
         "Against the base, exposed transfer grows by 30.0 ms."
     ]

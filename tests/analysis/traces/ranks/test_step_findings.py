@@ -1,4 +1,4 @@
-"""Ranks that number or time the same steps differently, and the reason that is given where nothing is split."""
+"""Idle devices, and ranks that number or time the same steps differently; expectations by hand."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,14 +9,88 @@ import pytest
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.traced_run import traced_run, traces_said
+from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import ddp_trace, write_trace
 from tests.helpers.made_traces import launch, on_device, step, write
+from tests.helpers.paths import DATA
+from tests.helpers.run_cells import windows
 from tests.helpers.several_jobs import lengthened
 
+DDP = Cell(strategy="ddp", devices=2, batch_size=8)
+
+
+def test_idle_is_a_mean_over_whole_windows_of_the_device_that_is_most_idle() -> None:
+    """Device 0 of rank 0: 600 and 200 us of 1,000 us, rank 1 100 us; rank 0's first window does not count."""
+    steps = windows(DDP, 3, step_us=1000.0, idle_us=100.0, host_copy_us=0.0)
+    steps.loc[steps["rank"] == 0, "idle_us"] = [1000.0, 600.0, 200.0]
+    steps.loc[steps["step"] == 0, "partial_window"] = True
+    (found,) = idle_findings(Table.from_frame(steps), "ddp-d2-b8")
+    assert found.code == "device_idle"
+    message = "ddp-d2-b8: 1 of 2 devices idle 40% of a step, most of all device 0 of rank 0 (400.0 µs of 1.00 ms): host"
+    assert found.message.startswith(message)
+
+
+def test_host_copies_within_the_idle_time_are_named() -> None:
+    single = Cell(strategy="single", devices=1, batch_size=8)
+    (found,) = idle_findings(Table.from_frame(windows(single, 2, step_us=1000.0, idle_us=500.0, host_copy_us=100.0)))
+    message = (
+        "device 0 of rank 0 is idle 50% of a step (500.0 µs of 1.00 ms, 100.0 µs of it copying from or to the host)"
+    )
+    assert found.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("unlaunched_us", "data_wait_us", "code"),
+    [
+        (400.0, 0.0, "launch_bound"),
+        (400.0, 100.0, "launch_bound"),  # 300 us of 1,000 in which data was there and nothing launched
+        (400.0, 101.0, "device_idle"),  # the loader's share
+        (299.0, 0.0, "device_idle"),
+        (400.0, None, "device_idle"),  # who knows whether the loader was waited for
+    ],
+)
+def test_a_host_that_launches_too_slowly_is_distinguished_from_a_loader(
+    unlaunched_us: float, data_wait_us: float | None, code: str
+) -> None:
+    single = Cell(strategy="single", devices=1, batch_size=8)
+    steps = windows(single, 2, step_us=1000.0, idle_us=500.0, host_copy_us=0.0, unlaunched_us=unlaunched_us)
+    (found,) = idle_findings(Table.from_frame(steps), "single-d1-b8", data_wait_us)
+    assert found.code == code
+    assert ("launch-bound, for 400.0 µs" in found.message) == (code == "launch_bound" and data_wait_us == 0.0)
+
+
+@pytest.mark.parametrize("idle_us", [0.0, 299.0])
+def test_a_device_that_is_mostly_busy_is_not_reported(idle_us: float) -> None:
+    assert not list(idle_findings(Table.from_frame(windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0))))
+
+
+def test_without_a_device_there_is_no_finding() -> None:
+    steps = windows(DDP, 2, step_us=1000.0, idle_us=900.0, host_copy_us=0.0)
+    assert list(idle_findings(Table.from_frame(steps)))
+    steps["device"] = None
+    assert not list(idle_findings(Table.from_frame(steps)))
+
+
+def test_a_real_device_idle_for_three_quarters_of_its_steps() -> None:
+    """Steps 5 and 6 of the A100 trace: idle 170.8 of 219.8 and 167.4 of 225.0 ms, 338.2 / 444.8 = 76%."""
+    analysis = analyze_traces([DATA / "a100x2_ddp_resnet50_rank0.json.gz"])
+    (found,) = [one for one in analysis.findings if one.code == "device_idle"]
+    assert found.message.startswith("device 0 of rank 0 is idle 76% of a step (169.1 ms of 222.4 ms)")
+
+
+def test_a_single_traced_step_has_its_finding() -> None:
+    """Its start is not recorded; there is no other step to judge by."""
+    steps = windows(DDP, 1, step_us=1000.0, idle_us=740.0, host_copy_us=0.0).assign(partial_window=True)
+    (found,) = idle_findings(Table.from_frame(steps))
+    assert found.message.startswith("2 of 2 devices idle 74% to 74% of a step")
+
+
 WAIT_US = 100.0
-TOLD: dict[str, Any] = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 2}
+RECORDED: dict[str, Any] = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 2}
 
 
 def numbered(
@@ -27,9 +101,9 @@ def numbered(
         events = []
         for index in range(3):
             begin, start = 1_000.0 * index, 500.0 + WAIT_US * rank
-            told = TOLD | ({"Seq": 40 + index} if sequence else {}) | {"Collective name": kind.lower()}
+            recorded = RECORDED | ({"Seq": 40 + index} if sequence else {}) | {"Collective name": kind.lower()}
             events += [step(first + index, begin, 1_000), launch(index + 1, begin + 5)]
-            events.append(on_device(f"ncclDevKernel_{kind}_Sum_f32", begin + start, 700 - start, index + 1, **told))
+            events.append(on_device(f"ncclDevKernel_{kind}_Sum_f32", begin + start, 700 - start, index + 1, **recorded))
         write(folder, events, rank, 2, host_name="node")
     return analyze_traces([folder])
 
@@ -68,7 +142,7 @@ def test_steps_of_other_series_are_not_matched(tmp_path: Path) -> None:
     assert "all ranks" not in analysis.not_split.next_step
 
 
-def test_the_traces_of_all_ranks_are_asked_for_only_where_one_is_missing(tmp_path: Path) -> None:
+def test_traces_of_all_ranks_are_requested_only_if_one_is_missing(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         write_trace(ddp_trace(rank, 4).trace, tmp_path / f"rank{rank}.json")
     analysis = analyze_traces(tmp_path)
@@ -82,7 +156,7 @@ def test_the_action_names_why_waiting_is_unknown(tmp_path: Path) -> None:
     for index in range(3):
         begin = 1_000.0 * index
         events += [step(index + 1, begin, 1_000), launch(index + 1, begin + 5)]
-        events.append(on_device("ncclDevKernel_AllReduce_Sum_f32", begin + 50, 900, index + 1, **TOLD))
+        events.append(on_device("ncclDevKernel_AllReduce_Sum_f32", begin + 50, 900, index + 1, **RECORDED))
     run = traced_run(analyze_traces([write(tmp_path, events, 0, 2)]), [tmp_path])
     action = run_verdict(run, compare(run)).action.text
     assert "Read the traces of all ranks" in action
@@ -116,12 +190,12 @@ def test_a_rank_that_computes_twenty_times_longer_is_the_straggler(tmp_path: Pat
         events = []
         for index in range(10):
             begin = 2_000.0 * index
-            told = TOLD | {"Seq": index}
+            recorded = RECORDED | {"Seq": index}
             events += [step(index, begin, 2_000), launch(2 * index + 1, begin + 1), launch(2 * index + 2, begin + 2)]
             events.append(on_device("ampere_sgemm", begin + 10, compute_us, 2 * index + 1))
             start = begin + 10 + compute_us
             events.append(
-                on_device("ncclDevKernel_AllReduce_Sum_f32", start, begin + 1_110 - start, 2 * index + 2, 9, **told)
+                on_device("ncclDevKernel_AllReduce_Sum_f32", start, begin + 1_110 - start, 2 * index + 2, 9, **recorded)
             )
         write(tmp_path, events, rank, 2, host_name="node")
     analysis = analyze_traces([tmp_path])

@@ -15,14 +15,14 @@ import pytest
 import tensorboard.program
 
 from dpscope.launch import cli
-from dpscope.launch.commands import tensorboard_server
-from dpscope.launch.commands.tensorboard_server import check_address, serve
+from dpscope.launch.commands import tensorboard as command
+from dpscope.launch.commands.tensorboard import check_address, serve
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "said"), [("localhost", 99999, "--port 99999"), ("localhost", -1, "--port -1")]
+    ("host", "port", "expected"), [("localhost", 99999, "--port 99999"), ("localhost", -1, "--port -1")]
 )
 def test_an_address_that_cannot_be_is_refused_before_the_folder_is_written(
     tmp_path: Path,
@@ -30,14 +30,14 @@ def test_an_address_that_cannot_be_is_refused_before_the_folder_is_written(
     capsys: pytest.CaptureFixture[str],
     host: str,
     port: int,
-    said: str,
+    expected: str,
 ) -> None:
     command = ["dpscope", "tensorboard", str(EXAMPLE_RUN / "cells"), "--host", host, "--port", str(port)]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"dpscope: {said}: a port is a number from 0 to 65535; 0 takes a free one\n"
+    assert capsys.readouterr().err == f"dpscope: {expected}: a port is a number from 0 to 65535; 0 takes a free one\n"
 
 
 def test_a_taken_port_and_an_unknown_host_are_named() -> None:
@@ -76,7 +76,7 @@ def test_processes_that_have_ended_are_waited_for(tmp_path: Path, monkeypatch: p
         time.sleep(0.1)
 
     monkeypatch.setattr(tensorboard.program, "TensorBoard", Server)
-    monkeypatch.setattr(tensorboard_server, "time", SimpleNamespace(sleep=wait))
+    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=wait))
     with pytest.raises(KeyboardInterrupt):
         serve(tmp_path, "localhost", 0, lambda address: None)
     assert not Path(f"/proc/{started[0].pid}").exists()

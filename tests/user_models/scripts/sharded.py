@@ -21,6 +21,8 @@ def main() -> None:
         optimizer.zero_grad()
         model(torch.randn(8, 16)).sum().backward()
         optimizer.step()
+    if distributed.get_rank() == 0:
+        print("trained")
     # A gloo thread that frees the last all-gather's tensors needs the GIL: if the interpreter is already shutting down,
     # torch aborts the process. The barrier lets that thread finish first.
     distributed.barrier()

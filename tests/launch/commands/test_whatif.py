@@ -61,7 +61,7 @@ def test_predictions_do_not_depend_on_the_times_of_the_rows_predicted(tmp_path: 
 def test_wrong_use_is_one_line(tmp_path: Path) -> None:
     nothing = tmp_path / "none.csv"
     cases = {
-        (V100,): "say what to predict",
+        (V100,): "name what to predict",
         (V100, "--devices", "4", "--measured", V100): "one of them",
         (V100, "--devices", "4,x"): "--devices 'x': give whole numbers",
         (V100, "--devices", "4", "--batch-size", "0"): "--batch-size '0': give whole numbers",
@@ -100,7 +100,7 @@ def test_the_first_thing_said_is_the_answer(tmp_path: Path) -> None:
 
 
 def test_a_table_that_names_no_nodes_is_asked_for_devices_alone(tmp_path: Path) -> None:
-    # Nothing tells where the devices are, before or after: 16 are predicted from 2, 4 and 8, not refused as two nodes.
+    # Nothing shows where the devices are, before or after: 16 are predicted from 2, 4 and 8, not refused as two nodes.
     table = tmp_path / "steps.csv"
     table.write_text("ranks,step_ms\n1,100\n2,104\n4,106\n8,109\n")
     entry = json.loads(whatif(table, "--devices", "16", "--format", "json").stdout)["predictions"][0]

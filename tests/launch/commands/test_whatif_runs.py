@@ -76,7 +76,7 @@ def test_the_replayed_step_and_the_figure_are_written(tmp_path: Path) -> None:
 def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     text = " ".join(whatif(A100, "--devices", "4", "--jitter", "3%").stdout.split())
     assert "1 of 2 ranks: transfers are upper bounds" in text
-    # Its launches, of a step of 222 ms, as the README of the data says: 169.1 ms are idle. Without them transfers, longer on 4
+    # Its launches, of a step of 222 ms, from the README of the data: 169.1 ms are idle. Without them transfers, longer on 4
     # devices, are exposed, and the compute next to them is slower.
     assert "idle time of the devices saves 155.7 ms" in text
     assert "NA of wait, transfer: the traces of the base do not separate waiting from transfer" in text
@@ -110,6 +110,7 @@ def test_the_solved_row_is_printed_next_to_the_base() -> None:
     assert "2 devices, faster 1.33  20.00" in text  # its ledger
 
 
+@pytest.mark.long
 def test_the_solution_is_in_json_and_in_csv() -> None:
     run = ROOT / "examples" / "run_cpu"
     arguments = (run, "--solve", "faster", "--need", "step-ms=20", "--format")

@@ -1,16 +1,18 @@
-"""A run's DataParallel phases and who made whom wait: tables and JSON, over repeats, by hand."""
+"""Phases, waits and contention as tables and JSON, over repeats, by hand."""
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
-from dpscope.analysis.report.phase_table import run_phases
-from dpscope.analysis.report.wait_table import RANK_PARTS, rank_table, run_waits
+from dpscope.analysis.report.rank_tables import RANK_PARTS, contention_table, rank_table, run_phases, run_waits
 from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.traces.ranks.contention import Contention, Contentions
 from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import loaded
 from tests.helpers.run_cells import cell_data, windows
@@ -36,7 +38,7 @@ def with_waits(per_repeat: list[tuple[float, float]]) -> CellData:
 
 
 def test_waits_are_means_over_all_repeats() -> None:
-    """Rank 0 waits 30 us a step in repeat 0, rank 1 10 us in repeat 1, nobody in repeat 2: 30/3 and 10/3 us a step."""
+    """Rank 0 waits 30 us a step in repeat 0, rank 1 10 us in repeat 1, no rank in repeat 2: 30/3 and 10/3 us a step."""
     table = run_waits([with_waits([(30.0, 0.0), (0.0, 10.0), (0.0, 0.0)])])
     assert table is not None
     assert table.headings[0] == "cell"
@@ -84,15 +86,15 @@ def test_phases_are_means_over_repeats_without_the_first_step() -> None:
 
 
 @pytest.mark.long
-def test_the_example_run_tells_both_in_tables_and_json() -> None:
+def test_the_example_run_has_both_in_tables_and_json() -> None:
     report = make_report(loaded())
     shown = report.tables
     assert {row[0] for row in shown["dp_phases"].rows} == {"dp-host-d2-b8"}
     assert {row[0] for row in shown["waits"].rows} == {"ddp-d2-b8"}
-    told = json.loads(run_json(report))
-    assert {row["phase"] for row in told["dp_phases"]} >= {"replicate", "scatter", "gather", "gradient_reduce"}
-    assert {(row["cell"], row["repeat"]) for row in told["waits"]} <= {("ddp-d2-b8", 0), ("ddp-d2-b8", 1)}
-    assert sum(row["wait_us"] for row in told["waits"]) > 0
+    content = json.loads(run_json(report))
+    assert {row["phase"] for row in content["dp_phases"]} >= {"replicate", "scatter", "gather", "gradient_reduce"}
+    assert {(row["cell"], row["repeat"]) for row in content["waits"]} <= {("ddp-d2-b8", 0), ("ddp-d2-b8", 1)}
+    assert sum(row["wait_us"] for row in content["waits"]) > 0
 
 
 def test_the_parts_of_a_ranks_row_add_up_to_its_step() -> None:
@@ -107,3 +109,28 @@ def test_the_parts_of_a_ranks_row_add_up_to_its_step() -> None:
 
 def test_a_job_of_one_rank_has_no_table_of_ranks() -> None:
     assert rank_table([data for data in loaded().measured if data.cell.devices == 1]) is None
+
+
+EVERY = Contention(None, 1.25, Interval(1.1, 1.4), 0.2, Interval(0.1, 0.3), 800.0, 40, 0.5)
+
+
+def table(found: Contentions) -> Any:
+    return contention_table({"ddp-d2-b8": (found, 4000.0)})
+
+
+def test_costs_and_net_gains_are_per_step() -> None:
+    """20% of 4 ms are 0.8 ms; an operator with half of the overlapped time has half of both."""
+    one = replace(EVERY, operator="aten::mm", overlapped_us=400.0, ratio_interval=None)
+    shown = table(Contentions(EVERY, (one,)))
+    assert shown.rows == (
+        ("ddp-d2-b8", "all operators", "1.25", "1.10 to 1.40", "4.00", "0.80", "3.20", "50%"),
+        ("ddp-d2-b8", "aten::mm", "1.25", "NA", "2.00", "0.40", "1.60", "50%"),
+    )
+
+
+def test_five_operators_are_shown_and_nothing_without_an_estimate() -> None:
+    operators = tuple(replace(EVERY, operator=f"aten::op{index}", overlapped_us=100.0) for index in range(8))
+    assert [row[1] for row in table(Contentions(EVERY, operators)).rows][1:] == [
+        f"aten::op{index}" for index in range(5)
+    ]
+    assert table(Contentions(None, reason="no kernel ran while communication ran")) is None

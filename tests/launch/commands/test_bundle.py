@@ -7,14 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.launch.cli import app
-from dpscope.launch.commands import share
+from dpscope.launch.commands import bundle
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import EXAMPLE_RUN
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(share, "_machine_notes", lambda: {"doctor": {"checks": []}})  # a process of its own in doctor
+    monkeypatch.setattr(bundle, "_machine_notes", lambda: {"doctor": {"checks": []}})  # doctor starts a process
     monkeypatch.chdir(tmp_path)
     shutil.copytree(EXAMPLE_RUN, tmp_path / "mine")
     return tmp_path / "mine"
@@ -32,11 +32,11 @@ def test_it_lists_and_writes(run: Path) -> None:
 
 
 def test_wrong_use_is_one_line(run: Path) -> None:
-    for arguments, said in (
+    for arguments, expected in (
         (["bundle", "mine", "-o", "b.tar"], "b.tar does not end in .zip"),
         (["bundle", "nowhere"], "nowhere does not exist"),
     ):
-        with pytest.raises(DpscopeError, match=said) as raised:
+        with pytest.raises(DpscopeError, match=expected) as raised:
             CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert "\n" not in str(raised.value)
 
@@ -44,5 +44,5 @@ def test_wrong_use_is_one_line(run: Path) -> None:
 def test_a_run_without_results_is_bundled_with_the_reason(run: Path) -> None:
     shutil.rmtree(run / "cells")
     notes: dict[str, object] = {}
-    assert share._findings(run, notes) == []
+    assert bundle._findings(run, notes) == []
     assert "failed" in str(notes["analysis"])

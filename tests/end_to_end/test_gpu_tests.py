@@ -133,7 +133,6 @@ def test_all_reduces_of_two_ranks(first: dict[str, Any], begins: list[str]) -> N
     assert [text.startswith(start) for text, start in zip(found, begins, strict=True)] == [True] * len(begins)
 
 
-@pytest.mark.process
 def test_all_reduces_of_a_real_run(tmp_path: Path) -> None:
     """On the CPU: gradients of 268 parameters, gloo, DDP's own counters."""
     run = tmp_path / "run"
@@ -255,8 +254,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_calibration_is_one_of_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
     two_gpus(monkeypatch)
-    asked: dict[str, Any] = dict(CALIBRATION)
-    settings = calibration_settings(device="cuda", **asked)
+    options: dict[str, Any] = dict(CALIBRATION)
+    settings = calibration_settings(device="cuda", **options)
     assert (settings.devices, settings.sizes, settings.collectives) == ((2,), (64 << 20,), ("all_reduce",))
 
 
@@ -297,7 +296,6 @@ def test_verdicts_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.M
         assert lines[-1]["values"] == {"x": number}
 
 
-@pytest.mark.process
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 def test_without_a_gpu_every_test_is_skipped_with_its_reason(tmp_path: Path) -> None:
     """As `make gpu` runs them: exit status 0, JUnit, verdicts and the support bundle are there."""
@@ -318,7 +316,6 @@ def test_without_a_gpu_every_test_is_skipped_with_its_reason(tmp_path: Path) -> 
         assert bundle.namelist() == ["verdicts.jsonl"]
 
 
-@pytest.mark.process
 def test_the_support_bundle_holds_every_run(tmp_path: Path) -> None:
     shutil.copytree(DATA / "run_tiny", tmp_path / "single")
     (tmp_path / "doctor.txt").write_text("torch ok\n")
@@ -334,7 +331,6 @@ def job(folder: Path, what: str) -> tuple[int, JobFolder]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False).returncode, own
 
 
-@pytest.mark.process
 def test_jobs_of_two_processes(tmp_path: Path) -> None:
     """On the CPU: all-reduces are timed; a rank without memory ends the job and is reported."""
     from dpscope.launch.jobs.job_files import read_failures
@@ -347,14 +343,12 @@ def test_jobs_of_two_processes(tmp_path: Path) -> None:
     assert "out_of_memory" in {note.kind for note in read_failures(folder.path)}
 
 
-@pytest.mark.process
 def test_the_plain_script(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.gpu.plain_script", "cpu", "2", "2"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(ended.stdout)["step_us"] > 0
 
 
-@pytest.mark.process
 def test_a_late_rank_is_named_on_the_cpu(tmp_path: Path) -> None:
     named = late_ranks(Bench(tmp_path, 0, kind="cpu"), "--model", "tests.gpu.models:late_tiny", "--batch-size", "4")
     assert any("rank 1" in message for message in named), named

@@ -1,0 +1,188 @@
+"""Findings about a measured cell: compiled late or not at all, nothing hidden by its NCCL engine, the same inputs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, Compilation, RankResult
+from dpscope.profiling.records.strategies import CellStrategy
+from tests.helpers.made_traces import launch, on_device, step, write
+from tests.helpers.run_cells import all_reduces, cell_data, rank_result, run_of, windows
+
+CELL = Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(compile="default"))
+SOUND = Compilation(seconds=20.0, graphs=2, parts=4, breaks=1)
+
+
+def compilation_codes(first: Compilation | None, second: Compilation | None) -> list[tuple[str, str]]:
+    ranks = [
+        msgspec.structs.replace(rank_result(rank, 2), compilation=compilation)
+        for rank, compilation in enumerate((first, second))
+    ]
+    return [(one.code, one.message) for one in compilation_findings(CELL, ranks)]
+
+
+def test_a_cell_compiled_in_warm_up_has_no_finding_and_neither_has_one_that_is_not_compiled() -> None:
+    assert compilation_codes(SOUND, SOUND) == []
+    assert compilation_codes(None, None) == []
+
+
+def test_a_rank_that_captured_nothing_is_an_error() -> None:
+    nothing = Compilation(seconds=0.5, graphs=0, parts=0, breaks=3)
+    assert compilation_codes(SOUND, nothing) == [
+        (
+            "not_compiled",
+            "ddp-d2-b8-compile-default: rank 1 captured no graph and broke off at 3 places, so the model ran as without "
+            "--compile.",
+        )
+    ]
+
+
+def test_graphs_captured_after_warm_up_are_told_of_the_rank_with_most() -> None:
+    late = msgspec.structs.replace(SOUND, graphs=5, late_graphs=3)
+    later = msgspec.structs.replace(SOUND, graphs=6, late_graphs=4)
+    assert compilation_codes(late, later) == [
+        (
+            "compiled_late",
+            "ddp-d2-b8-compile-default: rank 1 compiled 4 of its 6 graphs after warm-up: timed or traced steps hold the time "
+            "of it.",
+        )
+    ]
+
+
+DDP = Cell(strategy="ddp", devices=2, batch_size=8)
+TWO_BUCKETS = [(400.0, 0.0, 3_000.0), (900.0, 5_000.0, 7_000.0)]
+
+
+def engine_messages(
+    hidden_us: float,
+    cell: Cell = DDP,
+    engine: str | None = "ProcessGroupNCCL2",
+    buckets: list[tuple[float, float, float]] = TWO_BUCKETS,
+) -> list[str]:
+    ranks = [msgspec.structs.replace(rank_result(rank, 2), nccl_engine=engine) for rank in range(2)]
+    steps = windows(cell, 3, communication_us=10_000.0, hidden_us=hidden_us, exposed_us=10_000.0 - hidden_us)
+    return [one.message for one in engine_findings(cell, ranks, steps, all_reduces(cell, 3, buckets))]
+
+
+def test_nothing_hidden_on_the_second_engine_is_told() -> None:
+    """0.4 of 10 ms are 4%: next to nothing."""
+    (message,) = engine_messages(400.0)
+    assert message.startswith(
+        "ddp-d2-b8: 4% of its communication (10.0 ms a step) is hidden behind compute, and ProcessGroupNCCL2"
+    )
+    assert "not confirmed on hardware" in message
+
+
+def serialised(folder: Path, behind_us: float) -> TraceAnalysis:
+    """Three steps; in each a kernel 0-100 us, an all-reduce from 100 - `behind_us`, 100 us long, then both once more."""
+    events = []
+    for index in range(3):
+        begin = 1_000.0 * index
+        events.append(step(index + 1, begin, 1_000))
+        for part in range(2):
+            at, number = begin + 10 + 200 * part, 10 * index + 2 * part + 1
+            events += [launch(number, begin + 1 + 2 * part), launch(number + 1, begin + 2 + 2 * part)]
+            events.append(on_device("ampere_sgemm", at, 100, number))
+            events.append(
+                on_device("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 100 - behind_us, 100, number + 1, 20)
+            )
+    write(folder, events)
+    return analyze_traces([folder])
+
+
+@pytest.mark.parametrize(("behind_us", "hidden_us", "count"), [(0.0, 0.0, 1), (50.0, 100.0, 0)])
+def test_a_trace_of_a_serialised_engine(tmp_path: Path, behind_us: float, hidden_us: float, count: int) -> None:
+    """200 us of communication a step; of each all-reduce 50 us beside its kernel are 100 hidden."""
+    analysis = serialised(tmp_path, behind_us)
+    steps = analysis.steps.query("step > 1").assign(repeat=0)
+    assert steps["communication_us"].tolist() == [200.0, 200.0]
+    assert steps["hidden_us"].tolist() == [hidden_us, hidden_us]
+    ranks = [msgspec.structs.replace(rank_result(0, 2), nccl_engine="ProcessGroupNCCL2")]
+    assert len(engine_findings(DDP, ranks, steps, analysis.collectives.assign(repeat=0))) == count
+
+
+@pytest.mark.parametrize(
+    "near",
+    [
+        {"hidden_us": 600.0},  # 6% is hidden
+        {"hidden_us": 0.0, "engine": "ProcessGroupNCCL"},
+        {"hidden_us": 0.0, "engine": None},  # gloo
+        {"hidden_us": 0.0, "buckets": TWO_BUCKETS[:1]},  # complete when backward is over, on any engine
+        {"hidden_us": 0.0, "cell": msgspec.structs.replace(DDP, variant="", options=CellOptions(overlap="off"))},
+    ],
+)
+def test_what_has_another_reason_is_not(near: dict[str, object]) -> None:
+    assert engine_messages(**near) == []  # type: ignore[arg-type]
+
+
+def ranks(cell: Cell, inputs: tuple[int | None, ...], model_parallel: bool = False) -> list[RankResult]:
+    return [
+        msgspec.structs.replace(
+            rank_result(rank, len(inputs)),
+            attached=AttachedProcess(cell, True, inputs=one, model_parallel=model_parallel),
+        )
+        for rank, one in enumerate(inputs)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "inputs", "expected"),
+    [
+        ("ddp", (1, 2), []),
+        ("ddp", (None, None), []),  # constant inputs show nothing
+        ("ddp", (1, None), []),
+        ("ddp", (1, 1), ["same_inputs: ddp-d2-b8: 2 processes trained on the same inputs in the first steps"]),
+        ("custom", (7, 7), ["model_parallel: custom-d2-b8: 2 processes trained on the same inputs in the first steps"]),
+        ("custom", (7, 8), []),
+        (
+            "fsdp",
+            (1, 1, 2, 2),
+            ["same_inputs: fsdp-d4-b8: 4 processes trained on 2 different inputs in the first steps"],
+        ),
+    ],
+)
+def test_processes_on_the_same_inputs_are_a_warning(
+    strategy: CellStrategy, inputs: tuple[int | None, ...], expected: list[str]
+) -> None:
+    cell = Cell(strategy, len(inputs), 8)
+    assert [f"{one.code}: {one.message}" for one in input_findings(cell, ranks(cell, inputs))] == expected
+
+
+def test_parameters_sharded_without_fsdp_are_a_warning_whatever_the_inputs() -> None:
+    cell = Cell("custom", 2, 8)
+    for inputs, rest in (((1, 2), ""), ((1, 1), "; 2 processes trained on the same inputs in the first steps")):
+        (warning,) = input_findings(cell, ranks(cell, inputs, model_parallel=True))
+        assert warning.message == f"custom-d2-b8: parameters are sharded without FSDP{rest}"
+
+
+def test_a_script_without_a_single_device_cell_is_given_the_command_that_adds_one() -> None:
+    def cells(*of: tuple[CellStrategy, int]) -> list[str]:
+        made = [
+            cell_data(
+                Cell(strategy, devices, 8),
+                [[1000.0] * 8] * 2,
+                windows(Cell(strategy, devices, 8), 2, 2, step_us=2.0, compute_us=1.0, idle_us=1.0),
+            )
+            for strategy, devices in of
+        ]
+        run = run_of(*made)
+        assert run.recorded is not None
+        run = replace(run, recorded=msgspec.structs.replace(run.recorded, script="train.py --lr 1"))
+        return [
+            f"{one.message}; {one.next_step}"
+            for one in conclusions(run, compare(run))
+            if one.code == "no_single_device"
+        ]
+
+    (missing,) = cells(("ddp", 1), ("ddp", 2))
+    assert missing.startswith("ddp-d2-b8: no single-device cell with the same options")
+    assert missing.endswith(" -- train.py --lr 1")
+    assert "dpscope attach --devices single --out " in missing
+    assert cells(("single", 1), ("ddp", 2)) == []
+    assert cells(("ddp", 1)) == []

@@ -1,0 +1,157 @@
+"""Gradients of real gloo processes: variants of DDP, the stand-in for DataParallel, and testing in shards, step by step."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpscope.launch.workload.models import build_model
+from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.tasks import BuiltModel
+from dpscope.profiling.records.run import Cell, CellOptions
+from tests.helpers.paths import USER_MODELS
+from tests.helpers.ranks import run_ranks
+
+spec = importlib.util.spec_from_file_location("gradients", USER_MODELS / "gradients.py")
+assert spec is not None
+assert spec.loader is not None
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+
+LAYERED, DOUBLE = "tiny_models:layered", "tiny_models:double"
+EXACT = {
+    "no overlap": CellOptions(overlap="off"),
+    "small buckets": CellOptions(bucket_mb=1),
+    "bucket views": CellOptions(gradient_as_bucket_view="on"),
+    "static graph": CellOptions(static_graph="on"),
+    "all of them": CellOptions(overlap="off", gradient_as_bucket_view="on", static_graph="on"),
+    "local buffers": CellOptions(broadcast_buffers="off"),  # batch norm trains on its own batch's statistics
+}
+HALF = {"fp16": CellOptions(comm_hook="fp16"), "bf16": CellOptions(comm_hook="bf16")}
+# Half a unit in the last place of fp16's 11 and bf16's 8 significant bits, twice (sent, and summed).
+HALF_TOLERANCE = {"fp16": 2 * 2**-11, "bf16": 2 * 2**-8}
+MICRO = {
+    "two": CellOptions(accumulate=2),
+    "eight": CellOptions(accumulate=8),
+    "uneven": CellOptions(accumulate=3),
+    "static graph, bucket views": CellOptions(accumulate=4, static_graph="on", gradient_as_bucket_view="on"),
+}
+
+
+def cell(options: CellOptions = CellOptions()) -> Cell:  # noqa: B008 (frozen)
+    return Cell(strategy="ddp", devices=2, batch_size=8, options=options)
+
+
+WANTED = [(LAYERED, options) for options in (CellOptions(), *EXACT.values(), *HALF.values(), MICRO["two"])]
+WANTED += [(DOUBLE, options) for options in (CellOptions(), *MICRO.values())]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(USER_MODELS))
+    torch.set_num_threads(1)
+
+
+def job(folder: Path, ranks: int, **request: object) -> dict[str, Any]:
+    text = msgspec.json.encode({"cells": [], "shares": [], **request}).decode()
+    run_ranks([sys.executable, "gradients.py", text, str(folder / "found.pt")], ranks, cwd=USER_MODELS)
+    found: dict[str, Any] = torch.load(folder / "found.pt")
+    return found
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All that two ranks are run for, from one job."""
+    cells = [(model, cell(options)) for model, options in WANTED]
+    return job(tmp_path_factory.mktemp("gradients"), 2, cells=cells, shares=["resnet18_cifar"])
+
+
+@pytest.fixture(scope="module")
+def ddp(two: dict[str, Any]) -> dict[tuple[str, CellOptions], list[Tensor]]:
+    """Gradients by model and options."""
+    return dict(zip(WANTED, two["cells"], strict=True))
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    assert expected.norm() > 0
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_how_gradients_travel_changes_no_bit(ddp: dict[tuple[str, CellOptions], list[Tensor]], name: str) -> None:
+    expected, found = ddp[LAYERED, CellOptions()], ddp[LAYERED, EXACT[name]]
+    assert len(expected) == script.STEPS
+    assert expected[0].numel() == 625_664
+    assert not torch.equal(expected[0], expected[1])  # it trains
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_hooks_round_gradients_and_no_more(ddp: dict[tuple[str, CellOptions], list[Tensor]], dtype: str) -> None:
+    expected, found = ddp[LAYERED, CellOptions()][0], ddp[LAYERED, HALF[dtype]][0]
+    assert found.dtype == torch.float32
+    assert 0 < relative_error(found, expected) < HALF_TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", MICRO)
+def test_micro_batches_add_up_to_the_whole_batch(ddp: dict[tuple[str, CellOptions], list[Tensor]], name: str) -> None:
+    expected, found = ddp[DOUBLE, CellOptions()], ddp[DOUBLE, MICRO[name]]
+    assert found[0].dtype == torch.float64
+    assert len(found) == script.STEPS
+    # The loss is computed in fp32, whose rounding is the same in both but for thirds.
+    bound = 1e-6 if name == "uneven" else 1e-10
+    assert all(relative_error(one, other) < bound for one, other in zip(found, expected, strict=True))
+
+
+def test_dataparallel_cuts_its_batch_into_the_same_micro_batches(
+    ddp: dict[tuple[str, CellOptions], list[Tensor]],
+) -> None:
+    """With batch norm, whose statistics depend on which samples shared a micro-batch on a device."""
+    options = MICRO["two"]
+    host = script.gradients_of(LAYERED, Cell(strategy="dp-host", devices=2, batch_size=8, options=options), 0)
+    assert relative_error(host[0], ddp[LAYERED, options][0]) < 1e-6
+    assert relative_error(host[0], ddp[LAYERED, CellOptions()][0]) > 1e-3
+
+
+def host_gradients(model: str, devices: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    built = build_model(model)
+    wrapped = wrap(built.model, "dp-host", devices, torch.device("cpu"))
+    images, labels = script.whole_batch(devices, built.input_shape, built.classes)
+    nn.functional.cross_entropy(wrapped(images), labels).backward()  # type: ignore[no-untyped-call]
+    return gradients(built)
+
+
+def gradients(built: BuiltModel) -> list[Tensor]:
+    found = [parameter.grad for parameter in built.model.parameters()]
+    assert len(found) > 1
+    return [gradient for gradient in found if gradient is not None]
+
+
+def test_two_devices_give_ddps_gradients_bit_for_bit(two: dict[str, Any]) -> None:
+    expected = two["shares"]["resnet18_cifar"]
+    actual = host_gradients("resnet18_cifar", 2)
+    assert sum(gradient.numel() for gradient in expected) == 11_173_962
+    assert all(torch.equal(first, second) for first, second in zip(actual, expected, strict=True))
+
+
+def test_four_devices_give_ddps_gradients_but_for_the_order_of_sums(tmp_path: Path) -> None:
+    model = "tiny_models:tiny"
+    shares = job(tmp_path, 4, shares=[model])["shares"][model]
+    expected = torch.cat([gradient.flatten() for gradient in shares])
+    actual = torch.cat([gradient.flatten() for gradient in host_gradients(model, 4)])
+    assert expected.norm() > 0
+    assert (actual - expected).norm() <= 1e-6 * expected.norm()
+
+
+def test_uneven_shards_add_up_to_the_whole(two: dict[str, Any]) -> None:
+    loss, accuracy, samples, whole_loss, right, buffers_kept = two["tested"]
+    assert samples == script.SAMPLES
+    assert loss == pytest.approx(whole_loss, rel=1e-6)
+    assert accuracy == pytest.approx(100 * right / script.SAMPLES)
+    assert buffers_kept
