@@ -26,6 +26,7 @@ _GROUPS = {
     "estimates": "Estimates by subtraction",
     "predictions": "Predictions",
     "bandwidth": "Effective bandwidth",
+    "device": "How much of a device is used",
     "checks": "Checks",
 }
 _UNITS = {
@@ -36,6 +37,9 @@ _UNITS = {
     "ratio": "ratio",
     "share": "fraction of 1",
     "percent": "%",
+    "points": "points of 100",
+    "flops": "FLOPs",
+    "flop_rate": "1e12 FLOPs per second",
     "count": "count",
     "text": "text",
     "flag": "true or false",

@@ -1,20 +1,20 @@
-"""docs/commands.md, generated from the commands' own signatures.
+"""docs/commands.md, generated from the commands' signatures.
 
 python docs/_tools/commands_docs.py
 """
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from dpscope.launch.cli import app
-from dpscope.launch.commands.option_defaults import defaults
+from dpscope.launch.cli import COMMANDS, app
 from dpscope.profiling.store.files import write_text
 
 PATH = Path("docs/commands.md")
@@ -44,23 +44,21 @@ class Parameter:
 
 def commands_page() -> str:
     """The whole page."""
-    return _INTRODUCTION + "".join(_section(callback) for callback in commands().values())
+    return _INTRODUCTION + "".join(map(_section, COMMANDS))
 
 
-def commands() -> dict[str, Callable[..., object]]:
-    """The functions behind the commands, by name."""
-    registered = [command.callback for command in app.registered_commands]
-    return {callback.__name__: callback for callback in registered if callback is not None}
-
-
-def parameters(callback: Callable[..., object]) -> Iterator[Parameter]:
+def parameters(command: str) -> Iterator[Parameter]:
     """What a command takes, in the order of its signature."""
-    hints = get_type_hints(callback, include_extras=True)
-    for name, parameter in inspect.signature(callback).parameters.items():
-        if get_origin(hints[name]) is not Annotated:
-            raise TypeError(f"{callback.__name__}: {name} is not Annotated with an option or argument of typer")
-        kind, info = get_args(hints[name])[:2]
+    for name, parameter in inspect.signature(_command(command).callback).parameters.items():
+        if get_origin(parameter.annotation) is not Annotated:
+            raise TypeError(f"{command}: {name} is not Annotated with an option or argument of typer")
+        kind, info = get_args(parameter.annotation)[:2]
         yield _parameter(name, kind, info, parameter.default)
+
+
+def _command(name: str) -> Any:
+    contents: Any = typer.main.get_command(app)
+    return contents.commands[name]
 
 
 def _parameter(name: str, kind: Any, info: ArgumentInfo | OptionInfo, default: object) -> Parameter:
@@ -90,21 +88,14 @@ def _type_name(kind: Any) -> str:
     return _TYPES[kind]
 
 
-def _section(callback: Callable[..., object]) -> str:
-    found = list(parameters(callback))
-    usage = " ".join(["dpscope", callback.__name__, *(one.written for one in found if one.is_argument)])
+def _section(command: str) -> str:
+    found = list(parameters(command))
+    usage = " ".join(["dpscope", command, *(one.written for one in found if one.is_argument)])
     options = " [OPTIONS]" if any(not one.is_argument for one in found) else ""
-    lines = [
-        f"\n## {callback.__name__}\n",
-        inspect.cleandoc(callback.__doc__ or ""),
-        "",
-        "```",
-        f"{usage}{options}",
-        "```",
-    ]
+    lines = [f"\n## {command}\n", COMMANDS[command], "", "```", f"{usage}{options}", "```"]
     if found:
         lines += ["", "| option | takes | default | |", "| --- | --- | --- | --- |"]
-        chosen = defaults(callback.__name__)
+        chosen = _command(command).defaults()
         lines += [
             f"| `{one.written}` | {one.takes} | {_code(one.default or chosen.get(_option(one), ''))} | {one.meaning} |"
             for one in found

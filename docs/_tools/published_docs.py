@@ -1,4 +1,4 @@
-"""`docs/published-results.md`: study by study, what was claimed, what holds and what does not.
+"""`examples/published/results.md`: study by study, what was claimed, what holds and what does not.
 
 `python docs/_tools/published_docs.py`, in the repository's root, writes the page from `examples/published`.
 """
@@ -23,25 +23,24 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_text
 
 EXAMPLES = Path("examples/published")
-PAGE = Path("docs/published-results.md")
+PAGE = EXAMPLES / "results.md"
 
 _INTRODUCTION = """# Published results, audited
 
-Made by `python docs/_tools/published_docs.py` from [examples/published](../examples/published/README.md); edit
-those tables, not this page. Each study is told in the same order: its times, what was claimed from them, what holds,
-what does not, and what its source states that no computation over the tables can show.
+Made by `python docs/_tools/published_docs.py` from the [tables in this folder](README.md); edit those tables, not this
+page. For each study: its times, what was claimed from them, what holds, what does not, and what its source states that
+no computation over the tables can show.
 
-Words: T_N is the time of an epoch on N devices, b the batch per device, G = N b the global batch, S the bytes of the
-gradients, (512, 4) a batch_size of 512 on 4 devices. An interval is what the clock's resolution allows: a time read to
-r seconds is taken as T +- r, which covers a rounded print, a truncated one and a difference of two truncated clock
-readings; no table says which of these it holds.
+T_N is the time of an epoch on N devices, b the batch per device, G = N b the global batch, S the bytes of the
+gradients; (512, 4) means a batch_size of 512 on 4 devices. Intervals come from the clock's resolution: a time read to
+r seconds is taken as T +- r, which covers rounding, truncation and the difference of two truncated clock readings.
 
-A claim "holds" when the sound value has its printed digits, rounded or cut off; a difference of times may be one of
-the last digit off, since the times were rounded first. The sound form of
-communication from epoch times is `same_local_batch`, T_N - T_1/N with T_1 at the same batch per device: added wall
-time, not total communication, as overlap hides some of it and contention and waiting add. Where no such T_1 was
-measured there is no sound value. Effective bandwidth is the bytes a device must move in an epoch over that added time,
-and no rate of a link.
+A claim "holds" if the sound value, rounded or truncated, has its printed digits; a difference of times may be off by one
+in the last digit, since the times were rounded first. The sound form of communication from epoch times is
+`same_local_batch`, T_N - T_1/N with T_1 at the same batch per device. It is added wall time, not total communication:
+overlap hides some communication, and contention and waiting add time. If no such T_1 was measured, there is no sound
+value. Effective bandwidth is the bytes that a device must move in an epoch over that added time; it is not the rate of a
+link.
 """
 
 
