@@ -8,7 +8,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The versions that CI last passed with. CONSTRAINTS=/dev/null installs the newest; `make constraints` records those.
 CONSTRAINTS ?= constraints.txt
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint $(VENV)/constraints.txt
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint $(VENV)/constraints.txt
+# pip compiles bytecode on one core; this does it on all of them.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 # Let the second Python import what is installed for the first one, by a .pth file of the third name.
 see_packages_of = $(1) -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
 	> "$$($(2) -c 'import site; print(site.getsitepackages()[0])')/$(3).pth"
@@ -20,6 +22,8 @@ endif
 # end. PYTEST_ARGS= runs one test at a time.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count(), 4))')
 PYTEST_ARGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+# Child processes keep the bytecode of dpscope and the tests, also where the environment turns that off.
+unexport PYTHONDONTWRITEBYTECODE
 # These compare times with DDP's own clock, a link's rate or planted delays, so nothing else runs next to them.
 TESTED_ALONE := $(addprefix tests/end_to_end/,test_real_run.py test_shaped_link.py test_overlap_causes.py)
 
@@ -53,7 +57,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-# dpscope itself checked on this machine's GPUs, in ten minutes, in twenty on several; without a GPU every test says why it is
+# dpscope itself checked on this machine's GPUs, in ten minutes, in twenty on several; without a GPU every test reports why it is
 # skipped. Verdicts, JUnit, runs and the support bundle go to GPU_OUT.
 gpu: $(VENV)/.installed-dev
 	@mkdir -p $(GPU_OUT)
@@ -64,7 +68,7 @@ gpu: $(VENV)/.installed-dev
 digits: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/digits_accuracy.py
 
-# Peers are measured in an environment of their own: they pin other versions of what dpscope uses.
+# Peers are measured in a separate environment: they pin other versions of what dpscope uses.
 bench: $(VENV)/.installed .venv-bench/.installed
 	$(BIN)/python benchmarks/whole_process.py
 	$(BIN)/python benchmarks/trace_reading.py --gib --hta-python .venv-bench/bin/python
@@ -80,7 +84,7 @@ bench: $(VENV)/.installed .venv-bench/.installed
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check HolisticTraceAnalysis==0.5.0
 	@touch $@
 
-# `dpscope attach` on trainings by other packages, in an environment of their own: they pull in dozens of packages.
+# `dpscope attach` on trainings by other packages, in a separate environment: they pull in dozens of packages.
 frameworks: $(VENV)/.installed-dev
 	$(BIN)/python -m venv .venv-frameworks
 	@$(call see_packages_of,$(BIN)/python,.venv-frameworks/bin/python,dpscope)
@@ -99,7 +103,7 @@ docs: $(VENV)/.installed
 # The documents as pages with search, in build/site; a broken link is an error.
 site: $(VENV)/.installed
 	$(PIP) --editable '.[docs]'
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("dpscope needs Python 3.11 or later; this is " + sys.version.split()[0] + ": give another with PYTHON=python3.12")'
@@ -131,11 +135,15 @@ constraints:
 $(VENV)/.installed: $(VENV)/constraints.txt pyproject.toml
 	@echo 'Installing dpscope and its dependencies into $(VENV), once$(if $(filter system,$(TORCH)),: the torch of $(PYTHON) is used, (with torch 5 GB: about two minutes))'
 	$(PIP) --editable '.[digits]'
+	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
-	$(PIP) --editable '.[dev]'
-	@touch $@
+# All of it at once, so that packages are looked up and built once.
+$(VENV)/.installed-dev: $(VENV)/constraints.txt pyproject.toml
+	@echo 'Installing dpscope, its dependencies and what checks it into $(VENV), once'
+	$(PIP) --editable '.[digits,dev]'
+	@$(COMPILE)
+	@touch $(VENV)/.installed $@
 
 clean:
 	rm -rf $(VENV) .venv-bench .venv-frameworks build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

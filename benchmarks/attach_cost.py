@@ -1,10 +1,10 @@
-"""What does `dpscope attach` add to a timed step? Blocks of an attached loop beside blocks of the same loop left alone.
+"""What does `dpscope attach` add to a timed step? Blocks of an attached loop against blocks of the same loop alone.
 
     python benchmarks/attach_cost.py [--pairs 200]
 
 One model on one CPU thread is attached to and within its timed window: torch's hook after the optimizer's step, what its class
 does at the model's call, one reading of the clock. For the bare blocks both are taken away. A pair runs both, every second
-one in the other order; what is told is the median of the pairs' differences per step with its 95% interval (order statistics, no
+one in the other order; the result is the median of the pairs' differences per step with its 95% interval (order statistics, no
 distribution assumed), of the processor's time of this thread and of the wall clock, and its share of a step of 5 ms. Four loops:
 
 - a tiny layer, step after step: what the hooks take where nothing empties the caches;
@@ -12,7 +12,7 @@ distribution assumed), of the processor's time of this thread and of the wall cl
 - the same with four micro-batches in a step, each of which calls the model;
 - a model that computes for about 5 ms.
 
-The first three are held to 1% of 5 ms by the processor's time, which other programs disturb least; the last is shown beside them,
+The first three are held to 1% of 5 ms by the processor's time, which other programs disturb least; the last is only shown,
 since its differences are those of two numbers a hundred times as large.
 """
 
@@ -127,15 +127,15 @@ def show(case: Case, bare: list[Clocks], attached: list[Clocks]) -> bool:
     """Print what is added; returns whether a case that is judged stays within MOST_SHARE by the interval's upper end."""
     within = True
     for clock, name in enumerate(("processor", "wall clock")):
-        alone, beside = [one[clock] for one in bare], [one[clock] for one in attached]
-        added = sorted(second - first for first, second in zip(alone, beside, strict=True))
+        alone_us, attached_us = [one[clock] for one in bare], [one[clock] for one in attached]
+        added = sorted(second - first for first, second in zip(alone_us, attached_us, strict=True))
         outer = int(binom.ppf(0.025, len(added), 0.5))
         low, high = added[max(0, outer - 1)], added[min(len(added) - 1, len(added) - outer)]
         median = statistics.median(added)
         if clock == 0:
             within = high <= MOST_SHARE * STEP_US
         sys.stdout.write(
-            f"{case.name:18} {name:10}: bare {statistics.median(alone):.0f} us a step, attached adds {median:+.1f} us (95%: "
+            f"{case.name:18} {name:10}: bare {statistics.median(alone_us):.0f} us a step, attached adds {median:+.1f} us (95%: "
             f"{low:+.1f} to {high:+.1f}; {len(added)} pairs), {median / STEP_US:+.2%} of 5 ms\n"
         )
     return within or not case.judged

@@ -2,7 +2,7 @@
 
 torchrun ... benchmarks/attached_rank.py OUT TURNS SCRIPT [ARGUMENTS]
 
-TURNS is JSON, for each run "bare", "attached" or "blocks", and a port of its own. Where the clocks stood at the end of each step
+TURNS is JSON, for each run "bare", "attached" or "blocks", and a port. Where the clocks stood at the end of each step
 of run K goes to OUT/<K>_<rank>.json, as [wall clock, processor time of the thread] in nanoseconds; an attached one's run folder
 is OUT/run<K>.
 
@@ -44,7 +44,7 @@ Clocks = list[tuple[int, int]]
 
 
 def run(command: list[str], ended: Callable[[str], None], read: Callable[..., None] | None = None) -> Clocks:
-    """Run the script without its output; the clocks at the end of each step of its first optimizer, or where `read` says."""
+    """Run the script without its output; the clocks at the end of each step of its first optimizer, or where `read` is called."""
     first: list[Optimizer] = []
     clocks_ns: Clocks = []
 
@@ -106,7 +106,7 @@ def block_is_attached(index: int) -> bool:
 def main() -> None:
     out, turns, command = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]
     torch.set_num_threads(1)
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # each run makes a store, at a port of its own
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # each run makes a store, at its own port
     for index, (way, port) in enumerate(turns):
         os.environ["MASTER_PORT"] = port
         assert not _global_optimizer_post_hooks, "the last run left a hook"

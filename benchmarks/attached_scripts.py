@@ -13,18 +13,18 @@ by torchrun (gloo) with one process and with two, in two ways:
   that dpscope timed with the same steps of the bare run: each run's median. A pair is two runs side by side.
 
 Two clocks are read at each of the first optimizer's steps, by a hook of benchmarks/attached_rank.py: the wall clock, and the
-processor's time of the training's thread, in which all of dpscope's work is done. Ranks are averaged. Told is the median of the
-pairs' ratios with its 95% interval (bootstrap over pairs).
+processor's time of the training's thread, in which all of dpscope's work is done. Ranks are averaged. The result is the median
+of the pairs' ratios with its 95% interval (bootstrap over pairs).
 
 Of blocks, the processor's ratio is what the thread computes more in the attached one as a share of the step by the wall clock: of
 two processes a third of the step is waiting for the other.
 
 Within 1% is a script whose whole interval of blocks is, by the wall clock, or where noise makes that interval wider by the
-processor's time, which other programs disturb less; and whose whole runs do not say that it is above. Where the interval is too
-wide as well, nothing is decided: that is told, and is no pass. What dpscope tells of each step of a whole run must be what the
-hook saw, but for some microseconds: the last line has the largest difference of a run's medians.
+processor's time, which other programs disturb less; and whose whole runs do not show that it is above. Where the interval is too
+wide as well, nothing is decided: that is printed, and is no pass. What dpscope stores of each step of a whole run must be what
+the hook saw, but for some microseconds: the last line has the largest difference of a run's medians.
 
-Last, the plain loop beside `dpscope run` of the same model, batch size and optimizer, as commands of their own in the same
+Last, the plain loop against `dpscope run` of the same model, batch size and optimizer, as separate commands in the same
 order: by the wall clock, and for two processes the bytes that each rank communicates in a step, which must be equal. Both train
 on a batch that is there: a loader of the script's would be part of its steps.
 """
@@ -65,7 +65,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "own_trainer": ("--epochs", "2", "--steps", "35", "--width", "800", "--batch-size", "32", "--workers", "0"),
     "compiled_gpt": ("--steps", "70", "--width", "112", "--backend", "aot_eager"),
 }
-WIDTH = 1500  # of the plain loop beside dpscope's own
+WIDTH = 1500  # of the plain loop compared with dpscope's own
 FIRST_AND_SECOND = ((0, 1), (1, 0))  # by turns: A B B A
 
 CLOCKS = ("wall clock", "processor")
@@ -107,11 +107,11 @@ def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
 
 @dataclass(frozen=True)
 class Compared:
-    """What a script's jobs tell of its attached steps beside its bare ones."""
+    """A script's attached steps compared with its bare ones."""
 
     blocks: tuple[Ratio, ...]  # by each clock
     runs: tuple[Ratio, ...]
-    told_us: float  # the largest difference between dpscope's median step of a run and the hook's
+    difference_us: float  # the largest difference between dpscope's median step of a run and the hook's
 
     @property
     def verdict(self) -> str:
@@ -139,7 +139,7 @@ def compare_ways(script: str, processes: int, block_pairs: int, pairs: int) -> C
     return Compared(
         tuple(ratio_of([one[clock] for one in blocks]) for clock in (0, 1)),
         tuple(ratio_of([one[clock] for one, _ in found]) for clock in (0, 1)),
-        max(told for _, told in found),
+        max(difference_us for _, difference_us in found),
     )
 
 
@@ -172,17 +172,17 @@ def _pair(out: Path, index: int, processes: int) -> tuple[list[tuple[float, floa
     bare, attached = (2 * index + FIRST_AND_SECOND[index % 2].index(way) for way in (0, 1))
     medians, off = [], 0.0
     for rank in range(processes):
-        told = _told(out / f"run{attached}", rank)
-        assert len(told) >= 20, "too few steps were timed"
+        kept_us = _kept_steps_us(out / f"run{attached}", rank)
+        assert len(kept_us) >= 20, "too few steps were timed"
         runs = [np.diff(json.loads((out / f"{run}_{rank}.json").read_text()), axis=0) / 1e3 for run in (bare, attached)]
-        at = [WARMUP - 1 + step for step in told]  # the difference of two ends is the second one's step
+        at = [WARMUP - 1 + step for step in kept_us]  # the difference of two ends is the second one's step
         medians.append([np.median(steps[at], axis=0) for steps in runs])
-        off = max(off, abs(statistics.median(told.values()) - medians[-1][1][0]))
+        off = max(off, abs(statistics.median(kept_us.values()) - medians[-1][1][0]))
     mean = np.mean(medians, axis=0)  # by way and clock
     return [(float(mean[0, clock]), float(mean[1, clock])) for clock in (0, 1)], off
 
 
-def _told(run: Path, rank: int) -> dict[int, float]:
+def _kept_steps_us(run: Path, rank: int) -> dict[int, float]:
     """Microseconds of each step that dpscope kept, by its number after the warm-up."""
     (planned,) = RunFolder(run).manifest().plan
     ((_, folder),) = RunFolder(run).done_repeats(planned.cell)
@@ -259,30 +259,30 @@ def main() -> None:
     parser.add_argument("--scripts", default=",".join(SIZES))
     parser.add_argument("--processes", default="1,2")
     parser.add_argument("--built-in-pairs", type=int, default=4, help="0: none")
-    given = parser.parse_args()
-    counts = [int(one) for one in given.processes.split(",")]
+    arguments = parser.parse_args()
+    counts = [int(one) for one in arguments.processes.split(",")]
     verdicts, off_us, equal_bytes = [], 0.0, True
-    for script in given.scripts.split(","):
+    for script in arguments.scripts.split(","):
         for count in counts:
-            found = compare_ways(script, count, given.block_pairs, given.pairs)
+            found = compare_ways(script, count, arguments.block_pairs, arguments.pairs)
             verdicts.append(found.verdict)
-            off_us = max(off_us, found.told_us)
+            off_us = max(off_us, found.difference_us)
             (wall, processor), (runs, _) = found.blocks, found.runs
-            _say(
+            _print(
                 f"{_named(script, count)} bare {wall.first_us / 1e3:.2f} ms a step, attached {wall.text} by the wall clock, "
                 f"{processor.text} by the processor, {wall.pairs} pairs of blocks; whole runs {runs.text}, {runs.pairs} pairs: "
                 f"{found.verdict}"
             )
-    for count, (ratio, equal) in compare_built_in(given.built_in_pairs).items() if given.built_in_pairs else ():
+    for count, (ratio, equal) in compare_built_in(arguments.built_in_pairs).items() if arguments.built_in_pairs else ():
         equal_bytes &= equal
         bytes_text = "" if count == 1 else f"; bytes a step {'equal' if equal else 'DIFFER'}"
-        _say(
+        _print(
             f"{_named('plain_loop', count)} dpscope run {ratio.first_us / 1e3:.2f} ms a step, attached {ratio.text}, "
             f"{ratio.pairs} pairs{bytes_text}"
         )
     within = sum(one.startswith("within") for one in verdicts)
     above = sum(one.startswith("MORE") for one in verdicts)
-    _say(
+    _print(
         f"attached is within 1% of bare in {within} of {len(verdicts)}, above in {above}, not decided in "
         f"{len(verdicts) - within - above}; dpscope's medians are within {off_us:.1f} us of the hook's"
     )
@@ -293,7 +293,7 @@ def _named(script: str, count: int) -> str:
     return f"{f'{script} x {count}':18}"
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

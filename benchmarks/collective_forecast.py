@@ -1,4 +1,4 @@
-"""How wrong `dpscope calibrate --predict` is on counts that it was not shown: generated clusters, and public measurements.
+"""How wrong `dpscope calibrate --predict` is on counts that were held out: generated clusters, and public measurements.
 
 python benchmarks/collective_forecast.py
 
@@ -54,10 +54,10 @@ def scored(times: Times, largest: int, per_node: int) -> Iterator[tuple[float, C
     """Distance, answer, truth and the law's own time of every point beyond the largest count given."""
     given = calibration_of({devices: own for devices, own in times.items() if devices <= largest}, per_node)
     found = forecasts(given, [devices for devices in times if devices > largest])
-    for said, law in zip(found, laws_alone_us(given, found), strict=True):
-        truth = times[said.devices].get(said.size_bytes)
-        if truth is not None and said.size_bytes >= SMALLEST:
-            yield said.devices / largest, said, truth, law
+    for forecast, law in zip(found, laws_alone_us(given, found), strict=True):
+        truth = times[forecast.devices].get(forecast.size_bytes)
+        if truth is not None and forecast.size_bytes >= SMALLEST:
+            yield forecast.devices / largest, forecast, truth, law
 
 
 def report(name: str, found: list[tuple[float, CollectiveForecast, float, float]]) -> None:
@@ -65,11 +65,11 @@ def report(name: str, found: list[tuple[float, CollectiveForecast, float, float]
     for one in found:
         by_distance[one[0]].append(one)
     for distance, own in sorted(by_distance.items()):
-        known = [(said, truth) for _, said, truth, _ in own if said.time_us is not None]
-        errors = [abs((said.time_us or 0.0) / truth - 1) for said, truth in known]
-        inside = [(said.low_us or 0.0) <= truth <= (said.high_us or math.inf) for said, truth in known]
+        known = [(forecast, truth) for _, forecast, truth, _ in own if forecast.time_us is not None]
+        errors = [abs((forecast.time_us or 0.0) / truth - 1) for forecast, truth in known]
+        inside = [(forecast.low_us or 0.0) <= truth <= (forecast.high_us or math.inf) for forecast, truth in known]
         law = [abs(time / truth - 1) for _, _, truth, time in own]
-        width = [math.sqrt((said.high_us or 0.0) / (said.low_us or 1.0)) for said, _ in known]
+        width = [math.sqrt((forecast.high_us or 0.0) / (forecast.low_us or 1.0)) for forecast, _ in known]
         answered = (
             f"median error {np.median(errors):4.0%}, inside {np.mean(inside):4.0%}, band x/{np.median(width):.2f}"
             if known

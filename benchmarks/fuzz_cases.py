@@ -159,7 +159,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def case(number: int, bombs: bool = True) -> tuple[str, bytes]:
-    """The name and the content of a case's file, the same whenever it is asked."""
+    """The name and the content of a case's file, always the same."""
     rng = random.Random(number)
     text = rng.choice(sources())
     for _ in range(rng.choice((0, 1, 1, 2, 4))):

@@ -6,7 +6,7 @@ A case is a number: it chooses a file (on one line, in Kineto's layout, fused, w
 mutations of its text (bytes, brackets, quotes, nesting, huge strings, numbers, whole events) and of its compressed bytes, and
 bombs in head, body, tail and between events. It fails with a traceback, past a limit, or where an invariant is broken: step =
 compute + exposed + idle; communication = hidden + exposed; no union longer than its step; no time negative. Failures are
-listed with their numbers; `--first N --cases 1` runs one again, and exit status 1 says that there are some.
+listed with their numbers; `--first N --cases 1` runs one again, and the exit status is 1 if there are some.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def wrong(path: Path) -> str | None:
         return broken_invariant(analysis.steps, analysis.collectives)
     except DpscopeError as error:
         return "an error of several lines" if "\n" in str(error).replace(str(path), "") else None
-    except Exception:  # every other is a failure, and is told with its place
+    except Exception:  # every other is a failure, reported with its place
         return traceback.format_exc()
 
 
@@ -70,7 +70,7 @@ def broken_invariant(steps: Any, collectives: Any) -> str | None:
 
 
 def run_one(number: int, folder: Path) -> str | None:
-    """A case in a process of its own, within its limits; what is wrong, None if nothing is."""
+    """A case in a separate process, within its limits; the failure, None if there is none."""
     name, content = case(number)
     path = folder / str(number) / name
     path.parent.mkdir()
@@ -96,7 +96,7 @@ def _limited(path: Path, write: int) -> None:
     resource.setrlimit(
         resource.RLIMIT_CPU, (int(begun.ru_utime + begun.ru_stime) + SECONDS + 1, resource.RLIM_INFINITY)
     )
-    # Of data, what was there when it began beside it: libraries map much that they never touch.
+    # On top of the data mapped before: libraries map much that they never touch.
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY_BYTES, resource.RLIM_INFINITY))
     answer = wrong(path)
     os.write(write, (answer or "").encode(errors="replace")[-4000:])
@@ -110,7 +110,7 @@ def _data_bytes() -> int:
 
 def _shared(numbers: list[int]) -> list[tuple[int, str]]:
     with tempfile.TemporaryDirectory() as name:
-        return [(number, told) for number in numbers if (told := run_one(number, Path(name)))]
+        return [(number, failure) for number in numbers if (failure := run_one(number, Path(name)))]
 
 
 def main() -> None:
@@ -129,9 +129,9 @@ def main() -> None:
     failed = 0
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
         for failures in pool.imap(_shared, shares):
-            for number, told in failures:
+            for number, failure in failures:
                 failed += 1
-                sys.stdout.write(f"case {number}: {told}\n")
+                sys.stdout.write(f"case {number}: {failure}\n")
                 sys.stdout.flush()
                 if arguments.keep:
                     arguments.keep.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,8 @@
     python benchmarks/many_ranks.py [--runs 5] [--ranks 8] [--copies 5]
 
 All of `analyze_traces` is timed, and the start and end of its processes. Forks import nothing again, so they are the least that
-processes can cost; dpscope starts its own afresh, since a fork copies the caller's threads, locks and handlers. Beside it: what
-these cores give processes that share nothing, a loop of pure arithmetic. Ratios are of paired runs.
+processes can cost; dpscope starts its own afresh, since a fork copies the caller's threads, locks and handlers. For comparison:
+what these cores give processes that share nothing, a loop of pure arithmetic. Ratios are of paired runs.
 """
 
 import argparse

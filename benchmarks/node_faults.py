@@ -5,7 +5,7 @@
 Two hosts as network namespaces (root, iproute2). A run of one cell over both meets, at a random moment of each kind of fault:
 kill -9 of one node's dpscope, of the first node's (rank 0's), or the network gone. For every fault a line: seconds until both
 commands had ended, processes that were left after 10 more seconds, and whether the same command then completed the run. Of a node
-that is lost before the two have met nobody can know that it will not come: the other one waits for it as for any that is late.
+that is lost before the two have met cannot be known to be lost: the other one waits for it as for a late one.
 """
 
 import argparse
@@ -32,7 +32,7 @@ FAULTS = ("kill node 1", "kill node 0", "cut the network")
 OPTIONS = ("--strategy", "ddp", "--devices", "2x1", "--wait-for-nodes", f"{WAIT_FOR_NODES_S:g}")
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     """Print a line at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
@@ -43,24 +43,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=10, help="of each kind of fault")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     if (why := why_no_hosts()) is not None:
-        tell(f"not run: {why}")
+        report(f"not run: {why}")
         return 0
-    random.seed(asked.seed)
+    random.seed(arguments.seed)
     bad = 0
     with several_hosts(2, rate="1gbit") as hosts:
         usual_s = _usual_s(hosts)
-        tell(f"seed {asked.seed}, load {os.getloadavg()[0]:.1f}; undisturbed: {usual_s:.1f} s")
+        report(f"seed {arguments.seed}, load {os.getloadavg()[0]:.1f}; undisturbed: {usual_s:.1f} s")
         for fault in FAULTS:
-            took = [_one(hosts, fault, random.uniform(0.3, usual_s)) for _ in range(asked.moments)]
+            took = [_one(hosts, fault, random.uniform(0.3, usual_s)) for _ in range(arguments.moments)]
             bad += sum(not one.well for one in took)
             seconds = [one.ended_s for one in took if one.had_met]
             if seconds:
-                tell(
+                report(
                     f"{fault}: ended after {statistics.median(seconds):.1f} s (median), {max(seconds):.1f} s at most\n"
                 )
-    tell("all ended, nothing was left, all resumed" if not bad else f"{bad} went wrong")
+    report("all ended, nothing was left, all resumed" if not bad else f"{bad} went wrong")
     return int(bad > 0)
 
 
@@ -99,7 +99,7 @@ def _one(hosts: list[Host], fault: str, after_s: float) -> Fault:
         except subprocess.TimeoutExpired:
             statuses = "hung"
         finally:
-            hosts[1].mend()
+            hosts[1].reconnect()
         ended_s = time.monotonic() - began_s
         left = _left(out)
         for process in command.processes:
@@ -108,7 +108,7 @@ def _one(hosts: list[Host], fault: str, after_s: float) -> Fault:
         resumed = again.wait() == [0, 0]
         met = "" if had_met else ", before they had met"
         well = isinstance(statuses, list) and not left and resumed
-        tell(
+        report(
             f"  {fault} after {after_s:.1f} s{met}: exit statuses {statuses}, {ended_s:.1f} s, {len(left)} processes left, "
             f"{'resumed' if resumed else 'not resumed: ' + again.everything()[-500:]}"
         )

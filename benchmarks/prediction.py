@@ -2,7 +2,7 @@
 
     python benchmarks/prediction.py [--repeats 5] [--devices 2] [--batch-size 32] [--steps 10] [--out FOLDER]
 
-CIFAR's ResNet-18. Per bucket: the median over repeats of a repeat's median transfer, with the repeats' range, beside the
+CIFAR's ResNet-18. Per bucket: the median over repeats of a repeat's median transfer, with the repeats' range, next to the
 calibration's prediction, which knows the size alone. Without overlap it is to be right within 25%; with overlap the distance
 is what computing at the same time costs the all-reduces (on a CPU they share the cores), and no error of the calibration.
 """
@@ -36,7 +36,7 @@ class Bucket(NamedTuple):
 
 
 def measure(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
-    """Calibrate, run, and what `dpscope analyze` says of it."""
+    """Calibrate, run, and the analysis by `dpscope analyze`."""
     devices = str(arguments.devices)
     run_options = {
         "--strategy": "single,ddp", "--overlap": "on,off", "--devices": f"1,{devices}", "--out": str(out),
@@ -44,13 +44,13 @@ def measure(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
     }  # fmt: skip
     _dpscope("calibrate", "--collectives", "all_reduce,broadcast", "--devices", devices, "--out", str(out))
     _dpscope("run", *(part for option in run_options.items() for part in option))
-    told = subprocess.run([*DPSCOPE, "analyze", str(out), "--format", "json"], check=False, stdout=subprocess.PIPE)
-    report: dict[str, Any] = json.loads(told.stdout)
+    analyzed = subprocess.run([*DPSCOPE, "analyze", str(out), "--format", "json"], check=False, stdout=subprocess.PIPE)
+    report: dict[str, Any] = json.loads(analyzed.stdout)
     return report
 
 
 def _dpscope(*arguments: str) -> None:
-    """Run a command; status 1 is a finding against the run, which its own output tells."""
+    """Run a command; status 1 is a finding against the run, which its output shows."""
     status = subprocess.run([*DPSCOPE, *arguments], check=False, stdout=sys.stderr).returncode
     if status > 1:
         raise SystemExit(status)

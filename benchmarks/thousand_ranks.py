@@ -1,11 +1,11 @@
-"""What do the traces of a thousand ranks cost? Partials of generated ranks analysed, in time and memory, beside their bars.
+"""What do the traces of a thousand ranks cost? Partials of generated ranks analysed, in time and memory, against their bars.
 
     python benchmarks/thousand_ranks.py [--runs 3] [--small]
 
-Each analysis is a process of its own, imports included, and its peak is the kernel's; what it took of a core tells how far other
-programs of a machine that is not quiet made it longer. Reducing is set beside reading alone, on
+Each analysis is a separate process, imports included, and its peak is the kernel's; its time on a core shows how far other
+programs of the machine made it longer. Reducing is compared with reading alone, on
 copies of the A100 trace; the partial's size is of these. Killed: `dpscope reduce` is ended by SIGKILL at moments spread over its
-time and run again, and what it then holds is compared with a call that nobody ended. --small shows that it works, in seconds.
+time and run again, and what it then holds is compared with an undisturbed call. --small shows that it works, in seconds.
 """
 
 import argparse
@@ -38,9 +38,9 @@ from dpscope.analysis.output.many_ranks import HostOptions, fold_ranks, placed
 from dpscope.analysis.partials.merge import analyze_partials
 found, places = placed(analyze_partials(sys.argv[1]), HostOptions())
 fold_ranks(found, places)
-said = [one.message for one in found.findings if one.code == "waiting_for_node"]
+messages = [one.message for one in found.findings if one.code == "waiting_for_node"]
 peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps([time.perf_counter() - start, peak_mb, len(found.tables.collectives), said, time.process_time()]))
+print(json.dumps([time.perf_counter() - start, peak_mb, len(found.tables.collectives), messages, time.process_time()]))
 """
 
 
@@ -84,7 +84,7 @@ def analyze(job: Job, runs: int, folder: Path) -> bool:
 
 
 def reduce(copies: int, runs: int, folder: Path) -> bool:
-    """Reducing a node's eight ranks beside reading them, in one process; and the size of what is written."""
+    """Reducing a node's eight ranks against reading them, in one process; and the size of what is written."""
     paths = [folder / f"0_{rank}.pt.trace.json.gz" for rank in range(PER_NODE)]
     for rank, path in enumerate(paths):
         make_trace(copies, path, rank, PER_NODE)

@@ -1,11 +1,11 @@
-"""What does dpscope's timed pass add to a step? Its loop beside a bare one, on a small model.
+"""What does dpscope's timed pass add to a step? Its loop against a bare one, on a small model.
 
     python benchmarks/timed_pass_cost.py [--pairs 300] [--steps 5] [--batch-size 8] [--processes 6]
 
 ResNet-8 for CIFAR on one CPU thread, the same model, batch and optimizer. The bare loop is forward, backward, step, zero_grad and
 nothing else, the clock around all of it. Both loops alternate: within one process on a single layer, whose steps are short
 enough to show what the loop itself takes; then on ResNet-8; then as processes that run one of them. A pair runs bare and
-dpscope, every second one in the other order; what is told is the median of the pairs' differences per step with its 95% interval
+dpscope, every second one in the other order; the result is the median of the pairs' differences per step with its 95% interval
 (order statistics, no distribution assumed), their quartiles and their number: of the wall clock, and of the processor's time,
 which other programs on the machine disturb less.
 """
@@ -52,7 +52,7 @@ class OneLayer(nn.Module):
 
 
 def make_loops(batch_size: int, steps: int, own: nn.Module | None = None) -> dict[str, Block]:
-    """`steps` steps of each loop, of ResNet-8 or of a model of one's `own`."""
+    """`steps` steps of each loop, of ResNet-8 or of the model `own`."""
     workload = Workload(model="resnet8_cifar", data="synthetic")
     torch.manual_seed(0)
     built = build_model(workload.model)

@@ -1,4 +1,4 @@
-"""How fast and how small is reading a trace? Ratios against peers and against a floor, each in a process of its own.
+"""How fast and how small is reading a trace? Ratios against peers and against a floor, each in a separate process.
 
     python benchmarks/trace_reading.py [--runs 5] [--copies 8] [--hta-python PATH] [--gib]
 
@@ -122,7 +122,7 @@ CANDIDATES = {"dpscope": _dpscope, "floor": _floor, "hta": _hta, "tb": _tb}
 
 
 def measure_here(candidate: str, path: str) -> None:
-    """In a process of its own: time one candidate, print seconds and peak memory."""
+    """In a separate process: time one candidate, print seconds and peak memory."""
     run = CANDIDATES[candidate]()
     start = time.perf_counter()
     kept = run(path)

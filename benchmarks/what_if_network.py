@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
         errors.append(abs(off))
         bands.add(predicted.low_us, predicted.high_us, measured)
         same.append(abs(question.base.step_us / measured - 1))
-        sys.stdout.write(f"{cell.name}: {_told(question, predicted.step_us, measured, off)}\n")
+        sys.stdout.write(f"{cell.name}: {_compared(question, predicted.step_us, measured, off)}\n")
         sys.stdout.flush()
     sys.stdout.write(
         f"{len(errors)} cells: median {100 * np.median(errors):.1f}%, worst {100 * max(errors):.1f}% (wanted <= 4 and 10%) | "
@@ -134,14 +134,16 @@ def delayed_cells(out: Path) -> int:
             timed = NodeCommand(late, base.resolve(), "calibrate", *CALIBRATED)
             assert timed.wait(CELL_TIMEOUT_S) == [0, 0], timed.everything()
             question = base_of_run(base, None)
-            sys.stdout.write(f"{delay_ms} ms, base: {_beside(question)}\n")
+            sys.stdout.write(f"{delay_ms} ms, base: {_base_text(question)}\n")
             for index, cell in enumerate(DELAYED):
                 predicted = predict(question.base, cell.scenario, question.costs)
                 measured = run_cell(cell, out / f"delayed{delay_ms}_cell{index}", late, DEVICE)
                 off = (predicted.step_us or float("nan")) / measured - 1
                 errors.append(abs(off))
                 bands.add(predicted.low_us, predicted.high_us, measured)
-                sys.stdout.write(f"{delay_ms} ms, {cell.name}: {_told(question, predicted.step_us, measured, off)}\n")
+                sys.stdout.write(
+                    f"{delay_ms} ms, {cell.name}: {_compared(question, predicted.step_us, measured, off)}\n"
+                )
                 sys.stdout.flush()
     sys.stdout.write(
         f"with delay: median {100 * np.median(errors):.1f}%, worst {100 * max(errors):.1f}% (wanted <= 8%)\n"
@@ -150,7 +152,7 @@ def delayed_cells(out: Path) -> int:
     return 0
 
 
-def _beside(question: Question) -> str:
+def _base_text(question: Question) -> str:
     base = question.base
     return (
         f"{base.step_us / 1e3:.1f} ms; two all-reduces in flight take "
@@ -158,7 +160,7 @@ def _beside(question: Question) -> str:
     )
 
 
-def _told(question: Question, predicted_us: float | None, measured_us: float, off: float) -> str:
+def _compared(question: Question, predicted_us: float | None, measured_us: float, off: float) -> str:
     shown = "NA" if predicted_us is None else f"{predicted_us / 1e3:.1f}"
     rule = 100 * (question.base.step_us / measured_us - 1)
     return f"measured {measured_us / 1e3:.1f} ms, predicted {shown} ({100 * off:+.1f}%), nothing changes {rule:+.1f}%"
@@ -171,7 +173,7 @@ def measure(cell: ShapedCell, out: Path) -> float:
 
 
 def run_cell(cell: ShapedCell, out: Path, hosts: Sequence[Host], interface: str) -> float:
-    """The same on hosts that are there, over that interface of theirs."""
+    """The same on existing hosts, over one of their interfaces."""
     jobs = [_started(host, number, hosts, cell, out, interface) for number, host in enumerate(hosts)]
     ended = [job.wait(CELL_TIMEOUT_S) for job in jobs]
     assert not any(ended), f"{cell.name} failed: read {out}"

@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def analyzed_twice(run: Path, runs: int) -> bool:
-    """Print how long a second `analyze` of a run takes beside the first; whether it is over its limit."""
+    """Print how long a second `analyze` of a run takes against the first; whether it is over its limit."""
     first, second = [], []
     left_out = shutil.ignore_patterns("*.tables.parquet", "report", "tensorboard")
     for _ in range(runs):
@@ -133,7 +133,7 @@ def analyzed_twice(run: Path, runs: int) -> bool:
 
 
 def analyzed_by_another_user(run: Path, user: str, runs: int) -> bool:
-    """Print how long a user's first and second `analyze` take, of a copy of root's and of one's own; whether one is over.
+    """Print how long a user's first and second `analyze` take, of a copy of root's and of the user's own; whether one is over.
 
     With `--format json` the second one reads the kept tables, with `--report` it shows the report that stands there.
     """
