@@ -1,6 +1,5 @@
 """One process of a calibration job under torchrun, started by `dpscope calibrate`; rank 0 writes the results."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +15,7 @@ import msgspec
 
 from dpscope.launch.calibration.nccl_choices import set_log_variables
 from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, starting_up, work
+from dpscope.profiling.machine.host_memory import free_host_bytes, keep_freed_memory
 from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, Contention, NotTimed
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
@@ -85,6 +85,8 @@ def measure(
         from torch import distributed
 
     device = _join(settings, place)
+    if device.type == "cpu":
+        keep_freed_memory()
     subgroups = _subgroups(settings, device, place.local_world_size)
     if settings.nccl_log:
         _call_each_size(settings, subgroups, report)
@@ -236,24 +238,6 @@ def _least(value: int, device: "torch.device") -> int:
     least = torch.tensor([value], dtype=torch.int64, device=device)
     distributed.all_reduce(least, op=distributed.ReduceOp.MIN)
     return int(least.item())
-
-
-def free_host_bytes(root: Path = Path("/")) -> int:
-    """Free memory of this host, or what its control group (a container) still allows if that is less."""
-    free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    memory_info = root / "proc/meminfo"
-    if memory_info.exists():
-        lines = dict(line.split(":", 1) for line in memory_info.read_text().splitlines() if ":" in line)
-        if "MemAvailable" in lines:
-            free = [int(lines["MemAvailable"].split()[0]) * 1024]
-    for folder, limit_name, used_name in (
-        ("sys/fs/cgroup", "memory.max", "memory.current"),
-        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        limit, used = root / folder / limit_name, root / folder / used_name
-        if limit.exists() and used.exists() and limit.read_text().strip().isdecimal():
-            free.append(max(0, int(limit.read_text()) - int(used.read_text())))
-    return min(free)
 
 
 if __name__ == "__main__":

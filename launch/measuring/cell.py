@@ -29,6 +29,7 @@ from dpscope.profiling.machine.environment import (
     lists_process,
     torch_device_states,
 )
+from dpscope.profiling.machine.host_memory import keep_freed_memory
 from dpscope.profiling.machine.interfaces import interfaces_to_others
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.finding import Finding, counted
@@ -57,6 +58,8 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     `began` is the Unix time at which the job started; `report` gets the name of each pass at its start.
     """
     torch.set_num_threads(job.threads)
+    if job.kind == "cpu":
+        keep_freed_memory()
     before = _device_states(job, place, own_process_ids=())  # before any process of this job is on them
     devices = devices_of(job.cell, job.kind, place)
     if job.cell.per_device:

@@ -6,7 +6,7 @@ Ranges are entered only while a trace is recorded: a `record_function` costs tim
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from isal import igzip
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from dpscope.profiling.instruments.step_timer import RunStep, StepCounts, StepSample, StepTimer
+from dpscope.profiling.machine.host_memory import touched_heap
 from dpscope.profiling.store.files import atomic_path
 
 WARMUP_STEPS = 2  # with a profiler that discards its events, as its start slows the first steps
+_EVENT_BYTES = 8 << 20  # for what the profiler keeps of a step with about a thousand operators
 
 _UNNAMED = nullcontext()
 
@@ -66,6 +68,7 @@ class StepTrace:
         self._step = 0
         self._timer = StepTimer(device)
         self._outcomes: list[StepCounts] = []
+        self._heap = ExitStack()
         self._profiler = profile(
             activities=_activities(device),
             schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=traced_steps + 1, repeat=1),
@@ -76,6 +79,7 @@ class StepTrace:
     def start(self) -> None:
         """Begin the first step."""
         self._synchronise()
+        self._heap.enter_context(touched_heap(self.steps - WARMUP_STEPS, _EVENT_BYTES))
         self._profiler.start()
 
     def batch_arrived(self) -> None:
@@ -105,6 +109,7 @@ class StepTrace:
     def stop(self) -> None:
         """Stop the profiler; a trace whose last step has not ended is not saved."""
         self._profiler.stop()
+        self._heap.close()
 
     def samples(self) -> list[StepSample]:
         """A sample per recorded step, with the number in the trace's ``ProfilerStep#`` as `step`; call after a synchronisation.

@@ -1,12 +1,10 @@
 """Options of `dpscope calibrate`, sizes that fit into memory, and iterations in rounds."""
 
-from pathlib import Path
 
 import pytest
 
 from dpscope.launch.calibration.collective_timing import shares_of_iterations, sizes_that_fit
 from dpscope.launch.calibration.settings import calibration_settings
-from dpscope.launch.calibration.worker import free_host_bytes
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -52,16 +50,3 @@ def test_iterations_are_spread_over_rounds() -> None:
     assert shares_of_iterations(20) == [5, 5, 5, 5]
     assert shares_of_iterations(6) == [2, 2, 1, 1]
     assert shares_of_iterations(2) == [1, 1]
-
-
-def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
-    assert free_host_bytes(tmp_path) == 8000 * 1024
-    cgroup = tmp_path / "sys/fs/cgroup"
-    cgroup.mkdir(parents=True)
-    (cgroup / "memory.current").write_text("1000000\n")
-    (cgroup / "memory.max").write_text("max\n")
-    assert free_host_bytes(tmp_path) == 8000 * 1024
-    (cgroup / "memory.max").write_text("3000000\n")
-    assert free_host_bytes(tmp_path) == 2000000

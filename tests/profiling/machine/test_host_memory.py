@@ -1,0 +1,79 @@
+"""Page faults of a process whose heap is kept and touched, counted by the kernel, and the memory that is free."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpscope.profiling.machine.host_memory import free_host_bytes
+
+# Allocates 64 MiB in blocks of 1 MiB, frees them, and so again, like the tensors of two steps. Prints the second's page faults.
+TWO_STEPS = """
+import ctypes, resource
+from dpscope.profiling.machine.host_memory import keep_freed_memory, touched_heap
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+def step(kept=()):
+    blocks = [libc.malloc(ctypes.c_size_t(1 << 20)) for _ in range(64)]
+    for block in blocks:
+        ctypes.memset(block, 1, 1 << 20)
+    for block in blocks:
+        libc.free(block)
+def faults(do):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    do()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+"""
+KEEP = "keep_freed_memory(); step(); print(faults(step))"
+TOUCH = """
+keep_freed_memory(); step()
+def kept_and_step():
+    libc.malloc(ctypes.c_size_t(1 << 24))  # what a tracer keeps of a step: 16 MiB
+    step()
+with touched_heap(3, 16 << 20):
+    print(faults(kept_and_step) + faults(kept_and_step) + faults(kept_and_step))
+print(faults(touched_heap(3, 16 << 20).__enter__))
+"""
+PAGES = (64 << 20) // 4096
+glibc = pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
+
+
+def printed(code: str, **variables: str) -> list[int]:
+    found = subprocess.run(
+        [sys.executable, "-c", TWO_STEPS + code],
+        env={"PATH": "/usr/bin", **variables}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return [int(line) for line in found.stdout.split()]
+
+
+@glibc
+def test_a_step_reuses_the_memory_of_the_one_before_it() -> None:
+    (faults,) = printed(KEEP)
+    assert faults < PAGES / 100
+
+
+@glibc
+def test_a_heap_that_the_user_tunes_is_left_alone() -> None:
+    (faults,) = printed(KEEP, MALLOC_TRIM_THRESHOLD_="131072")
+    assert faults > PAGES / 2
+
+
+@glibc
+def test_traced_steps_fault_no_page_in_and_a_second_trace_touches_nothing_again() -> None:
+    traced, again = printed(TOUCH)
+    assert traced < PAGES / 100
+    assert again < 100
+
+
+def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
+    assert free_host_bytes(tmp_path) == 8000 * 1024
+    cgroup = tmp_path / "sys/fs/cgroup"
+    cgroup.mkdir(parents=True)
+    (cgroup / "memory.current").write_text("1000000\n")
+    (cgroup / "memory.max").write_text("max\n")
+    assert free_host_bytes(tmp_path) == 8000 * 1024
+    (cgroup / "memory.max").write_text("3000000\n")
+    assert free_host_bytes(tmp_path) == 2000000
