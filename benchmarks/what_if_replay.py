@@ -14,12 +14,13 @@ import pandas as pd
 from band_tally import Tally
 
 from dpscope.analysis import attribute, collectives, read_trace
+from dpscope.analysis.costs.collective_forecast import CollectiveLevel
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.what_if.answers.bases import Question, base_of_run, base_of_traces, repeats_band
 from dpscope.analysis.what_if.answers.cell_errors import CellError, CellErrors, errors_of_cells
 from dpscope.analysis.what_if.profiles.job import job_profile
 from dpscope.analysis.what_if.replay.replay import Prepared, base_error
-from dpscope.analysis.what_if.scenarios.collective_costs import Links, carried_spread, carried_us
+from dpscope.analysis.what_if.scenarios.collective_costs import Links
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 
@@ -70,14 +71,15 @@ def carried_costs() -> Iterator[str]:
     table = pd.read_csv(DATA / "scaling" / "nccl_allreduce_a100_nvswitch.csv", comment="#")
     times = table.pivot(index="bytes", columns="ranks", values="out_of_place_us")
     for counts, wanted in (((2, 4), 9), ((2, 3, 4), 9), ((2, 4, 6), None), ((2, 3, 4, 5, 6), 4)):
-        off = [abs(carried_us({n: row[n] for n in counts}, 8) / row[8] - 1) for _, row in times.iterrows()]
+        level = CollectiveLevel("all_reduce", {(1, n): times[n].to_dict() for n in counts})
+        found = [level.forecast(1, 8, int(size)) for size in times.index]
+        off = [abs((one.time_us or np.nan) / truth - 1) for one, truth in zip(found, times[8], strict=True)]
         line = [np.polyfit([1 / n for n in counts], [row[n] for n in counts], 1) for _, row in times.iterrows()]
         straight = [abs(np.polyval(fit, 1 / 8) / row - 1) for fit, row in zip(line, times[8], strict=True)]
         same = [abs(row[counts[-1]] / row[8] - 1) for _, row in times.iterrows()]
         bands = Tally()
-        for _, row in times.iterrows():
-            stated, half = carried_us({n: row[n] for n in counts}, 8), carried_spread(8, counts)
-            bands.add(stated * np.exp(-half), stated * np.exp(half), row[8])
+        for one, truth in zip(found, times[8], strict=True):
+            bands.add(one.low_us, one.high_us, truth)
         goal = f" (wanted <= {wanted}%)" if wanted else ""
         rules = f"nothing changes {100 * np.median(same):.1f}%, a straight line in 1/N {100 * np.median(straight):.1f}%"
         yield f"all-reduce of A100s at 8 from {', '.join(map(str, counts))}: median {100 * np.median(off):.1f}%{goal} | {rules}"

@@ -36,6 +36,7 @@ _GROWTH = 0.4  # exponent of log2(distance) by which errors grow, on generated c
 _ASSUMED_ERRORS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.7)  # in logarithms, at twice the count
 _ASSUMED_WEIGHT = 0.6  # of each, next to a measured one
 _NEAR_OCTAVES, _FAR_WEIGHT = 2.0, 0.25  # range of errors that count in full for a size's band; weight of the others
+_LEAST_BAND = 0.05  # in logarithms, half a band
 _MOST_CLIFFS = 5  # findings for each collective
 
 Times = Mapping[tuple[int, int], Mapping[int, float]]
@@ -70,8 +71,8 @@ class _Law:
 
 
 @dataclass(frozen=True)
-class _Level:
-    """Counts of one level of the network: a node, or several nodes with all their devices."""
+class CollectiveLevel:
+    """Measured times of one collective on one level of the network: a node, or several nodes with all their devices."""
 
     kind: str
     times: Times
@@ -99,8 +100,8 @@ class _Level:
             for (nodes, devices), own in self.times.items()
         }
 
-    def up_to(self, devices: int) -> "_Level":
-        return _Level(self.kind, {key: own for key, own in self.times.items() if key[1] <= devices})
+    def up_to(self, devices: int) -> "CollectiveLevel":
+        return CollectiveLevel(self.kind, {key: own for key, own in self.times.items() if key[1] <= devices})
 
     def own_residual(self, size: int) -> float:
         """The law's error at a size: the median over it and its two neighbours, on the largest counts."""
@@ -152,6 +153,76 @@ class _Level:
         shares = np.cumsum(weights) / np.sum(weights)
         return float(errors[min(int(np.searchsorted(shares, INSIDE)), len(errors) - 1)])
 
+    def size_half_band(self, nodes: int, devices: int, size: int) -> float:
+        """Half the band, in logarithms, of a time interpolated between two sizes of a measured count.
+
+        The larger error of predicting these two from their own neighbours, twice as far apart.
+        """
+        own = self.times[nodes, devices]
+        known = sorted(own)
+        above = next(place for place, one in enumerate(known) if one > size)
+        errors = [
+            abs(
+                math.log(own[known[place]])
+                - _between({one: own[one] for one in known if one != known[place]}, known[place])
+            )
+            for place in (above - 1, above)
+            if 0 < place < len(known) - 1
+        ]
+        return max(_LEAST_BAND, *errors) if errors else self.half_band(size)
+
+    def latency_us(self, nodes: int, devices: int) -> float:
+        """The law's time of an empty message."""
+        return self.law.a_us + self.law.b_us * math.log2(_units(nodes, devices))
+
+    def forecast(self, nodes: int, devices: int, size: int) -> CollectiveForecast:
+        """Measured, interpolated or by the law; unknown where nothing was measured, or the band would be too wide."""
+        one = CollectiveForecast(self.kind, devices, nodes, size, None, None, None, "")
+        if not self.times:
+            where = "over several nodes" if nodes > 1 else "on one node"
+            return replace(one, source=f"not known: nothing was measured {where}; measure at {devices}")
+        return self._interpolated(one) if (nodes, devices) in self.times else self._extrapolated(one)
+
+    def _interpolated(self, one: CollectiveForecast) -> CollectiveForecast:
+        """On a measured count: the time itself, or a linear interpolation between the logarithms of neighbouring sizes."""
+        own = self.times[one.nodes, one.devices]
+        size = one.size_bytes
+        if size in own:
+            return replace(one, time_us=own[size], low_us=own[size], high_us=own[size], source="measured")
+        if not min(own) < size < max(own):
+            log_us = self.predicted_log_us(one.nodes, one.devices, size)
+            source = f"measured on {one.devices} at other sizes, extended by the law"
+            return _banded(replace(one, time_us=math.exp(log_us), source=source), self.half_band(size))
+        source = f"interpolated between sizes measured on {one.devices}"
+        half = self.size_half_band(one.nodes, one.devices, size)
+        return _banded(replace(one, time_us=math.exp(_between(own, size)), source=source), half)
+
+    def _extrapolated(self, one: CollectiveForecast) -> CollectiveForecast:
+        devices, measured = one.devices, [count for _, count in self.counts]
+        distance = max(devices / measured[-1], measured[0] / devices)
+        at_twice = self.half_band(one.size_bytes)
+        half = at_twice * _growth(distance)
+        if half > math.log(WIDEST):
+            farthest = (
+                2 ** math.floor((math.log(WIDEST) / at_twice) ** (1 / _GROWTH)) if at_twice < math.log(WIDEST) else 1
+            )
+            nearer = max(2 * measured[-1], -(-devices // farthest))
+            unknown = f"the band is wider than {WIDEST:g} times; measure at {nearer}"
+            return replace(one, source=f"not known: {distance:.3g} times beyond the measured counts {unknown}")
+        time_us = math.exp(self.predicted_log_us(one.nodes, devices, one.size_bytes))
+        source = (
+            f"between {measured[0]} and {measured[-1]} devices, interpolated"
+            if measured[0] < devices < measured[-1]
+            else f"law fitted on {', '.join(map(str, measured))} devices, {distance:.3g} times beyond"
+        )
+        return _banded(replace(one, time_us=time_us, source=source), half)
+
+
+def _between(times: Mapping[int, float], size: float) -> float:
+    """The logarithm of a time, interpolated linearly between the logarithms of sizes."""
+    known = sorted(times)
+    return float(np.interp(math.log(size), [math.log(one) for one in known], [math.log(times[one]) for one in known]))
+
 
 def _growth(distance: float) -> float:
     return math.pow(max(1.0, math.log2(max(distance, 1.0))), _GROWTH)
@@ -195,16 +266,17 @@ def forecasts(calibration: Calibration, counts: Sequence[int]) -> list[Collectiv
     per_node = _per_node(calibration)
     return [
         one
-        for kind, times in _times(calibration).items()
-        for level in [_by_level(kind, times)]
+        for kind, times in measured_times(calibration).items()
+        for levels in [_by_level(kind, times)]
         for devices in counts
-        for one in _of_count(kind, level, devices, -(-devices // per_node), _sizes(times))
+        for nodes in [-(-devices // per_node)]
+        for one in (levels[nodes > 1].forecast(nodes, devices, size) for size in _sizes(times))
     ]
 
 
 def laws_alone_us(calibration: Calibration, predicted: Sequence[CollectiveForecast]) -> list[float]:
     """The laws' times for these forecasts, including those that are not known: for validating the laws."""
-    levels = {kind: _by_level(kind, times) for kind, times in _times(calibration).items()}
+    levels = {kind: _by_level(kind, times) for kind, times in measured_times(calibration).items()}
     return [
         math.exp(levels[one.collective][one.nodes > 1].predicted_log_us(one.nodes, one.devices, one.size_bytes))
         for one in predicted
@@ -215,16 +287,16 @@ def _sizes(times: Times) -> list[int]:
     return sorted({size for own in times.values() for size in own})
 
 
-def _by_level(kind: str, times: Times) -> dict[bool, _Level]:
+def _by_level(kind: str, times: Times) -> dict[bool, CollectiveLevel]:
     """Levels by whether several nodes are spanned; empty if nothing was measured."""
     return {
-        several: _Level(kind, {key: own for key, own in times.items() if (key[0] > 1) == several})
+        several: CollectiveLevel(kind, {key: own for key, own in times.items() if (key[0] > 1) == several})
         for several in (False, True)
     }
 
 
-def _times(calibration: Calibration) -> dict[str, dict[tuple[int, int], dict[int, float]]]:
-    """Median times by collective; points of one layout and size are merged."""
+def measured_times(calibration: Calibration) -> dict[str, dict[tuple[int, int], dict[int, float]]]:
+    """Median times by collective, (nodes, devices) and size; points of one layout and size are merged."""
     samples: dict[str, dict[tuple[int, int], dict[int, list[float]]]] = {}
     for point in calibration.points:
         if point.size_bytes > 0 and point.times_us and point.devices > 1:
@@ -241,66 +313,10 @@ def _times(calibration: Calibration) -> dict[str, dict[tuple[int, int], dict[int
 
 def _per_node(calibration: Calibration) -> int:
     """Devices on a full node: the most that were measured on one; with only one node, at least LARGEST_NODE."""
-    layouts = [key for times in _times(calibration).values() for key in times]
+    layouts = [key for times in measured_times(calibration).values() for key in times]
     if not any(nodes > 1 for nodes, _ in layouts):
         return max(LARGEST_NODE, *(devices for _, devices in layouts))
     return max(-(-devices // nodes) for nodes, devices in layouts)
-
-
-def _of_count(
-    kind: str, levels: Mapping[bool, _Level], devices: int, nodes: int, sizes: Sequence[int]
-) -> Iterator[CollectiveForecast]:
-    level = levels[nodes > 1]
-    where = "over several nodes" if nodes > 1 else "on one node"
-    unknown = f"not known: nothing was measured {where}; measure at {devices}"
-    for size in sizes:
-        if not level.times:
-            yield CollectiveForecast(kind, devices, nodes, size, None, None, None, unknown)
-        elif (nodes, devices) in level.times:
-            yield _interpolated(kind, level, nodes, devices, size)
-        else:
-            yield _extrapolated(kind, level, nodes, devices, size)
-
-
-def _interpolated(kind: str, level: _Level, nodes: int, devices: int, size: int) -> CollectiveForecast:
-    """On a measured count: the time itself, or a linear interpolation between the logarithms of neighbouring sizes."""
-    own = level.times[nodes, devices]
-    if size in own:
-        return CollectiveForecast(kind, devices, nodes, size, own[size], own[size], own[size], "measured")
-    known = sorted(own)
-    logs = [math.log(one) for one in known]
-    if not known[0] < size < known[-1]:
-        log_us, source = (
-            level.predicted_log_us(nodes, devices, size),
-            f"measured on {devices} at other sizes, extended by the law",
-        )
-    else:
-        log_us = float(np.interp(math.log(size), logs, [math.log(own[one]) for one in known]))
-        source = f"interpolated between sizes measured on {devices}"
-    return _banded(
-        CollectiveForecast(kind, devices, nodes, size, math.exp(log_us), None, None, source), level.half_band(size)
-    )
-
-
-def _extrapolated(kind: str, level: _Level, nodes: int, devices: int, size: int) -> CollectiveForecast:
-    measured = [one for _, one in level.counts]
-    time_us = math.exp(level.predicted_log_us(nodes, devices, size))
-    distance = max(devices / measured[-1], measured[0] / devices)
-    at_twice = level.half_band(size)
-    half = at_twice * _growth(distance)
-    source = (
-        f"between {measured[0]} and {measured[-1]} devices, interpolated"
-        if measured[0] < devices < measured[-1]
-        else f"law fitted on {', '.join(map(str, measured))} devices, {distance:.3g} times beyond"
-    )
-    if half > math.log(WIDEST):
-        farthest = 2 ** math.floor((math.log(WIDEST) / at_twice) ** (1 / _GROWTH)) if at_twice < math.log(WIDEST) else 1
-        unknown = (
-            f"not known: {distance:.3g} times beyond the measured counts the band is wider than {WIDEST:g} times; measure at "
-            f"{max(2 * measured[-1], -(-devices // farthest))}"
-        )
-        return CollectiveForecast(kind, devices, nodes, size, None, None, None, unknown)
-    return _banded(CollectiveForecast(kind, devices, nodes, size, time_us, None, None, source), half)
 
 
 def _banded(one: CollectiveForecast, half: float) -> CollectiveForecast:
@@ -311,7 +327,7 @@ def _banded(one: CollectiveForecast, half: float) -> CollectiveForecast:
 def cliff_findings(calibration: Calibration) -> list[Finding]:
     """Findings for times that disagree with those of neighbouring sizes and counts, the largest difference first."""
     findings = []
-    for kind, times in _times(calibration).items():
+    for kind, times in measured_times(calibration).items():
         found = sorted(
             (one for level in _by_level(kind, times).values() for one in _cliffs(level)), key=lambda one: -abs(one[0])
         )
@@ -326,7 +342,7 @@ def cliff_findings(calibration: Calibration) -> list[Finding]:
     return findings
 
 
-def _cliffs(level: _Level) -> Iterator[tuple[float, tuple[int, int], int, float]]:
+def _cliffs(level: CollectiveLevel) -> Iterator[tuple[float, tuple[int, int], int, float]]:
     """Points whose residual is far from the median of their neighbours by size and count."""
     for place, key in enumerate(level.counts):
         for index, size in enumerate(level.sizes):

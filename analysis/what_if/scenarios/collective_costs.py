@@ -6,13 +6,14 @@ question states replaces what was measured on that level, at the efficiency that
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dpscope.analysis.costs.calibrated import NodeRate, rate_between
-from dpscope.analysis.costs.calibration_fit import find_fit, largest_bus_gb_per_s, predict_us
+from dpscope.analysis.costs.calibration_fit import find_fit, largest_bus_gb_per_s
+from dpscope.analysis.costs.collective_forecast import CollectiveLevel, measured_times
 from dpscope.analysis.costs.formulas import bus_factor, ring_hops
 from dpscope.profiling.records.calibration import Calibration, CollectiveFit
 from dpscope.profiling.records.finding import counted
@@ -68,34 +69,6 @@ def hop_us(kind: str, latency_us: float, devices: int) -> float:
     return max(0.0, latency_us) / max(1, ring_hops(kind, devices))
 
 
-_FULL = 3  # counts needed to separate latency that grows with the hops from what does not grow
-
-
-def carried_us(times_us: Mapping[int, float], devices: int) -> float:
-    """t(N) = a0 + a1 (N - 1) + b (N - 1)/N at one size, none of them negative, relative errors least; a1 from three counts on.
-
-    `times_us` by count, two or more. Source of the form: the ring's formula (`ring_all_reduce_us`) with what does not grow added.
-    On eight A100 behind NVSwitch it misses N = 8 by 4% from N up to 4, by 2.5% from N up to 6 (medians over sizes).
-
-    >>> round(carried_us({2: 60.0, 4: 85.0}, 8), 1)  # 10 + 100 (N - 1)/N
-    97.5
-    """
-    from scipy.optimize import nnls
-
-    counts = np.array(sorted(times_us), dtype=float)
-    values = np.array([times_us[int(count)] for count in counts])
-    if not values.any():
-        return 0.0
-    weights = 1 / np.maximum(values, 1e-3)
-
-    def columns(ranks: np.ndarray) -> np.ndarray:
-        moved, hops = ([of("all_gather", int(count)) or 0 for count in ranks] for of in (bus_factor, ring_hops))
-        return np.stack((np.ones_like(ranks), moved, hops)[: 3 if len(counts) >= _FULL else 2], axis=1)
-
-    found, _ = nnls(columns(counts) * weights[:, None], values * weights)
-    return float((columns(np.array([float(devices)])) @ found)[0])
-
-
 CALIBRATED, TRACED, CARRIED, HIERARCHY, SPECIFIED = "calibrated", "traced", "carried", "hierarchy", "specification"
 _BOUND = ", so the step is at least this"
 # Half a 90% band of a collective's own time, in logarithms, by its source.
@@ -146,6 +119,9 @@ class Costs:
     alike: bool = True
     traced_bounded: bool = False  # the trace's transfers hold waiting
     _known: dict[tuple[object, ...], "Cost | str"] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _levels: dict[tuple[object, ...], CollectiveLevel] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def cost(self, kind: str, size_bytes: float, devices: int, per_node: int, links: Links = Links()) -> Cost | str:
         """The cost of one collective, or the reason why it is not known."""
@@ -180,9 +156,10 @@ class Costs:
 
     def _as_measured(self, kind: str, size: float, devices: int, single_node: bool) -> Cost | str:
         """On the links that were measured."""
-        calibration = self.calibration
-        if calibration is not None and (fit := find_fit(calibration, kind, devices)) is not None:
-            return _calibrated(fit, size)
+        nodes = 1 if single_node else -(-devices // self.per_node)
+        level = self._level(kind, nodes, self.per_node)
+        if (nodes, devices) in level.times:
+            return self._forecast(level, nodes, devices, size)
         if devices == self.devices:
             return self._traced(kind, size)
         if not self.alike and single_node:
@@ -190,33 +167,44 @@ class Costs:
                 f"the links between the devices differ in rate, and there is no calibration on {counted(devices, 'device')}: run "
                 f"dpscope calibrate with --devices {devices}"
             )
-        if (found := _carried_from(calibration, kind, size, devices)) is not None:
-            return found
+        if level.times:
+            return self._forecast(level, nodes, devices, size)
         here = self._traced(kind, size)
         return here if isinstance(here, str) else _by_ring(kind, here, self.devices, devices)
 
-    def _timed_over(self, kind: str, size: float, devices: int, per_node: int) -> Cost | None:
+    def _timed_over(self, kind: str, size: float, devices: int, per_node: int) -> Cost | str | None:
         """What a calibration timed over several nodes with as many devices on each; None where it timed nothing such."""
-        every, nodes = self.every, -(-devices // per_node)
-        if every is None or devices != nodes * per_node:
-            return None
-        fits = {
-            on * per_node: fit
-            for on in sorted({one.nodes or every.nodes_of(one.devices) or 1 for one in every.points} - {1})
-            if (fit := find_fit(every.on_nodes(on), kind, on * per_node)) is not None
-        }
-        layouts = ", ".join(f"{count // per_node}x{per_node}" for count in fits)
-        if (exact := fits.get(devices)) is not None:
-            return replace(_calibrated(exact, size), basis=f"calibrated on {nodes}x{per_node} devices")
-        if len(fits) > 1:
-            carried = _carried(size, devices, list(fits.values()))
-            return replace(carried, basis=f"calibrated on {layouts} devices and carried to {nodes}x{per_node}")
-        if not fits:
-            return None
-        ((count, only),) = fits.items()
-        here = replace(_calibrated(only, size), basis=f"calibrated on {layouts} devices")
-        found = _by_ring(kind, here, count, devices)
-        return None if isinstance(found, str) else found
+        nodes = -(-devices // per_node)
+        level = self._level(kind, nodes, per_node)
+        return self._forecast(level, nodes, devices, size) if level.times and devices == nodes * per_node else None
+
+    def _level(self, kind: str, nodes: int, per_node: int) -> CollectiveLevel:
+        """What was timed of a collective on one node, or over several with as many devices on each."""
+        key = (kind, nodes > 1, nodes > 1 and per_node)
+        if key not in self._levels:
+            times = {} if self.every is None else measured_times(self.every).get(kind, {})
+            alike = {
+                layout: own
+                for layout, own in times.items()
+                if (layout[0] > 1) == (nodes > 1) and (nodes == 1 or layout[1] == layout[0] * per_node)
+            }
+            self._levels[key] = CollectiveLevel(kind, alike)
+        return self._levels[key]
+
+    def _forecast(self, level: CollectiveLevel, nodes: int, devices: int, size: float) -> Cost | str:
+        """As `dpscope calibrate --predict` has it."""
+        found = level.forecast(nodes, devices, round(size))
+        layouts = ", ".join(_layout(*one) for one in level.counts)
+        if found.time_us is None or found.high_us is None:
+            return f"{level.kind} calibrated on {layouts} devices: {found.source}"
+        exact = (nodes, devices) in level.times
+        beyond = ", beyond its sizes" if exact and "extended" in found.source else ""
+        how = f"calibrated on {_layout(nodes, devices)} devices{beyond}"
+        if not exact:
+            how = f"calibrated on {layouts} devices and carried to {_layout(nodes, devices)}"
+        latency = min(level.latency_us(nodes, devices), found.time_us)
+        spread = max(SPREADS[CALIBRATED], math.log(found.high_us / found.time_us))
+        return Cost(latency, found.time_us - latency, CALIBRATED if exact else CARRIED, how, spread)
 
     def _by_rate_between(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost | str:
         """From the rate between nodes that a calibration found with other numbers of devices on a node."""
@@ -241,10 +229,10 @@ class Costs:
 
     def _within_a_node(self, kind: str, size: float, devices: int) -> Cost | str:
         """Of a base over several nodes: what its calibration timed on one, at that count or carried to it."""
-        level = None if self.every is None else self.every.on_nodes(1)
-        if level is not None and (fit := find_fit(level, kind, devices)) is not None:
-            return _calibrated(fit, size)
-        return _carried_from(level, kind, size, devices) or (
+        level = self._level(kind, 1, self.per_node)
+        if level.times:
+            return self._forecast(level, 1, devices, size)
+        return (
             f"{kind} was measured over several nodes, and {devices} devices of one were requested: run dpscope calibrate "
             f"with --devices {devices}, or give --intra"
         )
@@ -338,13 +326,8 @@ def _hop_us(fit: CollectiveFit | None, devices: int) -> float:
     return hop_us(fit.collective, fit.pieces[0].alpha_us, devices)
 
 
-def _calibrated(fit: CollectiveFit, size: float) -> Cost:
-    fitted = predict_us(fit, size)
-    latency = min(max(0.0, fit.pieces[0].alpha_us), fitted.time_us)
-    error = fit.prediction_relative_error
-    spread = SPREADS[CALIBRATED] if error is None else float(np.log1p(error))
-    words = f"calibrated on {counted(fit.devices, 'device')}" + (", beyond its sizes" if fitted.extrapolated else "")
-    return Cost(latency, fitted.time_us - latency, CALIBRATED, words, spread * (2.0 if fitted.extrapolated else 1.0))
+def _layout(nodes: int, devices: int) -> str:
+    return str(devices) if nodes == 1 else f"{nodes}x{devices // nodes}"
 
 
 def _fits(calibration: Calibration | None, kind: str) -> list[CollectiveFit]:
@@ -353,36 +336,13 @@ def _fits(calibration: Calibration | None, kind: str) -> list[CollectiveFit]:
     return [one for one in fits if (one.collective, one.statistic) == (kind, "slowest")]
 
 
-def _carried_from(calibration: Calibration | None, kind: str, size: float, devices: int) -> Cost | str | None:
-    """Carried from the counts that were calibrated, by the ring from one alone; None where none was."""
-    fits = _fits(calibration, kind)
-    if len(fits) > 1:
-        return _carried(size, devices, fits)
-    return _by_ring(kind, _calibrated(fits[0], size), fits[0].devices, devices) if fits else None
-
-
-def _carried(size: float, devices: int, fits: list[CollectiveFit]) -> Cost:
-    counts = [fit.devices for fit in fits]
-    total = carried_us({fit.devices: predict_us(fit, size).time_us for fit in fits}, devices)
-    latency = carried_us({fit.devices: max(0.0, fit.pieces[0].alpha_us) for fit in fits}, devices)
-    words = f"calibrated on {', '.join(map(str, sorted(counts)))} devices and carried to {devices}"
-    return Cost(min(latency, total), max(0.0, total - latency), CARRIED, words, carried_spread(devices, counts))
-
-
-def carried_spread(devices: int, counts: Sequence[int]) -> float:
-    """Half a 90% band, in logarithms, of what is carried from these counts: once more for every doubling beyond the second."""
-    return SPREADS[CARRIED] * max(1.0, float(np.log2(devices / max(counts))))
-
-
 def _by_ring(kind: str, here: Cost, measured: int, devices: int) -> Cost | str:
-    """One measured count alone carried by the ring: latency by hops, transfer by the bus factor."""
+    """What was traced on one count, carried by the ring: transfer by the bus factor, with latency as it was."""
     before, after = bus_factor(kind, measured), bus_factor(kind, devices)
     if before is None or after is None:
         return f"there is no model of {kind} on other numbers of devices"
     words = f"{here.basis}, carried to {devices} by the ring's formula"
-    hops = 1.0 if here.source == TRACED else ring_hops(kind, devices) / ring_hops(kind, measured)
-    latency = here.latency_us * hops
-    return Cost(latency, here.transfer_us * after / before, CARRIED, words, 2 * SPREADS[CARRIED])
+    return Cost(here.latency_us, here.transfer_us * after / before, CARRIED, words, 2 * SPREADS[CARRIED])
 
 
 def _line(points: list[tuple[float, float]]) -> tuple[float, float]:

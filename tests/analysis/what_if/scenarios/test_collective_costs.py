@@ -1,9 +1,12 @@
 """What a calibration over several nodes gives for a base that was measured on one, and vice versa. Expected by hand."""
 
+import math
+
 import pytest
 
 from dpscope.analysis.costs.calibrated import contention_of, rate_between, rate_within
 from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.costs.collective_forecast import forecasts
 from dpscope.analysis.what_if.scenarios.collective_costs import (
     CALIBRATED,
     CARRIED,
@@ -11,7 +14,6 @@ from dpscope.analysis.what_if.scenarios.collective_costs import (
     Cost,
     Costs,
     Links,
-    carried_us,
 )
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
@@ -69,9 +71,9 @@ def test_a_layout_that_was_calibrated_is_taken_as_it_is() -> None:
 
 
 def test_more_nodes_with_as_many_devices_are_carried() -> None:
-    """Latency by hops, 7 in place of 3, transfer by 2 x 7/8 over 2 x 3/4."""
+    """Latency by 1 + 0.3 log2(nodes), assumed with one count, transfer by 2 x 7/8 over 2 x 3/4."""
     found = cost(costs(), 8, 2)
-    assert found.total_us == pytest.approx(100 * 7 / 3 + 1000 * 1.75 / 1.5, rel=0.02)
+    assert found.total_us == pytest.approx(100 * 1.6 / 1.3 + 1000 * 1.75 / 1.5, rel=0.001)
     assert (found.source, "2x2" in found.basis) == (CARRIED, True)
     both = calibration(WITHIN, ACROSS, timed(8, 4, 200.0, 0.8))
     assert cost(costs(both), 8, 2).basis == "calibrated on 4x2 devices"
@@ -79,12 +81,12 @@ def test_more_nodes_with_as_many_devices_are_carried() -> None:
 
 
 def test_other_numbers_of_devices_on_a_node_rest_on_the_rate_between_nodes() -> None:
-    """Within four devices, by the ring from two: 3 x 10 + 1.5 x 100; between two nodes 2 hops of 100/6 and S / rate."""
+    """Within four devices from two, 10 x 1.6 / 1.3 + 1.5 x 100; between two nodes 2 hops of 100/6 and S / rate."""
     rate = known(rate_between(BOTH))
     assert rate.layout == "2x2"
     assert rate.gb_per_s == pytest.approx(1e7 / 10_100 / 1e3 * 1.5)
     found = cost(costs(), 8, 4)
-    assert found.total_us == pytest.approx(30 + 150 + 2 * 100 / 6 + 1e6 / (rate.gb_per_s * 1e3), rel=0.02)
+    assert found.total_us == pytest.approx(16 / 1.3 + 150 + 2 * 100 / 6 + 1e6 / (rate.gb_per_s * 1e3), rel=0.02)
     assert found.source == HIERARCHY
     assert found.basis == "the rate between nodes calibrated on 2x2, hierarchy"
 
@@ -198,13 +200,25 @@ def test_a_base_over_several_nodes_has_a_latency_for_each_level() -> None:
     assert "16.7 us a hop as calibrated between nodes" in cost(question, 2, 1, Links(inter=FAST)).basis
 
 
-@pytest.mark.parametrize(
-    ("times_us", "devices", "expected_us"),
-    [
-        ({2: 60.0, 4: 85.0}, 8, 97.5),  # 10 us + 100 us x (N-1)/N: 60, 85; at 8: 97.5
-        ({2: 47.0, 4: 71.0, 8: 89.0}, 16, 110.0),  # 5 + 2 (N-1) + 80 (N-1)/N: 47, 71, 89; at 16: 5 + 30 + 75
-        ({2: 50.0, 4: 50.0}, 64, 50.0),  # nothing may be negative: 50 everywhere is nearest
-    ],
-)
-def test_times_carried_to_another_count(times_us: dict[int, float], devices: int, expected_us: float) -> None:
-    assert carried_us(times_us, devices) == pytest.approx(expected_us)
+def test_a_carried_cost_is_that_of_calibrate_predict() -> None:
+    """The time, its band, and the refusal where the band is too wide."""
+    every = calibration(WITHIN, ACROSS, timed(8, 4, 200.0, 0.8))
+    for nodes in (8, 16):
+        (forecast,) = [one for one in forecasts(every, [2 * nodes]) if one.size_bytes == SIZE]
+        found = cost(costs(every), 2 * nodes, 2)
+        assert found.total_us == forecast.time_us
+        assert found.spread == pytest.approx(math.log(known(forecast.high_us) / known(forecast.time_us)))
+    far = costs(every).cost("all_reduce", SIZE, 4096, 2)
+    (forecast,) = [one for one in forecasts(every, [4096]) if one.size_bytes == SIZE]
+    assert far == f"all_reduce calibrated on 2x2, 4x2 devices: {forecast.source}"
+    assert "not known: 512 times beyond the measured counts" in forecast.source
+
+
+def test_a_size_between_two_calibrated_ones_is_interpolated_with_the_error_of_doing_so() -> None:
+    found = costs().cost("all_reduce", 300_000, 2, 2)
+    assert isinstance(found, Cost)
+    share = math.log(3) / math.log(10)
+    assert found.total_us == pytest.approx(math.exp((1 - share) * math.log(20) + share * math.log(110)), rel=1e-6)
+    # 100 kB (20 us) from 10 kB (11 us) and 1 MB (110 us); 1 MB from 100 kB and 10 MB (1,010 us)
+    errors = abs(math.log(20) - math.log(11 * 110) / 2), abs(math.log(110) - math.log(20 * 1010) / 2)
+    assert found.spread == pytest.approx(max(errors))
