@@ -33,9 +33,10 @@ def _subtraction(row: CellRow, data: CellData) -> str:
     negative = ", which cannot be a time," if estimate < 0 else ""
     times = f", {estimate / exposed:.2g} times" if estimate > 1.5 * exposed > 0 else f"{negative} against"
     bounds = row.interval("same_local_batch_us")
-    unsure = " (its 95% interval includes that)" if bounds and bounds.low <= exposed <= bounds.high else ""
-    why = _why(row, ledger, data, estimate - exposed)
-    return f"{result}{times} the {show_time(exposed)} measured as exposed{unsure}{why}."
+    compared = f"{result}{times} the {show_time(exposed)} measured as exposed"
+    if bounds and bounds.low <= exposed <= bounds.high:
+        return f"{compared}; its 95% interval, {show_time(bounds.low)} to {show_time(bounds.high)}, includes that."
+    return f"{compared}{_why(row, ledger, data, estimate - exposed)}."
 
 
 def _why(row: CellRow, ledger: Ledger, data: CellData, error_us: float) -> str:

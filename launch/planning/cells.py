@@ -38,11 +38,11 @@ from dpscope.profiling.records.strategies import (
 )
 from dpscope.profiling.store.errors import DpscopeError
 
-DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (128, 512), "cpu": (64,)}
+DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (128, 512), "cpu": (32,)}
 """On a modern GPU ResNet-18 for CIFAR at batch 32 only measures how fast the host launches kernels."""
-DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 60}
+DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 150}
 DEFAULT_MODELS: dict[DeviceType, str] = {"cuda": CIFAR_RESNET, "cpu": SMALL_RESNET}
-DEFAULT_REPEATS: dict[DeviceType, int] = {"cuda": 2, "cpu": 6}
+DEFAULT_REPEATS: dict[DeviceType, int] = {"cuda": 2, "cpu": 5}
 """A CPU's cores are shared with other programs, so repeats differ more than a GPU's do; its steps are short instead."""
 
 

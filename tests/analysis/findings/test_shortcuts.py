@@ -63,5 +63,13 @@ def test_what_is_close_needs_no_reason() -> None:
     )
 
 
+def test_an_error_that_the_estimates_interval_covers_gets_no_reason() -> None:
+    found = text(same_local_batch_us=40e3, same_local_batch_low_us=30e3, same_local_batch_high_us=50e3)
+    assert found.startswith(
+        "T_2 - T_1 gives 40.0 ms against the 32.5 ms measured as exposed; its 95% interval, 30.0 ms to 50.0 ms, includes "
+        "that. The ring"
+    )
+
+
 def test_what_is_missing_has_its_reason() -> None:
     assert text(ring_us=None).endswith("The ring formula does not apply: no link is known.")

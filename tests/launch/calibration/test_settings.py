@@ -1,6 +1,5 @@
 """Options of `dpscope calibrate`, sizes that fit into memory, and iterations in rounds."""
 
-
 import pytest
 
 from dpscope.launch.calibration.collective_timing import shares_of_iterations, sizes_that_fit

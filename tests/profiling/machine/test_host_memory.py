@@ -47,18 +47,21 @@ def printed(code: str, **variables: str) -> list[int]:
     return [int(line) for line in found.stdout.split()]
 
 
+@pytest.mark.process
 @glibc
 def test_a_step_reuses_the_memory_of_the_one_before_it() -> None:
     (faults,) = printed(KEEP)
     assert faults < PAGES / 100
 
 
+@pytest.mark.process
 @glibc
 def test_a_heap_that_the_user_tunes_is_left_alone() -> None:
     (faults,) = printed(KEEP, MALLOC_TRIM_THRESHOLD_="131072")
     assert faults > PAGES / 2
 
 
+@pytest.mark.process
 @glibc
 def test_traced_steps_fault_no_page_in_and_a_second_trace_touches_nothing_again() -> None:
     traced, again = printed(TOUCH)
