@@ -20,7 +20,7 @@ The words of the report, each in a sentence or two. [measures.md](measures.md) d
 
 def glossary_page() -> str:
     """The whole page."""
-    return _INTRODUCTION + "".join(f"\n## {term}\n\n{meaning}\n" for term, meaning in GLOSSARY.items())
+    return _INTRODUCTION + "".join(f"\n## {term}\n{meaning}\n" for term, meaning in GLOSSARY.items())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,11 @@ from dpscope.launch.measuring import worker_arguments as worker_job
 from tests.helpers.paths import ROOT
 
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples/README.md", *ROOT.glob("examples/published/*.md")]
+    [
+        *(path for folder in (".", "docs", "benchmarks", "examples/published") for path in ROOT.glob(f"{folder}/*.md")),
+        ROOT / "examples/README.md",
+        ROOT / "tests/gpu/README.md",
+    ]
 )
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -92,7 +96,7 @@ def test_inline_commands_name_options_that_exist() -> None:
         assert name in COMMANDS, f"{page}: {span}"
         known = {one for parameter in parameters(name) for one in re.split(r", |/", parameter.written)}
         options = {word.partition("=")[0] for word in rest if word.startswith("-")}
-        assert options <= known | {"--help"}, f"{page}: {span}"
+        assert options <= known | {"--help", "--"}, f"{page}: {span}"
 
 
 def test_make_targets_exist() -> None:
