@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, str] = {
     "profiling/records": "",
     "profiling/store": "profiling/records",
     "profiling/machine": "profiling/records profiling/store",
-    "profiling/instruments": "profiling/records profiling/store",
+    "profiling/instruments": "profiling/machine profiling/records profiling/store",
     "profiling/mirrors": "profiling/records profiling/store",
     "profiling/attached": "profiling/instruments profiling/machine profiling/records profiling/store",
     "launch/jobs": "profiling/machine profiling/records profiling/store",
