@@ -179,7 +179,7 @@ def test_every_command_is_described() -> None:
     [
         (
             "run",
-            ["or several [default: none]", "on,off [default: on]", "steps per repeat [default: 50; 60 on the CPU]"],
+            ["or several [default: none]", "on,off [default: on]", "steps per repeat [default: 50; 150 on the CPU]"],
         ),
         ("train", ["SGD's learning rate [default: 0.05]", "workers per process [default: 0]", "[default: 604800]"]),
         ("equal", ["SGD's learning rate [default: 0.01]", "over all devices [default: 32; 8 on the CPU]"]),
