@@ -18,7 +18,7 @@ from dpscope.launch.planning.manifest import host_findings
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.sharding import held_bytes, sharded_units
-from dpscope.launch.workload.step_flops import count_step_flops
+from dpscope.launch.workload.step_flops import cell_step_flops
 from dpscope.launch.workload.strategies import wrap_for
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
@@ -118,8 +118,8 @@ def _prepare(
     torch.manual_seed(workload.seed)
     built = build_model(workload.model)
     sizes = parameter_sizes(built.model)
-    compiled = job.cell.options.compile != "off"
-    flops = count_step_flops(built, job.cell.batch_size, workload.amp, compiled) if place.rank == 0 else None
+    repeats = [folder for _, folder in job.folder.run.repeats(job.cell)]
+    flops = cell_step_flops(repeats, built, job.cell, workload.amp) if place.rank == 0 else None
     model = with_precision(built.model.to(devices[0]), workload.amp, devices[0])
     units = sharded_units(model, job.cell.strategy) if job.cell.traits.sharded else ()
     wrapped = wrap_for(model.train(), job.cell, devices[0])

@@ -6,20 +6,27 @@ And the rate at which a CPU multiplies matrices, measured: what a step's rate is
 import copy
 import functools
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from dpscope.launch.workload.input_pipeline import random_batch
 from dpscope.launch.workload.nested import called, mapped
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.matrix import Amp
-from dpscope.profiling.records.run import MatmulPeak, Precision, StepFlops
+from dpscope.profiling.records.run import Cell, MatmulPeak, Precision, StepFlops
+from dpscope.profiling.store.folders import RepeatFolder
 
 _COUNTED = ("aten", "prim", "prims")  # namespaces of torch's operators, which the counter knows
+
+
+def cell_step_flops(repeats: Iterable[RepeatFolder], built: BuiltModel, cell: Cell, amp: Amp) -> StepFlops:
+    """FLOPs of a cell's step as one of its repeats counted them, else counted now, which takes half a second."""
+    stored = (rank.flops for repeat in repeats for rank in repeat.ranks() if rank.flops is not None)
+    return next(stored, None) or count_step_flops(built, cell.batch_size, amp, cell.options.compile != "off")
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -61,6 +68,8 @@ def count_step_flops(built: BuiltModel, batch_size: int, amp: Amp, compiled: boo
 
 def _counted(built: BuiltModel, batch_size: int) -> tuple[int, int, set[str]]:
     """All FLOPs, the convolutions' part of them, and operators that are not counted."""
+    from torch.utils.flop_counter import FlopCounterMode  # takes 0.2 s to import, and only one repeat counts
+
     model = _on_meta(built.model).train()
     make_batch = built.make_batch or functools.partial(random_batch, built)
     inputs, targets = mapped(lambda tensor: tensor.to("meta"), make_batch(0, batch_size))

@@ -1,16 +1,22 @@
 """FLOPs of a step against closed formulas: two per multiply-add, forward once and backward twice."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
 
 from dpscope.launch.workload.model_size import SIZES
 from dpscope.launch.workload.models import GPT_SIZES, build_model
-from dpscope.launch.workload.step_flops import count_step_flops, matmul_peak
+from dpscope.launch.workload.step_flops import cell_step_flops, count_step_flops, matmul_peak
 from dpscope.launch.workload.tasks import BuiltModel
+from dpscope.profiling.records.run import Cell, StepFlops
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RepeatFolder
+from tests.helpers.run_cells import rank_result
 
 BATCH = 4
 
@@ -166,3 +172,12 @@ def test_a_real_product_has_a_rate() -> None:
     peak = matmul_peak("off")
     assert peak.dtype == "float32"
     assert 1e-4 < peak.tflops < 1e3
+
+
+def test_a_repeat_takes_over_what_an_earlier_one_counted(tmp_path: Path) -> None:
+    built, cell, stored = BuiltModel(flat(nn.Linear(3072, 10))), Cell("ddp", 2, BATCH), StepFlops(7, 5, "fp32", "fp32")
+    first, second = (RepeatFolder(tmp_path / f"repeat{number}") for number in range(2))
+    assert cell_step_flops([first], built, cell, "off") == count_step_flops(built, BATCH, "off")
+    first.path.mkdir()
+    write_json(first.rank_path(0, 0), msgspec.structs.replace(rank_result(0, 2), flops=stored))
+    assert cell_step_flops([first, second], built, cell, "off") == stored
