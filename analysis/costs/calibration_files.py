@@ -1,12 +1,31 @@
-"""Calibrations read from files: one reader for each format, chosen by the file's suffix."""
+"""Calibrations read from files, one reader for each format, chosen by the file's suffix; among them nccl-tests' logs.
 
+A log does not always name its collective: newer ones do in a separate line, older ones only show it by which of the columns
+`redop` and `root` they have. If the columns fit several collectives, the ratio of busbw to algbw decides, which is
+2(N-1)/N for all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all (nccl-tests, doc/PERFORMANCE.md); else the
+file's name.
+
+Launchers put a prefix before each line: `srun -l` the task ("0: "), `mpirun --tag-output` job and rank ("[1,0]<stdout>:"),
+Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01: "). Lines with the same
+prefix are the output of one process.
+"""
+
+import importlib.metadata
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from dpscope.analysis.costs.calibration_fit import fit_calibration
-from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
-from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.analysis.costs.formulas import bus_factor
+from dpscope.profiling.machine.link_specifications import gpu_model, model_link
+from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint, Collective
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import CALIBRATION_NAME
 
@@ -25,6 +44,222 @@ def load_calibration(path: Path) -> Calibration:
             f"{CALIBRATION_SCHEMA_VERSION}; calibrate again"
         )
     return fit_calibration(calibration)
+
+
+_PREFIX = re.compile(r"(.*?<std(?:out|err)>:|\s*\d+:|\s*\[[^\]]*\](?=\s)|[A-Za-z][\w.-]*:(?=\s)) ?(?=\s*(?:#|\d+\s))")
+_RANK = re.compile(r"#\s+Rank\s+\d+\s.*?\son\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.*?)\s*$")
+_HEADINGS = re.compile(r"#\s+size\s+count\s+type\s")
+_NAMED = re.compile(r"\b(all_?reduce|broadcast|reduce_?scatter|all_?gather|all_?to_?all|reduce)(?=_perf|[\W_]|$)")
+_NAMES: dict[str, Collective] = {
+    "allreduce": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "reducescatter": "reduce_scatter",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+}
+_DTYPES = {"float": "float32", "half": "float16", "double": "float64", "bfloat16": "bfloat16"}
+_RATIO_TOLERANCE = 0.1  # busbw and algbw are printed with two decimals
+_CLEAR_GB_PER_S = 1.0  # rates below this are too coarsely printed for their ratio
+
+
+@dataclass
+class _Section:
+    """One test's part of a log: from its list of ranks to its last row."""
+
+    hosts: list[str] = field(default_factory=list)  # of each rank
+    ranks: list[str] = field(default_factory=list)  # device name of each rank
+    headings: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+    named: Collective | None = None
+
+    @property
+    def nodes(self) -> int:
+        return len(set(self.hosts))
+
+
+def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: LinkRate | None = None) -> Calibration:
+    """The logs as one calibration with its fits; in-place columns instead of out-of-place ones on request.
+
+    A log holds one mean per size and no samples. The link is `link` where the user states one, else what the GPUs'
+    names show, else unknown. Raises DpscopeError with the file and line of what is no such log or is damaged.
+    """
+    if not paths:
+        raise DpscopeError("--from-nccl-tests: name one log or more")
+    sections = [(path, section) for path in paths for section in _sections(path)]
+    spans: dict[int, set[int]] = {}
+    for _, section in sections:
+        spans.setdefault(len(section.ranks), set()).add(section.nodes)
+    points = [
+        msgspec.structs.replace(point, nodes=section.nodes if len(spans[point.devices]) > 1 else None)
+        for path, section in sections
+        for point in _points(path, section, in_place)
+    ]
+    calibration = Calibration(
+        schema_version=CALIBRATION_SCHEMA_VERSION,
+        dpscope_version=importlib.metadata.version("dpscope"),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        source="nccl-tests",
+        settings=None,
+        backend="nccl",
+        environment=None,
+        device_names=max((tuple(section.ranks) for _, section in sections), key=len),
+        points=tuple(points),
+        links=_links([section for _, section in sections], link),
+        nodes={devices: min(nodes) for devices, nodes in spans.items()},
+    )
+    return fit_calibration(calibration)
+
+
+def _links(sections: Sequence[_Section], stated: LinkRate | None) -> dict[int, LinkRate]:
+    """The link by device count: as stated, else by model where all ranks are of one on one host."""
+    rates: dict[int, LinkRate] = {}
+    for section in sections:
+        model = gpu_model(section.ranks[0])
+        alike = len(set(section.hosts)) == len(set(section.ranks)) == 1
+        rate = model_link(model) if model is not None and alike else None
+        rate = stated or rate
+        if rate is not None:
+            rates[len(section.ranks)] = rate
+    return rates
+
+
+def _sections(path: Path) -> list[_Section]:
+    """The tests in a log; one file may hold several, one after another."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DpscopeError(f"--from-nccl-tests: {unreadable(path, error)}; name a log of nccl-tests") from error
+    by_prefix: dict[str, list[tuple[int, str]]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        found = _PREFIX.match(line)
+        prefix = found[1].strip() if found else ""
+        by_prefix.setdefault(prefix, []).append((number, line[found.end() :] if found else line))
+    sections = [section for lines in by_prefix.values() for section in _sections_of(path, lines) if section.rows]
+    if not sections:
+        raise DpscopeError(f"--from-nccl-tests {path}: has no row of nccl-tests' table (size, count, type, time, ...)")
+    return sections
+
+
+def _sections_of(path: Path, lines: Sequence[tuple[int, str]]) -> list[_Section]:
+    """The tests that one process printed, from its numbered lines."""
+    sections = [_Section()]
+    for number, line in lines:
+        current = sections[-1]
+        rank = _RANK.match(line)
+        if current.rows and (rank or _HEADINGS.match(line)):
+            current = _Section() if rank else _Section(current.hosts, current.ranks)
+            sections.append(current)
+        if rank:
+            current.hosts.append(rank[1])
+            current.ranks.append(rank[2])
+        elif _HEADINGS.match(line):
+            current.headings = line.lstrip("# ").split()
+        elif line.startswith("#"):
+            current.named = _name_in(line) if "perf" in line else current.named
+        elif re.match(r"\s*\d+\s+\d+\s+[a-z]", line):
+            _add_row(current, line.split(), f"{path}, line {number}")
+    return sections
+
+
+def _add_row(section: _Section, row: list[str], where: str) -> None:
+    if not section.headings:
+        raise DpscopeError(f"{where}: a row without the headings (# size count type ...) above it; give the whole log")
+    if len(row) != len(section.headings):
+        raise DpscopeError(
+            f"{where}: {len(row)} values under {counted(len(section.headings), 'heading')}; the log is cut or mixed with other "
+            "output: repair or remove the line"
+        )
+    section.rows.append(row)
+
+
+def _name_in(text: str) -> Collective | None:
+    found = _NAMED.search(text.lower())
+    return _NAMES[found[1].replace("_", "")] if found else None
+
+
+def _points(path: Path, section: _Section, in_place: bool) -> list[CalibrationPoint]:
+    if len(section.ranks) < 2:
+        raise DpscopeError(
+            f"--from-nccl-tests {path}: lists {counted(len(section.ranks), 'rank')} (# Rank 0 ...); a collective needs two, "
+            "and without the list their number is not known: give the whole log"
+        )
+    collective = _collective(path, section)
+    time_column = _column(path, section, "time", in_place)
+    points = []
+    for row in section.rows:
+        size, count = int(row[0]), int(row[1])
+        if size == 0 or row[time_column] == "N/A":
+            continue
+        time_us = _number(path, row[time_column])
+        if time_us <= 0:
+            raise DpscopeError(f"--from-nccl-tests {path}: a time of {row[time_column]} µs at size {size}")
+        points.append(
+            CalibrationPoint(
+                collective=collective,
+                devices=len(section.ranks),
+                size_bytes=size,
+                count=count,
+                dtype=_DTYPES.get(row[2], row[2]),
+                times_us=(time_us,),
+            )
+        )
+    if not points:
+        kind = "in-place" if in_place else "out-of-place"
+        raise DpscopeError(f"--from-nccl-tests {path}: has no {kind} time above size 0")
+    return points
+
+
+def _column(path: Path, section: _Section, name: str, in_place: bool) -> int:
+    """The out-of-place column of this name is the first, the in-place one the second."""
+    places = [index for index, heading in enumerate(section.headings) if heading == name]
+    if len(places) <= in_place:
+        kind = "in-place" if in_place else "out-of-place"
+        raise DpscopeError(f"--from-nccl-tests {path}: has no {kind} column {name}")
+    return places[1 if in_place else 0]
+
+
+def _collective(path: Path, section: _Section) -> Collective:
+    candidates = _by_columns(section)
+    ratio = _bus_ratio(path, section)
+    ranks = len(section.ranks)
+    if ratio is not None:
+        factors = {name: bus_factor(name, ranks) or 1.0 for name in candidates}
+        candidates = [name for name in candidates if abs(ratio / factors[name] - 1) < _RATIO_TOLERANCE]
+    if len(candidates) == 1:
+        return candidates[0]
+    named = section.named or _name_in(path.name)
+    if named is not None and (not candidates or named in candidates):
+        return named
+    raise DpscopeError(
+        f"--from-nccl-tests {path}: its columns fit several collectives; name the file after it, such as all_gather.log"
+    )
+
+
+def _by_columns(section: _Section) -> list[Collective]:
+    """Collectives that fit the columns redop and root; newer logs have both, with `none` and -1 where they mean nothing."""
+    first = dict(zip(section.headings, section.rows[0], strict=True))
+    reduces = first.get("redop", "none") != "none"
+    rooted = first.get("root", "-1") != "-1"
+    if reduces:
+        return ["reduce"] if rooted else ["all_reduce", "reduce_scatter"]
+    return ["broadcast"] if rooted else ["all_gather", "all_to_all"]
+
+
+def _bus_ratio(path: Path, section: _Section) -> float | None:
+    """busbw / algbw of the largest size, None where they are printed too coarsely."""
+    columns = [_column(path, section, name, in_place=False) for name in ("algbw", "busbw")]
+    algbw, busbw = (_number(path, section.rows[-1][column]) for column in columns)
+    return busbw / algbw if algbw >= _CLEAR_GB_PER_S and busbw > 0 else None
+
+
+def _number(path: Path, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise DpscopeError(
+            f"--from-nccl-tests {path}: {text} stands where a number must; the log is damaged"
+        ) from error
 
 
 LOG_READERS: Mapping[str, Callable[[Sequence[Path]], Calibration]] = dict.fromkeys(

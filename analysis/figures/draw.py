@@ -10,15 +10,11 @@ from matplotlib.figure import Figure
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import training as training_figures
-from dpscope.analysis.figures.bandwidth import bandwidths
-from dpscope.analysis.figures.batch import batch_figure
-from dpscope.analysis.figures.communication import measured_and_estimated
-from dpscope.analysis.figures.scaling import scaling
-from dpscope.analysis.figures.step import device_use, phase_split, step_split
-from dpscope.analysis.figures.study import study
+from dpscope.analysis.figures.calibration import bandwidths
+from dpscope.analysis.figures.scaling import batch_figure, scaling, study
+from dpscope.analysis.figures.step import device_use, measured_and_estimated, phase_split, step_split, waterfall
 from dpscope.analysis.figures.style import STYLE
 from dpscope.analysis.figures.waits import wait_strip, waits
-from dpscope.analysis.figures.waterfall import waterfall
 from dpscope.analysis.runs.run_data import RunData
 
 _ID = re.compile(r'(\bid="|url\(#|href="#)')

@@ -1,4 +1,4 @@
-"""Speedup and efficiency over devices: measured with intervals, ideal and fitted laws with bands."""
+"""Speedup, efficiency and accuracy over devices, and step time and throughput over the batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,14 +6,19 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter
 
+from dpscope.analysis.cells.columns import INTERVAL
 from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingSeries
-from dpscope.analysis.figures.colours import COLOURS
-from dpscope.analysis.figures.style import MARKERS, new_figure
+from dpscope.analysis.figures.style import COLOURS, MARKERS, new_figure
+from dpscope.analysis.runs.cell_data import CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
+from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, amdahl_speedup, predicted_speedup
+from dpscope.analysis.text.units import Unit, choose_unit
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.strategies import traits_of
 
 
 def scaling(run: RunData, comparison: Comparison) -> Figure | None:
@@ -128,3 +133,180 @@ def _law(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
         low = np.array([one.low for one in predictions], dtype=float) * scale
         high = np.array([one.high for one in predictions], dtype=float) * scale
         axes.fill_between(counts, low, high, color=COLOURS[series.strategy], alpha=0.15, linewidth=0)
+
+
+def study(run: RunData, comparison: Comparison) -> Figure | None:
+    """The three panels of a run and the trainings in its folder."""
+    return draw_study(comparison)
+
+
+def draw_study(comparison: Comparison) -> Figure | None:
+    """The three panels; None without speedups or without trainings."""
+    accuracies = _accuracies(comparison)
+    if not comparison.scaling or not accuracies:
+        return None
+    figure, (left, middle, right) = new_figure(8, width=10.0, columns=3)
+    counts = sorted({1, *(point.devices for series in comparison.scaling for point in series.points)})
+    left.plot(counts, counts, color="black", linestyle=":", label="ideal")
+    for index, series in enumerate(comparison.scaling):
+        marker = MARKERS[index % len(MARKERS)]
+        _with_intervals(left, series, marker, 1.0)
+        _with_intervals(middle, series, marker, 100.0)
+        _amdahl(left, series)
+    if comparison.target_efficiency is not None:
+        target = 100 * comparison.target_efficiency
+        middle.axhline(target, color=COLOURS["target"], linestyle="-.", label="target efficiency")
+    _accuracy_bars(right, accuracies)
+    for axes, label in ((left, "speedup"), (middle, "efficiency [%]")):
+        axes.set_xlabel("devices")
+        axes.set_xticks(counts)
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    labelled = {
+        label: handle
+        for axes in (left, middle)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(list(labelled.values()), list(labelled), loc="outside lower center", ncols=4)
+    return figure
+
+
+def _with_intervals(axes: Axes, series: ScalingSeries, marker: str, percent: float) -> None:
+    """Speedups (`percent` 1), or efficiencies in percent (100), with their 95% intervals."""
+    points = series.points
+    estimates = [point.speedup if percent == 1 else point.efficiency for point in points]
+    values = np.array([one.value or np.nan for one in estimates]) * percent
+    ends = [
+        [
+            abs(value - end * percent) if end is not None else 0.0
+            for value, end in zip(values, (getattr(one, side) for one in estimates), strict=True)
+        ]
+        for side in ("low", "high")
+    ]
+    line = "-" if series.scaling == "weak" else "--"
+    axes.errorbar(
+        [point.devices for point in points],
+        values,
+        yerr=ends,
+        marker=marker,
+        linestyle=line,
+        capsize=2,
+        color=COLOURS[series.strategy],
+        label=series.label if percent == 1 else None,
+    )
+
+
+def _amdahl(axes: Axes, series: ScalingSeries) -> None:
+    """Amdahl's law through the strong point with the most devices, with its Karp-Flatt fraction."""
+    last = series.points[-1]
+    if series.scaling != "strong" or last.serial_fraction is None or last.serial_fraction < 0:
+        return
+    devices = np.linspace(1, last.devices, 50)
+    fraction = last.serial_fraction
+    axes.plot(
+        devices,
+        [amdahl_speedup(fraction, count) for count in devices],
+        color=COLOURS[series.strategy],
+        linewidth=0.8,
+        label=f"Amdahl, {fraction:.0%} serial",
+    )
+
+
+def _accuracies(comparison: Comparison) -> list[tuple[str, str, float, float, float]]:
+    """Cell, strategy, test accuracy in percent, lowest and highest of its seeds; each training once."""
+    bars: dict[tuple[str, int, float, float, float], tuple[str, str, float, float, float]] = {}
+    for row in comparison.rows.values():
+        value, low, high = row.test_accuracy_percent, row.test_accuracy_percent_min, row.test_accuracy_percent_max
+        if value is None or low is None or high is None:
+            continue
+        label = f"{traits_of(row.strategy).label}\n{counted(row.devices, 'device')}"
+        bars.setdefault((row.strategy, row.devices, value, low, high), (label, row.strategy, value, low, high))
+    return list(bars.values())
+
+
+def _accuracy_bars(axes: Axes, accuracies: Sequence[tuple[str, str, float, float, float]]) -> None:
+    """A bar for each training with the range over seeds; the axis does not begin at 0, so that differences are visible."""
+    for index, (_, strategy, value, low, high) in enumerate(accuracies):
+        axes.bar(index, value, width=0.6, color=COLOURS[strategy])
+        axes.errorbar(index, value, yerr=[[value - low], [high - value]], color="black", capsize=3)
+        axes.annotate(f"{value:.1f}", (index, high), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+    axes.set_xticks(range(len(accuracies)), [label for label, *_ in accuracies], fontsize=7)
+    axes.set_ylabel("test accuracy [%]")
+    lowest, highest = min(one[3] for one in accuracies), max(one[4] for one in accuracies)
+    margin = max(1.0, highest - lowest)
+    axes.set_ylim(max(0.0, lowest - margin), highest + margin / 2)
+
+
+Series = tuple[str, str, str]  # strategy, devices with their nodes, variant
+
+
+def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
+    """Step time and throughput by batch; None for a run with one batch size."""
+    series: dict[Series, list[CellData]] = {}
+    for data in (one for one in run.cells.values() if knows_batch(one.cell)):
+        if data.measured or ran_out_of_memory(data):
+            where = f"{data.cell.devices}" + (f" over {data.nodes} nodes" if data.nodes > 1 else "")
+            series.setdefault((data.cell.strategy, where, data.cell.variant), []).append(data)
+    batches = sorted({data.cell.batch_size for cells in series.values() for data in cells})
+    if len(batches) < 2:
+        return None
+    unit = choose_unit("time", [row.step_us for row in comparison.rows.values()])
+    figure, (left, right) = new_figure(8, columns=2)
+    for index, (key, cells) in enumerate(series.items()):
+        measured = sorted((data for data in cells if data.measured), key=lambda data: data.cell.batch_size)
+        rows = [comparison.rows[data.cell.name] for data in measured]
+        _line(left, rows, ("step_us", *INTERVAL.of("step_us")), unit, key, index)
+        rate = ("samples_per_s", *INTERVAL.of("samples_per_s"))
+        _line(right, rows, rate, Unit("", 1.0, 1), key, index)
+        full = sorted(data.cell.batch_size for data in cells if ran_out_of_memory(data))
+        for axes in (left, right):
+            _out_of_memory(axes, full, key, index)
+    for axes, label in ((left, f"median step [{unit.label}]"), (right, "samples/s")):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(batches))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(FixedLocator([]))
+        axes.set_xlabel("batch per device")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    handles, labels = left.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=3)
+    figure.suptitle("Step time and throughput by batch, with 95% intervals", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def ran_out_of_memory(data: CellData) -> bool:
+    """Whether a repeat of the cell ran out of memory."""
+    return any(result.status == "out_of_memory" for result in data.results)
+
+
+def _batch_style(key: Series, index: int) -> dict[str, Any]:
+    strategy, where, variant = key
+    return {
+        "color": COLOURS[strategy],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": "--" if variant else "-",
+        "label": f"{strategy} on {where}{f' ({variant})' if variant else ''}",
+    }
+
+
+def _line(
+    axes: Axes, rows: Sequence[CellRow], columns: tuple[str, str, str], unit: Unit, key: Series, index: int
+) -> None:
+    value, low, high = (np.array([row.number(name) for row in rows], dtype=float) for name in columns)
+    spread = np.nan_to_num(np.stack((value - low, high - value)), nan=0.0).clip(min=0.0) / unit.divisor
+    batch = np.array([row.batch_size for row in rows], dtype=float)
+    axes.errorbar(batch, value / unit.divisor, yerr=spread, capsize=2, **_batch_style(key, index))
+
+
+def _out_of_memory(axes: Axes, batches: Sequence[int], key: Series, index: int) -> None:
+    """A cross at the bottom of the axes, where no time was measured."""
+    if not batches:
+        return
+    height = [0.04 + 0.05 * index] * len(batches)
+    strategy, where, _ = key
+    axes.plot(
+        list(batches), height, transform=axes.get_xaxis_transform(), linestyle="", marker="x", markersize=8,
+        markeredgewidth=2, color=COLOURS[strategy], clip_on=False, label=f"{strategy} on {where}: out of memory",
+    )  # fmt: skip

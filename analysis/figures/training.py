@@ -13,8 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dpscope.analysis.figures.colours import COLOURS
-from dpscope.analysis.figures.style import STYLE
+from dpscope.analysis.figures.style import COLOURS, STYLE
 from dpscope.analysis.training.data import Epoch, TrainedCell, Training, TrainingData
 
 TRAINING_CAPTIONS = {

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.late_rank import LateRank
-from dpscope.analysis.findings.script_advice import in_a_script
-from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
+from dpscope.analysis.findings.ledger_text import LateRank, slowed_by_tracing
 from dpscope.analysis.text.units import sentence, show_time
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
@@ -210,3 +208,25 @@ def _itself(situation: Situation, subject: str) -> str:
         return ""
     who = f"rank {late.rank}, which the others wait for, is" if subject == "and " else "it is"
     return f", {'and ' if subject == 'and ' else ''}{who} itself {what} for {show_time(idle)} of a step"
+
+
+_ARGUMENTS = (
+    ("--bucket-mb ", "DDP's bucket_cap_mb="),
+    ("--bucket-mb", "DDP's bucket_cap_mb"),
+    ("--broadcast-buffers off", "DDP's broadcast_buffers=False"),
+    ("--gradient-as-bucket-view", "DDP's gradient_as_bucket_view"),
+    ("--static-graph", "DDP's static_graph"),
+    ("--strategy fsdp-no-reshard", "reshard_after_forward=False"),
+    ("--nccl-engine default,legacy", "and without TORCH_DIST_USE_NCCL2=0"),
+)
+
+
+def in_a_script(advice: str) -> str:
+    """Replace dpscope's options in advice with torch's arguments.
+
+    >>> in_a_script("smaller buckets let part of it be reduced earlier (--bucket-mb 9.5)")
+    "smaller buckets let part of it be reduced earlier (DDP's bucket_cap_mb=9.5)"
+    """
+    for option, argument in _ARGUMENTS:
+        advice = advice.replace(option, argument)
+    return advice

@@ -1,12 +1,76 @@
-"""A ledger in words: the cost of communication, in parts that add up to exposed communication."""
+"""A ledger in words: the rank that a job waits for, the cost of communication, and why tracing may hide it."""
 
-from dpscope.analysis.findings.late_rank import LateRank
+from dataclasses import dataclass
+
+from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.runs.straggler import CellStraggler
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
+from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import is_known, traits_of
+
+_MOST = 0.5  # of the exposed waiting (and twice an even share), from which on a rank is named without a test
+_FEW_STEPS = 5  # traced: below it chance cannot be excluded
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """`wait_us` is the exposed waiting for it per step, broadcasts included; `share` its part of all exposed waiting.
+
+    `shown`: the rank is significant (`CellData.straggler`). `idle_us` is its idle time per step, `unlaunched_us` the part of it
+    in which nothing was launched for its device; None is unknown.
+    """
+
+    rank: int
+    wait_us: float
+    share: float
+    shown: bool
+    steps: int
+    idle_us: float | None = None
+    unlaunched_us: float | None = None
+
+    @property
+    def certainty(self) -> str:
+        """Empty if the rank is significant, else the number of traced steps in brackets."""
+        return (
+            "" if self.shown else f" (of {self.steps} traced step{'s' * (self.steps > 1)}: too few to exclude chance)"
+        )
+
+
+def late_rank(windows: Table, shown: CellStraggler | None, ledger: Ledger | None) -> LateRank | None:
+    """The rank that causes most exposed waiting; None if the waiting is spread over ranks, or unknown.
+
+    `windows` are the whole traced steps, `shown` is their significant straggler.
+    """
+    if ledger is None or not ledger.is_split or not len(windows):
+        return None
+    numbered = [name for name in ("repeat", "step") if name in windows]
+    steps, ranks = len(windows.group(*numbered)), len(windows.group("rank"))
+    waits, total = ledger.wait_by_rank_us, ledger.exposed_wait_us or 0.0
+    if shown is not None:
+        rank = shown.rank
+    elif waits and total > 0 and steps < _FEW_STEPS:
+        rank = max(waits, key=lambda one: waits[one])
+        if waits[rank] < max(_MOST, 2 / ranks) * total:
+            return None
+    else:
+        return None
+    broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if shown is not None else 0.0
+    of_rank = windows.take(windows["rank"] == rank)
+    idle, unlaunched = (of_rank[name][of_rank.known(name)] for name in ("idle_us", "unlaunched_us"))
+    return LateRank(
+        rank=rank,
+        wait_us=waits.get(rank, 0.0) + broadcasts,
+        share=waits.get(rank, 0.0) / total if total else 1.0,
+        shown=shown is not None,
+        steps=steps,
+        idle_us=float(idle.mean()) if len(idle) else None,
+        unlaunched_us=float(unlaunched.mean()) if len(unlaunched) else None,
+    )
+
 
 _TRACED_APART = 0.1  # of the untraced step: if the traced one differs by more, both are stated
 _NOTHING = 0.005  # of exposed communication: smaller parts are omitted
@@ -101,3 +165,23 @@ def _untraced(ledger: Ledger, unit: Unit) -> str:
     if abs(ledger.tracer_us) <= _TRACED_APART * untraced:
         return ""
     return f" Untraced, a step takes {_time(untraced, unit)}."
+
+
+SLOWED = 1.5  # traced over untraced step, above which no share of a step and no saving is stated
+
+
+def slowed_by_tracing(row: CellRow) -> float | None:
+    """The ratio of a cell's traced to its untraced step if it exceeds SLOWED; None otherwise or if unknown."""
+    return row.tracer_cost if row.tracer_cost is not None and row.tracer_cost > SLOWED else None
+
+
+def slowed_text(row: CellRow, cost: float) -> str:
+    """Why such a trace does not show the cost of communication, and what tracing does not change."""
+    volume, count = row.bytes_per_step, row.collectives_per_step
+    moved = ""
+    if volume is not None and count is not None:
+        moved = f" What tracing does not change: {show_bytes(volume)} a step in {counted(round(count), 'collective')}."
+    return (
+        f"communication's share of a step is unknown: a traced step takes {cost:.2f}x as long as an untraced one, "
+        f"so its parts do not describe the training.{moved}"
+    )

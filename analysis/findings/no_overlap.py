@@ -2,9 +2,16 @@
 
 from collections.abc import Iterator
 
-from dpscope.analysis.findings.bucket_reasons import bucket_reasons, bucket_times, little_computing
-from dpscope.analysis.findings.overlap_evidence import MOST, Evidence, OverlapReason, overlap_evidence
-from dpscope.analysis.findings.script_advice import in_a_script
+from dpscope.analysis.findings.actions import in_a_script
+from dpscope.analysis.findings.overlap_evidence import (
+    MOST,
+    Evidence,
+    OverlapReason,
+    bucket_reasons,
+    bucket_times,
+    little_computing,
+    overlap_evidence,
+)
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.text.units import show_time

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingPoint, ScalingSeries
-from dpscope.analysis.findings.strategy_gaps import in_brackets
+from dpscope.analysis.findings.strategy_costs import in_brackets
 from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
 from dpscope.analysis.text.text_table import TextTable

@@ -20,13 +20,12 @@ from dpscope.analysis.findings.answers import (
     TracedFacts,
     Verdict,
     cost_answer,
+    shortcuts_text,
     strategy_name,
     traces_verdict,
 )
-from dpscope.analysis.findings.late_rank import LateRank, late_rank
-from dpscope.analysis.findings.shortcuts import shortcuts_text
-from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
-from dpscope.analysis.findings.strategy_gaps import gap_sentence, in_brackets
+from dpscope.analysis.findings.ledger_text import LateRank, late_rank, slowed_by_tracing
+from dpscope.analysis.findings.strategy_costs import gap_sentence, in_brackets
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_job import TracedJob

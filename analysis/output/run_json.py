@@ -1,4 +1,4 @@
-"""A whole run as JSON: the comparison, the gaps, steps, collectives and findings."""
+"""A whole run as JSON (the comparison, the gaps, steps, collectives and findings), and its cells for a mirror."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.training.tables import training_content
+from dpscope.profiling.mirrors.wandb_mirror import CellSummary
 
 UNKNOWN_WITH_COMMUNICATION = (
     "communication_us",
@@ -152,3 +153,27 @@ def _law(fit: ScalingFit) -> dict[str, object]:
         "worst_relative_error": fit.worst_relative_error,
         "note": fit.note,
     }
+
+
+def cell_summaries(report: Report) -> list[CellSummary]:
+    """One for each measured cell; numbers that are missing are left out, as mirrors know no NA."""
+    workload = report.run.manifest.config.workload
+    return [
+        CellSummary(
+            name=data.cell.name,
+            settings={
+                "strategy": data.cell.strategy,
+                "devices": data.cell.devices,
+                "batch_size": data.cell.batch_size,
+                "variant": data.cell.variant or "none",
+                "model": workload.model,
+                "data": workload.data,
+            },
+            values={
+                name: float(number)
+                for name in NAMES
+                if (number := report.comparison.rows[data.cell.name].number(name)) is not None
+            },
+        )
+        for data in report.run.measured
+    ]

@@ -226,8 +226,8 @@ def _ring_notes(comparison: Comparison) -> Iterator[str]:
     counts: dict[str, list[int]] = {}
     for devices, rate in comparison.ring_rates.items():
         counts.setdefault(rate.description, []).append(devices)
-    for told, alike in counts.items():
-        yield f"ring model on {', '.join(map(str, alike))} devices: {told}"
+    for description, alike in counts.items():
+        yield f"ring model on {', '.join(map(str, alike))} devices: {description}"
 
 
 def _peak_notes(comparison: Comparison) -> Iterator[str]:

@@ -15,10 +15,9 @@ import jinja2
 from markupsafe import Markup, escape
 
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.figures.colours import COLOURS
+from dpscope.analysis.figures.style import COLOURS
 from dpscope.analysis.findings.answers import QUESTIONS, Verdict
-from dpscope.analysis.report.glossary import GLOSSARY
-from dpscope.analysis.report.meanings import meanings
+from dpscope.analysis.report.meanings import GLOSSARY, meanings
 from dpscope.analysis.report.sections import SECTIONS, Section
 from dpscope.analysis.report.timeline import TimelineView, as_plain
 from dpscope.analysis.text.text_table import TextTable

@@ -67,8 +67,7 @@ def calibrate(request: CalibrateRequest) -> None:
     from rich.console import Console
 
     from dpscope.analysis.costs.calibrated import rate_between, rate_within
-    from dpscope.analysis.costs.calibration_files import calibration_path
-    from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+    from dpscope.analysis.costs.calibration_files import calibration_from_logs, calibration_path
     from dpscope.analysis.report.calibration import calibration_tables, save_calibration
     from dpscope.analysis.report.nccl_tables import calibration_chapter
     from dpscope.analysis.text.terminal import print_findings, print_table
@@ -116,8 +115,7 @@ def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
     """From one calibration, or from logs of several counts."""
     from rich.console import Console
 
-    from dpscope.analysis.costs.calibration_files import costs_at
-    from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+    from dpscope.analysis.costs.calibration_files import calibration_from_logs, costs_at
     from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
 
     requested, paths = parse_counts(counts), request.logs or [request.out]

@@ -81,7 +81,7 @@ def run(request: RunRequest) -> None:
         sound = show_run(out, Targets(), console, detail, open_page=request.open_page)
         if mirror is not None:
             from dpscope.analysis.output.analyze import report_of
-            from dpscope.analysis.output.cell_summaries import cell_summaries
+            from dpscope.analysis.output.run_json import cell_summaries
 
             mirror.write(out, cell_summaries(report_of(out, Targets())))
         return sound

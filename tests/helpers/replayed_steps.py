@@ -5,12 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.what_if.replay.buckets import Bucketing
 from dpscope.analysis.what_if.replay.replay import Conditions
-from dpscope.analysis.what_if.replay.step_profile import NEVER, Gradients, MeasuredBucket, StepProfile, Works
+from dpscope.analysis.what_if.replay.step_profile import NEVER, Bucketing, Gradients, MeasuredBucket, StepProfile, Works
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs
-from dpscope.analysis.what_if.scenarios.lateness import Lateness
-from dpscope.analysis.what_if.scenarios.scenario import Base
+from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness
 
 
 def works(device_us: list[float], host_us: list[float] | None = None, **columns: list[float]) -> Works:

@@ -25,12 +25,10 @@ from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces, find_traces
 from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
 from dpscope.analysis.what_if.profiles.job import JobProfile, buckets_overlap, job_profile, run_profile, slowdown_of
-from dpscope.analysis.what_if.replay.buckets import Bucketing
 from dpscope.analysis.what_if.replay.replay import Compute
-from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, StepProfile
+from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs
-from dpscope.analysis.what_if.scenarios.lateness import lateness
-from dpscope.analysis.what_if.scenarios.scenario import Base
+from dpscope.analysis.what_if.scenarios.scenario import Base, lateness
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.run import Cell

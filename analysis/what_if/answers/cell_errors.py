@@ -10,7 +10,7 @@ from dpscope.analysis.runs.cell_data import AnyCell, CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.what_if.answers.bases import Question, devices_per_node
 from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
-from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR
+from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.profiling.records.finding import counted

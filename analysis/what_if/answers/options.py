@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
+from dpscope.analysis.what_if.replay.step_profile import HOOK_FACTORS
 from dpscope.analysis.what_if.scenarios.collective_costs import Links
 from dpscope.analysis.what_if.scenarios.inputs import place_of
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dpscope.analysis.what_if.prediction import BAND, Prediction
-from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
-from dpscope.analysis.what_if.scenarios.inputs import place_of
+from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR, place_of
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.profiling.records.finding import counted

@@ -9,8 +9,8 @@ from statistics import fmean
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
 from dpscope.analysis.what_if.prediction import FARTHEST, Prediction, distance_error
-from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR, GPU_ERROR
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs
+from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR, GPU_ERROR
 from dpscope.analysis.what_if.scenarios.predict import Answered, answered, predict
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 from dpscope.profiling.records.finding import counted

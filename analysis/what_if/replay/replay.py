@@ -14,8 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from dpscope.analysis.costs.collective_streams import run_collectives
-from dpscope.analysis.what_if.replay.buckets import bucket_bytes
-from dpscope.analysis.what_if.replay.step_profile import NEVER, NO_WORK, StepProfile, Stretch, Works, joined, stretches
+from dpscope.analysis.what_if.replay.step_profile import (
+    NEVER,
+    NO_WORK,
+    StepProfile,
+    Stretch,
+    Works,
+    bucket_bytes,
+    joined,
+    stretches,
+)
 
 Span = tuple[float, float]
 """Start and end, microseconds from the step's start."""
@@ -261,7 +269,7 @@ class _Step:
         self.starts: list[float] = []
         self.ends: list[float] = []
         self.other_spans: list[CollectiveSpan] = []
-        self.other_free = NEVER  # collectives that are no buckets are on a stream of their own
+        self.other_free = NEVER  # collectives that are no buckets are on a separate stream
         self.waited = 0  # buckets whose end the device has waited for
         self.busy_from = self.busy_to = NEVER
 

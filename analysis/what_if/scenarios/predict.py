@@ -9,7 +9,6 @@ import numpy as np
 
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.what_if.prediction import FARTHEST, Prediction
-from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, not_reproduced
 from dpscope.analysis.what_if.replay.replay import (
     AS_IT_WAS,
     MOST_OFF,
@@ -21,16 +20,19 @@ from dpscope.analysis.what_if.replay.replay import (
     replay,
     silent,
 )
-from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, StepProfile
-from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR, Parts, half_band, replay_parts
+from dpscope.analysis.what_if.replay.step_profile import HOOK_FACTORS, INTERPOLATED, StepProfile, not_reproduced
 from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs
 from dpscope.analysis.what_if.scenarios.inputs import (
+    ASSUMED_ERROR,
     Inputs,
+    Parts,
     Place,
     compute_of,
+    half_band,
     inputs_of,
     passes_of,
     place_of,
+    replay_parts,
     step_batch,
     uneven,
 )

@@ -1,4 +1,4 @@
-"""Predictions of a real run folder beside what it measured, from calibrations that hold more or less of what it used."""
+"""Predictions of a real run folder compared with its measurements, from calibrations that hold more or less of what it used."""
 
 import json
 from dataclasses import replace
@@ -79,17 +79,17 @@ FOR = "exposed is predicted for torch's engine ProcessGroupNCCL, which the cells
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("ran", "calibrated", "told", "said"),
+    ("ran", "calibrated", "count", "message"),
     [
         ("ProcessGroupNCCL2", "ProcessGroupNCCL", 1, AS_ON),
         ("ProcessGroupNCCL2", "ProcessGroupNCCL2", 0, AS_ON),
-        ("ProcessGroupNCCL2", None, 0, AS_ON),  # an older calibration does not tell
+        ("ProcessGroupNCCL2", None, 0, AS_ON),  # an older calibration does not record it
         ("ProcessGroupNCCL", None, 0, FOR),
         (None, "ProcessGroupNCCL", 0, None),  # gloo
     ],
 )
 def test_a_prediction_says_which_engine_it_assumes_and_which_was_calibrated(
-    run: RunData, ran: str | None, calibrated: str | None, told: int, said: str | None
+    run: RunData, ran: str | None, calibrated: str | None, count: int, message: str | None
 ) -> None:
     cells = {
         name: replace(
@@ -100,8 +100,8 @@ def test_a_prediction_says_which_engine_it_assumes_and_which_was_calibrated(
     source = msgspec.structs.replace(made(run, BOTH), nccl_engine=calibrated)
     report = make_report(replace(run, cells=cells), calibration=source)
     found = [one for one in report.findings if one.code == "calibration_other_engine"]
-    assert len(found) == told
+    assert len(found) == count
     for one in found:
         assert one.message.startswith("ddp-d2-b8 ran on ProcessGroupNCCL2, the calibration on ProcessGroupNCCL")
     notes = [note for note in report.tables["predictions"].notes if note.startswith("exposed is predicted")]
-    assert notes == [] if said is None else [note.startswith(said) for note in notes] == [True]
+    assert notes == [] if message is None else [note.startswith(message) for note in notes] == [True]

@@ -1,4 +1,4 @@
-"""A row of the comparison: values with the columns beside them that say how far they may lie off."""
+"""A row of the comparison: values with their intervals and errors in other columns."""
 
 from dpscope.analysis.cells.columns import INTERVAL, NAMES, RANK_RANGE, VALUE_RANGE
 from dpscope.analysis.cells.row import RowBuilder

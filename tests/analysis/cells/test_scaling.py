@@ -186,7 +186,7 @@ def over_nodes(devices: int, nodes: int, step_us: float) -> CellData:
 
 
 def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_another() -> None:
-    """2 and 4 GPUs of one node and 8 of two are one series; 2 x 2 beside 1 x 4 is a point of its own."""
+    """2 and 4 GPUs of one node and 8 of two are one series; 2 x 2 is a point separate from 1 x 4."""
     cells = [over_nodes(2, 1, 1100.0), over_nodes(4, 1, 1200.0), over_nodes(8, 2, 1500.0), over_nodes(4, 2, 1400.0)]
     weak = [one for one in series(cells, {8: SINGLES[8]}) if one.scaling == "weak"]
     assert [[point.cell for point in one.points] for one in weak] == [

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dpscope.analysis.costs.calibration_files import calibration_from_logs
 from dpscope.analysis.costs.collective_forecast import WIDEST, CollectiveForecast, cliff_findings, forecasts
-from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
 from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.store.errors import DpscopeError

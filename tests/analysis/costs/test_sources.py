@@ -8,6 +8,7 @@ from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.machine.nvml_record import ReplayedNvml
 from dpscope.profiling.records.links import Interconnect
+from tests.helpers.known import known
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import calibration
 
@@ -52,8 +53,7 @@ def test_what_is_stated_counts_before_nvml_and_both_before_a_calibration() -> No
 def test_the_calibrated_rate_gives_back_the_time_that_was_calibrated() -> None:
     """4 ranks, 100 us + S / 10 GB/s, largest size 1e6 B: 200 us, 5 GB/s, bus bandwidth 5 x 2 x 3/4 = 7.5 GB/s."""
     sources = CostSources(calibration=calibration({"all_reduce": (100.0, 10.0)}, devices=4, largest=1_000_000))
-    rate = sources.ring_rate(4)
-    assert rate is not None
+    rate = known(sources.ring_rate(4))
     assert rate.gb_per_s == pytest.approx(7.5)
     assert "7.5 GB/s, the bus bandwidth calibrated at 1.00 MB" in rate.description
     assert sources.ring_rate(2) is None  # 2 ranks were not calibrated

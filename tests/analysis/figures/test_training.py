@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from dpscope.analysis.figures.colours import COLOURS
+from dpscope.analysis.figures.style import COLOURS
 from dpscope.analysis.figures.training import TRAINING_CAPTIONS, training_figures
 from dpscope.analysis.training.data import load_training
 from dpscope.profiling.mirrors.tensorboard_mirror import training_events

@@ -7,6 +7,7 @@ from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.estimate_gaps import error_table, identity_table, reasons
 from dpscope.analysis.findings.predictions import collective_table, likely_reasons, prediction_findings
+from tests.helpers.known import known
 
 ROW = CellRow(
     cell="ddp-d2-b8",
@@ -82,13 +83,11 @@ def test_loader_batch_and_imbalance() -> None:
 
 
 def test_the_error_table_adds_up() -> None:
-    table = error_table(comparison(ROW))
-    assert table is not None
+    table = known(error_table(comparison(ROW)))
     ((cell, formula, *parts),) = table.rows
     assert (cell, formula) == ("ddp-d2-b8", "t_N(b) - t_1(b)")
     assert [float(part) for part in parts] == [80, 0, 60, 30, -10]
-    identity = identity_table(comparison(ROW))
-    assert identity is not None
+    identity = known(identity_table(comparison(ROW)))
     assert identity.rows[0] == ("ddp-d2-b8", "500.0 ±10.0", "420.0 ±NA", "60.0 ±25.0", "30.0 ±32.5", "-10.0 ±NA")
 
 
@@ -146,8 +145,7 @@ def test_what_the_calibration_lacks_is_a_finding_and_na_in_the_table() -> None:
     assert finding.code == "calibration_incomplete"
     assert finding.message.startswith("the calibration holds no broadcast, which ddp-d2-b8 uses")
     assert "--collectives all_reduce,broadcast --devices 2" in finding.next_step
-    table = collective_table(found)
-    assert table is not None
+    table = known(collective_table(found))
     assert [row[4:] for row in table.rows] == [("500.0", "450.0", "-10.0"), ("NA", "NA", "NA")]
     assert any("predicted NA: the calibration holds no broadcast" in note for note in table.notes)
     assert list(prediction_findings(comparison(row, bucket(4e6, 500.0, 450.0)))) == []

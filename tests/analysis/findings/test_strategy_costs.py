@@ -1,13 +1,17 @@
-"""FSDP, and DDP on one device, compared with a simpler strategy: pairs, ratios and sentences, by hand."""
+"""Pairs of strategies, by hand: ratios, sentences, and one rule for what explains the gap between DP and DDP."""
 
-from dpscope.analysis.cells.comparison import compare
+import pytest
+
+from dpscope.analysis.cells.comparison import StrategyGap, compare
 from dpscope.analysis.cells.strategy_costs import StrategyCost
+from dpscope.analysis.figures.step import _title
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table
+from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table, gap_finding
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
 from dpscope.profiling.records.strategies import CellStrategy
+from tests.helpers.known import known
 from tests.helpers.run_cells import cell_data, run_of, windows
 
 GB = 10**9
@@ -91,8 +95,7 @@ def test_a_run_pairs_each_strategy_with_the_simpler_one() -> None:
     assert abs((sharded.ratio.value or 0) - 1.1) < 0.01
     assert (sharded.saved_bytes, sharded.memory) == (200, "peak")
     assert pairs["ddp-d1-b8", "single-d1-b8"].saved_bytes is None
-    table = cost_table(comparison.costs)
-    assert table is not None
+    table = known(cost_table(comparison.costs))
     assert len(table.rows) == 3
     codes = [finding.code for finding in conclusions(run, comparison)]
     assert codes.count("strategy_cost") == 2
@@ -105,3 +108,33 @@ def test_ddp_on_one_device_is_no_baseline() -> None:
     assert comparison.costs == ()
     assert comparison.scaling == ()
     assert comparison.table["weak_efficiency"].isna().all()
+
+
+def gap(tracer_us: float, exposed_us: float = 60.0) -> StrategyGap:
+    """A gap of 100 us of which the tracer's part is this; the rest is exposed communication and idle."""
+    rest = 100.0 - exposed_us - tracer_us
+    ratio = Estimate(1.5, 1.4, 1.6, 30)
+    return StrategyGap("dp-d2-b8", "ddp-d2-b8", 2, 8, "DP", ratio, 100.0, exposed_us, 0.0, 0.0, rest, tracer_us)
+
+
+@pytest.mark.parametrize(
+    ("tracer_us", "explained"),
+    [(0.0, True), (25.0, True), (-25.0, True), (25.1, False), (-26.0, False), (80.0, False)],
+)
+def test_sentence_and_hatching_follow_one_rule(tracer_us: float, explained: bool) -> None:
+    """A quarter of the gap is the limit: what the sentence does not explain is hatched, and nothing else is."""
+    one = gap(tracer_us)
+    assert one.explained is explained
+    assert ("Tracing changed the timing too much" in gap_finding(one).next_step) is not explained
+    assert ("hatched" in _title(one)) is not explained
+
+
+def test_a_part_smaller_than_the_tracers_explains_nothing() -> None:
+    """Exposed and idle are 9 us each of a gap of 99: the tracer's 10 are less than a quarter, and more than either."""
+    small = StrategyGap(
+        "dp-d2-b8", "ddp-d2-b8", 2, 8, "DP", Estimate(1.5, 1.4, 1.6, 30), 99.0, 9.0, 0.0, 0.0, 9.0, 10.0
+    )
+    assert small.tracer_us is not None
+    assert small.tracer_us < 0.25 * 99.0
+    assert not small.explained
+    assert small.largest_part == "exposed"

@@ -35,7 +35,7 @@ def megatron_like(folder: Path) -> Path:
         events = []
         for number in range(1, 9):
             begin, start = MEGATRON_STEP_US * number, 100.0 + 300.0 * rank
-            told: dict[str, Any] = {
+            arguments: dict[str, Any] = {
                 "Collective name": "allreduce",
                 "Process Group Name": "0",
                 "Group size": 2,
@@ -49,7 +49,12 @@ def megatron_like(folder: Path) -> Path:
             events.append(launch(2 * number + 1, begin + 8))
             events.append(
                 on_device(
-                    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", begin + start, 600 - start, 2 * number + 1, 9, **told
+                    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+                    begin + start,
+                    600 - start,
+                    2 * number + 1,
+                    9,
+                    **arguments,
                 )
             )
         write(folder, events, rank, 2, host_name="node")

@@ -1,4 +1,4 @@
-"""`dpscope compare` as a gate: what it cannot judge does not pass, and is told on standard error in every format."""
+"""`dpscope compare` as a gate: what it cannot judge does not pass, and is reported on standard error in every format."""
 
 import io
 import json
@@ -16,6 +16,7 @@ from dpscope.analysis.output.analyze import verdict_of
 from dpscope.analysis.output.changes import print_comparison, print_history
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
+from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
 
 
@@ -80,9 +81,9 @@ def test_different_models_and_nothing_in_common_are_refused(tmp_path: Path) -> N
     after = run_of(tmp_path / "after", SINGLE, change=lambda config: config.update(model="resnet8_cifar"))
     with pytest.raises(
         DpscopeError, match=r"different models do not compare; name runs of one model, or add --force$"
-    ) as told:
+    ) as raised:
         print_comparison(before, after, None, "table", QUIET)
-    assert (told.value.exit_status, "\n" in str(told.value)) == (2, False)
+    assert (raised.value.exit_status, "\n" in str(raised.value)) == (2, False)
     assert print_comparison(before, after, VISIBLE, "table", QUIET, force=True) == 0
     with pytest.raises(NotComparableError, match="no measured cell in common") as nothing:
         print_comparison(before, run_of(tmp_path / "ddp", DDP), None, "table", QUIET)
@@ -143,8 +144,7 @@ def test_json_github_and_junit_say_what_the_exit_status_does(
     assert all(one.text in text for one in verdict.answers)
     status, text = said(slower, "junit")
     suite = ElementTree.fromstring(text)
-    output = suite.findtext("system-out")
-    assert output is not None
+    output = known(suite.findtext("system-out"))
     assert all(one.text in output for one in verdict.answers)
     assert (status, suite.attrib["tests"], suite.attrib["failures"], suite.attrib["errors"]) == (1, "2", "2", "0")
     assert [len(case.findall("failure")) for case in suite.findall("testcase")] == [1, 1]
@@ -156,7 +156,7 @@ def test_json_github_and_junit_say_what_the_exit_status_does(
 
 
 def test_several_runs_are_a_history_and_the_last_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Named in any order, told in that of time; the last is three times as slow as the one before it."""
+    """Named in any order, listed in order of time; the last is three times as slow as the one before it."""
     first = later(tmp_path, "first", "2030-01-01T00:00:00+00:00", 2.0, SINGLE)
     second = later(tmp_path, "second", "2030-01-02T00:00:00+00:00", 1.0, SINGLE)
     third = later(tmp_path, "third", "2030-01-03T00:00:00+00:00", 3.0, SINGLE)
@@ -177,7 +177,7 @@ def test_several_runs_are_a_history_and_the_last_is_judged(tmp_path: Path, capsy
 
 
 def test_a_history_goes_by_commit_where_that_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The older commit was measured last, as when a change is looked for backwards; `changed` is told by a plus."""
+    """The older commit was measured last, as when a change is looked for backwards; `changed` is shown by a plus."""
     commits = {
         "new": ("2030-01-01", "c" * 40, "2029-03-01T00:00:00+00:00", False),
         "older": ("2030-01-02", "b" * 40, "2029-02-01T00:00:00+00:00", True),
@@ -190,13 +190,13 @@ def test_a_history_goes_by_commit_where_that_is_asked(tmp_path: Path, capsys: py
         manifest["environment"]["commit"] = {"name": commit, "committed_at": committed_at, "changed": changed}
         (places[-1] / "manifest.json").write_text(json.dumps(manifest))
     assert print_history(places, VISIBLE, "json", QUIET) == 0, "by time the one before the last is as fast"
-    told = json.loads(capsys.readouterr().out)["history"]
-    assert [(row["run"], row["commit"]) for row in told] == [
+    history = json.loads(capsys.readouterr().out)["history"]
+    assert [(row["run"], row["commit"]) for row in history] == [
         ("new", "c" * 10), ("older", "b" * 10 + "+"), ("oldest", "a" * 10),
     ]  # fmt: skip
     assert print_history(places, None, "json", QUIET, by="commit") == 1
-    told = json.loads(capsys.readouterr().out)["history"]
-    assert [row["run"] for row in told] == ["older", "oldest", "new"], "23:00 in the west is 05:00 the next day"
+    history = json.loads(capsys.readouterr().out)["history"]
+    assert [row["run"] for row in history] == ["older", "oldest", "new"], "23:00 in the west is 05:00 the next day"
 
     without = later(tmp_path, "without", "2030-01-04T00:00:00+00:00", 1.0, SINGLE)
     with pytest.raises(NotComparableError, match=r"without: its manifest holds no commit: .*; omit --by commit$"):
@@ -209,7 +209,7 @@ def test_a_history_goes_by_commit_where_that_is_asked(tmp_path: Path, capsys: py
 def test_a_cell_that_hides_the_change_is_not_judged_in_any_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two short repeats show a doubling at best: a gate of 5% that passed them would promise what nobody measured."""
+    """Two short repeats show a doubling at best: a gate of 5% that passed them would promise what was not measured."""
     before = run_of(tmp_path / "before", SINGLE, DDP)
     reason = "a slowdown of 5.0% would not show"
     for output_format in ("table", "csv", "json", "markdown", "latex", "github", "junit"):

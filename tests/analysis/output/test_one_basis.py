@@ -16,6 +16,7 @@ from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs
 from tests.helpers.examples import FIVE_REPEATS, reported
+from tests.helpers.known import known
 from tests.helpers.paths import DATA, ROOT
 
 MADE_OF = ("compute", "wait", "transfer", "other", "idle")
@@ -73,16 +74,14 @@ def test_speedup_samples_per_second_and_efficiency_are_of_the_same_steps(report:
 def test_the_cost_sentence_holds_the_tables_numbers(report: Report) -> None:
     """Exposed communication and the traced step, then parts that add up to it; nothing of the untraced step."""
     exposed, step, _, *parts = shown_times(report.verdict.cost.text)
-    ledger = report.verdict.ledger
-    assert ledger is not None
+    ledger = known(report.verdict.ledger)
     assert step == pytest.approx(ledger.traced_step_us / 1e3, abs=0.01)
     assert sum(parts) == pytest.approx(exposed, abs=0.02)
     assert numbers(report.first["shortcuts"], "ddp-d2-b128")["exposed"] == pytest.approx(exposed, abs=0.01)
 
 
 def test_the_figure_has_the_tables_parts(report: Report) -> None:
-    figure = step_split(report.run, report.comparison)
-    assert figure is not None
+    figure = known(step_split(report.run, report.comparison))
     widths: dict[str, list[float]] = {}
     for bars in figure.axes[0].containers:
         widths[str(bars.get_label())] = [float(bar.get_width()) for bar in bars]
@@ -101,8 +100,7 @@ def test_what_an_action_saves_is_a_part_of_the_ledger(report: Report) -> None:
 
 
 def test_values_are_the_centres_of_their_intervals(report: Report) -> None:
-    ledger = report.verdict.ledger
-    assert ledger is not None
+    ledger = known(report.verdict.ledger)
     assert {"compute", "exposed_wait", "exposed_transfer", "idle", "tracer", "slowdown"} <= set(ledger.intervals)
     for name, bounds in ledger.intervals.items():
         assert isinstance(bounds, Interval)
@@ -132,8 +130,7 @@ def test_what_foreign_traces_lose_waiting_is_exposed(place: str) -> None:
     """Compute plus what is lost does not exceed the step; a late rank is named on every surface, or on none."""
     jobs = analyze_jobs([DATA / place])
     (verdict,) = verdicts_of(jobs).values()
-    ledger = verdict.ledger
-    assert ledger is not None
+    ledger = known(verdict.ledger)
     assert (ledger.compute_us or 0.0) + (ledger.exposed_us or 0.0) <= ledger.traced_step_us + 1e-6
     assert (ledger.exposed_wait_us or 0.0) <= (ledger.exposed_us or 0.0) + 1e-6
     if place == "v100x8_ddp_dlrm":

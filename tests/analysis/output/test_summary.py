@@ -84,8 +84,8 @@ def test_the_demo_ends_within_a_screen(answer: str) -> None:
     first = [line.split()[0] for line in lines if line.split()[1:2] == ["1481.4"]]
     assert first == [f"{name}-b8" for name in ("single-d1", "dp-host-d2", "ddp-d2")]
     assert [line.split()[0] for line in lines if line.split()[1:2] == ["285.5"]] == first[1:]
-    told = sum(line.startswith("warning ") for line in lines)
-    assert f"{7 - told} more findings and 5 more cells: in the report, or with --verbose." in lines
+    printed = sum(line.startswith("warning ") for line in lines)
+    assert f"{7 - printed} more findings and 5 more cells: in the report, or with --verbose." in lines
     assert lines[-1] == "Report: run_cpu/report/report.html"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.output.plugin_traces import write_plugin_copies
+from dpscope.analysis.output.tensorboard import write_plugin_copies
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import dp_trace, write_trace
 from tests.helpers.paths import DATA, EXAMPLE_RUN

@@ -1,9 +1,12 @@
-"""Traces that no run made get what runs get: ring formula, predictions, report page, comparison, TensorBoard.
+"""Traces that no run made get what runs get: ring formula, predictions, report page, comparison, TensorBoard; several jobs, too.
 
 Two ranks of a generated DDP job: a step all-reduces 6 + 11.52 + 2 = 19.52 MB, in transfers of 60 + 96 + 40 = 196 us.
 """
 
+import csv
+import io
 import json
+import shutil
 from io import StringIO
 from pathlib import Path
 
@@ -18,14 +21,18 @@ from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.output.traced_report import (
     TraceRequest,
     export_traces,
+    job_csv,
+    job_findings,
+    job_tables,
     load_traces,
     model_tables,
     print_traces,
     report_of_traces,
+    the_one_job,
     traces_json,
 )
 from dpscope.analysis.report.build import Report
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Collective, Contention
@@ -113,17 +120,17 @@ def test_a_calibration_predicts_what_was_traced(traces: Path, tmp_path: Path) ->
 
 @pytest.mark.long
 def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrated(traces: Path, tmp_path: Path) -> None:
-    """Alone 160, 215.2 and 120 us, ready at 0, 104 and 190 us, when computing ends. Beside it each takes three times as long.
+    """Alone 160, 215.2 and 120 us, ready at 0, 104 and 190 us, when computing ends. Next to it each takes three times as long.
 
     The first has 160 - 190/3 = 96.7 left at 190 and ends at 286.7; the others follow alone: 286.7 + 215.2 + 120 = 621.9.
     """
 
-    def predicted(name: str, beside: float) -> Report:
+    def predicted(name: str, next_to: float) -> Report:
         timed = Contention(
             collective="all_reduce", devices=2, size_bytes=1 << 20, alone_us=(100.0,), two_in_flight_us=(200.0,),
-            beside_compute_us=(100.0 * beside,), compute_alone_us=(1.0,), compute_beside_us=(1.5,),
+            beside_compute_us=(100.0 * next_to,), compute_alone_us=(1.0,), compute_beside_us=(1.5,),
         )  # fmt: skip
-        made = msgspec.structs.replace(calibration("all_reduce", "broadcast"), contention=(timed,) if beside else ())
+        made = msgspec.structs.replace(calibration("all_reduce", "broadcast"), contention=(timed,) if next_to else ())
         write_json(tmp_path / name, made)
         return reported(traces, TraceRequest(calibration=tmp_path / name))
 
@@ -212,7 +219,7 @@ def test_two_jobs_are_compared_and_one_a_side_decides_nothing(traces: Path, tmp_
 
 
 def scaled_jobs(folder: Path, factors: tuple[float, ...]) -> Path:
-    """The made job traced several times, each into a folder of its own, all its times longer by a factor."""
+    """The made job traced several times, each into its own folder, all times longer by a factor."""
     for number, factor in enumerate(factors):
         write_ddp_job(folder / f"job{number}", factor=factor)
     return folder
@@ -220,7 +227,7 @@ def scaled_jobs(folder: Path, factors: tuple[float, ...]) -> Path:
 
 @pytest.mark.long
 def test_several_jobs_a_side_are_repeats_and_give_an_interval(tmp_path: Path) -> None:
-    """Three jobs 1% apart against three 20% slower: a regression. Against themselves made anew: none, with what would show."""
+    """Three jobs 1% apart against three 20% slower: a regression. Against themselves made again: none."""
     before = scaled_jobs(tmp_path / "before", (1.0, 1.01, 1.02))
     slower = scaled_jobs(tmp_path / "slower", (1.2, 1.212, 1.224))
     console = Console(file=StringIO(), width=200)
@@ -296,3 +303,74 @@ def test_each_of_several_jobs_in_one_folder_has_its_heading(tmp_path: Path) -> N
     print_traces([tmp_path], "table", DEFAULT_LIMITS, console, TraceRequest())
     lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert [line for line in lines if line.startswith("Job ")] == ["Job 1", "Job 2"]
+
+
+@pytest.fixture
+def two_jobs(tmp_path: Path) -> Path:
+    for number, job in enumerate(("first", "second")):
+        write_job(tmp_path / job, "rank", later_s=60.0 * number, process=1000 * number)
+    return tmp_path
+
+
+def test_each_job_is_what_it_is_alone(two_jobs: Path) -> None:
+    """Collectives are matched within each job, where all files as one would match none."""
+    alone = analyze_traces(two_jobs / "first")
+    assert alone.collectives["transfer_us"].notna().any()
+    jobs = analyze_jobs(two_jobs)
+    assert list(jobs) == ["first", "second"]
+    for analysis in jobs.values():
+        assert analysis.collectives["transfer_us"].tolist() == alone.collectives["transfer_us"].tolist()
+        assert analysis.steps["step_us"].tolist() == alone.steps["step_us"].tolist()
+        assert "ranks_not_unique" not in {finding.code for finding in analysis.findings}
+
+
+@pytest.mark.long
+def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
+    jobs = analyze_jobs(two_jobs)
+    (steps,) = [table for table in job_tables(jobs) if table.title == "Steps"]
+    assert steps.headings[:2] == ("job", "rank")
+    count = len(analyze_traces(two_jobs / "first").steps)
+    assert [row[0] for row in steps.rows] == ["first"] * count + ["second"] * count
+    rows = list(csv.DictReader(io.StringIO(job_csv(jobs))))
+    assert [row["job"] for row in rows] == [row[0] for row in steps.rows]
+    content = json.loads(traces_json(jobs, None))
+    assert content["jobs"] == ["first", "second"]
+    assert {record["job"] for name in ("steps", "collectives", "findings") for record in content[name]} == {
+        "first",
+        "second",
+    }
+    said = [finding.message for finding in job_findings(jobs) if finding.code == "parallelism"]
+    assert len(said) == 1, "what two jobs have in common is said once"
+    assert said[0].startswith("jobs first, second: ")
+
+
+@pytest.mark.long
+def test_tables_of_other_columns_stand_apart(tmp_path: Path) -> None:
+    """One A100 job of a single rank has no waiting; eight V100 ranks have."""
+    shutil.copytree(DATA / "v100x8_ddp_dlrm", tmp_path / "v100")
+    shutil.copy(DATA / "a100x2_ddp_resnet50_rank0.json.gz", tmp_path)
+    jobs = analyze_jobs(tmp_path)
+    assert list(jobs) == [".", "v100"]
+    titles = [table.title for table in job_tables(jobs)]
+    assert titles[:2] == ["Steps (.)", "Steps (v100)"]
+
+
+def test_one_job_is_printed_as_ever(two_jobs: Path) -> None:
+    jobs = analyze_jobs(two_jobs / "first")
+    assert list(jobs) == [""]
+    assert "job" not in job_tables(jobs)[0].headings
+    assert "job" not in json.loads(traces_json(jobs, None))["steps"][0]
+    assert job_csv(jobs).startswith("rank,device,step,")
+
+
+@pytest.mark.long
+def test_what_is_of_one_job_is_refused_for_several(two_jobs: Path) -> None:
+    with pytest.raises(
+        DpscopeError, match=r"holds the traces of 2 jobs \(first, second\): a TensorBoard folder takes one"
+    ):
+        export_traces([two_jobs], TraceRequest(), two_jobs / "shown")
+    request = TraceRequest(report=two_jobs / "report")
+    with pytest.raises(DpscopeError, match="a report or a prediction takes one job; name that job's folder or files"):
+        print_traces([two_jobs], "table", DEFAULT_LIMITS, Console(file=io.StringIO()), request)
+    assert not (two_jobs / "report").exists()
+    assert the_one_job(analyze_jobs(two_jobs / "first"), [two_jobs], "a report").steps is not None

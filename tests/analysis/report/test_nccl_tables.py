@@ -16,6 +16,7 @@ from dpscope.analysis.report.nccl_tables import NcclChapter, choices_table, ring
 from dpscope.launch.cli import app
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.known import known
 from tests.helpers.nccl_logs import all_reduce, written_log
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
@@ -50,8 +51,7 @@ def test_rows_hold_nccls_time_both_formulas_and_the_measurement(tmp_path: Path) 
 
 def test_without_a_link_the_formulas_are_unknown(tmp_path: Path) -> None:
     job = job_choices(job_log([written_log(tmp_path, 8, *LINES)], [8]), CostSources(), {})
-    table = choices_table([job])
-    assert table is not None
+    table = known(choices_table([job]))
     assert [row[8:] for row in table.rows] == [("NA", "NA", "NA")] * 3
     assert any(note.startswith("ring and formula NA") for note in table.notes)
 
@@ -91,8 +91,7 @@ def test_predictions_by_collective_have_both_formulas_of_their_own_size(tmp_path
         "ddp-d8-b4", "all_reduce", size_bytes=2_000_000, ranks=8, per_step=1, measured_us=60.0, predicted_us=50.0
     )
     comparison = Comparison(predictions=(one,))
-    table = collective_table(comparison, lambda each: chapter.choice(8, 1, each.kind, each.size_bytes))
-    assert table is not None
+    table = known(collective_table(comparison, lambda each: chapter.choice(8, 1, each.kind, each.size_bytes)))
     assert table.headings[3:6] == ("NCCL chose", "ring [µs]", "its formula [µs]")
     assert table.rows[0][3:6] == ("tree, ll128", "63.0", "47.0")
 

@@ -12,8 +12,8 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.waterfall import exposed_by_phase, gap_parts
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import draw as figures
-from dpscope.analysis.figures.bandwidth import bandwidths
-from dpscope.analysis.figures.batch import batch_figure
+from dpscope.analysis.figures.calibration import bandwidths
+from dpscope.analysis.figures.scaling import batch_figure
 from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
 from dpscope.analysis.report.formulas import formula_table
@@ -27,6 +27,7 @@ from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.examples import loaded
+from tests.helpers.known import known
 from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, windows
 
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
@@ -117,8 +118,7 @@ def test_a_links_name_is_text_in_a_figure() -> None:
     ddp = measured(DDP, 9000.0, compute_us=6000.0, exposed_us=2500.0)
     ddp = replace(ddp, collectives=with_rates(all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)])))
     sources = CostSources(None, msgspec.structs.replace(calibration({"all_reduce": (10.0, 2.0)}), links={2: link}))
-    figure = bandwidths(run_of(ddp), sources)
-    assert figure is not None
+    figure = known(bandwidths(run_of(ddp), sources))
     svg = figures.for_page("busbw", figures.to_svg(figure))
     assert "<script" not in svg
     assert "&lt;script&gt;alert(1)&lt;/script&gt; $x_1$ &amp;" in svg
@@ -193,8 +193,7 @@ def test_memory_that_ran_out_is_marked_where_nothing_was_measured() -> None:
     )
     died = CellResult(cell=large, repeat=0, status="out_of_memory", duration_s=1.0, message="CUDA out of memory")
     run = run_of(small, CellData(cell=large, skip_reason=None, results=(died,)))
-    figure = batch_figure(run, compare(run))
-    assert figure is not None
+    figure = known(batch_figure(run, compare(run)))
     crosses = [line for axes in figure.axes for line in axes.lines if line.get_marker() == "x"]
     assert [np.asarray(line.get_xdata()).tolist() for line in crosses] == [[16], [16]]
     assert any("out of memory" in str(line.get_label()) for line in crosses)
@@ -208,8 +207,7 @@ def test_formulas_hold_the_numbers_that_give_their_result() -> None:
     ddp = replace(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
     sources = CostSources(None, calibration({"all_reduce": (10.0, 2.0)}))
     run = run_of(ddp)
-    table = formula_table(run, compare(run, calibration=sources.calibration), sources)
-    assert table is not None
+    table = known(formula_table(run, compare(run, calibration=sources.calibration), sources))
     rows = {row[1]: row for row in table.rows}
     one = rows["all_reduce, 1 a step"]
     assert one[2] == "alpha + S/B = 10.0 µs + 4.00 MB / 2 GB/s"
@@ -226,8 +224,7 @@ def test_the_ring_formula_names_the_links_rate() -> None:
     )
     ddp = replace(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
     run = run_of(ddp)
-    table = formula_table(run, compare(run, parse_link("1GB/s")), CostSources(parse_link("1GB/s")))
-    assert table is not None
+    table = known(formula_table(run, compare(run, parse_link("1GB/s")), CostSources(parse_link("1GB/s"))))
     ring = next(row for row in table.rows if row[1].startswith("ring"))
     assert "2(2−1)/2 × 4.00 MB / 1 GB/s" in ring[2]
     assert ring[4] == "4.00 ms"

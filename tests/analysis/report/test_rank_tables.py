@@ -15,6 +15,7 @@ from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.contention import Contention, Contentions
 from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import loaded
+from tests.helpers.known import known
 from tests.helpers.run_cells import cell_data, windows
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
@@ -39,8 +40,7 @@ def with_waits(per_repeat: list[tuple[float, float]]) -> CellData:
 
 def test_waits_are_means_over_all_repeats() -> None:
     """Rank 0 waits 30 us a step in repeat 0, rank 1 10 us in repeat 1, no rank in repeat 2: 30/3 and 10/3 us a step."""
-    table = run_waits([with_waits([(30.0, 0.0), (0.0, 10.0), (0.0, 0.0)])])
-    assert table is not None
+    table = known(run_waits([with_waits([(30.0, 0.0), (0.0, 10.0), (0.0, 0.0)])]))
     assert table.headings[0] == "cell"
     assert "[µs]" in table.headings[4]
     assert table.rows == (
@@ -79,8 +79,7 @@ def test_phases_are_means_over_repeats_without_the_first_step() -> None:
             for (repeat, step), time in times.items()
         ]
     ).astype({"device": "Int64", "replica": "Int64", "time_us": "Float64"})
-    table = run_phases({"dp-d2-b8": frame})
-    assert table is not None
+    table = known(run_phases({"dp-d2-b8": frame}))
     row = dict(zip(table.headings, table.rows[0], strict=True))
     assert (row["cell"], row["device"], row["gather [µs]"], row["scatter [µs]"]) == ("dp-d2-b8", "1", "25.0", "NA")
 
@@ -98,8 +97,7 @@ def test_the_example_run_has_both_in_tables_and_json() -> None:
 
 
 def test_the_parts_of_a_ranks_row_add_up_to_its_step() -> None:
-    table = rank_table([data for data in loaded().measured if data.cell.processes > 1])
-    assert table is not None
+    table = known(rank_table([data for data in loaded().measured if data.cell.processes > 1]))
     assert [row[1] for row in table.rows if row[0] == "ddp-d2-b8"] == ["0", "1"]
     for row in table.rows:
         step, *parts = (0.0 if value == "NA" else float(value) for value in row[3:])

@@ -10,6 +10,7 @@ from dpscope.analysis.report.timeline import as_plain, timeline_view, timeline_v
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, StepTimeline
 from dpscope.profiling.records.run import Cell
+from tests.helpers.known import known
 from tests.helpers.run_cells import cell_data, run_of, windows
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
@@ -52,8 +53,7 @@ def two_ranks() -> CellData:
 
 
 def test_clocks_are_set_by_the_collectives_ends() -> None:
-    view = timeline_view(two_ranks())
-    assert view is not None
+    view = known(timeline_view(two_ranks()))
     assert view.length_us == pytest.approx(100.0)  # both steps lie over one another once rank 1 is moved by 40 us
     computing = {lane.group: lane.fills[0][1] for lane in view.lanes if lane.label == "compute"}
     assert computing == {"rank 0": ((0.0, 80.0),), "rank 1": ((0.0, 70.0),)}
@@ -61,8 +61,7 @@ def test_clocks_are_set_by_the_collectives_ends() -> None:
 
 
 def test_a_collective_has_its_bytes_rate_and_wait() -> None:
-    view = timeline_view(two_ranks())
-    assert view is not None
+    view = known(timeline_view(two_ranks()))
     bars = [bar for lane in view.lanes for bar in lane.bars if bar.kind == "collective"]
     assert [bar.label for bar in bars] == ["all_reduce 26.5 MB, 1.19 GB/s"] * 2
     assert [bar.wait_us for bar in bars] == [20.0, 0.0]
@@ -84,8 +83,7 @@ def test_bars_that_overlap_are_stacked() -> None:
     data = two_ranks()
     copies = (Mark(100.0, 140.0, "PtoP", 1_000_000), Mark(120.0, 160.0, "PtoP", None), Mark(145.0, 150.0, "PtoP", 8))
     lone = replace(data, collectives=pd.DataFrame(), timelines=((0, timeline(0, 0, device(copies=copies))),))
-    view = timeline_view(lone)
-    assert view is not None
+    view = known(timeline_view(lone))
     rows = [[bar.label for bar in lane.bars] for lane in view.lanes if lane.bars and lane.bars[0].kind == "collective"]
     assert rows == [["copy 1.00 MB", "copy 8 B"], ["copy size unknown"]]
 

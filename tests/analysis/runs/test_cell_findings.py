@@ -98,7 +98,7 @@ def serialised(folder: Path, behind_us: float) -> TraceAnalysis:
 
 @pytest.mark.parametrize(("behind_us", "hidden_us", "count"), [(0.0, 0.0, 1), (50.0, 100.0, 0)])
 def test_a_trace_of_a_serialised_engine(tmp_path: Path, behind_us: float, hidden_us: float, count: int) -> None:
-    """200 us of communication a step; of each all-reduce 50 us beside its kernel are 100 hidden."""
+    """200 us of communication a step; where 50 us of each all-reduce overlap a kernel, 100 are hidden."""
     analysis = serialised(tmp_path, behind_us)
     steps = analysis.steps.query("step > 1").assign(repeat=0)
     assert steps["communication_us"].tolist() == [200.0, 200.0]

@@ -128,7 +128,7 @@ def test_what_is_no_share(text: str) -> None:
 def elsewhere(
     run: RunData, threads: int = 1, settings: dict[str, str] | None = None, gpus: Sequence[str] = ()
 ) -> RunData:
-    """The run as if measured with so many threads a process, with these variables and beside these GPUs."""
+    """The run as if measured with so many threads a process, with these variables and these other GPUs."""
     manifest = msgspec.structs.replace(
         run.manifest,
         threads_per_process=threads,

@@ -82,12 +82,12 @@ def test_counters_that_end_with_the_last_gradient_copied_out_agree(tables: RankT
 
 @pytest.mark.parametrize("share", [0.85, 1.2])
 def test_counters_of_another_length_do_not(tables: RankTables, share: float) -> None:
-    """10% and 50 us are allowed: 99.3 ms beside 84.4 or 119.2 ms are no agreement."""
+    """10% and 50 us are allowed: 99.3 ms and 84.4 or 119.2 ms do not agree."""
     assert not checked(tables, tuple(share * span_us for span_us in SPANS_US["copied_out"])).spans_agree
 
 
 def test_a_counter_or_a_trace_cut_at_the_last_all_reduce_does_not_agree(tables: RankTables) -> None:
-    """99.3 ms beside 83.8 ms either way: copies out of the buckets are 15% of the span."""
+    """99.3 ms against 83.8 ms either way: copies out of the buckets are 15% of the span."""
     assert not checked(tables, SPANS_US["all_reduces"]).spans_agree
     table = tables.collectives.frame
     ends = (table["start_us"] + table["duration_us"]).groupby(table["step"]).max()

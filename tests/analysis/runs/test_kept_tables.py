@@ -75,7 +75,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return files
 
 
-def told(run: Path) -> str:
+def printed(run: Path) -> str:
     """Everything that is said of a run."""
     return run_json(make_report(load_run(run)))
 
@@ -108,11 +108,11 @@ def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(
         return read_traces(path, limits)
 
     monkeypatch.setattr(rank_tables, "read_traces", parse)
-    first = told(run)
+    first = printed(run)
     assert sorted(read) == sorted(parsed) == traces  # once, although the predictions replay the traced steps
     read.clear()
     parsed.clear()
-    assert told(run) == first
+    assert printed(run) == first
     assert read == parsed == []
     kept = sorted(cache.glob(f"*{TABLES_SUFFIX}"))
     assert len(kept) == len(traces)

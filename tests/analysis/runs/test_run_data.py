@@ -57,14 +57,14 @@ def test_counters_that_are_gone_are_told(run: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("slower_mhz", "told"), [(1_340, False), (1_338, True)])
-def test_a_rank_that_its_power_limit_makes_the_slow_one_is_told(run: Path, slower_mhz: int, told: bool) -> None:
+@pytest.mark.parametrize(("slower_mhz", "reported"), [(1_340, False), (1_338, True)])
+def test_a_rank_that_its_power_limit_makes_the_slow_one_is_reported(run: Path, slower_mhz: int, reported: bool) -> None:
     """Each rank knows its own GPU alone; 95% of 1,410 MHz is 1,339.5."""
     for rank, clock_mhz in ((0, 1_410), (1, slower_mhz)):
         path = run / REPEAT / f"rank_0_{rank}.json"
         state = {"index": rank, "sm_clock_mhz": clock_mhz, "throttle_reasons": ["sw_power_cap"]}
         path.write_text(json.dumps(json.loads(path.read_text()) | {"device_states_after": [state]}))
-    assert ("device_throttled" in codes(run)) == told
+    assert ("device_throttled" in codes(run)) == reported
 
 
 @pytest.mark.long
@@ -154,8 +154,8 @@ def on_two_nodes(repeat: Path) -> None:
     """A repeat's second process as on a second node, as earlier versions stored it: under the same cell."""
     for name in ("rank_0_1.json", "samples_0_1.parquet"):
         (repeat / name).rename(repeat / name.replace("_0_1", "_1_1"))
-    told = json.loads((repeat / "rank_1_1.json").read_bytes())
-    write_bytes(repeat / "rank_1_1.json", json.dumps({**told, "node": 1}).encode())
+    reported = json.loads((repeat / "rank_1_1.json").read_bytes())
+    write_bytes(repeat / "rank_1_1.json", json.dumps({**reported, "node": 1}).encode())
 
 
 def test_repeats_over_other_numbers_of_nodes_are_not_pooled(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ ROOT = ShardedUnit(name="", shapes=((6,),), trained=(True,), element_bytes=(2,),
         # Two devices: 10 x 3 x 4 B + 4 x 4 B = 136 B twice and 6 x 2 B = 12 B once; trained are 120 B and 12 B.
         ("fsdp", 2, 1, {"all_gather": 284, "reduce_scatter": 132}),
         ("fsdp-no-reshard", 2, 1, {"all_gather": 148, "reduce_scatter": 132}),
-        # Each micro-batch gathers anew, the last one alone reduces.
+        # Each micro-batch gathers again; only the last one reduces.
         ("fsdp", 2, 3, {"all_gather": 852, "reduce_scatter": 132}),
         # Four devices: 10 rows are cut into 4 x 3, 6 elements into 4 x 2: (144 + 16) x 2 + 16, and 144 + 16.
         ("fsdp", 4, 1, {"all_gather": 336, "reduce_scatter": 160}),

@@ -1,7 +1,8 @@
-"""Numbers as text: no negative zero, and decimals for means of counts."""
+"""Numbers as text: no negative zero, and decimals for means of counts. A table in all formats."""
 
 import pytest
 
+from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import Unit, choose_unit, show
 
 
@@ -16,3 +17,18 @@ def test_zero_has_no_sign(value: float, shown: str) -> None:
 def test_a_mean_of_counts_has_decimals(values: list[float | None], shown: str) -> None:
     first = next(value for value in values if value is not None)
     assert show(first, choose_unit("count", values)) == shown
+
+
+TABLE = TextTable("Times", ("cell", "step [ms]"), (("a_b", "1.5"),))
+
+
+def test_each_format_is_its_own() -> None:
+    assert render(TABLE, "csv") == "cell,step [ms]\na_b,1.5\n"
+    assert "| a_b | 1.5 |" in render(TABLE, "markdown")
+    assert r"a\_b & 1.5" in render(TABLE, "latex")
+
+
+@pytest.mark.parametrize("unknown", ["html", "table", "", "LATEX"])
+def test_another_format_is_refused(unknown: str) -> None:
+    with pytest.raises(ValueError, match="choose from markdown, csv, latex"):
+        render(TABLE, unknown)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dpscope.analysis.output.cell_summaries import cell_summaries
+from dpscope.analysis.output.run_json import cell_summaries
 from dpscope.analysis.report.build import make_report
 from dpscope.profiling.mirrors.wandb_mirror import CellMirror, wandb_mirror, wandb_mode
 from dpscope.profiling.store.errors import DpscopeError

@@ -7,9 +7,8 @@ import pytest
 from dpscope.analysis.what_if.answers.questions import solve
 from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs
-from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.predict import predict
-from dpscope.analysis.what_if.scenarios.scenario import Scenario
+from dpscope.analysis.what_if.scenarios.scenario import Lateness, Scenario
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, profile, works
 

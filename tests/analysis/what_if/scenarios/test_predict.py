@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.what_if.replay.buckets import Bucketing
-from dpscope.analysis.what_if.replay.step_profile import Gradients, MeasuredBucket, OtherCollective, StepProfile
+from dpscope.analysis.what_if.replay.step_profile import (
+    Bucketing,
+    Gradients,
+    MeasuredBucket,
+    OtherCollective,
+    StepProfile,
+)
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
-from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.predict import predict
-from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
+from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
 from dpscope.profiling.machine.gpu_speed import HALF, HOST_LINK, MEMORY, TF32, gpu_speed
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate

@@ -8,7 +8,6 @@ import pytest
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.what_if.prediction import Prediction, answer_sentences
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
-from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.predicted_ledger import (
     NOT_SPLIT,
@@ -16,7 +15,7 @@ from dpscope.analysis.what_if.scenarios.predicted_ledger import (
     ONE_PROCESS_COPIES,
     detail_sentences,
 )
-from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
+from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
 from dpscope.profiling.machine.link_text import parse_link
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE

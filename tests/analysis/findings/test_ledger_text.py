@@ -1,4 +1,4 @@
-"""Slow tracing: above 1.5 times, no share of a step and no saving is stated; up to that they are."""
+"""Slow tracing: above 1.5 times, no share of a step and no saving is stated. The significance of a straggler, by hand."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.straggler import MOST_CHANCE, chance_of_some_rank
 from dpscope.profiling.records.run import Cell
 from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows
 
@@ -58,3 +59,19 @@ def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(co
         )
         assert "no saving can be stated" in action
         assert not any("%" in one for one in (cost_text, action, *findings))
+
+
+def test_chance_by_hand() -> None:
+    # Two ranks, three of three steps: rank 0 or rank 1 in all three, 2 x (1/2)^3.
+    assert chance_of_some_rank(2, 3, 3) == pytest.approx(0.25)
+    assert chance_of_some_rank(2, 6, 6) == pytest.approx(2 / 64)
+    # Four ranks, three of three: 4 x (1/4)^3.
+    assert chance_of_some_rank(4, 3, 3) == pytest.approx(1 / 16)
+    # Two ranks, nine of ten: 2 x (10 + 1) / 1024.
+    assert chance_of_some_rank(2, 9, 10) == pytest.approx(22 / 1024)
+    assert chance_of_some_rank(2, 0, 3) == 1.0
+
+
+def test_two_ranks_need_six_steps() -> None:
+    assert chance_of_some_rank(2, 5, 5) > MOST_CHANCE > chance_of_some_rank(2, 6, 6)
+    assert chance_of_some_rank(8, 2, 2) > MOST_CHANCE > chance_of_some_rank(8, 3, 3)

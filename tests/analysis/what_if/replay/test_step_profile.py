@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from dpscope.analysis.what_if.profiles.job import job_profile
-from dpscope.analysis.what_if.replay.buckets import Bucketing, bucket_bytes, bucket_ends, not_reproduced
-from dpscope.analysis.what_if.replay.step_profile import Gradients
+from dpscope.analysis.what_if.replay.step_profile import Bucketing, Gradients, bucket_bytes, bucket_ends, not_reproduced
 from tests.helpers.paths import DATA
 
 MIB = 1024 * 1024

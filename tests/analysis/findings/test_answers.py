@@ -7,7 +7,7 @@ import pandas as pd
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.sources import RingRate
-from dpscope.analysis.findings.shortcuts import shortcuts_text
+from dpscope.analysis.findings.answers import shortcuts_text
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.run import Cell

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
-from dpscope.analysis.what_if.scenarios.lateness import Lateness, expected_latest, lateness
+from dpscope.analysis.what_if.scenarios.scenario import Lateness, expected_latest, lateness
 from tests.helpers.replayed_steps import SIMPLE
 
 

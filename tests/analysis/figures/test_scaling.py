@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
-from dpscope.analysis.figures.study import draw_study
+from dpscope.analysis.figures.scaling import draw_study
 from dpscope.analysis.stats.samples import Estimate
 
 # Strong scaling of a global batch of 64: 1.6x on 2 and 2.5x on 4 devices. Karp-Flatt on 4: (1/2.5 - 1/4) / (3/4) = 0.2.
