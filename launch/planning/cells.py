@@ -174,13 +174,13 @@ def _check_device_count(flag: str, count: int, devices: Devices) -> None:
     if devices.count is not None and count > devices.count:
         raise DpscopeError(
             f"{flag} {count}: this machine has {counted(devices.count, 'GPU')} that torch can use; "
-            f"ask for {devices.count} at most"
+            f"request {devices.count} at most"
         )
     most = max(8, 4 * usable_cores())
     if devices.count is None and count > most:
         raise DpscopeError(
-            f"{flag} {count}: on the CPU a device is a process, and {counted(usable_cores(), 'core')} are there "
-            f"for them; use {usable_cores()}; up to {most} are accepted, to see how things work"
+            f"{flag} {count}: on the CPU a device is a process, and this machine has {counted(usable_cores(), 'core')}: use "
+            f"{usable_cores()}; to try dpscope out, up to {most} are accepted"
         )
 
 

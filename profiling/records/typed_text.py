@@ -49,10 +49,12 @@ def choose_from(word: object, known: Iterable[str], verb: str = "choose from") -
     'did you mean ddp? Choose from dp, ddp'
     >>> choose_from("x", ("dp", "ddp"))
     'choose from dp, ddp'
+    >>> choose_from("dp-host", ("dp", "ddp"))  # as cells on the CPU are named
+    'did you mean dp? Choose from dp, ddp'
     """
     words = list(known)
     advice = f"{verb} {', '.join(words)}"
-    meant = nearest(str(word), words)
+    meant = nearest(str(word), words) or [one for one in words if str(word).startswith(f"{one}-")]
     return f"did you mean {meant[0]}? {advice[0].upper()}{advice[1:]}" if meant else advice
 
 
