@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -102,10 +103,14 @@ def _section(command: str, earlier: dict[str, str]) -> str:
         shared.setdefault(earlier.setdefault(row, command), []).append(name)
     linked = {other: names for other, names in shared.items() if other != command and len(names) >= _WORTH_A_LINK}
     shown = [row for row in rows if earlier[row] not in linked]
-    lines = [f"\n## {command}\n", f"`{usage}`: {COMMANDS[command]}"]
+    lines = [f"\n## {command}", _wrapped(f"`{usage}`: {COMMANDS[command]}")]
     lines += ["", "| option | takes | default | |", "| --- | --- | --- | --- |", *shown] if shown else []
-    lines += [f"\nAs for [{other}](#{other}): {', '.join(names)}." for other, names in linked.items()]
+    lines += [_wrapped(f"\nAs for [{other}](#{other}): {', '.join(names)}.") for other, names in linked.items()]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, 150, replace_whitespace=False, break_on_hyphens=False)
 
 
 def _row(one: Parameter, chosen: str) -> str:

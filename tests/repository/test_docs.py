@@ -18,13 +18,8 @@ from dpscope.launch.cli import COMMANDS, app
 from dpscope.launch.measuring import worker_arguments as worker_job
 from tests.helpers.paths import ROOT
 
-PAGES = sorted(
-    [
-        *(path for folder in (".", "docs", "benchmarks", "examples/published") for path in ROOT.glob(f"{folder}/*.md")),
-        ROOT / "examples/README.md",
-        ROOT / "tests/gpu/README.md",
-    ]
-)
+_FOLDERS = ("*.md", "docs/*.md", "benchmarks/*.md", "examples/*.md", "examples/*/*.md", "tests/gpu/*.md")
+PAGES = sorted(path for pattern in _FOLDERS for path in ROOT.glob(pattern))
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
