@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dpscope.analysis.cells.comparison import compare
-    from dpscope.analysis.partials.merge import analyze_partials
+    from dpscope.analysis.partials.file import analyze_partials
     from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.report.build import make_report, write_report
     from dpscope.analysis.runs.run_data import load_run

@@ -35,7 +35,7 @@ _ANALYZE = """
 import json, resource, sys, time
 start = time.perf_counter()
 from dpscope.analysis.output.many_ranks import HostOptions, fold_ranks, placed
-from dpscope.analysis.partials.merge import analyze_partials
+from dpscope.analysis.partials.file import analyze_partials
 found, places = placed(analyze_partials(sys.argv[1]), HostOptions())
 fold_ranks(found, places)
 messages = [one.message for one in found.findings if one.code == "waiting_for_node"]

@@ -1,4 +1,4 @@
-"""The comparison: one row a cell, and DP against DDP where both were measured alike."""
+"""The comparison: one row a cell, DP against DDP where both were measured alike, and what makes up their difference."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from functools import cached_property
 import msgspec
 import pandas as pd
 
+from dpscope.analysis.cells.bandwidths import runs_all_reduces
 from dpscope.analysis.cells.columns import NAMES, VALUE_RANGE
 from dpscope.analysis.cells.device_use import cpu_peaks
 from dpscope.analysis.cells.measured import summarise_cell
 from dpscope.analysis.cells.predicted import CollectivePrediction, predict_cell
-from dpscope.analysis.cells.ring_load import runs_all_reduces
 from dpscope.analysis.cells.row import CellRow, RowBuilder, minus
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.cells.strategy_costs import StrategyCost, strategy_costs
@@ -21,6 +21,7 @@ from dpscope.analysis.runs.cell_data import TRACES_ALONE, AnyCell, CellData, kno
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines, strategy_pairs
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
+from dpscope.analysis.traces.data_parallel.launches import PHASES
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import final_accuracy
 from dpscope.profiling.machine.gpu_speed import StatedFlops
@@ -322,3 +323,59 @@ def trained_like(training: TrainingData, cell: Cell) -> TrainedCell | str:
     if alike:
         return f"trained with other batches only: {', '.join(other.name for other in alike)}"
     return "its strategy on that many devices was not trained"
+
+
+@dataclass(frozen=True)
+class WaterfallPart:
+    """One step of the waterfall; `key` names its colour, microseconds are DP minus DDP."""
+
+    key: str
+    label: str
+    gap_us: float
+
+
+_NAMED = {  # phase -> colour and label
+    "scatter": ("scatter", "scatter"),
+    "replicate": ("replicate", "replicate"),
+    "gather": ("gather", "gather"),
+    "loss_backward": ("scatter", "copies in backward"),
+    "gradient_reduce": ("gradient_reduce", "gradient reduce"),
+}
+
+
+def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[WaterfallPart, ...] | None:
+    """The parts of one gap, without empty ones; None if the traces do not show them all.
+
+    DDP's exposed communication is subtracted first, DataParallel's is added phase by phase, then the changes of host
+    copies, compute and idle, and what the traced steps leave of the untraced gap.
+    """
+    dp_us, ddp_us = (comparison.rows[name].exposed_us for name in (gap.dp, gap.ddp))
+    # dp-host's own copying is its communication, and is counted by phase here.
+    dp_copies_us = dp_us if run.cells[gap.dp].cell.traits.host_copies else 0.0
+    copies_us = minus(gap.host_copies_us, dp_copies_us)
+    known = (gap.compute_us, gap.idle_us, gap.tracer_us, copies_us, dp_us, ddp_us)
+    if any(value is None for value in known):
+        return None
+    compute, idle, tracer, copies, of_dp, of_ddp = (value or 0.0 for value in known)
+    by_phase = exposed_by_phase(run.cells[gap.dp])
+    parts = [
+        WaterfallPart("exposed", "DDP's exposed communication", -of_ddp),
+        *(WaterfallPart(*_NAMED.get(name, (name, name)), value) for name, value in by_phase.items()),
+        WaterfallPart("exposed", "other exposed communication", of_dp - sum(by_phase.values())),
+        WaterfallPart("host_copies", "host copies", copies),
+        WaterfallPart("compute", "compute", compute),
+        WaterfallPart("idle", "idle", idle),
+        WaterfallPart("tracer", "tracer", tracer),
+    ]
+    return tuple(part for part in parts if abs(part.gap_us) > 1e-3)
+
+
+def exposed_by_phase(data: CellData) -> dict[str, float]:
+    """Exposed communication of each DataParallel phase on the critical device, mean over whole steps, microseconds."""
+    windows, phases = data.critical_windows, data.dp_phases
+    if windows.empty or phases.empty:
+        return {}
+    keys = ["repeat", "rank", "device", "step"]
+    own = phases[phases["replica"].isna()].merge(windows[keys], on=keys)
+    sums = own.groupby("phase")["exposed_us"].sum()
+    return {name: float(sums[name]) / len(windows) for name in PHASES if name in sums.index and sums[name] > 0}

@@ -4,12 +4,12 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from dpscope.analysis.cells.bandwidths import NO_ALL_REDUCE, has_rings, ring_loads
 from dpscope.analysis.cells.columns import COLUMNS
 from dpscope.analysis.cells.predicted import (
     predict_cell,
     relative_error,
 )
-from dpscope.analysis.cells.ring_load import NO_ALL_REDUCE, has_rings, ring_loads
 from dpscope.analysis.cells.row import RowBuilder, minus
 from dpscope.analysis.cells.subtraction import METHODS, NO_SAME_BATCH, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_us
@@ -99,17 +99,17 @@ def _put_evidence(row: RowBuilder, data: CellData, single: CellData | None) -> N
         if len(windows)
         else []
     )
-    shown_apart = len(per_device) == data.cell.devices
+    per_device_traces = len(per_device) == data.cell.devices
     row.put(
         "the replicas share one process's timeline" if data.cell.traits.host_copies else "not every device was traced",
-        compute_spread=(max(per_device) - min(per_device)) / float(np.mean(per_device)) if shown_apart else None,
+        compute_spread=(max(per_device) - min(per_device)) / float(np.mean(per_device)) if per_device_traces else None,
     )
     row.put(
         "only DataParallel gathers on its first device"
         if not data.cell.traits.peer_copies
         else "not every device was traced",
         first_device_excess_us=per_device[0] - float(np.mean(per_device[1:]))
-        if data.cell.traits.peer_copies and shown_apart
+        if data.cell.traits.peer_copies and per_device_traces
         else None,
     )
 

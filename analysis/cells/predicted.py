@@ -15,7 +15,7 @@ from dpscope.analysis.costs.collective_streams import BucketSchedule, ddp_schedu
 from dpscope.analysis.costs.formulas import dp_nccl_us, dp_peer_copies_us
 from dpscope.analysis.costs.sources import CostSources, Source
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
+from dpscope.analysis.traces.data_parallel.phases import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.records.strategies import SHARDED_COLLECTIVES
 

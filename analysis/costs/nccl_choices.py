@@ -7,8 +7,8 @@ from pathlib import Path
 from dpscope.analysis.costs.formulas import algorithm_us, ring_hops, ring_us
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.profiling.machine.nccl_debug_log import read_nccl_logs
+from dpscope.profiling.records.calibration import Choice, Communicator, NcclLog
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.nccl_log import Choice, Communicator, NcclLog
 from dpscope.profiling.store.errors import DpscopeError
 
 MeasuredTimes = Mapping[tuple[str, int], float]

@@ -9,7 +9,7 @@ from dpscope.analysis.costs.calibration_fit import Statistic, find_fit, largest_
 from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.machine.interconnect import group_rate
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import Interconnect, LinkRate

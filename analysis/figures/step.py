@@ -7,9 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.cells.columns import BY_NAME, INTERVAL
-from dpscope.analysis.cells.comparison import Comparison, StrategyGap
+from dpscope.analysis.cells.comparison import Comparison, StrategyGap, WaterfallPart, gap_parts
 from dpscope.analysis.cells.row import CellRow, minus
-from dpscope.analysis.cells.waterfall import WaterfallPart, gap_parts
 from dpscope.analysis.figures.style import COLOURS, NARROW, new_figure
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate

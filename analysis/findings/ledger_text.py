@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.runs.straggler import CellStraggler
+from dpscope.analysis.runs.traced_job import CellStraggler
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time

@@ -7,7 +7,7 @@ from dpscope.analysis.costs.nccl_choices import ChoiceRow, JobChoices
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect
-from dpscope.profiling.records.nccl_codes import NcclCode
+from dpscope.profiling.records.run_codes import NcclCode
 
 _LONGER = 1.05  # time of a size over that of the next larger one, above which it is not noise of the median
 

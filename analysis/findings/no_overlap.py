@@ -17,9 +17,9 @@ from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import ledger_of
 from dpscope.analysis.traces.reading.table import as_table
-from dpscope.profiling.records.ddp_arguments import ddp_arguments
 from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.strategies import ddp_arguments
 
 LITTLE = 0.3  # hidden share of communication, below which there is a finding...
 NOTABLE = 0.05  # ...if at least this share of a step is exposed

@@ -15,8 +15,7 @@ from dpscope.analysis.findings.scaling import scaling_findings
 from dpscope.analysis.findings.strategy_costs import gap_finding, strategy_cost_finding
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.cell_findings import no_single_device
-from dpscope.analysis.runs.repeats import repeat_findings
-from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.run_data import RunData, repeat_findings
 from dpscope.analysis.runs.variant_savings import single_device_baselines, variant_findings
 from dpscope.analysis.text.units import show_change, show_time
 from dpscope.analysis.training.findings import training_findings

@@ -36,8 +36,7 @@ from dpscope.analysis.traces.reading.categories import (
 )
 from dpscope.analysis.traces.reading.event_columns import copy_name
 from dpscope.analysis.traces.reading.event_table import Category
-from dpscope.analysis.traces.steps.communication_kernels import is_collective_kernel
-from dpscope.analysis.traces.steps.event_kind import collective_kind, is_peer_copy
+from dpscope.analysis.traces.steps.event_kind import collective_kind, is_collective_kernel, is_peer_copy
 from dpscope.analysis.training.data import TrainingData
 from dpscope.profiling.mirrors.mirror import TEST_ACCURACY, TEST_LOSS, TRAINED_S, training_settings
 from dpscope.profiling.mirrors.tensorboard_mirror import (
@@ -50,7 +49,7 @@ from dpscope.profiling.mirrors.tensorboard_mirror import (
 from dpscope.profiling.records.training import EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path, natural_order
-from dpscope.profiling.store.layout import remove_empty_folders
+from dpscope.profiling.store.folders import remove_empty_folders
 from dpscope.profiling.store.ownership import TENSORBOARD_NAME, check_events, check_training_events, remove_events
 from dpscope.profiling.store.training_folders import TrainFolder
 

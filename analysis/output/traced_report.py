@@ -17,7 +17,7 @@ from dpscope.analysis.findings.ledger_text import late_rank, ledger_table
 from dpscope.analysis.output.many_ranks import Folded, HostOptions, fold_ranks, is_many, placed
 from dpscope.analysis.output.summary import answer_grid
 from dpscope.analysis.output.traces import few_of_each_kind, to_csv, to_tables, trace_content, trace_status
-from dpscope.analysis.partials.found import partials_among
+from dpscope.analysis.partials.file import partials_among
 from dpscope.analysis.runs.traced_job import traced_job, traced_straggler
 from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import TextTable
@@ -70,7 +70,7 @@ class TraceRequest:
 def read_jobs(paths: Sequence[Path], limits: ReadLimits = DEFAULT_LIMITS) -> JobAnalyses:
     """`analyze_jobs`, with progress on standard error; or `analyze_partial_jobs`, where paths hold these."""
     if partials_among(paths):
-        from dpscope.analysis.partials.merge import analyze_partial_jobs
+        from dpscope.analysis.partials.file import analyze_partial_jobs
 
         return analyze_partial_jobs(paths)
     with progress() as report:

@@ -120,8 +120,8 @@ def contention_records(found: Contentions, hidden_us: float | None, on_device: b
     for one in found.by_operator:
         shares.append((one, hidden_us * one.overlapped_us / total_us if hidden_us is not None else None))
     return [
-        contention_record(one, own_us, "device" if on_device else "cpu") | {"missing": found.reason or None}
-        for one, own_us in shares
+        contention_record(one, local_us, "device" if on_device else "cpu") | {"missing": found.reason or None}
+        for one, local_us in shares
     ]
 
 

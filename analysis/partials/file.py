@@ -1,19 +1,78 @@
-"""A file of reduced ranks, *.dpscope: Parquet with a row per rank, `rank_rows.SCHEMA` and the origin of each row.
+"""Files of reduced ranks, *.dpscope: Parquet with a row per rank, `rank_rows.SCHEMA` and its origin; any number joined to a job.
 
 Its metadata hold the version of the schema and the traces that could not be read. Nothing is pickled: any Parquet reader can
 show the tables, and reading a file never executes its content.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
-from dpscope.analysis.traces.ranks.rank_rows import READ_ON, SCHEMA, TIMELINE, write_rows
+from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs
+from dpscope.analysis.traces.ranks.rank_rows import (
+    READ_ON,
+    SCHEMA,
+    TIMELINE,
+    join_rows,
+    summaries_of,
+    timelines_of,
+    write_rows,
+)
+from dpscope.analysis.traces.ranks.rank_tables import TABLES
+from dpscope.analysis.traces.ranks.timeline import StepTimeline
+from dpscope.analysis.traces.ranks.trace_analysis import (
+    JobAnalyses,
+    Paths,
+    TraceAnalysis,
+    analyze_job,
+    as_paths,
+    not_read,
+    require_one_job,
+)
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError, unreadable
-from dpscope.profiling.store.files import atomic_path
+from dpscope.profiling.store.files import atomic_path, natural_order
 from dpscope.profiling.store.ownership import PARTIAL_KEY
+
+SUFFIX = ".dpscope"
+
+
+def find_partials(paths: Paths) -> list[Path]:
+    """The partials among the paths, with folders searched for *.dpscope; empty if there are only traces.
+
+    Raises DpscopeError for a folder that cannot be read.
+    """
+    found: list[Path] = []
+    for path in as_paths(paths):
+        if path.is_dir():
+            try:
+                next(path.iterdir(), None)
+            except OSError as error:
+                raise DpscopeError(unreadable(path, error)) from error
+            found += sorted((file for file in path.rglob(f"*{SUFFIX}") if _may_be_partial(file)), key=natural_order)
+        elif path.suffix == SUFFIX and _may_be_partial(path):
+            found.append(path)
+    return found
+
+
+def _may_be_partial(file: Path) -> bool:
+    # dpscope's event files for TensorBoard have the same suffix.
+    return file.is_file() and "tfevents" not in file.name and not file.name.startswith(".tmp-")
+
+
+def partials_among(paths: Paths) -> list[Path]:
+    """`find_partials`, but raises DpscopeError if some paths are partials and others are not."""
+    found = find_partials(paths)
+    others = [path for path in as_paths(paths) if not any(file == path or path in file.parents for file in found)]
+    if found and others:
+        raise DpscopeError(f"{found[0]} is a partial and {others[0]} is not: pass only partials or only traces")
+    return found
+
 
 PARTIAL_VERSION = 7  # increase it when a column is added, removed or redefined
 MADE_FROM = pa.schema(
@@ -109,3 +168,100 @@ def _head(path: Path, content: bytes | None) -> _Head:
 
 def _damaged(path: Path) -> DpscopeError:
     return DpscopeError(f"{path} is not a complete partial of dpscope reduce; reduce its traces again, or omit it")
+
+
+_KEY = ("rank", "source", "file", "size_bytes", "modified_ns", "reader")  # sort order of rows
+
+
+def analyze_partials(paths: Paths) -> TraceAnalysis:
+    """The result of `analyze_traces` for the traces in these partials, regardless of their number, order and joining.
+
+    Raises DpscopeError if there are no partials, if one cannot be read, or if they belong to different jobs.
+    """
+    found = _Found(paths)
+    jobs = found.jobs()
+    require_one_job(jobs, paths, "this analysis")
+    return found.analysis(jobs, "", found.unread())
+
+
+def analyze_partial_jobs(paths: Paths) -> JobAnalyses:
+    """The same for each job by name, as `analyze_jobs` does; jobs are named after the folders of their partials."""
+    found = _Found(paths)
+    jobs, unread = found.jobs(), found.unread()
+    analyses = {}
+    for name in jobs.jobs:
+        analyses[name] = found.analysis(jobs, name, unread)
+        unread = []  # traces that could not be read are reported once
+    return analyses
+
+
+class _Found:
+    """All partials among the paths: `rows` as read, `owner` the index of each row's file, `chosen` one row per trace."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.files = partials_among(paths)
+        if not self.files:
+            named = ", ".join(map(str, as_paths(paths)))
+            raise DpscopeError(
+                f"{named} contains no partial (*{SUFFIX}); write one with dpscope reduce TRACES -o FOLDER"
+            )
+        self._partials = [read_partial(file, timelines=False) for file in self.files]
+        sizes = [one.rows.num_rows for one in self._partials]
+        self.rows = pa.concat_tables([one.rows for one in self._partials])
+        if not self.rows.num_rows:
+            raise DpscopeError(f"{self.files[0]} contains no rank: none of its traces could be read")
+        self.owner = np.repeat(np.arange(len(self.files)), sizes)
+        self._first = np.cumsum([0, *sizes])
+        self.chosen = _each_once(self.rows)
+
+    def unread(self) -> list[Finding]:
+        """A finding for each trace that no partial could read."""
+        return [not_read(one.message) for one in _unread(self._partials, self.rows)]
+
+    def jobs(self) -> FoundJobs:
+        """The jobs of the `chosen` rows, as indices into these."""
+        chosen = self.rows.drop_columns([*TABLES, "findings"]).take(pa.array(self.chosen))
+        places = [self.files[int(self.owner[index])] for index in self.chosen]
+        return find_jobs([one.identity for one in summaries_of(chosen)], places)
+
+    def analysis(self, jobs: FoundJobs, name: str, unread: Sequence[Finding]) -> TraceAnalysis:
+        """The analysis of one job's rows."""
+        files, owner, first = self.files, self.owner, self._first
+        chosen = [self.chosen[place] for place in jobs.jobs[name]]
+        ordered = self.rows.take(pa.array(chosen))
+        if len(jobs.jobs) == 1:
+            # Frees half of all memory at thousands of ranks.
+            self._partials, self.rows = [], self.rows.schema.empty_table()
+
+        def timelines(indices: Sequence[int]) -> list[StepTimeline | None]:
+            wanted = [(int(owner[chosen[index]]), chosen[index]) for index in indices]
+            read = {one: read_timelines(files[one]) for one in dict.fromkeys(one for one, _ in wanted)}
+            drawn = [read[one].slice(row - int(first[one]), 1) for one, row in wanted]
+            return timelines_of(pa.concat_tables(drawn)) if drawn else []
+
+        job = join_rows(ordered)
+        del ordered  # its numbers are copied: a quarter of all memory
+        pa.default_memory_pool().release_unused()
+        return analyze_job(job, [*unread, *jobs.of(name)], timelines)
+
+
+def join_partials(partials: Sequence[Partial]) -> Partial:
+    """Join several partials into one."""
+    rows = pa.concat_tables([one.rows for one in partials])
+    return Partial(rows.take(pa.array(_each_once(rows), pa.int64())).combine_chunks(), _unread(partials, rows))
+
+
+def _each_once(rows: pa.Table) -> list[int]:
+    """Indices of rows by rank, with always the same one of the rows of one trace (name, size, modification time, rank)."""
+    columns: list[list[Any]] = [rows.column(name).to_pylist() for name in _KEY]
+    keys = list(zip(*columns, strict=True))
+    order = sorted(range(len(keys)), key=lambda one: (keys[one][0] is None, keys[one][0] or 0, *keys[one][1:]))
+    last = {(rank, Path(file).name, size, time): one for one in order for rank, _, file, size, time, _ in (keys[one],)}
+    kept = set(last.values())
+    return [one for one in order if one in kept]
+
+
+def _unread(partials: Sequence[Partial], rows: pa.Table) -> tuple[Unread, ...]:
+    """Each trace that no partial could read, once."""
+    read = set(rows.column("file").to_pylist())
+    return tuple(sorted({one for partial in partials for one in partial.unread if one.file not in read}))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from dpscope.analysis.cells.bandwidths import RingLoad, ring_loads
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import (
     CollectivePrediction,
@@ -15,7 +16,6 @@ from dpscope.analysis.cells.predicted import (
     servers,
     step_load,
 )
-from dpscope.analysis.cells.ring_load import RingLoad, ring_loads
 from dpscope.analysis.cells.row import CellRow, minus
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.collective_streams import ddp_schedule

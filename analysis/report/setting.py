@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.costs.calibrated import rate_between, rate_within
-from dpscope.analysis.runs.repeats import repeats_text
-from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.runs.traced_run import traces_said
+from dpscope.analysis.runs.run_data import RunData, repeats_text
+from dpscope.analysis.runs.traced_run import traces_text
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
@@ -19,7 +18,7 @@ _ON_DEVICES = " (on devices 11 and 1.5 s at least)"
 def setting_of(run: RunData) -> str:
     """Model, data, machine, versions and repeats in one paragraph; for traces alone a description of them."""
     if run.recorded is None:
-        return traces_said(run)
+        return traces_text(run)
     manifest = run.manifest
     workload, environment = manifest.config.workload, manifest.environment
     model = next((rank.model for data in run.measured for _, rank in data.ranks), None)

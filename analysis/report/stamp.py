@@ -12,8 +12,7 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
-from dpscope.profiling.store.folders import CELLS_NAME, TABLES_SUFFIX
-from dpscope.profiling.store.layout import files_in
+from dpscope.profiling.store.folders import CELLS_NAME, TABLES_SUFFIX, files_in
 from dpscope.profiling.store.ownership import STAMP_NAME, ReportStamp
 from dpscope.profiling.store.training_folders import TRAININGS_NAME
 

@@ -8,8 +8,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from dpscope.analysis.runs.counter_check import CounterCheck
-from dpscope.analysis.runs.straggler import CellStraggler, broadcast_waits_us, straggler_of, with_broadcast_waits
-from dpscope.analysis.runs.traced_job import TracedJob
+from dpscope.analysis.runs.traced_job import (
+    CellStraggler,
+    TracedJob,
+    broadcast_waits_us,
+    straggler_of,
+    with_broadcast_waits,
+)
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.frames import waits_caused
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, critical_rows
@@ -135,13 +140,6 @@ class CellData:
     def critical_windows(self) -> pd.DataFrame:
         """The `whole_windows` that a cell's values come from: of a process with several devices, its critical device's."""
         return self.whole_windows[critical_rows(as_table(self.whole_windows))]
-
-    @cached_property
-    def whole_collectives(self) -> pd.DataFrame:
-        """The collectives of `whole_windows`."""
-        if self.whole_windows.empty or self.collectives.empty:
-            return self.collectives.head(0)
-        return self.collectives.merge(self.whole_windows[_WINDOW], on=_WINDOW)
 
     @cached_property
     def waits(self) -> pd.DataFrame:

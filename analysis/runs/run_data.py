@@ -1,4 +1,4 @@
-"""A run folder loaded: per cell its samples, its breakdown, its collectives, its checks."""
+"""A run folder loaded: per cell its samples, its breakdown, its collectives, its checks, its repeats."""
 
 import math
 import statistics
@@ -8,13 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 
 from dpscope.analysis.runs.cell_data import CellData, concatenated
 from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings, spread_findings
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, missing_counters
-from dpscope.analysis.runs.spreads import RunSpreads, run_spreads
+from dpscope.analysis.runs.spreads import RunSpreads, run_spreads, step_spread
 from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, incomplete_repeat, no_trace, reduced_bytes
+from dpscope.analysis.stats.samples import RepeatCost, median_noise
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
@@ -23,6 +25,7 @@ from dpscope.analysis.training.data import NoEpochError, TrainingData, load_trai
 from dpscope.profiling.machine.environment import power_cap_findings
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCell, RankResult
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
@@ -188,7 +191,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         findings += analysis.file_findings  # those of the job are made once for the cell
         traffic = _traffic(cell, loaded.ranks, analysis)
         findings += traffic.findings
-        communication_known &= traffic.shown and all(one.communication_shown for one in analysis.summaries)
+        communication_known &= traffic.complete and all(one.communication_shown for one in analysis.summaries)
         read.append((repeat, analysis))
         timelines = timelines or [(repeat, one) for one in analysis.timelines]
         checks += _counter_checks(cell, done, loaded.ranks)
@@ -216,7 +219,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     findings += compilation_findings(cell, [rank for _, rank in ranks])
     findings += spread_findings(cell.name, data.step_samples())
     findings += idle_findings(as_table(data.steps), cell.name, _data_wait_us(data))
-    return replace(data, findings=tuple(_unique(findings)))
+    return replace(data, findings=tuple(dict.fromkeys(findings)))
 
 
 def _data_wait_us(data: CellData) -> float | None:
@@ -278,6 +281,68 @@ def _of_repeats(
     return concatenated([table_of(analysis).assign(repeat=repeat) for repeat, analysis in read])
 
 
-def _unique(findings: list[Finding]) -> list[Finding]:
-    """Each finding once; repeats of a cell often have the same."""
-    return list(dict.fromkeys(findings))
+def measured_repeats(run: RunData) -> dict[str, int]:
+    """Repeats that ended well, by the name of the cell; without cells that were omitted or failed, which have findings."""
+    return {
+        name: len({repeat for repeat, _ in data.ranks})
+        for name, data in run.cells.items()
+        if data.measured or not (data.skip_reason or data.results)
+    }
+
+
+def begun_repeats(run: RunData) -> int:
+    """The most repeats that any cell has, finished or not.
+
+    Not the plan's number: cells measured by hand follow none.
+    """
+    folders = ((run.path / "cells" / name).glob("repeat*") for name in run.cells)
+    begun = (sum(path.name.removeprefix("repeat").isdigit() for path in own) for own in folders)
+    return max(*begun, *measured_repeats(run).values())
+
+
+def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
+    """Noise and time per repeat of each cell, from the samples of its finished repeats; reads no trace.
+
+    Cells without an interval are left out.
+    """
+    cells = []
+    for planned in folder.manifest().plan:
+        done = [repeat for repeat in load_repeats(folder, planned.cell) if not repeat.samples.empty]
+        results = tuple(repeat.result for repeat in done)
+        samples = [repeat.samples.assign(repeat=repeat.index) for repeat in done]
+        if samples:
+            cells.append(CellData(planned.cell, None, results, samples=pd.concat(samples, ignore_index=True)))
+    pool = step_spread(cells)
+    noises = [(data, median_noise(data.step_samples(), pool)) for data in cells]
+    return {
+        data.cell.name: RepeatCost(noise, float(np.mean([result.duration_s for result in data.results])))
+        for data, noise in noises
+        if noise is not None
+    }
+
+
+def repeats_text(run: RunData) -> str:
+    """Such as ``2 repeats of every cell`` or ``1 to 2 repeats of a cell``."""
+    counts = measured_repeats(run).values()
+    if min(counts) == max(counts):
+        return f"{counted(max(counts), 'repeat')} of every cell"
+    return f"{min(counts)} to {counted(max(counts), 'repeat')} of a cell"
+
+
+def repeat_findings(run: RunData) -> Iterator[Finding]:
+    """Findings about missing repeats, and about runs of a single repeat."""
+    counts, begun = measured_repeats(run), begun_repeats(run)
+    planned = {name: run.manifest.repeats_by_cell.get(name, begun) for name in counts}
+    fewer = [
+        f"{name}: {count} of {counted(planned[name], 'repeat')} measured"
+        for name, count in counts.items()
+        if count < planned[name]
+    ]
+    if fewer:
+        yield RunCode.REPEATS_MISSING.finding(
+            message=f"{'; '.join(fewer)}: these cells rest on fewer steps than the others, or on none"
+        )
+    if max(counts.values()) == 1:
+        yield RunCode.SINGLE_REPEAT.finding(
+            message="one repeat of each cell: the spread between repeats is unknown, so no comparison has an interval"
+        )

@@ -71,7 +71,7 @@ def _common(paths: Sequence[Path]) -> Path:
     return paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.absolute() for path in paths]))
 
 
-def traces_said(run: RunData) -> str:
+def traces_text(run: RunData) -> str:
     """What was read and what it is, in a sentence or two."""
     (data,) = run.cells.values()
     windows = data.whole_windows

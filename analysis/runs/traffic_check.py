@@ -15,13 +15,12 @@ from typing import Any
 import pandas as pd
 
 from dpscope.analysis.runs.cell_findings import trained_alone
-from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
+from dpscope.analysis.traces.data_parallel.phases import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records import range_names as phases
-from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
 from dpscope.profiling.records.finding import Finding, FindingCode, counted
 from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, RankResult, ShardedUnit
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.records.strategies import shard_groups
+from dpscope.profiling.records.strategies import ddp_arguments, powersgd_elements, shard_groups
 from dpscope.profiling.records.trace_codes import TraceCode
 
 BYTES_TOLERANCE = 0.05
@@ -143,7 +142,7 @@ def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
 class TrafficCheck:
     """Whether the traces of a repeat show the communication that its cell must have had, and the findings."""
 
-    shown: bool
+    complete: bool
     findings: tuple[Finding, ...] = ()
 
 

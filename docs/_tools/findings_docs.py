@@ -10,9 +10,8 @@ from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.estimate_codes import ClaimCode, EstimateCode
 from dpscope.profiling.records.finding import FindingCode
 from dpscope.profiling.records.learning_codes import LearningCode
-from dpscope.profiling.records.nccl_codes import NcclCode
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.run_codes import NcclCode, RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.files import write_text
 

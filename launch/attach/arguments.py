@@ -55,7 +55,7 @@ def attachment(arguments: Sequence[str]) -> Attachment:
         steps_by=given.steps_by,
         batch_size=given.batch_size,
         stop_after=given.stop_after,
-        own_folder=given.work_folder is not None,
+        has_work_folder=given.work_folder is not None,
     )
     check_out(given.out, settings)
     return Attachment(settings, command, given.work_folder)

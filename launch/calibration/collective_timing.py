@@ -53,9 +53,9 @@ def time_collective(
             report(f"{collective} on {counted(subgroup.devices, 'device')} at {size} B")
             call = make_call(collective, size, settings.dtype, subgroup)
             warm_up = settings.warmup_iterations if part == 0 else 1
-            own_us = _time(call, warm_up, iterations, subgroup)
-            times_us[size] += slowest_us(own_us, subgroup)
-            shortest_us[size] += [-one for one in slowest_us([-own for own in own_us], subgroup)]
+            local_us = _time(call, warm_up, iterations, subgroup)
+            times_us[size] += slowest_us(local_us, subgroup)
+            shortest_us[size] += [-one for one in slowest_us([-own for own in local_us], subgroup)]
     points = [_point(collective, size, settings.dtype, subgroup, times_us[size], shortest_us[size]) for size in fitting]
     return points, left_out
 

@@ -11,11 +11,10 @@ import msgspec
 
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.profiling.machine.nccl_debug_log import read_nccl_logs
-from dpscope.profiling.records.calibration import CalibratedChoices, CalibrationSettings
+from dpscope.profiling.records.calibration import CalibratedChoices, CalibrationSettings, NcclLog
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import Layout
-from dpscope.profiling.records.nccl_codes import NcclCode
-from dpscope.profiling.records.nccl_log import NcclLog
+from dpscope.profiling.records.run_codes import NcclCode
 from dpscope.profiling.store.errors import DpscopeError
 
 _LONGEST_S = 120.0  # of a job with one call per size

@@ -27,11 +27,11 @@ from dpscope.profiling.records.calibration import (
     CalibratedChoices,
     Calibration,
     CalibrationSettings,
+    NcclLog,
 )
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.matrix import Layout
-from dpscope.profiling.records.nccl_log import NcclLog
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there, write_json

@@ -1,5 +1,6 @@
 """`dpscope analyze`: a run folder or traces, read."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, OptionValues
+from dpscope.launch.commands.command import Idle, OptionValues, Request
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -99,35 +100,41 @@ IDLE = (
 )
 
 
-def analyze(
-    paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")],
-    output_format: Annotated[OutputFormat, typer.Option("--format", help="what to print")] = "table",
-    classic: Annotated[bool, typer.Option("--tables", help="the tables of data-parallel studies")] = False,
-    link: options.Link = None,
-    calibration: options.CalibrationFile = None,
-    nccl_log: options.NcclLogs = None,
-    flops: options.Flops = None,
-    report: options.ReportFolder = None,
-    target_efficiency: options.TargetEfficiency = None,
-    target_accuracy: options.TargetAccuracy = None,
-    figures: options.Figures = None,
-    max_bytes: options.MaxBytes = None,
-    max_events: options.MaxEvents = None,
-    verbose: options.Verbose = False,
-    quiet: options.Quiet = False,
-    open_page: options.OpenPage = False,
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeRequest(Request):
+    """What `dpscope analyze` is called with."""
+
+    paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")]
+    output_format: Annotated[OutputFormat, typer.Option("--format", help="what to print")] = "table"
+    classic: Annotated[bool, typer.Option("--tables", help="the tables of data-parallel studies")] = False
+    link: options.Link = None
+    calibration: options.CalibrationFile = None
+    nccl_log: options.NcclLogs = None
+    flops: options.Flops = None
+    report: options.ReportFolder = None
+    target_efficiency: options.TargetEfficiency = None
+    target_accuracy: options.TargetAccuracy = None
+    figures: options.Figures = None
+    max_bytes: options.MaxBytes = None
+    max_events: options.MaxEvents = None
+    verbose: options.Verbose = False
+    quiet: options.Quiet = False
+    open_page: options.OpenPage = False
     topology: Annotated[
         Path | None,
         typer.Option(help="show waiting by switch: a file of hosts and their switches, or Slurm's topology.conf"),
-    ] = None,
-    hide_hosts: Annotated[bool, typer.Option("--hide-hosts", help="show numbers instead of host names")] = False,
-) -> None:
-    stated, flops_stated = options.read_link(link), options.read_flops(flops)
-    options.check_targets(target_efficiency, target_accuracy)
-    limits = options.read_limits(max_bytes, max_events)
-    figure_formats = options.read_figures(figures)
-    runs = runs_among(paths)
-    detail = options.detail(verbose, quiet)
+    ] = None
+    hide_hosts: Annotated[bool, typer.Option("--hide-hosts", help="show numbers instead of host names")] = False
+
+
+def analyze(request: AnalyzeRequest) -> None:
+    link, flops = options.read_link(request.link), options.read_flops(request.flops)
+    options.check_targets(request.target_efficiency, request.target_accuracy)
+    limits = options.read_limits(request.max_bytes, request.max_events)
+    figure_formats = options.read_figures(request.figures)
+    runs = runs_among(request.paths)
+    detail = options.detail(request.verbose, request.quiet)
+    logs = tuple(request.nccl_log or ())
     from rich.console import Console
 
     console = Console(markup=False)
@@ -135,18 +142,26 @@ def analyze(
         from dpscope.analysis.output.many_ranks import HostOptions
         from dpscope.analysis.output.traced_report import TraceRequest, print_traces
 
-        hosts = HostOptions(topology, hide_hosts)
-        logs = tuple(nccl_log or ())
-        request = TraceRequest(stated, calibration, report, figure_formats, open_page, hosts, logs, flops_stated)
-        raise typer.Exit(print_traces(paths, output_format, limits, console, request))
+        of_traces = TraceRequest(
+            link,
+            request.calibration,
+            request.report,
+            figure_formats,
+            request.open_page,
+            HostOptions(request.topology, request.hide_hosts),
+            logs,
+            flops,
+        )
+        raise typer.Exit(print_traces(request.paths, request.output_format, limits, console, of_traces))
     from dpscope.analysis.output.analyze import Targets, print_run, show_run
 
-    logs = tuple(nccl_log or ())
-    targets = Targets(stated, calibration, report, target_efficiency, target_accuracy, logs, flops_stated)
-    if output_format == "table" and not classic:
-        sound = show_run(runs[0], targets, console, detail, figure_formats, open_page)
+    targets = Targets(
+        link, request.calibration, request.report, request.target_efficiency, request.target_accuracy, logs, flops
+    )
+    if request.output_format == "table" and not request.classic:
+        sound = show_run(runs[0], targets, console, detail, figure_formats, request.open_page)
     else:
-        sound = print_run(runs[0], output_format, classic, targets, console)
+        sound = print_run(runs[0], request.output_format, request.classic, targets, console)
     raise typer.Exit(0 if sound else 1)
 
 

@@ -1,17 +1,19 @@
 """`dpscope attach`: an unchanged training script measured."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Command
+from dpscope.launch.commands.command import Command, Request
 from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.store.errors import DpscopeError
 
 IDLE = (options.ONE_DETAIL,)
 _DEFAULT = AttachSettings(Path(), "")
+_PASSED_ON = ("warmup", "steps", "traced_steps", "steps_by")  # to each process
 
 
 class ScriptLast(Command):
@@ -31,44 +33,47 @@ class ScriptLast(Command):
                     f"{late} stands after {script[0]}: put dpscope's options before the script, and -- between them, as in "
                     f"dpscope attach {late if '=' in late else f'{late} ...'} -- {script[0]}; what follows -- is the script's"
                 )
-            args = [
-                one for at, one in enumerate(args) if at != begins
-            ]  # -- stands after the script in place of before it
+            args = args[:begins] + args[begins + 1 :]  # -- stands after the script in place of before it
         return super().parse_args(ctx, args)
 
 
 COMMAND = ScriptLast
 
 
-def attach(
-    script: Annotated[list[str], typer.Argument(metavar="-- SCRIPT [ARGUMENT]", help="the script, or -m and a module")],
+@dataclass(frozen=True, kw_only=True)
+class AttachRequest(Request):
+    """What `dpscope attach` is called with."""
+
+    script: Annotated[list[str], typer.Argument(metavar="-- SCRIPT [ARGUMENT]", help="the script, or -m and a module")]
     devices: Annotated[
         str | None,
         typer.Option(
             help="device counts, such as single,2,4; a torchrun job for each, and for single one process without torchrun"
         ),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="the run folder; cells of the same script are added there")
-    ] = options.DEFAULT_OUT,
-    warmup: Annotated[int, typer.Option(help="steps before the timed ones")] = _DEFAULT.warmup_steps,
-    steps: Annotated[int, typer.Option(help="timed steps")] = _DEFAULT.steps,
-    traced_steps: Annotated[int, typer.Option(help="whole traced steps")] = _DEFAULT.traced_steps,
-    steps_by: Annotated[str, typer.Option(help="what ends a step: optimizer, forward or call")] = _DEFAULT.steps_by,
+    ] = None
+    out: Annotated[Path, typer.Option(help="the run folder; cells of the same script are added there")] = (
+        options.DEFAULT_OUT
+    )
+    warmup: Annotated[int, typer.Option(help="steps before the timed ones")] = _DEFAULT.warmup_steps
+    steps: Annotated[int, typer.Option(help="timed steps")] = _DEFAULT.steps
+    traced_steps: Annotated[int, typer.Option(help="whole traced steps")] = _DEFAULT.traced_steps
+    steps_by: Annotated[str, typer.Option(help="what ends a step: optimizer, forward or call")] = _DEFAULT.steps_by
     batch_size: Annotated[
         int | None, typer.Option(help="samples per device and step; default: as the model is called")
-    ] = None,
-    repeats: Annotated[int, typer.Option(help="times that each device count is measured")] = 1,
+    ] = None
+    repeats: Annotated[int, typer.Option(help="times that each device count is measured")] = 1
     work_folders: Annotated[
         Path | None,
         typer.Option(help="where each job gets an empty working folder; for scripts that write checkpoints or logs"),
-    ] = None,
-    stop_after: Annotated[bool, typer.Option("--stop-after", help="end the script once it is measured")] = False,
-    nccl_log: options.NcclLogs = None,
-    verbose: options.Verbose = False,
-    quiet: options.Quiet = False,
-) -> None:
-    detail = options.detail(verbose, quiet)
+    ] = None
+    stop_after: Annotated[bool, typer.Option("--stop-after", help="end the script once it is measured")] = False
+    nccl_log: options.NcclLogs = None
+    verbose: options.Verbose = False
+    quiet: options.Quiet = False
+
+
+def attach(request: AttachRequest) -> None:
+    detail = options.detail(request.verbose, request.quiet)
     from rich.console import Console
 
     from dpscope.launch.attach import jobs as attach_jobs
@@ -78,25 +83,17 @@ def attach(
     from dpscope.launch.planning.run_config import read_text
     from dpscope.profiling.store.folders import is_run_folder
 
-    given = [
-        "--warmup",
-        str(warmup),
-        "--steps",
-        str(steps),
-        "--traced-steps",
-        str(traced_steps),
-        "--steps-by",
-        steps_by,
-    ]
-    given += [] if batch_size is None else ["--batch-size", str(batch_size)]
-    given += ["--stop-after"] if stop_after else []
+    given = [word for name in _PASSED_ON for word in (f"--{name.replace('_', '-')}", str(getattr(request, name)))]
+    given += [] if request.batch_size is None else ["--batch-size", str(request.batch_size)]
+    given += ["--stop-after"] if request.stop_after else []
+    out, script, repeats = request.out, request.script, request.repeats
     attachment(["--out", str(out), *given, "--", *script])  # a mistake is reported before anything is started
     if repeats < 1:
         raise DpscopeError(f"--repeats {repeats}: must be 1 or more")
     found = resolve_devices("auto")
     counts: tuple[int | None, ...] = attach_jobs.default_counts(found)
-    if devices is not None:
-        parsed = read_text(devices, parse_jobs, "--devices", "single,2,4")
+    if request.devices is not None:
+        parsed = read_text(request.devices, parse_jobs, "--devices", "single,2,4")
         assert isinstance(parsed, tuple)
         counts = parsed
     attach_jobs.check_counts([count or 1 for count in counts], found)
@@ -104,7 +101,7 @@ def attach(
     with locked(out, wait=False, note=lambda text: console.print(text, markup=False, soft_wrap=True)):
         measured: list[attach_jobs.AttachedJob] = []
         failed: dict[attach_jobs.AttachedJob, int] = {}
-        for job in attach_jobs.plan_jobs(counts, repeats, out, given, script, found, work_folders):
+        for job in attach_jobs.plan_jobs(counts, repeats, out, given, script, found, request.work_folders):
             before = attach_jobs.repeats_there(out)
             status = attach_jobs.run_jobs([job.command], job.environment)
             if attach_jobs.repeats_there(out) > before:
@@ -118,7 +115,7 @@ def attach(
             raise typer.Exit(next(filter(None, failed.values()), 1))  # each job printed why nothing was measured
         from dpscope.analysis.output.analyze import Targets, show_run
 
-        sound = show_run(out, Targets(nccl_logs=tuple(nccl_log or ())), console, detail)
+        sound = show_run(out, Targets(nccl_logs=tuple(request.nccl_log or ())), console, detail)
     status = next(filter(None, failed.values()), int(bool(failed)))
     raise typer.Exit(status or int(not sound))
 

@@ -36,8 +36,8 @@ def bundle(
         check_overwritable(path)
     notes = _machine_notes()
     findings = _findings(run, notes)
-    with progress("Packing traces") as tell:
-        packed = collect(run, findings, notes, progress=tell)
+    with progress("Packing traces") as update:
+        packed = collect(run, findings, notes, progress=update)
     console = Console(markup=False)
     print_table(console, packed.listing())
     if list_only:
@@ -61,8 +61,7 @@ def _machine_notes() -> dict[str, object]:
     from dpscope.launch.commands.doctor import run_doctor
     from dpscope.profiling.machine.environment import usable_device_states
     from dpscope.profiling.machine.interconnect import interconnect
-    from dpscope.profiling.machine.nvml import driver_version, open_nvml
-    from dpscope.profiling.machine.nvml_record import NvmlRecorder
+    from dpscope.profiling.machine.nvml import NvmlRecorder, driver_version, open_nvml
 
     checks = [asdict(check) for check in run_doctor()]
     notes: dict[str, object] = {"doctor": {"hostname": socket.gethostname(), "checks": checks}}

@@ -8,13 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, shown_defaults
+from dpscope.launch.commands.command import Idle, default_texts
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.calibration import CalibrationSettings
-from dpscope.profiling.records.settings import Declared, own_declarations
+from dpscope.profiling.records.settings import Declared, field_declarations
 from dpscope.profiling.store.errors import DpscopeError
 
-_SETTINGS = {name: one for name, one in own_declarations(CalibrationSettings).items() if one.setting.help}
+_SETTINGS = {name: one for name, one in field_declarations(CalibrationSettings).items() if one.setting.help}
 _MEASURING = (
     *(one.option for one in _SETTINGS.values()),
     *("nodes", "node_rank", "rendezvous", "wait_for_nodes"),
@@ -133,4 +133,4 @@ def defaults() -> dict[str, str]:
     from dpscope.launch.calibration.settings import calibration_settings
 
     chosen = calibration_settings.__kwdefaults__ or {}
-    return shown_defaults({one.option: chosen[name] for name, one in _SETTINGS.items()})
+    return default_texts({one.option: chosen[name] for name, one in _SETTINGS.items()})

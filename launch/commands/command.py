@@ -28,7 +28,7 @@ from dpscope.profiling.records.settings import (
     declarations,
     plain_type,
     settings_of,
-    shown,
+    value_text,
 )
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.records.typed_text import choose_from
@@ -81,7 +81,7 @@ class Idle:
 class Request:
     """What a command is called with: the flags of its settings, and a field for each other option."""
 
-    settings: ClassVar[Mapping[str, Declared]]
+    settings: ClassVar[Mapping[str, Declared]] = {}
 
     flags: dict[str, object]  # of settings, by option, as far as given
     given: dict[str, object]  # every option that has a value
@@ -146,7 +146,9 @@ def _with_options(function: Callable[..., None], command: str) -> Callable[..., 
         flags = {name: value for name in settings if (value := values.pop(name)) is not None}
         function(kind(flags=flags, given=given, **values))
 
-    called.__signature__ = inspect.Signature(sorted(parameters, key=lambda one: _place(one.name)))  # type: ignore[attr-defined]
+    if settings:
+        parameters.sort(key=lambda one: _place(one.name))
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return called
 
 
@@ -210,8 +212,8 @@ class Command(TyperCommand):
 
 
 def config_defaults(config: msgspec.Struct) -> dict[str, str]:
-    """The settings of a configuration by option, as `shown_defaults` shows them."""
-    return shown_defaults(
+    """The settings of a configuration by option, as `default_texts` shows them."""
+    return default_texts(
         {
             one.option: value
             for one, value in zip(declarations(type(config)).values(), settings_of(config).values(), strict=True)
@@ -219,14 +221,14 @@ def config_defaults(config: msgspec.Struct) -> dict[str, str]:
     )
 
 
-def shown_defaults(values: Mapping[str, object]) -> dict[str, str]:
+def default_texts(values: Mapping[str, object]) -> dict[str, str]:
     """Values of parameters by option; a switch that is off is left out."""
     return {
         f"--{name.replace('_', '-')}": "on"
         if value is True
         else f"{value:g}"
         if isinstance(value, float)
-        else shown(value)
+        else value_text(value)
         for name, value in values.items()
         if value is not None and value is not False and value not in ((), ("off",))
     }
@@ -234,7 +236,7 @@ def shown_defaults(values: Mapping[str, object]) -> dict[str, str]:
 
 def by_device(values: Mapping[Any, Any]) -> str:
     """A default that depends on the devices."""
-    return f"{shown(values['cuda'])}; {shown(values['cpu'])} on the CPU"
+    return f"{value_text(values['cuda'])}; {value_text(values['cpu'])} on the CPU"
 
 
 class EndedJobs(Protocol):

@@ -66,10 +66,10 @@ def run_doctor() -> list[Check]:
         _tracer,
         _disk,
     ]
-    with progress("Checking this machine") as tell:
+    with progress("Checking this machine") as update:
         found = []
         for check in checks:
-            tell(check.__name__.strip("_").replace("_", " "))
+            update(check.__name__.strip("_").replace("_", " "))
             found.append(check())
     return found
 

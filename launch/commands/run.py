@@ -52,14 +52,14 @@ def run(request: RunRequest) -> None:
     from rich.console import Console
 
     from dpscope.launch.measuring.run import describe_plan, run_sweep
-    from dpscope.launch.planning.cells import check_idle_here
+    from dpscope.launch.planning.cells import check_idle_options
     from dpscope.launch.planning.run_config import load_config
 
     console, out = Console(markup=False), request.out
     settings = load_config(request.config, request.flags)
     place = this_node(request, request.dry_run)
     nodes = place.count if place is not None else 1
-    check_idle_here(settings, request.flags, nodes)
+    check_idle_options(settings, request.flags, nodes)
     if request.detect is not None:
         from dpscope.launch.commands.detect import first_round, parse_change, run_until_detected
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from dpscope.launch.jobs.attended_job import JobStarter, SeveralNodesJob
     from dpscope.launch.jobs.node_place import NodePlace
+    from dpscope.launch.nodes.board import Meeting, NodeInfo
     from dpscope.launch.nodes.meeting import Found
-    from dpscope.profiling.records.nodes import Meeting, NodeInfo
 
 _NODE_S_OWN = ("node_rank", "wait_for_nodes", "out")  # and compared in another way
 _WAIT_S = 300.0  # people start the command on one node after another
@@ -171,10 +171,10 @@ def check_devices(place: "NodePlace", meeting: "Meeting", on_gpus: bool) -> None
 def _node_info(place: "NodePlace", found: "Found", device: str) -> "NodeInfo":
     """What this node is; raises DpscopeError where it cannot take part."""
     from dpscope.launch.jobs.devices import resolve_devices
+    from dpscope.launch.nodes.board import NodeInfo
     from dpscope.profiling.machine.environment import collect_environment
     from dpscope.profiling.machine.interfaces import host_at
     from dpscope.profiling.machine.nvml import open_nvml
-    from dpscope.profiling.records.nodes import NodeInfo
 
     try:
         devices = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device))

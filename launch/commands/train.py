@@ -47,9 +47,9 @@ class TrainRequest(options.NodeOptions, options.MirrorOptions):
 def train(request: TrainRequest) -> None:
     from rich.console import Console
 
+    from dpscope.launch.training.cells import load_train_config
     from dpscope.launch.training.planned_jobs import describe_trainings
     from dpscope.launch.training.run import run_trainings
-    from dpscope.launch.training.settings import load_train_config
 
     options.check_targets(target_accuracy=request.target_accuracy)
     settings = load_train_config(request.config, request.flags)
@@ -72,8 +72,7 @@ def train(request: TrainRequest) -> None:
 
 def defaults() -> dict[str, str]:
     """By option; `None` is chosen for the machine."""
-    from dpscope.launch.training.cells import TRAINING_BATCH_SIZE
-    from dpscope.launch.training.settings import load_train_config
+    from dpscope.launch.training.cells import TRAINING_BATCH_SIZE, load_train_config
 
     chosen = config_defaults(load_train_config(None, {}))
     return chosen | {"--devices": options.DEFAULT_DEVICES, "--batch-size": str(TRAINING_BATCH_SIZE)}

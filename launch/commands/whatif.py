@@ -1,18 +1,23 @@
 """`dpscope whatif`: the step of a configuration that was not measured, with its error."""
 
 import sys
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, OptionValues
-from dpscope.profiling.records.typed_text import MIB
+from dpscope.launch.commands.command import Idle, OptionValues, Request
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.typed_text import MIB, choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
-    from dpscope.analysis.what_if.answers.options import WhatIfOptions
+    from dpscope.analysis.what_if.answers.bases import Question
+    from dpscope.analysis.what_if.answers.options import NamedScenario, WhatIfOptions
+    from dpscope.analysis.what_if.answers.output import RunAnswer
+    from dpscope.analysis.what_if.answers.questions import Solution
 
 _TABLES = (".csv", ".tsv")
 _Text = str | None
@@ -34,28 +39,9 @@ IDLE = (
     ),
     Idle(
         (
-            *(
-                "cell",
-                "link",
-                "inter",
-                "intra",
-                "bucket_mb",
-                "comm_hook",
-                "accumulate",
-                "overlap",
-                "strategy",
-                "faster",
-                "jitter",
-            ),
-            *(
-                "solve",
-                "need",
-                "trace",
-                "figure",
-                "base_devices",
-                "base_batch_size",
-                "base_bucket_mb",
-            ),
+            *("cell", "link", "inter", "intra", "bucket_mb", "comm_hook", "accumulate", "overlap", "strategy"),
+            *("faster", "jitter", "solve", "need", "trace", "figure"),
+            *("base_devices", "base_batch_size", "base_bucket_mb"),
         ),
         _reads_table,
         "a table of step times does not show its effect; give a run or a trace",
@@ -67,7 +53,7 @@ IDLE = (
     ),
     Idle(
         ("cell",),
-        lambda values: not options.holds_run(values["paths"][0]),
+        lambda values: not _reads_run(values),
         "it chooses a cell of a run folder, and none was named",
     ),
     Idle(
@@ -83,96 +69,75 @@ IDLE = (
 )
 
 
-def whatif(
+@dataclass(frozen=True, kw_only=True)
+class WhatIfRequest(Request):
+    """What `dpscope whatif` is called with."""
+
     paths: Annotated[
         list[Path], typer.Argument(help="a run folder, traces of one job, or a CSV table of measured steps")
-    ],
-    cell: Annotated[_Text, typer.Option(help="the cell of a run to predict from, such as ddp-d2-b32")] = None,
-    devices: Annotated[_Text, typer.Option(help="device counts to predict, such as 32,64")] = None,
-    per_node: Annotated[_Text, typer.Option(help="devices on a node; default: as measured")] = None,
+    ]
+    cell: Annotated[_Text, typer.Option(help="the cell of a run to predict from, such as ddp-d2-b32")] = None
+    devices: Annotated[_Text, typer.Option(help="device counts to predict, such as 32,64")] = None
+    per_node: Annotated[_Text, typer.Option(help="devices on a node; default: as measured")] = None
     link: Annotated[
         _Text,
         typer.Option(
             help="the link that limits: between nodes if there are several, else within the node; "
             'such as 100Gb/s, "NVLink 4", "reached 11GB/s"'
         ),
-    ] = None,
+    ] = None
     inter: Annotated[
         _Text,
         typer.Option(help='of two levels the link between nodes, such as 100Gb/s, "InfiniBand HDR", "reached 11GB/s"'),
-    ] = None,
-    intra: Annotated[_Text, typer.Option(help='of two levels the link within a node, such as "NVLink 4"')] = None,
-    bucket_mb: Annotated[_Text, typer.Option(help="DDP's bucket_cap_mb, such as 5,50 (MiB), 25MB or default")] = None,
-    comm_hook: Annotated[_Text, typer.Option(help="how gradients travel: none, fp16, bf16")] = None,
-    batch_size: Annotated[_Text, typer.Option(help="per device and step, such as 32,128")] = None,
-    accumulate: Annotated[_Text, typer.Option(help="micro-batches of a step, of the measured size")] = None,
-    overlap: Annotated[_Text, typer.Option(help="off: one bucket, reduced after backward")] = None,
-    strategy: Annotated[_Text, typer.Option(help="ddp, or dp for DataParallel in its place")] = None,
+    ] = None
+    intra: Annotated[_Text, typer.Option(help='of two levels the link within a node, such as "NVLink 4"')] = None
+    bucket_mb: Annotated[_Text, typer.Option(help="DDP's bucket_cap_mb, such as 5,50 (MiB), 25MB or default")] = None
+    comm_hook: Annotated[_Text, typer.Option(help="how gradients travel: none, fp16, bf16")] = None
+    batch_size: Annotated[_Text, typer.Option(help="per device and step, such as 32,128")] = None
+    accumulate: Annotated[_Text, typer.Option(help="micro-batches of a step, of the measured size")] = None
+    overlap: Annotated[_Text, typer.Option(help="off: one bucket, reduced after backward")] = None
+    strategy: Annotated[_Text, typer.Option(help="ddp, or dp for DataParallel in its place")] = None
     faster: Annotated[
         _Text, typer.Option(help='how much faster the device computes, such as 1.7, or another GPU: "H100 SXM5"')
-    ] = None,
-    jitter: Annotated[_Text, typer.Option(help="how late a rank is, of the step, such as 3%")] = None,
+    ] = None
+    jitter: Annotated[_Text, typer.Option(help="how late a rank is, of the step, such as 3%")] = None
     solve: Annotated[
         _Text, typer.Option(help="find: link (or inter, intra), faster, devices (with --need), bucket-mb, strategy")
-    ] = None,
-    need: Annotated[_Text, typer.Option(help="the target of --solve: efficiency=0.95 or step-ms=100")] = None,
+    ] = None
+    need: Annotated[_Text, typer.Option(help="the target of --solve: efficiency=0.95 or step-ms=100")] = None
     measured: Annotated[
         Path | None, typer.Option(help="of a table: CSV of measured steps to predict and be scored on")
-    ] = None,
-    base_devices: Annotated[int | None, typer.Option(min=1, help="of a trace: devices of its job")] = None,
-    base_batch_size: Annotated[int | None, typer.Option(min=1, help="of a trace: its batch per device")] = None,
-    base_bucket_mb: Annotated[_Text, typer.Option(help="of a trace: its bucket_cap_mb, such as 25")] = None,
+    ] = None
+    base_devices: Annotated[int | None, typer.Option(min=1, help="of a trace: devices of its job")] = None
+    base_batch_size: Annotated[int | None, typer.Option(min=1, help="of a trace: its batch per device")] = None
+    base_bucket_mb: Annotated[_Text, typer.Option(help="of a trace: its bucket_cap_mb, such as 25")] = None
     gradient_bytes: Annotated[
         _Text, typer.Option(metavar="SIZE", help="of a trace or a table: size of all gradients, such as 44.7MB")
-    ] = None,
-    trace: Annotated[Path | None, typer.Option(help="write the first scenario's step as a Chrome trace")] = None,
-    figure: Annotated[Path | None, typer.Option(help="draw efficiency over devices, *.png or *.svg")] = None,
-    output_format: Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="what to print")] = "table",
-) -> None:
+    ] = None
+    trace: Annotated[Path | None, typer.Option(help="write the first scenario's step as a Chrome trace")] = None
+    figure: Annotated[Path | None, typer.Option(help="draw efficiency over devices, *.png or *.svg")] = None
+    output_format: Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="what to print")] = "table"
+
+
+def whatif(request: WhatIfRequest) -> None:
     from dpscope.analysis.what_if.answers.options import WhatIfOptions
 
-    requested = WhatIfOptions(
-        devices,
-        per_node,
-        link,
-        inter,
-        intra,
-        bucket_mb,
-        comm_hook,
-        batch_size,
-        accumulate,
-        overlap,
-        strategy,
-        faster,
-        jitter,
-    )
-    gradients = options.read_size("--gradient-bytes", gradient_bytes)
-    bucket = options.read_size("--base-bucket-mb", base_bucket_mb, MIB)
-    for path in paths:
+    requested = WhatIfOptions(**{one.name: getattr(request, one.name) for one in fields(WhatIfOptions)})
+    gradient_bytes = options.read_size("--gradient-bytes", request.gradient_bytes)
+    bucket_bytes = options.read_size("--base-bucket-mb", request.base_bucket_mb, MIB)
+    for path in request.paths:
         if not path.exists():
             raise DpscopeError(f"{path} does not exist; give a run folder, traces of one job, or a CSV table")
-    if paths[0].suffix.lower() in _TABLES:
-        _of_table(paths, requested, measured, gradients, output_format)
-        return
-    from dpscope.launch.commands.whatif_runs import RunQuestion, of_run_or_traces
-
-    of_run_or_traces(
-        paths,
-        RunQuestion(requested, cell, solve, need, trace, figure, output_format),
-        (base_devices, base_batch_size, None if bucket is None else bucket / MIB, gradients),
-    )
+    if request.paths[0].suffix.lower() in _TABLES:
+        _of_table(request, requested, gradient_bytes)
+    else:
+        _of_run_or_traces(request, requested, bucket_bytes, gradient_bytes)
 
 
-def _of_table(
-    paths: list[Path],
-    requested: "WhatIfOptions",
-    measured: Path | None,
-    gradient_bytes: float | None,
-    output_format: str,
-) -> None:
+def _of_table(request: WhatIfRequest, requested: "WhatIfOptions", gradient_bytes: float | None) -> None:
     """From a table alone."""
-    table = paths[0]
-    if len(paths) > 1:
+    table, measured = request.paths[0], request.measured
+    if len(request.paths) > 1:
         raise DpscopeError(f"{table} is a table: give it alone")
     if (requested.devices is None) == (measured is None):
         raise DpscopeError("name what to predict: --devices 32,64, or --measured OTHER.csv, one of them")
@@ -195,9 +160,9 @@ def _of_table(
         answer = what_if.predict_table(
             table, whole_numbers(requested.devices or "", "--devices"), each[0], batches or None, gradient_bytes
         )
-    if output_format == "json":
+    if request.output_format == "json":
         sys.stdout.write(answer.as_json() + "\n")
-    elif output_format == "csv":
+    elif request.output_format == "csv":
         sys.stdout.write(render(what_if.prediction_table(answer), "csv"))
     else:
         console = Console(markup=False)
@@ -206,3 +171,109 @@ def _of_table(
         if not sentences or any(one.low_us is not None for one in answer.predictions):
             print_table(console, what_if.prediction_table(answer))
         print_sentences(console, what_if.error_sentences(answer))
+
+
+def _of_run_or_traces(
+    request: WhatIfRequest, requested: "WhatIfOptions", bucket_bytes: float | None, gradient_bytes: float | None
+) -> None:
+    """By a replay of steps, of which the user states what traces may not show."""
+    from dpscope.analysis.what_if.answers.options import check_links, level_that_limits, scenarios_of, with_link
+
+    scenarios = scenarios_of(requested)
+    _check(request, len(scenarios))
+    from rich.console import Console
+
+    from dpscope.analysis.output.analyze import load
+    from dpscope.analysis.text.terminal import print_sentences, print_table, progress
+    from dpscope.analysis.text.text_table import render
+    from dpscope.analysis.what_if.answers import bases, output
+    from dpscope.analysis.what_if.answers.cell_errors import with_cell_errors
+    from dpscope.profiling.store.folders import is_run_folder
+
+    if is_run_folder(request.paths[0]):
+        if len(request.paths) > 1:
+            raise DpscopeError(f"{request.paths[0]} is a run folder: give it alone")
+        run = load(request.paths[0])
+        with progress("Replaying the base"):
+            found = bases.base_of_loaded(run, request.cell)
+    else:
+        bucket_mb = None if bucket_bytes is None else bucket_bytes / MIB
+        stated = bases.StatedJob(request.base_devices, request.base_batch_size, bucket_mb, gradient_bytes)
+        with progress():
+            found = bases.base_of_traces(request.paths, stated)
+    check_links(requested, found.base, [one for _, one in scenarios])
+    scenarios = with_link(requested, found.base, scenarios)
+    if request.solve == "link":
+        request = replace(request, solve=level_that_limits(found.base, scenarios[0][1]))
+    with progress("Predicting") as update:
+        update("the run's other cells")
+        found, own = with_cell_errors(found)
+        update(counted(len(scenarios), "scenario"))
+        answer = output.run_answer(found, own, scenarios, _solved(found, request, scenarios))
+    if request.output_format == "json":
+        sys.stdout.write(answer.as_json() + "\n")
+    elif request.output_format == "csv":
+        sys.stdout.write(render(output.csv_table(answer), "csv"))
+        sys.stderr.write(f"{answer.solution.sentence}\n" if answer.solution is not None else "")
+    else:
+        console = Console(markup=False)
+        with progress("Removing one part at a time"):
+            saved = answer.savings_sentences if answer.solution is None else []
+        print_sentences(
+            console, output.run_answer_sentences(answer) if answer.solution is None else [answer.solution.sentence]
+        )
+        tables = (output.run_table(answer), output.ledger_table(answer))
+        for table in tables if any(one.low_us is not None for _, _, one in answer.predictions) else ():
+            if table.rows:
+                print_table(console, table)
+        console.print()
+        print_sentences(console, saved + output.base_sentences(answer))
+    _write(answer, request)
+
+
+def _check(request: WhatIfRequest, scenarios: int) -> None:
+    from dpscope.analysis.what_if.answers.options import need_of
+    from dpscope.analysis.what_if.answers.questions import SOLVABLE
+
+    known = ("link", *SOLVABLE)
+    if request.solve is not None and request.solve not in known:
+        raise DpscopeError(f"--solve {request.solve!r}: {choose_from(request.solve, known)}")
+    targets = request.solve is not None and request.solve not in ("bucket-mb", "strategy")
+    if targets and request.need is None:
+        raise DpscopeError(f"--solve {request.solve} needs a target: --need efficiency=0.95 or --need step-ms=100")
+    if request.solve is not None and getattr(request, request.solve.replace("-", "_")) is not None:
+        raise DpscopeError(f"--solve {request.solve} finds that itself: leave --{request.solve} out")
+    if request.need is not None:
+        need_of(request.need)
+    if request.solve is not None and scenarios > 1:
+        raise DpscopeError("--solve answers for one scenario: give one value for each other option")
+    if request.trace is not None:
+        from dpscope.analysis.what_if.answers.written import check_trace_name
+
+        check_trace_name(request.trace)
+    if request.figure is not None:
+        from dpscope.analysis.what_if.answers.written import check_figure_name
+
+        check_figure_name(request.figure)
+
+
+def _solved(found: "Question", request: WhatIfRequest, scenarios: "list[NamedScenario]") -> "Solution | None":
+    """The inverse request's answer; None if there is no such request."""
+    if request.solve is None:
+        return None
+    from dpscope.analysis.what_if.answers.options import need_of
+    from dpscope.analysis.what_if.answers.questions import solve
+
+    need = need_of(request.need) if request.need is not None else None
+    return solve(found.base, scenarios[0][1], found.costs, request.solve, need)
+
+
+def _write(answer: "RunAnswer", request: WhatIfRequest) -> None:
+    if request.trace is not None:
+        from dpscope.analysis.what_if.answers.written import write_replayed
+
+        write_replayed(answer, request.trace)
+    if request.figure is not None:
+        from dpscope.analysis.what_if.answers.written import write_figure
+
+        write_figure(answer, request.figure)

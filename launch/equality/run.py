@@ -1,20 +1,188 @@
-"""Runs the jobs of `dpscope equal` in turn; the analysis compares their records. Imports no torch."""
+"""Checks the settings of `dpscope equal` and runs its jobs in turn. Imports torch only if there may be GPUs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter, SeveralNodesJob, attend_job, check_done
+from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.job_queue import held
 from dpscope.launch.jobs.out_folder import check_equality_place
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
-from dpscope.launch.workload.data_files import download_data
-from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, EqualityJob, EqualitySettings
+from dpscope.launch.planning.cells import resolve, threads_per_process
+from dpscope.launch.planning.run_config import load_config, raising_user_errors
+from dpscope.launch.planning.variants import too_few_devices, uncompilable
+from dpscope.launch.workload.data_files import check_data, download_data
+from dpscope.launch.workload.model_size import checked_model_size
+from dpscope.profiling.records.config import RunConfig
+from dpscope.profiling.records.equality import (
+    EQUALITY_FOLDER,
+    EQUALITY_NAME,
+    EqualityConfig,
+    EqualityJob,
+    EqualitySettings,
+    EqualityTraining,
+    Precision,
+)
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.matrix import CompileMode, layouts_of
+from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.settings import with_settings
+from dpscope.profiling.records.strategies import Strategy, any_reducer, strategy_on, traits_of
+from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
-from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder
-from dpscope.profiling.store.layout import remove_empty_folders, remove_written
+from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder, remove_empty_folders, remove_written
+
+EQUALITY_BATCH_SIZES: dict[DeviceType, int] = {"cuda": 32, "cpu": 8}
+DEFAULTS: dict[str, object] = {"devices": "2", "data": "fake", "steps": 20, "workers": 0, "lr": 0.01}
+"""Defaults that differ from those of `dpscope run`; rounding grows with the learning rate."""
+
+
+def equality_settings(
+    flags: Mapping[str, object],
+    precision: Precision = "float64",
+    freeze_batch_norm: bool = False,
+    sync_batch_norm: bool = False,
+    nodes: int = 1,
+) -> EqualitySettings:
+    """Settings from the command's flags, those of `dpscope run` and its own; DDP may span up to `nodes` nodes.
+
+    Raises DpscopeError that names the flag, its value and an alternative.
+    """
+    given = load_config(None, {**DEFAULTS, **flags})
+    devices = resolve_devices(given.workload.device)
+    with raising_user_errors():
+        one_batch = _with_batch(given, devices.kind, flags)
+    if one_batch.matrix.layouts and "strategy" not in flags:  # DataParallel has no processes on other nodes
+        one_batch = with_settings(one_batch, strategies=("single", "ddp"))
+    resolved = resolve(one_batch, devices, nodes=nodes)
+    assert resolved.measurement.steps is not None
+    config = EqualityConfig(
+        workload=resolved.workload,
+        optimizer=resolved.optimizer,
+        matrix=resolved.matrix,
+        steps=resolved.measurement.steps,
+        timeout_s=resolved.measurement.timeout_s,
+    )
+    _check(config, devices.kind, freeze_batch_norm, sync_batch_norm)
+    check_data(config.workload)
+    checked_model_size(config.workload, config.optimizer)
+    return EqualitySettings(
+        config=config,
+        device=devices.kind,
+        threads_per_process=threads_per_process(config.matrix),
+        precision=precision,
+        freeze_batch_norm=freeze_batch_norm,
+        sync_batch_norm=sync_batch_norm,
+        jobs=_jobs(config, devices.kind, freeze_batch_norm),
+    )
+
+
+def _with_batch(config: RunConfig, kind: DeviceType, flags: Mapping[str, object]) -> RunConfig:
+    """The configuration with a global batch, and with epochs that end within the steps unless samples are given."""
+    if config.matrix.batch_growth is not None or len(config.matrix.batch_sizes or (0,)) != 1:
+        raise DpscopeError(f"--batch-size {flags.get('batch_size')}: one global batch is compared; give one")
+    batch_size = config.matrix.batch_sizes[0] if config.matrix.batch_sizes else EQUALITY_BATCH_SIZES[kind]
+    samples = (
+        config.workload.samples
+        if flags.get("samples")
+        else samples_of_two_epochs(batch_size, config.measurement.steps or 0)
+    )
+    return with_settings(config, batch_sizes=(batch_size,), samples=samples)
+
+
+def samples_of_two_epochs(batch_size: int, steps: int) -> int:
+    """Samples of an epoch that ends with a short batch half way through the steps, so that samples lost there are noticed.
+
+    >>> samples_of_two_epochs(8, 20)
+    77
+    """
+    steps_per_epoch = max(2, steps // 2)
+    return (steps_per_epoch - 1) * batch_size + batch_size // 2 + 1
+
+
+def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sync_batch_norm: bool) -> None:
+    """Raise DpscopeError for settings that cannot be compared."""
+    counts, batch_size = config.matrix.counts, config.matrix.batch_sizes[0]
+    if len(config.matrix.strategies) < 2 and config.matrix.compile == ("off",):
+        raise DpscopeError(
+            f"--strategy {config.matrix.strategies[0]}: there is nothing to compare it with; give two or three"
+        )
+    layouts = config.matrix.layouts
+    if layouts and any(traits_of(one).threaded for one in config.matrix.strategies):
+        raise DpscopeError(
+            f"--devices {','.join(layouts)} with --strategy {','.join(config.matrix.strategies)}: DataParallel is one process "
+            "and cannot span nodes; compare single with ddp"
+        )
+    if len(counts) != 1 or counts[0] < 2 or len(layouts) + len(config.matrix.devices) != 1:
+        given = ",".join((*map(str, config.matrix.devices), *layouts))
+        raise DpscopeError(f"--devices {given}: give one count of 2 or more; --strategy single adds one device")
+    if batch_size % counts[0]:
+        raise DpscopeError(
+            f"--batch-size {batch_size}: {counted(counts[0], 'device')} cannot share a global batch of {batch_size} equally; "
+            f"choose a multiple of {counts[0]}"
+        )
+    if batch_size > config.workload.samples:
+        raise DpscopeError(
+            f"--batch-size {batch_size}: the data set has {counted(config.workload.samples, 'sample')}; choose a smaller one"
+        )
+    for strategy in config.matrix.strategies:
+        if reason := too_few_devices(_cell(config, kind, strategy)):
+            named = layouts[0] if layouts else counts[0]
+            raise DpscopeError(f"--devices {named}: {reason}; give an even number of 4 or more, or omit hsdp")
+    if sync_batch_norm:
+        _check_sync(config.matrix.strategies, kind, freeze_batch_norm)
+
+
+def _check_sync(strategies: tuple[Strategy, ...], kind: DeviceType, freeze_batch_norm: bool) -> None:
+    fix = "compare with --freeze-batch-norm instead"
+    if kind == "cpu":
+        raise DpscopeError(f"--sync-batch-norm on the CPU: torch's SyncBatchNorm needs GPUs; {fix}")
+    if freeze_batch_norm:
+        raise DpscopeError(
+            "--sync-batch-norm with --freeze-batch-norm: frozen statistics need no synchronising; give one"
+        )
+    if not (any_reducer(strategies) and any(traits_of(one).baseline for one in strategies)):
+        raise DpscopeError(
+            f"--sync-batch-norm with --strategy {','.join(strategies)}: it makes DDP agree with single; add both"
+        )
+
+
+def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> tuple[EqualityJob, ...]:
+    """A job for each strategy, the reference first: it also measures rounding. A single device also trains with its batch
+    divided into shares. A compiled strategy is compared with the same strategy without compilation.
+    """
+    cells: dict[Cell, None] = {}
+    for strategy in config.matrix.strategies:
+        for mode in dict.fromkeys(("off", *config.matrix.compile)):
+            cell = _cell(config, kind, strategy, mode)
+            if uncompilable(cell) is None:
+                cells.setdefault(cell)
+    jobs = []
+    for index, cell in enumerate(cells):
+        trainings = [EqualityTraining(kind="compared")]
+        if index == 0:
+            trainings.append(EqualityTraining(kind="rounding"))
+        if cell.traits.baseline and cell.options.compile == "off" and not frozen:
+            trainings.append(EqualityTraining(kind="in_shares", shares=config.matrix.counts[0]))
+            trainings.append(EqualityTraining(kind="rounding_in_shares", shares=config.matrix.counts[0]))
+        jobs.append(EqualityJob(cell=cell, trainings=tuple(trainings)))
+    return tuple(jobs)
+
+
+def _cell(config: EqualityConfig, kind: DeviceType, strategy: Strategy, mode: CompileMode = "off") -> Cell:
+    devices = 1 if traits_of(strategy).baseline else config.matrix.counts[0]
+    layouts = layouts_of(config.matrix)
+    return Cell(
+        strategy=strategy_on(strategy, kind),
+        devices=devices,
+        batch_size=config.matrix.batch_sizes[0] // devices,
+        options=CellOptions(compile=mode),
+        nodes=layouts[0].nodes if layouts and not traits_of(strategy).one_process else 1,
+    )
 
 
 def run_equality(settings: EqualitySettings, out: Path, console: Console, starter: JobStarter = THIS_HOST) -> None:

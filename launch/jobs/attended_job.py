@@ -13,8 +13,7 @@ from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
 from dpscope.profiling.records.run import Environment, Host
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import JobFolder, RunFolder
-from dpscope.profiling.store.layout import remove_temporaries
+from dpscope.profiling.store.folders import JobFolder, RunFolder, remove_temporaries
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,12 @@ def job_outcome(
     if exit_status is None:
         message = f"passed its time limit of {timeout_s:g} s ({_where(last_pass)}); raise --timeout if it was only slow"
         return JobOutcome(status="timed_out", message=message, log_tail=_log_tail(log, None))
-    first = _first_failure(read_failures(folder.path), _exits(log), exit_status, _timed_out_collective(log))
+    first = _first_failure(
+        read_failures(folder.path),
+        {int(rank): int(status) for rank, status in _EXIT.findall(log)},
+        exit_status,
+        _timed_out_collective(log),
+    )
     return JobOutcome(
         status="out_of_memory"
         if first.status == "crashed" and looks_like_out_of_memory(first.message)
@@ -101,11 +106,6 @@ def node_lost(folder: JobFolder, lost: str, last_pass: str | None) -> JobOutcome
 
 def _where(last_pass: str | None) -> str:
     return f"in its {last_pass} pass" if last_pass else "before its first pass"
-
-
-def _exits(log: str) -> dict[int, int]:
-    """Exit status of every rank torchrun reports as failed; negative: the signal that ended it."""
-    return {int(rank): int(status) for rank, status in _EXIT.findall(log)}
 
 
 class _Failure(NamedTuple):

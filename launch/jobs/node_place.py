@@ -154,7 +154,7 @@ def _slurm(environment: Mapping[str, str]) -> _Launcher | None:
         count=nodes,
         rank=number("SLURM_NODEID"),
         on_this_node=1 if tasks == nodes else -(-tasks // nodes),
-        address=None if first is None else Address(first, _port_of(job)),
+        address=None if first is None else Address(first, _FIRST_PORT + crc32(job.encode()) % _PORTS),
         job=job,
         port_stated=False,
     )
@@ -220,7 +220,3 @@ def first_host(node_list: str) -> str | None:
     """
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", node_list)
     return None if first is None else re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
-
-
-def _port_of(job: str) -> int:
-    return _FIRST_PORT + crc32(job.encode()) % _PORTS

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import CALIBRATION_NAME, CELLS_NAME, REPORT_NAME
-from dpscope.profiling.store.layout import files_in, fits_layout
+from dpscope.profiling.store.folders import CALIBRATION_NAME, CELLS_NAME, REPORT_NAME, files_in, fits_layout
 from dpscope.profiling.store.ownership import (
     CALIBRATION_FIGURE_NAME,
     MANIFEST_OF,

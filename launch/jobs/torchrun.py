@@ -15,8 +15,7 @@ from dpscope.launch.jobs.job_files import STARTED_AT_VARIABLE, read_progress
 from dpscope.launch.jobs.job_outcome import memory_kills
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, dying_with_process, has_token
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.store.folders import JobFolder, RunFolder
-from dpscope.profiling.store.layout import remove_torchrun_logs
+from dpscope.profiling.store.folders import JobFolder, RunFolder, remove_torchrun_logs
 
 JobWait = Literal["exited", "timed_out", "stopped", "lost"]
 """How waiting for a job ended; lost: one of its nodes was lost."""

@@ -24,9 +24,9 @@ from dpscope.profiling.records.calibration import (
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Layout, Matrix
-from dpscope.profiling.records.nccl_codes import NcclCode
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, Environment, PlannedCell
+from dpscope.profiling.records.run_codes import NcclCode
 from dpscope.profiling.records.strategies import shard_groups
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json

@@ -17,11 +17,10 @@ from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.launch.planning.manifest import host_findings
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
-from dpscope.launch.workload.sharding import held_bytes, sharded_units
 from dpscope.launch.workload.step_flops import cell_step_flops
-from dpscope.launch.workload.strategies import wrap_for
+from dpscope.launch.workload.strategies import held_bytes, sharded_units, wrap_for
 from dpscope.launch.workload.train_step import TrainStep, with_precision
-from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
+from dpscope.profiling.instruments.ddp_counters import parameter_sizes
 from dpscope.profiling.instruments.step_timer import save_samples
 from dpscope.profiling.machine.environment import (
     collect_environment,

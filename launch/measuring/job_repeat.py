@@ -1,4 +1,4 @@
-"""The repeat that a job measures, and the manifest that jobs started by hand share. Imports no torch.
+"""The repeat that a job measures, the command to measure it by hand, and the manifest that such jobs share. Imports no torch.
 
 Rank 0 chooses the repeat and writes it down; the other ranks wait for that. If each rank searched for the first free repeat,
 they might find different ones: a network file system shows another host's files up to a minute late, and another job may end
@@ -6,28 +6,74 @@ in between.
 """
 
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from dpscope.launch.jobs.job_files import JOB_NAME
 from dpscope.launch.jobs.out_folder import claimed
 from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.launch.planning.worker_command import WORKER_SETTINGS
+from dpscope.launch.planning.cells import threads_per_process
+from dpscope.launch.planning.run_config import flag_name
 from dpscope.profiling.machine.conditions import (
     ConditionDifference,
     machine_differences,
     setting_differences,
     variable_differences,
 )
-from dpscope.profiling.records.config import ResolvedConfig, RunConfig
+from dpscope.profiling.records.config import MAY_CHANGE, Measurement, Optimizer, ResolvedConfig, RunConfig, Workload
 from dpscope.profiling.records.matrix import VARIANTS
-from dpscope.profiling.records.run import Cell, Manifest, PlannedCell
-from dpscope.profiling.records.settings import with_settings
+from dpscope.profiling.records.run import Cell, CellOptions, Manifest, PlannedCell
+from dpscope.profiling.records.settings import idle_settings, settings_of, with_settings
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_text
 from dpscope.profiling.store.folders import RESULT_NAME, RunFolder, is_run_folder
+
+WORKER_SETTINGS = tuple(
+    name
+    for part in (Workload, Optimizer, Measurement)
+    for name in part.__struct_fields__
+    if name not in MAY_CHANGE  # only a sweep needs them; the rest of a run's settings is in the cell
+)
+
+
+def standalone_worker_command(config: ResolvedConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
+    """torchrun and a worker with flags for everything in which `config`, which is resolved, departs from the defaults.
+
+    The threads are those of the whole run, which a worker that sees one cell cannot know.
+    """
+    strategy = cell.traits.stands_for or cell.strategy
+    flags = ["--strategy", strategy, "--batch-size", str(cell.batch_size)]
+    flags += ["--devices", str(cell.devices)] if cell.traits.threaded else []
+    left_out = {*idle_settings(config), *(["amp"] if cell.options.amp else [])}
+    flags += _flags(config, RunConfig(), [name for name in WORKER_SETTINGS if name not in left_out])
+    flags += _flags(cell.options, CellOptions(), CellOptions.__struct_fields__)
+    flags += ["--threads", str(threads_per_process(config.matrix))]
+    return [
+        sys.executable,
+        *("-m", "torch.distributed.run", *_meeting(cell.nodes), f"--nproc-per-node={cell.processes // cell.nodes}"),
+        *("-m", "dpscope.launch.worker", "--out", str(out), *flags, "--repeat", str(repeat)),
+    ]
+
+
+def _meeting(nodes: int) -> tuple[str, ...]:
+    """How torchrun's processes meet; over several nodes the same command is given on each, with the first one's name."""
+    if nodes == 1:
+        return ("--standalone",)
+    return (f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST0:29500", "--rdzv-id=1")
+
+
+def _flags(chosen: msgspec.Struct, defaults: msgspec.Struct, names: Sequence[str]) -> list[str]:
+    values, usual = settings_of(chosen), settings_of(defaults)
+    flags: list[str] = []
+    for name in names:
+        if values[name] != usual[name]:
+            flags += [flag_name(name)] if values[name] is True else [flag_name(name), str(values[name])]
+    return flags
+
 
 WAIT_FOR_RANK_0_S = 120.0
 POLL_S = 0.2

@@ -15,8 +15,9 @@ from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.jobs.out_folder import check_run_place
 from dpscope.launch.jobs.torchrun import torchrun_command
 from dpscope.launch.measuring.calibration import calibration_seconds, described, plan_calibration, stored_calibration
+from dpscope.launch.measuring.job_repeat import standalone_worker_command
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
-from dpscope.launch.planning.plan_estimate import (
+from dpscope.launch.planning.manifest import (
     CellEstimate,
     baseline_findings,
     estimate_basis,
@@ -24,7 +25,6 @@ from dpscope.launch.planning.plan_estimate import (
     estimate_findings,
 )
 from dpscope.launch.planning.run_config import setting_text
-from dpscope.launch.planning.worker_command import standalone_worker_command
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import ModelSize, checked_model_size
 from dpscope.profiling.records.calibration import CalibrationSettings

@@ -27,8 +27,7 @@ from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Environment, Manifest
 from dpscope.profiling.records.settings import settings_of, with_settings
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import CELLS_NAME, RunFolder, is_run_folder
-from dpscope.profiling.store.layout import remove_empty_folders, remove_written
+from dpscope.profiling.store.folders import CELLS_NAME, RunFolder, is_run_folder, remove_empty_folders, remove_written
 from dpscope.profiling.store.ownership import remove_report
 
 __all__ = ["describe_plan", "run_sweep"]

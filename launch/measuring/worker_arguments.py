@@ -13,6 +13,7 @@ from dpscope.launch.jobs.worker_process import TorchrunPlace, check_nodes, check
 from dpscope.launch.measuring.job_repeat import (
     POLL_S,
     WAIT_FOR_RANK_0_S,
+    WORKER_SETTINGS,
     chosen_repeat,
     manifest_containing,
     manifest_with,
@@ -20,9 +21,13 @@ from dpscope.launch.measuring.job_repeat import (
 from dpscope.launch.planning.cells import resolve
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import flag_name, given_settings, load_config
-from dpscope.launch.planning.skip_reasons import PASS_THROUGH_REASON, too_few_devices, too_large, uncompilable
-from dpscope.launch.planning.variants import strategy_options
-from dpscope.launch.planning.worker_command import WORKER_SETTINGS
+from dpscope.launch.planning.variants import (
+    PASS_THROUGH_REASON,
+    strategy_options,
+    too_few_devices,
+    too_large,
+    uncompilable,
+)
 from dpscope.launch.workload.data_files import OWN_MODELS, check_data
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.config import RunConfig, Workload
@@ -172,10 +177,6 @@ def _entered_by_rank_0(run: RunFolder, config: RunConfig, cell: Cell, threads: i
     return manifest
 
 
-def _note(text: str) -> None:
-    sys.stderr.write(text + "\n")
-
-
 def _check_one_cell(matrix: Matrix, stated: Container[str]) -> None:
     """Raise DpscopeError unless the settings, of which `stated` were given, describe one cell."""
     if "strategies" not in stated:
@@ -241,26 +242,30 @@ def _device_count(matrix: Matrix, place: TorchrunPlace, gpus: int | None) -> int
     return matrix.devices[0]
 
 
-def threads_by_default(devices_here: int, devices: Devices) -> int:
+def threads_by_default(local_devices: int, devices: Devices) -> int:
     """Threads of each process of a run that begins with a cell of so many devices on this host.
 
     What the largest cell will leave each: that is on all GPUs, as for `dpscope run`; on the CPU on two devices or, where
     it begins with more, on as many.
     """
-    return max(1, usable_cores() // max(2, devices_here, devices.count or 1))
+    return max(1, usable_cores() // max(2, local_devices, devices.count or 1))
 
 
-def check_threads(cell: Cell, processes_here: int, threads: int, where: str) -> None:
+def check_threads(cell: Cell, local_processes: int, threads: int, where: str) -> None:
     """Raise DpscopeError, beginning with `where`, when this host's share of a cell has more threads than cores.
 
     One thread each is the minimum: where that is too many, the run has a finding about it.
     """
     if threads < 1:
         raise DpscopeError(f"{where}: must be 1 or more")
-    shares, cores = cell.devices if cell.traits.host_copies else processes_here, usable_cores()
+    shares, cores = cell.devices if cell.traits.host_copies else local_processes, usable_cores()
     if threads > 1 and shares * threads > cores:
         raise DpscopeError(
             f"{where}: {cell.name} would compute with {shares} x {counted(threads, 'thread')} on the "
             f"{counted(cores, 'core')} of this host; give "
             f"every cell --threads {max(1, cores // shares)}, in a new --out if others are measured"
         )
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

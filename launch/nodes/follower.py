@@ -10,9 +10,8 @@ from pathlib import Path
 from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import TorchrunJob, command_nodes, end_leftovers, on_node
-from dpscope.launch.nodes.board import Board, NodeLostError
+from dpscope.launch.nodes.board import Board, NodeInfo, NodeLostError, State
 from dpscope.launch.nodes.meeting import SEEN_WITHIN_S
-from dpscope.profiling.records.nodes import NodeInfo, State
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import JobFolder, RunFolder
 

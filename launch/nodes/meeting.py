@@ -14,9 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dpscope.launch.jobs.node_place import Address, NodePlace
-from dpscope.launch.nodes.board import THREAD_NAME, Board
+from dpscope.launch.nodes.board import THREAD_NAME, Board, Meeting
 from dpscope.profiling.machine.interfaces import interface_addresses, listening_socket
-from dpscope.profiling.records.nodes import Meeting
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
 

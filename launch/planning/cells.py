@@ -8,8 +8,14 @@ import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType, resolve_devices
 from dpscope.launch.planning.run_config import check_idle, flag_name, raising_user_errors
-from dpscope.launch.planning.skip_reasons import too_few_devices, too_large, uncompilable
-from dpscope.launch.planning.variants import alone_options, other_options, strategy_options
+from dpscope.launch.planning.variants import (
+    alone_options,
+    other_options,
+    strategy_options,
+    too_few_devices,
+    too_large,
+    uncompilable,
+)
 from dpscope.launch.workload.data_files import CIFAR_RESNET, SMALL_RESNET, TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.config import Measurement, ResolvedConfig, ResolvedMeasurement, RunConfig, Workload
@@ -121,7 +127,7 @@ def resolved_matrix(
     return resolved
 
 
-def check_idle_here(config: RunConfig, flags: Collection[str], nodes: int = 1) -> None:
+def check_idle_options(config: RunConfig, flags: Collection[str], nodes: int = 1) -> None:
     """Raise DpscopeError for one of the `flags` (options) that has no effect with the devices that this machine has."""
     given = {
         name: flag_name(name)
@@ -329,9 +335,9 @@ def _few_cores(workload: Workload, gpus: int, cores: int) -> list[Finding]:
     workers = each * gpus if workload.workers_total is None or each == 0 else workload.workers_total
     if gpus + workers <= cores:
         return []
-    beside = f" and {counted(workers, 'loader worker')}" if workers else ""
+    loaders = f" and {counted(workers, 'loader worker')}" if workers else ""
     return [
         PlanCode.FEW_HOST_CORES.finding(
-            f"{counted(gpus, 'GPU')}{beside} on {counted(cores, 'host core')}: GPUs wait for the processes that feed them."
+            f"{counted(gpus, 'GPU')}{loaders} on {counted(cores, 'host core')}: GPUs wait for the processes that feed them."
         )
     ]

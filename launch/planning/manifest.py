@@ -1,23 +1,126 @@
-"""Makes a run's manifest. Imports torch only to make one."""
+"""Makes a run's manifest, and estimates how long the run takes and how much it writes. Imports torch only for a manifest.
+
+The estimate is rough on purpose: a step is a fixed part, a part that grows with the model's parameters (the optimizer, DP's and
+DDP's communication) and one that grows with its multiplications. For CPUs the constants were measured once with ResNet-18 for
+CIFAR, for GPUs they are assumed. They prevent starting an hour by mistake; the remaining time that a running sweep shows is
+corrected by the times of its finished cells.
+"""
 
 import importlib.metadata
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dpscope.launch.jobs.devices import DeviceType
-from dpscope.launch.planning.cells import plan_findings
-from dpscope.launch.planning.plan_estimate import baseline_findings
-from dpscope.launch.planning.published import published_of, read_published
-from dpscope.launch.workload.data_files import normalisation
+from dpscope.launch.jobs.job_queue import duration_text
+from dpscope.launch.planning.cells import plan_findings, threads_per_process
+from dpscope.launch.planning.run_config import published_of, read_published
+from dpscope.launch.workload.data_files import CIFAR_RESNET, normalisation
+from dpscope.launch.workload.model_size import SIZES, ModelSize
 from dpscope.profiling.machine.conditions import ConditionDifference, condition_differences, machine_differences
-from dpscope.profiling.machine.environment import collect_environment, machine_findings
+from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import SCHEMA_VERSION, Cell, Commit, Environment, Host, Manifest, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
+
+_BASIS = {
+    "cpu": "from constants measured with ResNet-18 for CIFAR on a 2-core host; other machines and models differ",
+    "cuda": "from assumed step times, not from measured ones; GPUs and models differ",
+}
+_UNCOUNTED = "this model's multiplications cannot be counted and are taken as those of ResNet-18 for CIFAR"
+
+_START_S = {"cuda": 15.0, "cpu": 6.5}  # torchrun, imports, process group, model; on GPUs a second of sampled load
+_COMPILE_S = {"off": 0.0, "aot_eager": 6.0, "default": 30.0}  # small models; inductor less once its caches are there
+_PROFILER_STEPS = 6  # steps under the profiler's warm-up, and steps that are not traced
+_YARDSTICK = SIZES[CIFAR_RESNET]
+_TRACED_STEP_BYTES = {"cuda": 300_000, "cpu": 110_000}  # gzip, one process or replica
+
+
+@dataclass(frozen=True)
+class CellEstimate:
+    """One repeat of one cell."""
+
+    duration_s: float
+    bytes: int
+
+
+def estimate_basis(kind: DeviceType, size: ModelSize) -> str:
+    """What the estimates rest on."""
+    return _BASIS[kind] if size.multiplications is not None else f"{_BASIS[kind]}; {_UNCOUNTED}"
+
+
+def estimate_cell(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> CellEstimate:
+    """Time and disk of one repeat of a cell."""
+    step_s = _step_s(cell, config, kind, size)
+    duration_s = (
+        _START_S[kind] + _COMPILE_S.get(cell.options.compile, _COMPILE_S["default"]) + _steps(cell, config) * step_s
+    )
+    writers = cell.devices * _traced_passes(cell)
+    traced_bytes = writers * (config.measurement.traced_steps + 1) * _TRACED_STEP_BYTES[kind]
+    return CellEstimate(duration_s=duration_s, bytes=traced_bytes + 20_000)
+
+
+def baseline_findings(plan: Sequence[PlannedCell]) -> list[Finding]:
+    """That no cell on one device is planned, with which those on several could be compared."""
+    counts = sorted({one.cell.devices for one in plan if not one.skip_reason})
+    if not counts or 1 in counts:
+        return []
+    return [
+        PlanCode.NO_BASELINE.finding(
+            message=f"No cell on one device is planned, only on {' and '.join(map(str, counts))}: gain, efficiency and "
+            "subtraction estimates will be NA.",
+            next_step=f"Use --devices {','.join(map(str, (1, *counts)))}, with single in --strategy.",
+        )
+    ]
+
+
+def estimate_findings(
+    plan: Sequence[PlannedCell], config: ResolvedConfig, kind: DeviceType, size: ModelSize
+) -> list[Finding]:
+    """Cells that will probably be ended by the time limit before they are measured."""
+    planned = [one.cell for one in plan if not one.skip_reason]
+    durations = {cell.name: estimate_cell(cell, config, kind, size).duration_s for cell in planned}
+    over = {name: duration_s for name, duration_s in durations.items() if duration_s > config.measurement.timeout_s}
+    if not over:
+        return []
+    return [
+        PlanCode.ESTIMATE_OVER_TIMEOUT.finding(
+            message=f"{', '.join(over)}: a repeat is estimated to take up to "
+            f"{duration_text(max(over.values()))} and is ended at "
+            f"its time limit of {config.measurement.timeout_s:g} s, unmeasured."
+        )
+    ]
+
+
+def _steps(cell: Cell, config: ResolvedConfig) -> int:
+    others = _traced_passes(cell) * (config.measurement.traced_steps + _PROFILER_STEPS)
+    if config.measurement.epochs is None:
+        return config.measurement.warmup_steps + (config.measurement.steps or 0) + others
+    return (1 + config.measurement.epochs) * math.ceil(config.workload.samples / cell.global_batch_size) + others
+
+
+def _traced_passes(cell: Cell) -> int:
+    """The traced one, and DDP's counters pass, which is traced as well."""
+    return 2 if cell.traits.reducer and cell.devices > 1 else 1
+
+
+def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> float:
+    parameters = size.parameters / _YARDSTICK.parameters
+    assert _YARDSTICK.multiplications is not None
+    multiplications = (size.multiplications or _YARDSTICK.multiplications) / _YARDSTICK.multiplications
+    several = cell.devices > 1
+    if kind == "cuda":
+        moved = 0.01 * parameters * several * cell.traits.traffic
+        return 0.014 + 0.001 * parameters + 5e-5 * multiplications * cell.batch_size + moved
+    threads = threads_per_process(config.matrix)
+    one_s = 0.01 + (0.09 * parameters + 0.026 * multiplications * cell.batch_size) / threads
+    turns = max(1.0, cell.devices * threads / usable_cores())
+    return one_s * turns + (0.01 + 0.14 * parameters) * several * cell.traits.traffic
 
 
 def new_manifest(

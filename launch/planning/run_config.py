@@ -1,9 +1,11 @@
 """From a TOML file and flags to a RunConfig, validated at once. Imports no torch."""
 
+import csv
+import io
 import os.path
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
@@ -11,22 +13,53 @@ from typing import Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from dpscope.launch.planning.published import read_published
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
 from dpscope.profiling.records.matrix import Amp, Matrix, check_micro_batches
+from dpscope.profiling.records.run import Cell, PublishedValue
 from dpscope.profiling.records.settings import (
     ConfigPart,
     Declared,
     SettingError,
     declarations,
+    field_declarations,
     idle_settings,
-    own_declarations,
-    shown,
+    value_text,
 )
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.records.typed_text import choose_from, nearest
 from dpscope.profiling.store.errors import DpscopeError, unreadable
+
+
+def read_published(path: Path, origin: str = "--published") -> tuple[PublishedValue, ...]:
+    """The rows of a table whose headings are the fields of PublishedValue; raises DpscopeError naming the row."""
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DpscopeError(f"{origin} {unreadable(path, error)}; check the path") from error
+    except UnicodeDecodeError as error:
+        raise DpscopeError(f"{origin} {path}: not UTF-8 text; name a CSV file in UTF-8") from error
+    reader = csv.DictReader(io.StringIO(content, newline=""))
+    if missing := [name for name in PublishedValue.__struct_fields__ if name not in (reader.fieldnames or ())]:
+        raise DpscopeError(f"{origin} {path}: no column {missing[0]}; see examples/published/cell_values.csv")
+    values = []
+    for row in reader:
+        try:
+            values.append(msgspec.convert(dict(row), PublishedValue, strict=False))
+        except msgspec.ValidationError as error:
+            message = str(error).replace("`$.", "column `")
+            raise DpscopeError(f"{origin} {path}, row {reader.line_num}: {message}; correct that row") from error
+    return tuple(values)
+
+
+def published_of(
+    values: Collection[PublishedValue], workload: Workload, cells: Collection[Cell]
+) -> list[PublishedValue]:
+    """Those of these cells: the same model, data, strategy, devices and batch; a variant and dp-host have none."""
+    wanted = {(one.strategy, one.devices, one.batch_size) for one in cells if not one.variant and one.nodes == 1}
+    own = [one for one in values if (one.model, one.data) == (workload.model, workload.data)]
+    return [one for one in own if (one.strategy, one.devices, one.batch_size) in wanted]
+
 
 _Part = TypeVar("_Part", bound=ConfigPart)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -46,8 +79,8 @@ def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig
     if given.get("link") is not None:
         given["link"] = _checked_link(str(given["link"]), origins["link"])
     if given.get("published") is not None:
-        beside = config_path.parent if config_path is not None and flags.get("published") is None else Path()
-        given["published"] = _checked_published(beside / str(given["published"]), origins["published"])
+        folder = config_path.parent if config_path is not None and flags.get("published") is None else Path()
+        given["published"] = _checked_published(folder / str(given["published"]), origins["published"])
     workload = build_part(Workload, given, origins)
     with raising_user_errors(origins):
         config = RunConfig(
@@ -209,12 +242,12 @@ def _conversion_message(
     where = re.search(r"at `\$\.(\w+)", error)
     field = where[1] if where else ""
     reason = error.partition(" - at ")[0]
-    declared = own_declarations(kind).get(field)
+    declared = field_declarations(kind).get(field)
     if declared is not None and "Invalid enum value" in reason:
         reason = f"unknown; {_choice(declared.choices, values.get(field))}"
     elif declared is not None:
         reason = f"must be {_in_words(declared.kind)}"
-    return f"{origins.get(field, flag_name(field))} {shown(values.get(field))}: {reason}"
+    return f"{origins.get(field, flag_name(field))} {value_text(values.get(field))}: {reason}"
 
 
 def _choice(known: Sequence[str], value: object) -> str:
@@ -240,4 +273,4 @@ def setting_text(field: str, value: object) -> str:
     """A setting as the option that makes it, such as ``--strategy single,ddp``."""
     if isinstance(value, bool):
         return f"--{'' if value else 'no-'}{flag_name(field).removeprefix('--')}"
-    return f"no {flag_name(field)}" if value is None else f"{flag_name(field)} {shown(value)}"
+    return f"no {flag_name(field)}" if value is None else f"{flag_name(field)} {value_text(value)}"

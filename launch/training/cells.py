@@ -1,4 +1,4 @@
-"""The cells of a training run: learning rates, misleading settings, and the jobs of their processes. Imports no torch."""
+"""From a TOML file and flags to the configuration and cells of trainings, with their learning rates. Imports no torch."""
 
 import math
 from dataclasses import dataclass
@@ -8,16 +8,82 @@ import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_matrix, resolved_workload
+from dpscope.launch.planning.run_config import (
+    build,
+    build_matrix,
+    build_part,
+    check_idle,
+    given_settings,
+    raising_user_errors,
+)
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder
+from dpscope.launch.workload.data_files import SMALL_RESNET
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
+from dpscope.profiling.records.matrix import Matrix
 from dpscope.profiling.records.run import Cell, PlannedCell
-from dpscope.profiling.records.settings import shown
+from dpscope.profiling.records.settings import check_settings, declarations, top_level_settings, value_text
 from dpscope.profiling.records.strategies import strategy_order, traits_of
 from dpscope.profiling.records.training import LearningRateScaling, PlannedTraining, ResolvedTrainConfig, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainingFolder
+
+TRAIN_SETTINGS = {name: one for name, one in declarations(TrainConfig).items() if name != "seed"}
+"""Settings of a training; its workload's seed is one of `seeds`."""
+
+_DEFAULTS: dict[str, object] = {
+    "data": "digits",
+    "model": SMALL_RESNET,
+    "scaling": "strong",
+    "learning_rate": 0.05,
+    "epochs": 12,
+}
+_SCHEDULE: dict[str, object] = {"epochs": 12, "warmup_epochs": 1, "milestones": (7, 10)}
+"""Used together if none of them is given; digits are learned to 99% with it."""
+
+
+def load_train_config(config_path: Path | None, flags: dict[str, object]) -> TrainConfig:
+    """The configuration of a TOML file overlaid by flags, as `run_config.load_config` reads them.
+
+    Raises DpscopeError naming field, value and fix.
+    """
+    given, origins = given_settings(config_path, flags, TRAIN_SETTINGS)
+    values = {**_DEFAULTS, **({} if _SCHEDULE.keys() & given.keys() else _SCHEDULE), **given}
+    if values["data"] != "digits":  # elsewhere loading takes long enough to have workers for it
+        values.setdefault("workers", Workload().workers)
+    values.setdefault("workers", 0)
+    workload = build_part(Workload, values, origins)
+    matrix = build_matrix(values, origins, workload.amp)
+    parts = {"workload": workload, "optimizer": build_part(Optimizer, values, origins), "matrix": matrix}
+    _check_shared(workload, matrix, origins)
+    config = build(
+        TrainConfig, parts | {name: values[name] for name in top_level_settings(TrainConfig) if name in values}, origins
+    )
+    config = msgspec.structs.replace(
+        config, seeds=tuple(dict.fromkeys(config.seeds)), milestones=tuple(sorted(set(config.milestones)))
+    )
+    with raising_user_errors(origins):
+        check_settings(config)
+    check_idle(config, origins)
+    return config
+
+
+def _check_shared(workload: Workload, matrix: Matrix, origins: dict[str, str]) -> None:
+    """Raise DpscopeError for settings that are valid for a measurement and not for a training."""
+    if workload.data == "synthetic":
+        raise DpscopeError(
+            f"{origins['data']} synthetic: one random batch teaches nothing; train on digits, cifar10 or fake"
+        )
+    if matrix.scaling == "both":
+        raise DpscopeError(
+            f"{origins['scaling']} both: a training reads its batch sizes in one way; give strong or weak"
+        )
+    if matrix.batch_growth is not None:
+        raise DpscopeError(
+            f"{origins['batch_sizes']} {value_text(matrix.batch_sizes)}x{matrix.batch_growth}: name each batch size to train "
+            "with, such as 32,128"
+        )
 
 
 def scaled_learning_rate(config: TrainConfig, cell: Cell) -> float:
@@ -73,7 +139,7 @@ def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[Plan
     chosen = [one for one in planned if not one.cell.traits.baseline or one.cell.batch_size in matrix.batch_sizes]
     chosen.sort(
         key=lambda one: (
-            _listed_batch(config, one.cell),
+            one.cell.batch_size if config.matrix.scaling == "weak" else one.cell.global_batch_size,
             one.cell.devices,
             one.cell.nodes,
             strategy_order(one.cell.strategy),
@@ -82,10 +148,6 @@ def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[Plan
     if all(one.skip_reason for one in chosen):
         raise DpscopeError(f"nothing to train: {chosen[0].cell.name}: {chosen[0].skip_reason}")
     return tuple(_planned_training(config, one) for one in chosen)
-
-
-def _listed_batch(config: TrainConfig, cell: Cell) -> int:
-    return cell.batch_size if config.matrix.scaling == "weak" else cell.global_batch_size
 
 
 def _planned_training(config: TrainConfig, planned: PlannedCell) -> PlannedTraining:
@@ -107,7 +169,7 @@ def train_findings(
     if late:
         found.append(
             LearningCode.MILESTONE_AFTER_THE_END.finding(
-                message=f"--milestones {shown(late)}: with {counted(config.epochs, 'epoch')} the learning rate is never cut "
+                message=f"--milestones {value_text(late)}: with {counted(config.epochs, 'epoch')} the learning rate is never cut "
                 "there; "
                 "a milestone takes effect after that many epochs.",
                 next_step=f"Use milestones below {config.epochs}, or more --epochs.",

@@ -32,7 +32,7 @@ from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder
 from dpscope.launch.training.loop import TrainState
 from dpscope.launch.training.resume import Resumption
-from dpscope.launch.workload.sharding import is_sharded
+from dpscope.launch.workload.strategies import is_sharded
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
@@ -154,8 +154,8 @@ def restore(
     of learning rates stays the process's own. Only the records of epochs that this cell trained are kept. Raises DpscopeError
     if the model is another one.
     """
-    own_ranks = content["ranks"][place.rank : place.rank + 1]
-    _restore_model(state, found.path, content["model"], own_ranks)
+    stored_ranks = content["ranks"][place.rank : place.rank + 1]
+    _restore_model(state, found.path, content["model"], stored_ranks)
     state.epochs, state.steps = found.had.epochs, found.had.step
     records = msgspec.convert(content["epochs"], list[EpochRecord])
     state.records = [record for record in records if record.cell == cell.name]
@@ -163,7 +163,7 @@ def restore(
     state.step.scaler.load_state_dict(content["scaler"])
     _restore_rates(state, content, found.had.cell.global_batch_size == cell.global_batch_size)
     state.sums.values.copy_(_sums(content["ranks"], place))
-    for own in own_ranks:
+    for own in stored_ranks:
         set_rng_states(own["generators"], devices)
 
 
@@ -177,13 +177,13 @@ def _rank_state(state: TrainState, devices: Sequence[torch.device]) -> dict[str,
     }
 
 
-def _restore_model(state: TrainState, path: Path, weights: Content, own_ranks: Sequence[dict[str, Any]]) -> None:
+def _restore_model(state: TrainState, path: Path, weights: Content, stored_ranks: Sequence[dict[str, Any]]) -> None:
     try:
         load_model_state(state.model, weights, is_sharded(state.step.model))
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise DpscopeError(f"{path} does not fit the model: {reason[:300]}; start over with --fresh") from error
-    for own in own_ranks:
+    for own in stored_ranks:
         if own["buffers"] is not None:
             state.model.load_state_dict(own["buffers"], strict=False)
 
@@ -191,12 +191,12 @@ def _restore_model(state: TrainState, path: Path, weights: Content, own_ranks: S
 def _restore_rates(state: TrainState, content: Content, same_batch: bool) -> None:
     """Restore optimizer and schedule; with another global batch, advance the process's own schedule to the epoch."""
     optimizer = state.step.optimizer
-    own_rates = [{name: group[name] for name in ("lr", "initial_lr")} for group in optimizer.param_groups]
+    current_rates = [{name: group[name] for name in ("lr", "initial_lr")} for group in optimizer.param_groups]
     load_optimizer_state(optimizer, content["optimizer"])
     if same_batch:
         state.schedule.load_state_dict(content["schedule"])
         return
-    for group, rates in zip(optimizer.param_groups, own_rates, strict=True):
+    for group, rates in zip(optimizer.param_groups, current_rates, strict=True):
         group.update(rates)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch misses the optimizer steps, which another process took

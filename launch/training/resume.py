@@ -14,7 +14,7 @@ from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.records.settings import own_settings, settings_of, shown
+from dpscope.profiling.records.settings import settings_of, top_level_settings, value_text
 from dpscope.profiling.records.training import TRAINING_MAY_CHANGE, CheckpointDescription, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -25,7 +25,7 @@ from dpscope.profiling.store.training_folders import TrainingFolder
 _OF_LEARNING = (
     *("model", "data", "samples", "amp"),
     *Optimizer.__struct_fields__,
-    *(name for name in own_settings(TrainConfig) if name not in (*TRAINING_MAY_CHANGE, "eval_batch_size")),
+    *(name for name in top_level_settings(TrainConfig) if name not in (*TRAINING_MAY_CHANGE, "eval_batch_size")),
 )
 
 PREVIOUS = "previous"
@@ -96,7 +96,7 @@ def check_same_learning(path: Path, had: CheckpointDescription, config: TrainCon
     for flag, then, now in pairs:
         if then != now:
             raise DpscopeError(
-                f"{path} was trained with {flag} {shown(then)}, not {shown(now)}; give the same settings to go on "
+                f"{path} was trained with {flag} {value_text(then)}, not {value_text(now)}; give the same settings to go on "
                 "from it, or --fresh to start over"
             )
     if had.epochs > config.epochs or (had.epochs == config.epochs and had.step):

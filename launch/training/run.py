@@ -31,8 +31,7 @@ from dpscope.profiling.records.training import (
     TrainResult,
 )
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import RunFolder
-from dpscope.profiling.store.layout import remove_empty_folders, remove_written
+from dpscope.profiling.store.folders import RunFolder, remove_empty_folders, remove_written
 from dpscope.profiling.store.ownership import remove_events
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, is_train_folder
 

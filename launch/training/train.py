@@ -18,16 +18,23 @@ from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
 from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoint_schedule import TrainCheckpoints
-from dpscope.launch.training.evaluation import Learned, LearningSums, check_learnable, evaluate, shard
-from dpscope.launch.training.loop import LearningRateSchedule, TrainState, train
+from dpscope.launch.training.loop import (
+    Learned,
+    LearningRateSchedule,
+    LearningSums,
+    TrainState,
+    check_learnable,
+    evaluate,
+    shard,
+    train,
+)
 from dpscope.launch.workload.image_sets import check_classes, random_words, test_images
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
-from dpscope.launch.workload.sharding import is_sharded
-from dpscope.launch.workload.strategies import compiled_so_far, wrap_for
+from dpscope.launch.workload.strategies import compiled_so_far, is_sharded, wrap_for
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.launch.workload.train_step import TrainStep, with_precision
-from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
+from dpscope.profiling.instruments.ddp_counters import parameter_sizes
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import cell_workload

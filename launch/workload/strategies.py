@@ -1,4 +1,4 @@
-"""Models compiled and wrapped for each strategy.
+"""Models compiled and wrapped for each strategy, FSDP and `replicate` among them, in place.
 
 torch.compile is applied to a module's `forward`, not to the module: hooks, on which FSDP and `replicate` depend, stay outside
 the graph; the module stays the same object with the same parameter names; and a `Sequential`, whose call torch.compile skips
@@ -7,7 +7,8 @@ inside DDP (torch 2.15), is compiled too.
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -17,16 +18,120 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
-from dpscope.launch.workload.sharding import block_names, replicated, shard_model
 from dpscope.profiling.instruments.trace_recorder import named_range
-from dpscope.profiling.records.ddp_arguments import POWERSGD_LEAST_COMPRESSION, POWERSGD_RANK, ddp_arguments
 from dpscope.profiling.records.matrix import CommHook, CompileMode
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
-from dpscope.profiling.records.run import Cell, CellOptions, Compilation
-from dpscope.profiling.records.strategies import CellStrategy
+from dpscope.profiling.records.run import Cell, CellOptions, Compilation, ShardedUnit
+from dpscope.profiling.records.strategies import (
+    POWERSGD_LEAST_COMPRESSION,
+    POWERSGD_RANK,
+    CellStrategy,
+    ddp_arguments,
+    shard_groups,
+    traits_of,
+)
 from dpscope.profiling.store.errors import DpscopeError
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_REDUCED_IN: dict[CommHook, torch.dtype | None] = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def block_names(model: nn.Module, name: str = "") -> list[str]:
+    """The modules that are wrapped separately: those with parameters in the model's outermost containers of modules.
+
+    These are a ResNet's blocks, a transformer's layers, the layers of a Sequential.
+    """
+    found: list[str] = []
+    for child_name, child in model.named_children():
+        inner = f"{name}.{child_name}" if name else child_name
+        if isinstance(model, _CONTAINERS) and not isinstance(child, nn.ModuleList | nn.ModuleDict):
+            found += [inner] if any(True for _ in child.parameters()) else []
+        else:
+            found += block_names(child, inner)
+    return found
+
+
+def sharded_units(model: nn.Module, strategy: str) -> tuple[ShardedUnit, ...]:
+    """The units that FSDP gathers in a model that is not wrapped yet: its blocks, then the parameters that remain.
+
+    The latter stay gathered between forward and backward, `fully_shard`'s default, because they are needed first again.
+    """
+    seen: set[int] = set()
+    units = []
+    for name in (*block_names(model), ""):
+        own = [one for one in model.get_submodule(name).parameters() if id(one) not in seen]
+        seen.update(id(one) for one in own)
+        if own:
+            units.append(
+                ShardedUnit(
+                    name=name,
+                    shapes=tuple(tuple(one.shape) for one in own),
+                    trained=tuple(one.requires_grad for one in own),
+                    element_bytes=tuple(one.element_size() for one in own),
+                    resharded=bool(name) and traits_of(strategy).reshards,
+                )
+            )
+    return tuple(units)
+
+
+def shard_model(model: nn.Module, cell: Cell, device: torch.device) -> None:
+    """Shard a model, already on `device`, over the devices of a cell; needs an initialised process group."""
+    from torch.distributed.device_mesh import init_device_mesh  # no other strategy waits for these imports
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
+    sizes, names = ((groups, shards), ("replicate", "shard")) if groups > 1 else ((shards,), ("shard",))
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    policy = MixedPrecisionPolicy(reduce_dtype=_REDUCED_IN[cell.options.comm_hook])
+    reshard = None if cell.traits.reshards else False
+    for name in block_names(model):
+        fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+
+
+def replicated(model: nn.Module, device: torch.device) -> None:
+    """All-reduce a model's gradients in buckets, as DDP does, without a wrapping module; buffers are not synchronised."""
+    from torch.distributed._composable.replicate import replicate
+
+    replicate(model, device_id=device)
+
+
+def is_composed(model: nn.Module) -> bool:
+    """Whether a model is wrapped by FSDP or `replicate`."""
+    return hasattr(model, "set_requires_gradient_sync")
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model is wrapped by FSDP."""
+    return hasattr(model, "set_reshard_after_backward")
+
+
+@contextmanager
+def unreduced(model: Any) -> Iterator[None]:
+    """Accumulate gradients without reducing them."""
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def reshard_all(model: nn.Module) -> None:
+    """Free the parameters that forward passes without a backward pass left gathered."""
+    for module in model.modules():
+        if is_sharded(module):
+            module.reshard()  # type: ignore[operator]
+
+
+def held_bytes(model: nn.Module, optimizer: Optimizer) -> int:
+    """Bytes of parameters, buffers and optimizer state that this process holds between steps; its shards of sharded ones."""
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    tensors: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers(), *states)}
+    local = (one.to_local() if hasattr(one, "to_local") else one for one in tensors.values())
+    return sum(one.numel() * one.element_size() for one in local)
 
 
 def compile_model(model: nn.Module, cell: Cell) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dpscope.launch.workload.input_pipeline import BatchStream, MicroBatching
 from dpscope.launch.workload.models import AutocastModel
 from dpscope.launch.workload.nested import batch_size, called, mapped, moved
-from dpscope.launch.workload.sharding import is_composed, is_sharded, unreduced
+from dpscope.launch.workload.strategies import is_composed, is_sharded, unreduced
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
 from dpscope.profiling.instruments.trace_recorder import named_range

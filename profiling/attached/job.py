@@ -25,8 +25,14 @@ from dpscope.profiling.records.matrix import ResolvedMatrix
 from dpscope.profiling.records.run import SCHEMA_VERSION, Cell, CellResult, Manifest, PlannedCell, RankResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import CELLS_NAME, RepeatFolder, RunFolder, is_run_folder
-from dpscope.profiling.store.layout import ATTACHED_PREFIX, remove_written
+from dpscope.profiling.store.folders import (
+    ATTACHED_PREFIX,
+    CELLS_NAME,
+    RepeatFolder,
+    RunFolder,
+    is_run_folder,
+    remove_written,
+)
 
 _NAME_KEY = "dpscope/attached"
 _COUNT_KEY = "dpscope/attached/processes"

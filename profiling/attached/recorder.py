@@ -21,7 +21,7 @@ from dpscope.profiling.attached.windows import (
     timed_samples,
 )
 from dpscope.profiling.attached.wrapped_models import DetectedStrategy, WrapperLog, is_model_parallel, options_of
-from dpscope.profiling.instruments.parameter_sizes import tensor_sizes
+from dpscope.profiling.instruments.ddp_counters import tensor_sizes
 from dpscope.profiling.instruments.step_timer import save_samples
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.config import MINIMUM_WARMUP_STEPS
@@ -92,7 +92,7 @@ def save_process(observed: Observed, folder: RepeatFolder) -> SavedPart:
     cell = Cell(observed.detected.strategy, observed.detected.devices, batches.per_device, options=options, nodes=nodes)
     names = (
         tuple(torch.cuda.get_device_name(index) for index in range(observed.detected.devices))
-        if _on_gpus(observed)
+        if observed.device.type == "cuda" and observed.detected.traits.peer_copies
         else ()
     )
     result = RankResult(
@@ -100,7 +100,8 @@ def save_process(observed: Observed, folder: RepeatFolder) -> SavedPart:
         node=place.node,
         local_rank=place.local_rank,
         world_size=place.world_size,
-        device_names=names or (_device_name(observed.device),),
+        device_names=names
+        or (torch.cuda.get_device_name(observed.device) if observed.device.type == "cuda" else "cpu",),
         threads=torch.get_num_threads(),
         backend=observed.transport.backend,
         nccl_engine=observed.transport.nccl_engine,
@@ -128,7 +129,8 @@ def save_process(observed: Observed, folder: RepeatFolder) -> SavedPart:
 def _batches(observed: Observed) -> Batches:
     calls, option = observed.timed.calls, observed.settings.batch_size
     devices = observed.detected.devices if observed.detected.traits.peer_copies else 1  # of this process
-    micro_batches = _micro_batches(observed)
+    # with several optimizers, each may have its own backward passes
+    micro_batches = max(1, observed.backwards) if len(observed.optimizers) < 2 else 1
     known = option is not None or any(step.first_samples for step in calls)
     samples = [_samples_of(step, micro_batches) if option is None else option * devices for step in calls]
     if not known:
@@ -153,11 +155,6 @@ def _batches(observed: Observed) -> Batches:
             )
         )
     return Batches(samples, kept, -(-usual // devices), micro_batches, known, findings)
-
-
-def _micro_batches(observed: Observed) -> int:
-    """Backward passes of a step with one optimizer; with several, each may have its own."""
-    return max(1, observed.backwards) if len(observed.optimizers) < 2 else 1
 
 
 def _samples_of(step: StepCalls, micro_batches: int) -> int:
@@ -250,14 +247,6 @@ def _counters_missing(observed: Observed) -> str | None:
         if len(observed.detected.ddp) > 1
         else None
     )
-
-
-def _on_gpus(observed: Observed) -> bool:
-    return observed.device.type == "cuda" and observed.detected.traits.peer_copies
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def model_name(modules: Iterable[nn.Module]) -> str:

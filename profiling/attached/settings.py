@@ -27,7 +27,7 @@ class AttachSettings:
     traced_steps: int = 3  # whole ones; one more is traced. 0: no trace, in benchmarks
     steps_by: StepsBy = "optimizer"
     batch_size: int | None = None  # samples per device and step; None: from the inputs of the model
-    own_folder: bool = False  # the script has a working folder that no other job uses
+    has_work_folder: bool = False  # the script has a working folder that no other job uses
     stop_after: bool = False  # end the script once it is measured
 
     @property
@@ -72,7 +72,7 @@ def resumed_hint(how: str, settings: AttachSettings) -> str:
     """A script may have few steps because it resumed from the checkpoint of an earlier job in the same folder."""
     from dpscope.profiling.store.folders import is_run_folder
 
-    if how.startswith(RAISED) or settings.own_folder or not is_run_folder(settings.out):
+    if how.startswith(RAISED) or settings.has_work_folder or not is_run_folder(settings.out):
         return ""
     return "; if it resumed from an earlier job's checkpoint, give each job its own folder: --work-folders DIR"
 

@@ -1,18 +1,19 @@
-"""DDP's runtime counters, read in a separate traced pass to check the traces.
+"""DDP's runtime counters, read in a separate traced pass to check the traces, and the sizes of a model's parameters.
 
 Reading them makes DDP synchronise the device in every iteration, so they are not read in the timed or the traced pass.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.profiling.instruments.step_timer import RunStep, nothing
 from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, record_trace
-from dpscope.profiling.records.run import DdpCounters
+from dpscope.profiling.records.run import DdpCounters, ParameterSizes, TensorSize
 
 _NEVER = 1_000_000_000
 _BY_DEFAULT = 100  # torch's kDDPRuntimeLoggingSampleRate
@@ -117,3 +118,34 @@ def counters_of(
         bucket_bytes=tuple(int(size) for size in bucket_bytes.split(",") if size.strip()),
         cpu_wait_us=cpu_wait_us,
     )
+
+
+def parameter_sizes(model: nn.Module) -> ParameterSizes:
+    """The sizes of this model; shared parameters count once."""
+    return tensor_sizes(model.parameters(), model.buffers())
+
+
+def tensor_sizes(
+    parameters: Iterable[Tensor], buffers: Iterable[Tensor], trained_ids: Collection[int] = ()
+) -> ParameterSizes:
+    """The sizes of distinct tensors; those in `trained_ids` have gradients even if they currently require none."""
+    all_parameters, all_buffers = list(parameters), list(buffers)
+    trained = [one for one in all_parameters if one.requires_grad or id(one) in trained_ids]
+    return ParameterSizes(
+        parameter_count=sum(parameter.numel() for parameter in all_parameters),
+        parameter_bytes=_total_bytes(all_parameters),
+        gradient_bytes=_total_bytes(trained),
+        buffer_bytes=_total_bytes(all_buffers),
+        gradient_elements=sum(parameter.numel() for parameter in trained),
+        gradient_shapes=tuple(tuple(parameter.shape) for parameter in trained),
+        parameter_tensors=tuple(_tensor_size(parameter) for parameter in all_parameters),
+        buffer_tensors=tuple(_tensor_size(buffer) for buffer in all_buffers),
+    )
+
+
+def _total_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _tensor_size(tensor: Tensor) -> TensorSize:
+    return TensorSize(dtype=str(tensor.dtype).removeprefix("torch."), bytes=tensor.numel() * tensor.element_size())

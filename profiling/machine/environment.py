@@ -347,14 +347,14 @@ def power_cap_findings(states: Sequence[DeviceState]) -> list[Finding]:
         if state.throttle_reasons != (_POWER_CAP,):
             continue
         slower = state.sm_clock_mhz is not None and state.sm_clock_mhz < _SLOWER_CLOCK * max(clocks)
-        found.append(_throttled(state, max(clocks)) if slower else _power_capped(state))
+        found.append(
+            _throttled(state, max(clocks))
+            if slower
+            else PlanCode.DEVICE_POWER_CAPPED.finding(
+                f"GPU {state.index} is held at its power limit, as a busy GPU usually is."
+            )
+        )
     return list(dict.fromkeys(found))
-
-
-def _power_capped(state: DeviceState) -> Finding:
-    return PlanCode.DEVICE_POWER_CAPPED.finding(
-        f"GPU {state.index} is held at its power limit, as a busy GPU usually is."
-    )
 
 
 def _throttled(state: DeviceState, fastest_mhz: int | None = None) -> Finding:

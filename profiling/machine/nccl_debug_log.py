@@ -24,8 +24,8 @@ from pathlib import Path
 
 import msgspec
 
+from dpscope.profiling.records.calibration import Choice, Communicator, NcclLog, TableEntry
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.nccl_log import Choice, Communicator, NcclLog, TableEntry
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")

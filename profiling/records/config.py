@@ -205,7 +205,7 @@ class Reporting(ConfigPart, frozen=True):
         ),
     ] = None
     published: Annotated[
-        str | None, Setting(help="a CSV file of published values, which --tables shows beside the measured ones")
+        str | None, Setting(help="a CSV file of published values, which --tables shows next to the measured ones")
     ] = None
 
 

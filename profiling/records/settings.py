@@ -109,7 +109,7 @@ class SettingError(ValueError):
 
     def message(self, called: Callable[[str], str]) -> str:
         """The mistake in one line; `called` returns what a setting is called where it was given, such as ``--lr``."""
-        given = self.joined.join(f"{called(name)} {shown(value)}" for name, value in self.settings.items())
+        given = self.joined.join(f"{called(name)} {value_text(value)}" for name, value in self.settings.items())
         return f"{given}: {self.fix}"
 
 
@@ -124,7 +124,7 @@ class ConfigPart(Stored, frozen=True):
 
 def check_settings(part: msgspec.Struct) -> None:
     """Raise SettingError for the first value that the declaration of a setting refuses."""
-    for name, one in own_declarations(type(part)).items():
+    for name, one in field_declarations(type(part)).items():
         value = getattr(part, name)
         if one.setting.check is not None and (fix := one.setting.check(value)):
             raise SettingError(fix, **{name: value})
@@ -137,7 +137,7 @@ def idle_settings(config: msgspec.Struct) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """A setting's value as it is written on the command line."""
     return ",".join(str(part) for part in value) or "(none)" if isinstance(value, list | tuple) else str(value)
 
@@ -147,7 +147,7 @@ def setting_names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(declarations(kind))
 
 
-def own_settings(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+def top_level_settings(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """The names of the settings that stand in no part."""
     return tuple(name for name, one in declarations(kind).items() if one.part is None)
 
@@ -188,14 +188,14 @@ def declarations(kind: type[msgspec.Struct]) -> dict[str, Declared]:
     found: dict[str, Declared] = {}
     for field in msgspec.structs.fields(kind):
         if isinstance(field.type, type) and issubclass(field.type, ConfigPart):
-            found |= {name: one._replace(part=field.name) for name, one in own_declarations(field.type).items()}
+            found |= {name: one._replace(part=field.name) for name, one in field_declarations(field.type).items()}
         else:
-            found[field.name] = own_declarations(kind)[field.name]
+            found[field.name] = field_declarations(kind)[field.name]
     return found
 
 
 @lru_cache
-def own_declarations(kind: type[msgspec.Struct]) -> dict[str, Declared]:
+def field_declarations(kind: type[msgspec.Struct]) -> dict[str, Declared]:
     """The fields of one type with their declarations, which a field that a subclass narrows keeps."""
     found: dict[str, Declared] = {}
     for base in (

@@ -1,4 +1,4 @@
-"""What trainings store, as types: configuration, plan, epochs, results, what a checkpoint says of itself. Imports no torch.
+"""What trainings store, as types: configuration, plan, epochs, results, what a checkpoint records. Imports no torch.
 
 R/train.json                                  TrainLog: every epoch of every training, rewritten while they run
 R/train_manifest.json                         TrainManifest, written once
@@ -7,7 +7,7 @@ R/training/<cell>/seed<k>/log.txt             of its torchrun job
 R/training/<cell>/seed<k>/checkpoints/        last.pt, previous.pt (the one before), best.pt
 R/training/<cell>/seed<k>/result.json         TrainResult; a training without one, or with another status than ok, is not done
 
-They lie beside what `dpscope run --out R` stores, so that accuracy can be set beside measured times. Accuracies are
+They are in the folder of `dpscope run --out R`, so that accuracy can be compared with measured times. Accuracies are
 percent, losses are means over samples, times are seconds.
 """
 

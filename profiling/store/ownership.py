@@ -21,14 +21,16 @@ from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there
 from dpscope.profiling.store.folders import (
+    ATTACHED_PREFIX,
     CELLS_NAME,
     MANIFEST_NAME,
     REPORT_NAME,
     SETTINGS_NAME,
     RunFolder,
+    fits_layout,
     is_dpscope_manifest,
+    remove_empty_folders,
 )
-from dpscope.profiling.store.layout import ATTACHED_PREFIX, fits_layout, remove_empty_folders
 from dpscope.profiling.store.training_folders import TRAIN_MANIFEST_NAME, TRAININGS_NAME, TrainFolder
 
 TENSORBOARD_NAME = "tensorboard"

@@ -6,8 +6,7 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.training import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog, TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there
-from dpscope.profiling.store.folders import JobFolder, is_dpscope_manifest
-from dpscope.profiling.store.layout import remove_written
+from dpscope.profiling.store.folders import JobFolder, is_dpscope_manifest, remove_written
 
 TRAIN_LOG_NAME = "train.json"
 TRAIN_MANIFEST_NAME = "train_manifest.json"

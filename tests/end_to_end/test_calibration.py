@@ -17,7 +17,7 @@ from dpscope.launch.calibration.run import run_calibration
 from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.planning.run_config import load_config
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder

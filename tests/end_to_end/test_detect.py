@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.runs.repeats import repeat_costs, repeat_findings
-from dpscope.analysis.runs.run_data import load_run
+from dpscope.analysis.runs.run_data import load_run, repeat_costs, repeat_findings
 from dpscope.launch.commands.detect import first_round, run_until_detected
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.folders import RunFolder

@@ -8,7 +8,7 @@ from dpscope.analysis.findings.no_overlap import overlap_reasons
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.folders import RunFolder
 from tests.end_to_end.strategy_job import Job, run_job
 from tests.helpers.generated_checks import parallelism

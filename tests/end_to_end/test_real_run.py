@@ -22,7 +22,7 @@ from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch.cli import app
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import DdpCounters
 from dpscope.profiling.store.files import read_json, write_json
 from tests.helpers.paths import USER_MODELS

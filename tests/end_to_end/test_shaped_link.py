@@ -11,7 +11,7 @@ import pytest
 
 from dpscope.analysis.output.traced_report import TraceRequest, report_of_traces
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from tests.helpers import hosts as own_hosts
 from tests.helpers import paced_ddp
 from tests.helpers.hosts import several_hosts, why_no_hosts

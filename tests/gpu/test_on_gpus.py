@@ -26,8 +26,7 @@ from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts
 from dpscope.profiling.machine.environment import collect_environment, torch_device_states, usable_device_states
 from dpscope.profiling.machine.interconnect import interconnect
-from dpscope.profiling.machine.nvml import bare_uuid, open_nvml
-from dpscope.profiling.machine.nvml_record import NvmlRecorder, ReplayedNvml
+from dpscope.profiling.machine.nvml import NvmlRecorder, ReplayedNvml, bare_uuid, open_nvml
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.files import read_json

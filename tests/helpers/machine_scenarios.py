@@ -52,7 +52,7 @@ def machine(double: RecordingDevices) -> dict[str, Any]:
 def planning(double: RecordingDevices) -> dict[str, Any]:
     """What is planned and refused on GPUs, without touching one."""
     from dpscope.launch.calibration.settings import calibration_settings
-    from dpscope.launch.equality.settings import _check_sync
+    from dpscope.launch.equality.run import _check_sync
     from dpscope.launch.workload.strategies import _further_arguments
     from dpscope.profiling.records.run import CellOptions
     from dpscope.profiling.store.errors import DpscopeError

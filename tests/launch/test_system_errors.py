@@ -19,14 +19,14 @@ TIMES = ROOT / "examples/published/epoch_times.csv"
 LONG = "n" * 300
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+def error_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     monkeypatch.setattr(sys, "argv", ["dpscope", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    said = capsys.readouterr().err
-    assert (ended.value.code, said.count("\n")) == (2, 1), said
-    assert said.startswith("dpscope: ")
-    return said
+    message = capsys.readouterr().err
+    assert (ended.value.code, message.count("\n")) == (2, 1), message
+    assert message.startswith("dpscope: ")
+    return message
 
 
 @pytest.mark.long
@@ -51,8 +51,8 @@ def test_a_full_disk_under_the_output_is_one_line(
     monkeypatch.setattr("dpscope.launch.commands.bundle._machine_notes", dict)  # it starts processes
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        said = refused(monkeypatch, capsys, *arguments)
-    assert said == "dpscope: cannot write: No space left on device; make room there, or choose another place\n"
+        message = error_line(monkeypatch, capsys, *arguments)
+    assert message == "dpscope: cannot write: No space left on device; make room there, or choose another place\n"
 
 
 @pytest.mark.long
@@ -80,9 +80,9 @@ def test_a_name_that_is_too_long_is_one_line_that_names_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dpscope.launch.commands.bundle._machine_notes", dict)
-    said = refused(monkeypatch, capsys, *arguments)
-    assert LONG[:200] in said
-    assert "File name too long" in said
+    message = error_line(monkeypatch, capsys, *arguments)
+    assert LONG[:200] in message
+    assert "File name too long" in message
     assert not list(tmp_path.iterdir())
 
 
@@ -145,7 +145,7 @@ def test_a_mistake_is_one_line_that_names_it(
     monkeypatch.chdir(USER_MODELS)
     words = command.split()
     out = ["--out", str(tmp_path / "run")] if words[0] in ("run", "train") else []
-    assert message in refused(monkeypatch, capsys, *words, *out)
+    assert message in error_line(monkeypatch, capsys, *words, *out)
     assert not list(tmp_path.iterdir())
 
 

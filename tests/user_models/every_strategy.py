@@ -20,8 +20,7 @@ from dpscope.launch.training.checkpoint_state import (
     whole_model_state,
     whole_optimizer_state,
 )
-from dpscope.launch.workload.sharding import held_bytes, is_composed, sharded_units
-from dpscope.launch.workload.strategies import wrap_for
+from dpscope.launch.workload.strategies import held_bytes, is_composed, sharded_units, wrap_for
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import Strategy, traits_of
 from tests.helpers.strategy_steps import HOST, Steps, apart, trace_steps, weights

@@ -6,7 +6,8 @@ its own, and reduces gradients in the backward node of its broadcast. Source: to
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,10 +17,11 @@ from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.cpu_compute import cpu_compute
+from dpscope.analysis.traces.steps.breakdown import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind
 from dpscope.analysis.traces.steps.intervals import Intervals
 from dpscope.profiling.records import range_names as phases
+from dpscope.profiling.records.run import TensorSize
 
 
 def peer_copies(attribution: Attribution) -> Table:
@@ -282,3 +284,35 @@ def _row(attribution: Attribution, step: int, phase: str, replica: int | None, s
         "collective_count": 0,
         "collective_bytes": None,
     }
+
+
+DP_CHUNK_BYTES = 10 << 20  # torch/nn/parallel/replicate.py and comm.py: the buffer size of the coalesced calls
+
+
+def broadcast_chunks(tensors: Sequence[TensorSize]) -> list[int]:
+    """Bytes of each chunk in which DataParallel broadcasts these tensors.
+
+    Source: torch/csrc/utils/tensor_flatten.cpp, `take_tensors`: per dtype, a tensor is added first and the chunk closes once
+    it holds the limit or more, so a chunk may exceed it.
+    """
+    open_bytes: dict[str, int] = defaultdict(int)
+    chunks = []
+    for tensor in tensors:
+        open_bytes[tensor.dtype] += tensor.bytes
+        if open_bytes[tensor.dtype] >= DP_CHUNK_BYTES:
+            chunks.append(open_bytes.pop(tensor.dtype))
+    return chunks + [size for size in open_bytes.values() if size > 0]
+
+
+def reduce_chunks(tensors: Sequence[TensorSize]) -> list[int]:
+    """Bytes of each chunk in which DataParallel reduces the gradients of these parameters.
+
+    Source: torch/_utils.py, `_take_tensors`: per dtype, a chunk closes before a tensor that would make it exceed the limit.
+    """
+    open_bytes: dict[str, int] = defaultdict(int)
+    chunks = []
+    for tensor in tensors:
+        if open_bytes[tensor.dtype] and open_bytes[tensor.dtype] + tensor.bytes > DP_CHUNK_BYTES:
+            chunks.append(open_bytes.pop(tensor.dtype))
+        open_bytes[tensor.dtype] += tensor.bytes
+    return chunks + [size for size in open_bytes.values() if size > 0]

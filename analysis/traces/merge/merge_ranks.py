@@ -15,11 +15,25 @@ from typing import Any
 
 import numpy as np
 
-from dpscope.analysis.traces.merge.lanes import EventPlace, TrackScan
 from dpscope.analysis.traces.merge.names import RankTracks, RawEvent
-from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS, RankPlacement, RankRewriter
-from dpscope.analysis.traces.merge.tracks import Span, collective_spans, other_transfers, track_events
-from dpscope.analysis.traces.merge.writing import MergedPart, PartWriter, is_compressed, merged_file, writing
+from dpscope.analysis.traces.merge.rewrite import (
+    RAW_EVENTS,
+    MergedPart,
+    PartWriter,
+    RankPlacement,
+    RankRewriter,
+    is_compressed,
+    merged_file,
+    writing,
+)
+from dpscope.analysis.traces.merge.tracks import (
+    EventPlace,
+    Span,
+    TrackScan,
+    collective_spans,
+    other_transfers,
+    track_events,
+)
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.matching import match_windows

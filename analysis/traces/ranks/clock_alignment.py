@@ -50,7 +50,9 @@ def align_clocks(collectives: "Table | pd.DataFrame", origins: Sequence[RankOrig
     clocks: dict[int, RankClock] = {}
     while len(clocks) < len(origins):
         index = _next(ends, anchor, set(clocks))
-        moved_us = _correction(ends[index], anchor, _one_host(origins[index], origins[0]))
+        moved_us = _correction(
+            ends[index], anchor, origins[0].host is not None and origins[index].host == origins[0].host
+        )
         own = ends[index] + moved_us
         clocks[index] = _clock(origins[index], origins[0], moved_us, np.abs(own - anchor))
         anchor = np.where(np.isnan(anchor), own, anchor)
@@ -101,7 +103,3 @@ def _clock(origin: RankOrigin, reference: RankOrigin, moved_us: float, apart: _F
 
 def _recorded_us(origin: RankOrigin, reference: RankOrigin) -> float:
     return (origin.zero_ns - reference.zero_ns) / 1e3
-
-
-def _one_host(origin: RankOrigin, reference: RankOrigin) -> bool:
-    return origin.host is not None and origin.host == reference.host

@@ -48,7 +48,7 @@ def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path]) -> FoundJ
     parts = [piece for part in parts for piece in _by_time(traces, part)]
     parts = [piece for part in parts for piece in _by_groups(traces, part)]
     parts, apart = _with_unique_ranks(traces, places, parts)
-    parts.sort(key=lambda part: (_start_ns(traces, part), part[0]))
+    parts.sort(key=lambda part: (min(traces[index].start_ns or 0 for index in part), part[0]))
     jobs, strays = _without_strays(places, parts)
     names = _names(traces, places, jobs)
     found: dict[str, list[Finding]] = defaultdict(list)
@@ -325,10 +325,6 @@ def _shortest(folder: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> tup
 def _name_of(index: int, names: Mapping[str, Indices]) -> str:
     """The job of a trace; findings on traces of no job go to the first."""
     return next((name for name, job in names.items() if index in job), next(iter(names)))
-
-
-def _start_ns(traces: Sequence[TraceIdentity], part: Indices) -> int:
-    return min(traces[index].start_ns or 0 for index in part)
 
 
 def _shares_folder(places: Sequence[Path], job: Indices, jobs: Sequence[Indices]) -> bool:

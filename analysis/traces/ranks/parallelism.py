@@ -3,9 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
@@ -30,20 +30,19 @@ Alike = tuple[str | None, int | None]
 """Group, and elements of the input (bytes where only these are recorded); None where not recorded."""
 
 
-@dataclass(frozen=True)
-class Requests:
+class Requests(msgspec.Struct, frozen=True, rename={"undetermined": "untold"}):
     """How many collectives of one kind each part of the steps requested.
 
     Tensor parallelism reduces activations in the forward pass and their gradients, which are as large, in the backward
-    pass; gradients of parameters are reduced once a step, in the backward pass alone. So one that the backward pass asks
-    for is of activations if the forward pass asks for at least half as many like it, in group and size. Where sizes are not
-    recorded it is untold then. What like gradients comes right after the backward pass is of gradients too: its last
+    pass; gradients of parameters are reduced once a step, in the backward pass alone. So one that the backward pass
+    requests is of activations if the forward pass requests at least half as many like it, in group and size. Where sizes are
+    not recorded it is undetermined then. What like gradients comes right after the backward pass is of gradients too: its last
     bucket is reduced when the pass has ended.
     """
 
     gradients: int = 0
     activations: int = 0
-    untold: int = 0
+    undetermined: int = 0
     forward: int = 0
     after: int = 0  # and unlike gradients
     large_after: int = 0  # of these, of more elements than metrics have
@@ -55,7 +54,7 @@ def has_autograd(events: EventTable) -> bool:
     return bool((events.is_category(Category.CPU_OP) & events.named(_NODE.match)).any())
 
 
-def asked_kinds(events: EventTable) -> frozenset[str]:
+def requested_kinds(events: EventTable) -> frozenset[str]:
     """Kinds of all `c10d` operators: gloo carries some out by others, as a reduce-scatter by an all-reduce."""
     operators = events.is_category(Category.CPU_OP) & events.named(_REQUEST.match)
     kinds = {collective_kind(events.names[code]) for code in np.unique(events.name[operators])}
@@ -77,7 +76,7 @@ def requests(events: EventTable, steps: StepRanges, kind: str) -> Requests:
     return Requests(
         gradients=sum(by_backward[key] + by_rest[key] for key in gradients),
         activations=sum(by_backward[key] for key in mirrored if key[1] is not None),
-        untold=sum(by_backward[key] for key in mirrored if key[1] is None),
+        undetermined=sum(by_backward[key] for key in mirrored if key[1] is None),
         forward=sum(by_forward.values()),
         after=sum(rest.values()),
         large_after=sum(count for (_, size), count in rest.items() if size is not None and size > _FEW),
@@ -133,8 +132,7 @@ _ACTIVATIONS = ", and all-reduces of activations (tensor-parallel)"
 _SHARDED_FORWARD = ", and reduce-scatters that the forward pass asks for too (sequence-parallel, or sharded embeddings)"
 
 
-@dataclass(frozen=True)
-class ParallelismEvidence:
+class ParallelismEvidence(msgspec.Struct, frozen=True, rename={"requested_kinds": "asked_kinds"}):
     """What one process's trace shows."""
 
     devices: int  # that worked in its steps
@@ -143,7 +141,7 @@ class ParallelismEvidence:
     stand_in: bool  # dp-host's ranges
     ddp_forward: bool  # the range of DistributedDataParallel's forward call
     autograd: bool  # nodes of a backward pass; without them the origin of collectives is unknown
-    asked_kinds: frozenset[str]  # of the operators
+    requested_kinds: frozenset[str]  # of the operators
     all_reduces: Requests
     reduce_scatters: Requests
 
@@ -159,7 +157,7 @@ def parallelism_evidence(attribution: Attribution) -> ParallelismEvidence:
         stand_in=bool(attribution.rows(Kind.HOST_RANGE).any()) and not attribution.on_device,
         ddp_forward=bool(named_annotations(events, "DistributedDataParallel.forward").any()),
         autograd=has_autograd(events),
-        asked_kinds=asked_kinds(events),
+        requested_kinds=requested_kinds(events),
         all_reduces=requests(events, attribution.steps, "all_reduce"),
         reduce_scatters=requests(events, attribution.steps, "reduce_scatter"),
     )
@@ -194,7 +192,7 @@ def _name(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str | 
     if any(one.stand_in for one in evidence):
         return "dp-host: replicas on threads of one process, copies within the host"
     kinds = set(collectives.words("kind").counts) if len(collectives) else set()
-    return _by_collectives(evidence, kinds.union(*(one.asked_kinds for one in evidence))) if kinds else None
+    return _by_collectives(evidence, kinds.union(*(one.requested_kinds for one in evidence))) if kinds else None
 
 
 def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:
@@ -209,10 +207,10 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
     if scattered.gradients or (scattered.after and "all_gather" in kinds and not is_ddp):
         also = ", with all-reduces of gradients in the backward pass" if reduced.gradients else ""
         return "sharded (FSDP- or ZeRO-like)" + also + besides
-    if reduced.gradients or (reduced.untold and any(one.ddp_forward for one in evidence)):
+    if reduced.gradients or (reduced.undetermined and any(one.ddp_forward for one in evidence)):
         shared = ", with all-to-alls (as of sharded embeddings or experts)" if "all_to_all" in kinds else ""
         return _DDP + shared + besides
-    if scattered.untold:
+    if scattered.undetermined:
         return "sharded or sequence-parallel: the sizes that distinguish gradients from activations are not recorded"
     return _without_gradients(reduced, kinds, besides)
 
@@ -227,7 +225,7 @@ def _without_gradients(reduced: Requests, kinds: set[str], besides: str) -> str:
     """If no collective of the backward pass is known to reduce gradients."""
     if reduced.activations:
         return "not DDP: its backward pass all-reduces what others do too, and no gradients of parameters (tensor-parallel)"
-    if reduced.untold:
+    if reduced.undetermined:
         return "DDP-like or tensor-parallel: the sizes that distinguish gradients from activations are not recorded"
     if "all_reduce" in kinds and not reduced.seen:
         return "unknown: nothing in the trace launches its all-reduces (replayed graphs have no operators)"
@@ -240,7 +238,7 @@ def _without_gradients(reduced: Requests, kinds: set[str], besides: str) -> str:
 
 
 def _together(parts: Sequence[Requests]) -> Requests:
-    return Requests(**{field.name: sum(getattr(one, field.name) for one in parts) for field in fields(Requests)})
+    return Requests(**{name: sum(getattr(one, name) for one in parts) for name in Requests.__struct_fields__})
 
 
 def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
@@ -254,8 +252,10 @@ def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
             parts.append(f"{requested.gradients} {name} asked for by the backward pass alone")
         if requested.activations:
             parts.append(f"{requested.activations} {name} of the backward pass like others of the forward pass")
-        if requested.untold:
-            parts.append(f"{requested.untold} {name} asked for by the backward pass and {requested.forward} before it")
+        if requested.undetermined:
+            parts.append(
+                f"{requested.undetermined} {name} asked for by the backward pass and {requested.forward} before it"
+            )
         if requested.after:
             parts.append(f"{requested.after} {name} after the backward pass")
     if any(one.ddp_forward for one in evidence):

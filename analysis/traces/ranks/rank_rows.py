@@ -23,8 +23,7 @@ from dpscope.analysis.traces.ranks.rank_tables import (
     TraceSummary,
     in_rank_order,
 )
-from dpscope.analysis.traces.ranks.timeline import StepTimeline
-from dpscope.analysis.traces.ranks.timeline_bytes import timeline_bytes, timeline_of
+from dpscope.analysis.traces.ranks.timeline import StepTimeline, timeline_bytes, timeline_of
 from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Column, Kind, Table, Words, is_known, kind_of
 from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times

@@ -147,7 +147,16 @@ class FusedBuilder:
         ranks.sort(key=lambda one: (one.rank is None, one.rank or 0))
         findings = [_fused(self._path, ranks, assumed)] if len(ranks) > 1 else []
         unowned = int((group < 0).sum())
-        return ranks, findings + ([_unowned(self._path, unowned)] if unowned else [])
+        return ranks, findings + (
+            [
+                TraceCode.FUSED_EVENTS_UNOWNED.finding(
+                    f"{unowned} device events of {self._path} could have been launched by several of its ranks, or by none: "
+                    "left out"
+                )
+            ]
+            if unowned
+            else []
+        )
 
 
 class _Division:
@@ -244,10 +253,4 @@ def _fused(path: Path, ranks: list[FusedRank], assumed: bool) -> Finding:
         + ": each was read by itself",
         next_step="give each event its `args.rank` to name them correctly" if assumed else None,
         severity="warning" if assumed else "info",
-    )
-
-
-def _unowned(path: Path, count: int) -> Finding:
-    return TraceCode.FUSED_EVENTS_UNOWNED.finding(
-        f"{count} device events of {path} could have been launched by several of its ranks, or by none: left out"
     )

@@ -55,12 +55,15 @@ def in_mesh(named: Sequence[NamedCollective], groups: Sequence[ProcessGroup]) ->
     for (args, kind), own in zip(named, gathered, strict=True):
         of_a_shard = kind == "all_reduce" and args.input_elements in shards
         group = within if own else between if of_a_shard else None
-        found.append((args if group is None else _of_group(args, group), kind))
+        found.append(
+            (
+                args
+                if group is None
+                else replace(args, group=group.name, group_ranks=str(list(group.ranks)), group_size=len(group.ranks)),
+                kind,
+            )
+        )
     return found
-
-
-def _of_group(args: CommunicationArgs, group: ProcessGroup) -> CommunicationArgs:
-    return replace(args, group=group.name, group_ranks=str(list(group.ranks)), group_size=len(group.ranks))
 
 
 COLUMNS = (

@@ -17,8 +17,13 @@ from dpscope.analysis.traces.reading.event_table import (
 from dpscope.analysis.traces.reading.reader import launching_calls
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
 from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution, empty_steps
-from dpscope.analysis.traces.steps.communication_kernels import may_communicate
-from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, collective_kind
+from dpscope.analysis.traces.steps.event_kind import (
+    COMMUNICATION_KINDS,
+    DEVICE_KINDS,
+    Kind,
+    collective_kind,
+    may_communicate,
+)
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 

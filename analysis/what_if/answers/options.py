@@ -11,7 +11,7 @@ from dpscope.analysis.what_if.scenarios.collective_costs import Links
 from dpscope.analysis.what_if.scenarios.inputs import place_of
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.profiling.machine.gpu_speed import GpuSpeed, gpu_speed, like_names
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from dpscope.profiling.records.typed_text import MIB, choose_from, nearest, parse_size
 from dpscope.profiling.store.errors import DpscopeError

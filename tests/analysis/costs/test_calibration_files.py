@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.costs.calibration_files import calibration_from_logs
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
 

@@ -5,8 +5,8 @@ import pytest
 
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.profiling.machine.interconnect import interconnect
-from dpscope.profiling.machine.link_text import parse_link
-from dpscope.profiling.machine.nvml_record import ReplayedNvml
+from dpscope.profiling.machine.link_specifications import parse_link
+from dpscope.profiling.machine.nvml import ReplayedNvml
 from dpscope.profiling.records.links import Interconnect
 from tests.helpers.known import known
 from tests.helpers.paths import DATA

@@ -8,7 +8,7 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.runs.straggler import MOST_CHANCE, chance_of_some_rank
+from dpscope.analysis.runs.traced_job import MOST_CHANCE, chance_of_some_rank
 from dpscope.profiling.records.run import Cell
 from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows
 

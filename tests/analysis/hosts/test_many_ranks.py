@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from dpscope.analysis.figures.waits import wait_strips
 from dpscope.analysis.hosts.folds import RankSpread, fold, rank_means, spreads
 from dpscope.analysis.hosts.topology import rank_places
-from dpscope.analysis.partials.merge import analyze_partials
+from dpscope.analysis.partials.file import analyze_partials
 from dpscope.analysis.runs.traced_run import traced_run
 from dpscope.analysis.traces.ranks.timeline import drawn_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.commands.analyze import analyze
+from dpscope.launch.commands.analyze import AnalyzeRequest, analyze
 from dpscope.profiling.records.equality import EQUALITY_FOLDER
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import SETTINGS_NAME
@@ -15,7 +15,7 @@ def test_a_run_without_its_manifest_is_no_training(tmp_path: Path) -> None:
     with pytest.raises(
         DpscopeError, match=f"{tmp_path}: manifest.json is missing or not dpscope's, which lists its cells"
     ):
-        analyze([tmp_path])
+        analyze(AnalyzeRequest(flags={}, given={}, paths=[tmp_path]))
 
 
 def test_a_comparison_of_what_strategies_learn_is_no_trace(tmp_path: Path) -> None:
@@ -24,4 +24,4 @@ def test_a_comparison_of_what_strategies_learn_is_no_trace(tmp_path: Path) -> No
     with pytest.raises(
         DpscopeError, match=f"dpscope equal, without traces: read {tmp_path}/equality.json or the table"
     ):
-        analyze([tmp_path])
+        analyze(AnalyzeRequest(flags={}, given={}, paths=[tmp_path]))

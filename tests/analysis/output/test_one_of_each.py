@@ -17,11 +17,10 @@ from dpscope.analysis.output.traced_report import TraceRequest, print_traces
 from dpscope.analysis.report import build
 from dpscope.analysis.report.build import make_page, make_report, render_markdown
 from dpscope.analysis.report.page import render_page
-from dpscope.analysis.stats.detection import RepeatCost
-from dpscope.analysis.stats.samples import Estimate, Noise
+from dpscope.analysis.stats.samples import Estimate, Noise, RepeatCost
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from dpscope.launch.commands.detect import choice_text
-from dpscope.launch.planning.skip_reasons import too_few_devices, too_large
+from dpscope.launch.planning.variants import too_few_devices, too_large
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import write_ddp_job
 from tests.helpers.epoch_tables import HEAD

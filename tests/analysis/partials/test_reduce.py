@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.analysis.partials import reduce as reducing
-from dpscope.analysis.partials.file import PARTIAL_SCHEMA, Partial, read_partial, write_partial
-from dpscope.analysis.partials.merge import analyze_partials
+from dpscope.analysis.partials.file import PARTIAL_SCHEMA, Partial, analyze_partials, read_partial, write_partial
 from dpscope.analysis.partials.reduce import Share, read_share, reduce_traces
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, files_as_read
 from dpscope.analysis.traces.reading.limits import ReadLimits

@@ -10,7 +10,7 @@ import pytest
 
 from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from tests.helpers.browser import CHROMIUM, Browser, browser
 from tests.helpers.paths import EXAMPLE_RUN
 

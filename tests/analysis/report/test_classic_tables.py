@@ -14,7 +14,7 @@ from dpscope.analysis.report.comparison_tables import views_by_name
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import Cell, PublishedQuantity, PublishedValue
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import SIZES, all_reduces, calibration, cell_data, run_of, windows

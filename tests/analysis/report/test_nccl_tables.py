@@ -14,7 +14,7 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.predictions import collective_table
 from dpscope.analysis.report.nccl_tables import NcclChapter, choices_table, ring_sentence
 from dpscope.launch.cli import app
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import known
 from tests.helpers.nccl_logs import all_reduce, written_log

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.cells.waterfall import exposed_by_phase, gap_parts
+from dpscope.analysis.cells.comparison import compare, exposed_by_phase, gap_parts
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.calibration import bandwidths
@@ -23,7 +22,7 @@ from dpscope.analysis.report.sections import FIRST_FIGURES, SECTIONS, Section
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.examples import loaded

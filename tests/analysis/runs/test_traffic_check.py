@@ -50,7 +50,7 @@ def checked(cell: Cell, sizes: ParameterSizes, analysis: TraceAnalysis) -> list[
         analysis.copies,
     )
     incomplete = [finding for finding in checked.findings if finding.code == "trace_incomplete"]
-    assert checked.shown == (not incomplete)
+    assert checked.complete == (not incomplete)
     return list(checked.findings)
 
 

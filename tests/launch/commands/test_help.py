@@ -13,7 +13,7 @@ from dpscope.analysis.text.terminal import open_in_browser
 from dpscope.launch.cli import app
 from dpscope.launch.commands.command import heading_of
 from dpscope.launch.planning.run_config import load_config, out_folder
-from dpscope.launch.training.settings import load_train_config
+from dpscope.launch.training.cells import load_train_config
 from dpscope.profiling.records.settings import HEADINGS
 from dpscope.profiling.store.errors import DpscopeError
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from dpscope.launch.cli import app
 from dpscope.launch.commands.command import Command
 from dpscope.launch.planning.run_config import flag_name, load_config
-from dpscope.launch.training.settings import load_train_config
+from dpscope.launch.training.cells import load_train_config
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.training import TrainConfig

@@ -8,15 +8,15 @@ import pytest
 
 from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.commands.several_nodes import _plan
-from dpscope.launch.equality.settings import equality_settings
+from dpscope.launch.equality.run import equality_settings
 from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.torchrun import command_nodes
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.training.cells import load_train_config
 from dpscope.launch.training.planned_jobs import plan_trainings
 from dpscope.launch.training.run import open_train_manifest
-from dpscope.launch.training.settings import load_train_config
 from dpscope.profiling.records.equality import EQUALITY_FOLDER
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder, RunFolder

@@ -10,12 +10,11 @@ import pytest
 from dpscope.launch.commands.several_nodes import check_alike
 from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.node_place import Address, NodePlace
-from dpscope.launch.nodes.board import THREAD_NAME
+from dpscope.launch.nodes.board import THREAD_NAME, NodeInfo
 from dpscope.launch.nodes.follower import Follower
 from dpscope.launch.nodes.meeting import found_meeting, opened_meeting
 from dpscope.launch.nodes.team import Team
 from dpscope.profiling.machine.interfaces import host_at
-from dpscope.profiling.records.nodes import NodeInfo
 from dpscope.profiling.records.run import Environment
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.ranks import free_port

@@ -9,10 +9,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torc
 
 from dpscope.launch.commands.several_nodes import check_devices
 from dpscope.launch.nodes import board as board_module
-from dpscope.launch.nodes.board import Board, sealed, unsealed
+from dpscope.launch.nodes.board import Board, Meeting, NodeInfo, sealed, unsealed
 from dpscope.launch.nodes.team import Team
 from dpscope.profiling.machine.interfaces import host_at
-from dpscope.profiling.records.nodes import Meeting, NodeInfo
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.sweeps import wait_until
 from tests.launch.nodes.conftest import Nodes, environment

@@ -13,9 +13,9 @@ import pytest
 from dpscope.launch.commands.several_nodes import check_alike
 from dpscope.launch.jobs.node_place import Address
 from dpscope.launch.nodes import meeting
+from dpscope.launch.nodes.board import Meeting
 from dpscope.launch.nodes.meeting import found_meeting
 from dpscope.profiling.machine.interfaces import free_port
-from dpscope.profiling.records.nodes import Meeting
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from tests.launch.nodes.conftest import OPTIONS, Nodes, environment

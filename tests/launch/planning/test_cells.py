@@ -6,8 +6,8 @@ import pytest
 
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.planning import cells
-from dpscope.launch.planning.cells import check_idle_here, make_plan, plan_findings, resolve
-from dpscope.launch.planning.plan_estimate import baseline_findings
+from dpscope.launch.planning.cells import check_idle_options, make_plan, plan_findings, resolve
+from dpscope.launch.planning.manifest import baseline_findings
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
@@ -262,10 +262,10 @@ def test_what_one_device_makes_idle_is_refused_also_where_the_machine_has_no_mor
     monkeypatch.setattr(cells, "resolve_devices", lambda requested: machine)
     config = load_config(None, flags)
     if refused is None:
-        check_idle_here(config, flags)
+        check_idle_options(config, flags)
         return
     with pytest.raises(DpscopeError, match=rf"^{refused} does nothing here: .*; omit it$"):
-        check_idle_here(config, flags)
+        check_idle_options(config, flags)
 
 
 def over_nodes(flags: dict[str, object], nodes: int, gpus: int = 8) -> ResolvedMatrix:

@@ -19,7 +19,6 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.input_pipeline import MicroBatching, by_micro_batches, open_stream
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
 from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.run import (
     Cell,
@@ -28,6 +27,7 @@ from dpscope.profiling.records.run import (
     ParameterSizes,
     cell_workload,
 )
+from dpscope.profiling.records.strategies import ddp_arguments, powersgd_elements
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import EXAMPLE_RUN

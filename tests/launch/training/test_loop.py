@@ -8,9 +8,8 @@ import torch
 from rich.console import Console
 
 from dpscope.launch.training import run
-from dpscope.launch.training.evaluation import LearningSums, shard
-from dpscope.launch.training.loop import LearningRateSchedule
-from dpscope.launch.training.settings import load_train_config
+from dpscope.launch.training.cells import load_train_config
+from dpscope.launch.training.loop import LearningRateSchedule, LearningSums, shard
 from dpscope.profiling.mirrors.mirror import TrainingMirror
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.matrix import Matrix

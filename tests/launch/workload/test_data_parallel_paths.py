@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from dpscope.analysis.traces.data_parallel.chunks import reduce_chunks
-from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
+from dpscope.analysis.traces.data_parallel.phases import reduce_chunks
+from dpscope.profiling.instruments.ddp_counters import parameter_sizes
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
 from tests.helpers.data_parallel_scenario import model
 from tests.helpers.paths import ROOT

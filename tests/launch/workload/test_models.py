@@ -13,7 +13,7 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.model_size import SIZES, ModelSize, checked_model_size, size_of
 from dpscope.launch.workload.models import build_model, check_model
 from dpscope.launch.workload.tasks import BuiltModel
-from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
+from dpscope.profiling.instruments.ddp_counters import parameter_sizes
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import USER_MODELS

@@ -10,8 +10,7 @@ from torch.autograd.graph import get_gradient_edge
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.input_pipeline import SyntheticBatches
 from dpscope.launch.workload.models import AutocastModel, cifar_resnet18
-from dpscope.launch.workload.sharding import block_names, held_bytes, is_composed, sharded_units
-from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.strategies import block_names, held_bytes, is_composed, sharded_units, wrap
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.store.errors import DpscopeError

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpscope.launch.training.evaluation import LearningSums, check_learnable
+from dpscope.launch.training.loop import LearningSums, check_learnable
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.image_sets import EpochSamples, MadeSamples, check_classes, training_images
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream

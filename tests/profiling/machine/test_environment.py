@@ -26,7 +26,7 @@ from dpscope.profiling.machine.environment import (
     torch_device_states,
 )
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
-from dpscope.profiling.machine.nvml_record import ReplayedNvml
+from dpscope.profiling.machine.nvml import ReplayedNvml
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.run import Cell, Commit, DeviceState
 from dpscope.profiling.records.strategies import CellStrategy

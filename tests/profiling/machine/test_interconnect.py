@@ -18,8 +18,7 @@ from dpscope.profiling.machine.link_specifications import (
     pcie_gb_per_s,
     pcie_link,
 )
-from dpscope.profiling.machine.nvml import open_nvml
-from dpscope.profiling.machine.nvml_record import NvmlRecorder, ReplayedNvml
+from dpscope.profiling.machine.nvml import NvmlRecorder, ReplayedNvml, open_nvml
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from tests.helpers.paths import DATA, ROOT
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.profiling.machine.nccl_debug_log import read_nccl_logs
-from dpscope.profiling.records.nccl_log import Choice, TableEntry
+from dpscope.profiling.records.calibration import Choice, TableEntry
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
 

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from dpscope.profiling.machine.interconnect import interconnect
-from dpscope.profiling.machine.nvml import driver_version, gpu_handles, open_nvml, query
-from dpscope.profiling.machine.nvml_record import NvmlRecorder, ReplayedNvml, ReplayedNvmlError
+from dpscope.profiling.machine.nvml import (
+    NvmlRecorder,
+    ReplayedNvml,
+    ReplayedNvmlError,
+    driver_version,
+    gpu_handles,
+    open_nvml,
+    query,
+)
 from tests.helpers.nvml_records import TwoGpuNvml
 
 

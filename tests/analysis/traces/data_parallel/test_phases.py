@@ -6,12 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.data_parallel.phases import phase_means
+from dpscope.analysis.traces.data_parallel.phases import broadcast_chunks, phase_means, reduce_chunks
 from dpscope.analysis.traces.ranks.frames import dp_phases
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
+from dpscope.profiling.records.run import TensorSize
 from tests.generated_traces.builder import TraceBuilder
 from tests.generated_traces.generator import (
     GeneratedTrace,
@@ -212,3 +213,28 @@ def test_a_step_whose_only_copy_outlasts_the_next_has_no_exposed_time(tmp_path: 
     assert second["time_us"].tolist() == [2_900, 2_900]
     assert second["exposed_us"].isna().all()
     assert first["exposed_us"].tolist() == [100, 100]
+
+
+MIB = 1 << 20
+
+
+def tensors(*mebibytes: float, dtype: str = "float") -> tuple[TensorSize, ...]:
+    return tuple(TensorSize(dtype=dtype, bytes=int(size * MIB)) for size in mebibytes)
+
+
+def test_broadcast_chunks_close_once_they_hold_the_limit() -> None:
+    # 6 + 6 >= 10 closes, 3 is left
+    assert broadcast_chunks(tensors(6, 6, 3)) == [12 * MIB, 3 * MIB]
+    assert broadcast_chunks(tensors(10)) == [10 * MIB]
+    assert broadcast_chunks(tensors(20, 1)) == [20 * MIB, 1 * MIB]
+    assert broadcast_chunks(()) == []
+    # one chunk for each dtype
+    assert broadcast_chunks((*tensors(1, 1), *tensors(1, dtype="long"))) == [2 * MIB, 1 * MIB]
+
+
+def test_reduce_chunks_close_before_they_exceed_the_limit() -> None:
+    # 6 + 6 > 10: chunks of 6 and 6 + 3 MiB
+    assert reduce_chunks(tensors(6, 6, 3)) == [6 * MIB, 9 * MIB]
+    assert reduce_chunks(tensors(5, 5, 5)) == [10 * MIB, 5 * MIB]
+    assert reduce_chunks(tensors(20, 1)) == [20 * MIB, 1 * MIB]
+    assert reduce_chunks(()) == []

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpscope.analysis.traces.merge.lanes import lanes
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
+from dpscope.analysis.traces.merge.tracks import lanes
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
 from tests.helpers.trace_rules import violations

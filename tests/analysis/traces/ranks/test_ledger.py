@@ -5,8 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.cells.waterfall import exposed_by_phase
+from dpscope.analysis.cells.comparison import compare, exposed_by_phase
 from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.ranks.ledger import Ledger, critical_rows, ledger_of

@@ -18,7 +18,7 @@ from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
 from dpscope.profiling.machine.gpu_speed import HALF, HOST_LINK, MEMORY, TF32, gpu_speed
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, BUCKETS, COSTS, PROFILE, profile, works

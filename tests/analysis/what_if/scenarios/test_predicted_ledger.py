@@ -16,7 +16,7 @@ from dpscope.analysis.what_if.scenarios.predicted_ledger import (
     detail_sentences,
 )
 from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
 

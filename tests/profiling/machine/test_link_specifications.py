@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.link_specifications import parse_link
 
 RATES = {
     "100Gb/s": 12.5,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.traces.steps.communication_kernels import is_collective_kernel, may_communicate
-from dpscope.analysis.traces.steps.event_kind import collective_kind
+from dpscope.analysis.traces.steps.event_kind import collective_kind, is_collective_kernel, may_communicate
 
 COMMUNICATES = {
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "all_reduce",

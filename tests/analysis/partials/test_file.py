@@ -14,9 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dpscope.analysis.partials.file import PARTIAL_SCHEMA, PARTIAL_VERSION, Partial, read_partial, write_partial
-from dpscope.analysis.partials.found import find_partials
-from dpscope.analysis.partials.merge import analyze_partial_jobs, analyze_partials
+from dpscope.analysis.partials.file import (
+    PARTIAL_SCHEMA,
+    PARTIAL_VERSION,
+    Partial,
+    analyze_partial_jobs,
+    analyze_partials,
+    find_partials,
+    read_partial,
+    write_partial,
+)
 from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.traces.ranks.rank_rows import ranks_of, to_rows
 from dpscope.analysis.traces.ranks.rank_tables import TABLES as OF_A_RANK
