@@ -65,7 +65,7 @@ __all__ = [
 
 _HOMES = {
     "cells.comparison": "compare",
-    "partials.merge": "analyze_partials",
+    "partials.file": "analyze_partials",
     "partials.reduce": "reduce_traces",
     "report.build": "make_report write_report",
     "runs.run_data": "load_run",
