@@ -113,6 +113,7 @@ def work(
         do(job, place, began_s, report)
         if place.rank == 0:
             remove_job_files(job.folder.path)
+        gc.freeze()  # as the process ends, Python would visit all of torch's objects, for half a second
     except Exception as error:
         # The group is never torn down here: another rank may wait in a collective, and torchrun ends it.
         write_failure(job.folder.path, place.node, place.rank, error)
