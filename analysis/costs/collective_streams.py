@@ -69,11 +69,7 @@ def run_collectives(
 
 
 def _one_after_another(
-    ready_us: Sequence[float],
-    latency_us: Sequence[float],
-    transfer_us: Sequence[float],
-    free_us: float,
-    turn_us: float,
+    ready_us: Sequence[float], latency_us: Sequence[float], transfer_us: Sequence[float], free_us: float, turn_us: float
 ) -> tuple[list[float], list[float]]:
     starts, ends = [], []
     for ready, latency, transfer in zip(ready_us, latency_us, transfer_us, strict=True):

@@ -3,12 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from dpscope.analysis.epoch_times.baselines import global_batch
-from dpscope.analysis.epoch_times.claims import (
-    AuditedClaim,
-    NotComputable,
-    agreement,
-    last_printed_digit,
-)
+from dpscope.analysis.epoch_times.claims import AuditedClaim, NotComputable, agreement, last_printed_digit
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
 from dpscope.analysis.epoch_times.table import at, listed, place
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup, karp_flatt
@@ -257,20 +252,10 @@ def _digits(where: str, group: ClaimGroup) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[str, ClaimGroup], Iterator[Finding]], ...] = (
-    _counted_twice,
-    _negative,
-    _unsound_subtraction,
-    _one_volume_per_epoch,
-    _elements_as_bytes,
-    _impossible_peak,
-    _ring_for_dp,
-    _volume_mismatch,
-    _batch_contradicted,
-    _subtraction_called_measured,
-    _overhead_as_serial,
-    _limit_compared,
-    _digits,
-)
+    _counted_twice, _negative, _unsound_subtraction, _one_volume_per_epoch, _elements_as_bytes, _impossible_peak,
+    _ring_for_dp, _volume_mismatch, _batch_contradicted, _subtraction_called_measured, _overhead_as_serial,
+    _limit_compared, _digits,
+)  # fmt: skip
 
 
 def _matching(

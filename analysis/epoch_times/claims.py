@@ -395,10 +395,7 @@ METHODS: tuple[tuple[str, _Formula], ...] = (
         rf"ring at (?P<peak>{_A_NUMBER}) (?P<unit>GiB|GB)/s",
         lambda s, m: s.ring_bytes / (float(m["peak"]) * UNIT_SIZES[m["unit"]]),
     ),
-    (
-        rf"(?P<top>{_A_NUMBER})(?: (?P<top_unit>MB|GB))?/(?P<bottom>{_A_NUMBER})(?: (?P<bottom_unit>ms|s))?",
-        _quotient,
-    ),
+    (rf"(?P<top>{_A_NUMBER})(?: (?P<top_unit>MB|GB))?/(?P<bottom>{_A_NUMBER})(?: (?P<bottom_unit>ms|s))?", _quotient),
     (rf"1/\(s\+\(1-s\)/N\), s=(?P<top>{_A_NUMBER})/(?P<bottom>{_A_NUMBER})(?: \(.*\))?", _amdahl),
 )
 """Pattern of a method and its formula; values in base units."""

@@ -19,13 +19,7 @@ from dpscope.analysis.epoch_times.baselines import (
     steps_in_epoch,
 )
 from dpscope.analysis.epoch_times.table import EpochTime, listed
-from dpscope.analysis.stats.scaling_laws import (
-    FARTHEST_FACTOR,
-    Scaling,
-    amdahl_speedup,
-    fit_scaling,
-    predicted_speedup,
-)
+from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, amdahl_speedup, fit_scaling, predicted_speedup
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 

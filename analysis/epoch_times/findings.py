@@ -250,15 +250,6 @@ def _extra_steps(row: EpochTime) -> float | None:
 
 
 _CHECKS: tuple[Callable[[_Table], Iterator[Finding]], ...] = (
-    _columns,
-    _batch_meaning,
-    _batch_exceeds_dataset,
-    _negative,
-    _clock,
-    _no_baseline,
-    _uneven_epochs,
-    _runs_differ,
-    _speedups,
-    _strategies,
-    _out_of_memory,
-)
+    _columns, _batch_meaning, _batch_exceeds_dataset, _negative, _clock, _no_baseline, _uneven_epochs, _runs_differ,
+    _speedups, _strategies, _out_of_memory,
+)  # fmt: skip

@@ -9,13 +9,16 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
 from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, moved_as, ring_hops, ring_us
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.figures.style import COLOURS, MARKERS, STYLE, bandwidth_axes, literal
+from dpscope.analysis.figures.style import COLOURS, MARKERS, STYLE, literal
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import LinkRate
@@ -81,7 +84,7 @@ def _panel(
         label="measured (range)",
     )
     draw_models(axes, (min(sizes_bytes), max(sizes_bytes)), kind, ranks, fit, link)
-    bandwidth_axes(axes)
+    _bandwidth_axes(axes)
 
 
 def _rates(kind: str, ranks: int, sizes_bytes: Sequence[float], times_us: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -171,7 +174,7 @@ def _trace_panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: 
     sizes_drawn = _size_range(own["bytes"].astype(float))
     draw_models(axes, sizes_drawn, str(own["moved_as"].iloc[0]), ranks, fit, link)
     axes.set_xlim(*sizes_drawn)
-    bandwidth_axes(axes)
+    _bandwidth_axes(axes)
     axes.set_title(f"{kind}, {counted(ranks, 'rank')}", loc="left", fontsize=9)
 
 
@@ -180,3 +183,29 @@ def _size_range(sizes: "pd.Series[float]") -> tuple[float, float]:
     low, high = np.log10(float(sizes.min())), np.log10(float(sizes.max()))
     beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)
     return 10 ** (low - beyond), 10 ** (high + beyond)
+
+
+def _bandwidth_axes(axes: Axes) -> None:
+    """Message sizes and bandwidths on logarithmic scales, with ticks as plain numbers."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _plain_bytes(size)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+    for axis in (axes.xaxis, axes.yaxis):
+        _few_ticks(axis)
+    axes.set_xlabel("message size")
+    axes.set_ylabel("bus bandwidth [GB/s]")
+
+
+def _few_ticks(axis: Axis) -> None:
+    """Powers of ten; below two decades also their double and fivefold."""
+    low, high = axis.get_view_interval()
+    narrow = low > 0 and np.log10(high / low) < 2
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
+    axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+
+
+def _plain_bytes(size: float) -> str:
+    """A size without needless decimals."""
+    number, _, unit = show_bytes(size).partition(" ")
+    return f"{float(number):g} {unit}"

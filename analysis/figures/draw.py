@@ -12,9 +12,16 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import training as training_figures
 from dpscope.analysis.figures.calibration import bandwidths
 from dpscope.analysis.figures.scaling import batch_figure, scaling, study
-from dpscope.analysis.figures.step import device_use, measured_and_estimated, phase_split, step_split, waterfall
+from dpscope.analysis.figures.step import (
+    device_use,
+    measured_and_estimated,
+    phase_split,
+    step_split,
+    wait_strip,
+    waits,
+    waterfall,
+)
 from dpscope.analysis.figures.style import STYLE
-from dpscope.analysis.figures.waits import wait_strip, waits
 from dpscope.analysis.runs.run_data import RunData
 
 _ID = re.compile(r'(\bid="|url\(#|href="#)')

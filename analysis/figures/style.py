@@ -1,15 +1,12 @@
 """The style and colours of all figures, and helpers that several of them share."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator
-
-from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH, NARROW = 7.5, 5.8  # inches: a figure on its own, and one of two next to each other
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -29,8 +26,10 @@ STYLE: Any = {
 
 def new_figure(
     rows: int, width: float = WIDTH, columns: int = 1, row_height: float = 0.34
-) -> tuple[Figure, list[Axes]]:
+) -> "tuple[Figure, list[Axes]]":
     """A figure with a height for so many rows, and axes next to each other."""
+    from matplotlib.figure import Figure  # not by those who only take the colours
+
     figure = Figure(figsize=(width, 1.5 + row_height * rows), layout="constrained")
     return figure, [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
 
@@ -38,32 +37,6 @@ def new_figure(
 def literal(text: str) -> str:
     """A name for a label, with dollar signs escaped, which would begin a formula."""
     return text.replace("$", r"\$")
-
-
-def bandwidth_axes(axes: Axes) -> None:
-    """Message sizes and bandwidths on logarithmic scales, with ticks as plain numbers."""
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _plain_bytes(size)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
-    for axis in (axes.xaxis, axes.yaxis):
-        _few_ticks(axis)
-    axes.set_xlabel("message size")
-    axes.set_ylabel("bus bandwidth [GB/s]")
-
-
-def _few_ticks(axis: Axis) -> None:
-    """Powers of ten; below two decades also their double and fivefold."""
-    low, high = axis.get_view_interval()
-    narrow = low > 0 and np.log10(high / low) < 2
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
-    axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
-
-
-def _plain_bytes(size: float) -> str:
-    """A size without needless decimals."""
-    number, _, unit = show_bytes(size).partition(" ")
-    return f"{float(number):g} {unit}"
 
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish; DataParallel's phases have further colours with a contrast

@@ -40,10 +40,7 @@ _ACCURACY = (
     _Panel("training accuracy [%]", lambda epoch: epoch.train_accuracy),
     _Panel("test accuracy [%]", lambda epoch: epoch.test_accuracy),
 )
-_LOSS = (
-    _Panel("training loss", lambda epoch: epoch.train_loss),
-    _Panel("test loss", lambda epoch: epoch.test_loss),
-)
+_LOSS = (_Panel("training loss", lambda epoch: epoch.train_loss), _Panel("test loss", lambda epoch: epoch.test_loss))
 
 
 def training_figures(data: TrainingData) -> dict[str, Figure]:
@@ -90,11 +87,7 @@ def _styles(cells: Sequence[TrainedCell]) -> dict[str, dict[str, Any]]:
 
 
 def _draw_cell(
-    axes: Axes,
-    cell: TrainedCell,
-    panel: _Panel,
-    style: dict[str, Any],
-    place: Callable[[Training], list[float]],
+    axes: Axes, cell: TrainedCell, panel: _Panel, style: dict[str, Any], place: Callable[[Training], list[float]]
 ) -> None:
     """Each seed, and the median over the seeds up to the shortest training."""
     places = [place(training) for training in cell.trainings]

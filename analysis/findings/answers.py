@@ -2,18 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.costs.sources import RingRate
 from dpscope.analysis.findings.actions import Confidence, Situation, best_action
 from dpscope.analysis.findings.ledger_text import LateRank, cost_text, slowed_by_tracing, slowed_text
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.units import NA, sentence, show_time
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.strategies import traits_of
+
+if TYPE_CHECKING:
+    from dpscope.analysis.costs.sources import RingRate
+    from dpscope.analysis.runs.cell_data import CellData
 
 QUESTIONS = ("Which strategy?", "What does communication cost?", "How accurate are the shortcuts?", "What to do next?")
 LABELS = ("Which", "Cost", "Shortcuts", "To do")
@@ -185,12 +188,12 @@ _MOST = 0.5  # of the error: a reason that explains as much is called most of it
 _CONCURRENT = 0.5  # of the error: concurrent collectives that explain as much are named as the reason
 
 
-def shortcuts_text(row: CellRow, data: CellData, rate: RingRate | None = None) -> str:
+def shortcuts_text(row: CellRow, data: "CellData", rate: "RingRate | None" = None) -> str:
     """One sentence per estimate; `rate` is the ring formula's bandwidth."""
     return f"{_subtraction(row, data)} {_ring(row, data, rate)}"
 
 
-def _subtraction(row: CellRow, data: CellData) -> str:
+def _subtraction(row: CellRow, data: "CellData") -> str:
     ledger, devices = row.ledger, data.cell.devices
     name, estimate = f"T_{devices} - T_1", row.same_local_batch_us
     exposed = ledger.exposed_us if ledger is not None else None
@@ -212,7 +215,7 @@ def _subtraction(row: CellRow, data: CellData) -> str:
     return f"{compared}{_why(row, ledger, data, estimate - exposed)}."
 
 
-def _why(row: CellRow, ledger: Ledger, data: CellData, error_us: float) -> str:
+def _why(row: CellRow, ledger: Ledger, data: "CellData", error_us: float) -> str:
     """The largest term of T_N - T_1 = exposed + slowdown + change of idle + change of tracer that has the error's sign.
 
     If it exceeds the error, the largest term of the other sign is named too, which offsets most of the excess.
@@ -220,11 +223,7 @@ def _why(row: CellRow, ledger: Ledger, data: CellData, error_us: float) -> str:
     slower = "compute that runs slower" + (" than on one device" if data.on_device else " on shared cores")
     terms = (
         (ledger.slowdown_us, slower, "compute that is shorter than on one device"),
-        (
-            row.added_idle_us,
-            "idle time that one device does not have",
-            "less idle time than on one device",
-        ),
+        (row.added_idle_us, "idle time that one device does not have", "less idle time than on one device"),
         (row.added_tracer_us, "time that traced steps do not show", "time that only tracing adds"),
     )
     known = [(value, more if value > 0 else less) for value, more, less in terms if value]
@@ -245,7 +244,7 @@ def _size(term: tuple[float, str]) -> float:
     return abs(term[0])
 
 
-def _ring(row: CellRow, data: CellData, rate: RingRate | None) -> str:
+def _ring(row: CellRow, data: "CellData", rate: "RingRate | None") -> str:
     ring, transfer = row.ring_us, row.transfer_us
     if ring is None:
         return f"The ring formula does not apply: {row.reasons.get('ring_us', NA)}."
@@ -259,7 +258,7 @@ def _ring(row: CellRow, data: CellData, rate: RingRate | None) -> str:
     return f"{result}; the transfers took {show_time(transfer)}{_ring_reason(row, data, transfer - ring)}."
 
 
-def _ring_reason(row: CellRow, data: CellData, more_us: float) -> str:
+def _ring_reason(row: CellRow, data: "CellData", more_us: float) -> str:
     if more_us < 0:
         return ", less: the link is faster than that rate"
     total = row.transfer_us or 0.0

@@ -27,13 +27,7 @@ class Reason:
 
 def reasons(row: CellRow) -> list[Reason]:
     """The reasons that this cell's measurements show; `row` is the cell's."""
-    found = [
-        *_overlap_and_wait(row),
-        *_terms(row),
-        *_local_batch(row),
-        *_loader(row),
-        *_imbalance(row),
-    ]
+    found = [*_overlap_and_wait(row), *_terms(row), *_local_batch(row), *_loader(row), *_imbalance(row)]
     return sorted(found, key=lambda reason: -abs(reason.amount_us))
 
 

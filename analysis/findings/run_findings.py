@@ -235,8 +235,7 @@ def communication_finding(row: CellRow) -> Iterator[Finding]:
         return
     if (slowed := slowed_by_tracing(row)) is not None:
         yield RunCode.COMMUNICATION_MEASURED.finding(
-            f"{row.cell}: {slowed_text(row, slowed)}",
-            "measure a larger batch or model, whose operations take longer",
+            f"{row.cell}: {slowed_text(row, slowed)}", "measure a larger batch or model, whose operations take longer"
         )
         return
     traits = traits_of(row.strategy)

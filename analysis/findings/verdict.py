@@ -173,10 +173,7 @@ def _largest_case(comparison: Comparison) -> list[CellRow]:
     """The cells on the most devices at their largest compared batch; without variants if any cell has none."""
     several = [row for row in _timed(comparison) if row.devices > 1 and row.cell not in comparison.trained_alone]
     compared = {(gap.devices, gap.batch_size) for gap in comparison.gaps}
-    size = max(
-        ((row.devices, _pair(row) in compared, row.batch_size or 0) for row in several),
-        default=None,
-    )
+    size = max(((row.devices, _pair(row) in compared, row.batch_size or 0) for row in several), default=None)
     case = [row for row in several if size and _pair(row) == (size[0], size[2])]
     plain = [row for row in case if not comparison.variants.get(row.cell)]
     return plain or case

@@ -57,7 +57,7 @@ def headline(report: EqualityReport) -> str:
 def pair_table(report: EqualityReport) -> TextTable:
     """A row per pair: the largest relative differences of the judged steps, and the first beyond the tolerance."""
     notes = [
-        f"largest relative differences over the judged steps; reference: {report.reference}; bit-equal: gradients and weights",
+        f"largest relative differences over the judged steps; reference: {report.reference}; bit-equal: gradients and weights"
     ]
     for ranks in report.ranks:
         if ranks.same_bits:
@@ -73,17 +73,8 @@ def pair_table(report: EqualityReport) -> TextTable:
             "of large tensors a sample of elements is compared in every step, all of the weights after the last"
         )
     headings = (
-        "pair",
-        "verdict",
-        "judged steps",
-        "loss",
-        "gradient",
-        "weight",
-        "first beyond",
-        "in",
-        "there",
-        "tolerance",
-    )
+        "pair", "verdict", "judged steps", "loss", "gradient", "weight", "first beyond", "in", "there", "tolerance",
+    )  # fmt: skip
     return TextTable("Trainings in pairs", headings, tuple(_pair_row(pair) for pair in report.pairs), tuple(notes))
 
 
@@ -112,11 +103,7 @@ def tolerance_table(report: EqualityReport) -> TextTable:
         )
         for one in shown
     )
-    headings = (
-        "step",
-        *(f"rounding: {what}" for what in WHATS),
-        *(f"tolerance: {what}" for what in WHATS),
-    )
+    headings = ("step", *(f"rounding: {what}" for what in WHATS), *(f"tolerance: {what}" for what in WHATS))
     note = (
         f"rounding: how far {report.reference} drifts from itself when every weight starts one unit in the last place off; "
         f"tolerance: {SAFETY:g} times that, or times (B - 1) u; not judged above {LARGEST_TOLERANCE:.0%}"

@@ -20,12 +20,7 @@ _VIEWER = "https://ui.perfetto.dev"
 
 
 def print_merge(
-    paths: Sequence[Path],
-    output: Path,
-    cell: str | None,
-    repeat: int | None,
-    limits: ReadLimits,
-    console: Console,
+    paths: Sequence[Path], output: Path, cell: str | None, repeat: int | None, limits: ReadLimits, console: Console
 ) -> int:
     """Merge a run's cell, or trace files; the exit status, as of `dpscope analyze` on trace files."""
     runs = [path for path in paths if is_run_folder(path)]

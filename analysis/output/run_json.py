@@ -21,12 +21,8 @@ from dpscope.analysis.training.tables import training_content
 from dpscope.profiling.mirrors.wandb_mirror import CellSummary
 
 UNKNOWN_WITH_COMMUNICATION = (
-    "communication_us",
-    "hidden_us",
-    "exposed_us",
-    "idle_us",
-    *WAIT_FIELDS,
-)
+    "communication_us", "hidden_us", "exposed_us", "idle_us", *WAIT_FIELDS,
+)  # fmt: skip
 """What of a step is not known once its communication is not: idle would hold what the trace does not show."""
 
 

@@ -35,17 +35,9 @@ if TYPE_CHECKING:
 
 
 _OF_MODELS = (
-    "device_use",
-    "device_points",
-    "formulas",
-    "predictions",
-    "collectives",
-    "nccl_choices",
-    "nccl_job",
-    "nccl_peers",
-    "bandwidth",
-    "utilisation",
-)
+    "device_use", "device_points", "formulas", "predictions", "collectives", "nccl_choices", "nccl_job", "nccl_peers",
+    "bandwidth", "utilisation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

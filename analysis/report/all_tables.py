@@ -36,26 +36,10 @@ _COMPARED = (
     "transfer: of the collectives that have one (rooted broadcasts and reduces have none); for DP all communication"
 )
 _MAIN = (
-    "time",
-    "gap",
-    "costs",
-    "memory",
-    "scaling",
-    "breakdown",
-    "device_use",
-    "device_points",
-    "traffic",
-    "estimates",
-    "identity",
-    "predictions",
-    "collectives",
-    "nccl_choices",
-    "nccl_job",
-    "nccl_peers",
-    "learning",
-    *TRAINING_TABLES,
+    "time", "gap", "costs", "memory", "scaling", "breakdown", "device_use", "device_points", "traffic", "estimates",
+    "identity", "predictions", "collectives", "nccl_choices", "nccl_job", "nccl_peers", "learning", *TRAINING_TABLES,
     "checks",
-)
+)  # fmt: skip
 
 
 def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> dict[str, TextTable]:
@@ -214,11 +198,7 @@ def projection_table(run: RunData) -> TextTable | None:
         title=f"Predicted, not measured: {what} on other links, {counted(devices, 'device')}",
         headings=("link", "one way [GB/s]", *(f"{size} [{unit.label}]" for size in moved)),
         rows=tuple(
-            (
-                name,
-                f"{gb_per_s:.3f}",
-                *(show(time_us, unit) for time_us in times_us[name]),
-            )
+            (name, f"{gb_per_s:.3f}", *(show(time_us, unit) for time_us in times_us[name]))
             for name, gb_per_s in projected_links().items()
         ),
         notes=(

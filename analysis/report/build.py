@@ -17,8 +17,15 @@ from dpscope.analysis.report.comparison_tables import comparison_csv, first_rows
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES, meanings
 from dpscope.analysis.report.nccl_tables import NcclChapter, run_chapter
-from dpscope.analysis.report.page import Page, PageAnswers, PageFigure, PageTable, page_sections, render_page
-from dpscope.analysis.report.sections import FIRST_FIGURES
+from dpscope.analysis.report.page import (
+    FIRST_FIGURES,
+    Page,
+    PageAnswers,
+    PageFigure,
+    PageTable,
+    page_sections,
+    render_page,
+)
 from dpscope.analysis.report.setting import environment_facts, setting_of
 from dpscope.analysis.report.stamp import PrintedReport, formats_there, replace_stamp
 from dpscope.analysis.report.timeline import timeline_views

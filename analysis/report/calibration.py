@@ -5,21 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscope.analysis.costs.calibrated import contention_ratios
 from dpscope.analysis.costs.calibration_files import calibration_path
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
+from dpscope.analysis.costs.sources import contention_ratios
 from dpscope.analysis.report.nccl_tables import calibration_chapter, ring_share
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
-from dpscope.profiling.records.calibration import (
-    Calibration,
-    CalibrationPoint,
-    CollectiveFit,
-    Contention,
-    FitPiece,
-)
+from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, Contention, FitPiece
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.store.errors import DpscopeError

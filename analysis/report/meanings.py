@@ -136,10 +136,7 @@ MEASURES = (
         "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; the clocks of other "
         "hosts are aligned on the ends of collectives, which all ranks finish together; the remaining difference is stated.",
     ),
-    (
-        "NA",
-        "Not measured or not applicable, never 0. The reason is below the table and in comparison.csv.",
-    ),
+    ("NA", "Not measured or not applicable, never 0. The reason is below the table and in comparison.csv."),
 )
 
 

@@ -7,20 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Quantity = Literal[
-    "text",
-    "count",
-    "time",
-    "bytes",
-    "rate",
-    "ratio",
-    "share",
-    "percent",
-    "points",
-    "flops",
-    "flop_rate",
-    "bandwidth",
+    "text", "count", "time", "bytes", "rate", "ratio", "share", "percent", "points", "flops", "flop_rate", "bandwidth",
     "flag",
-]
+]  # fmt: skip
 NA = "NA"
 
 _TIME_UNITS = (("µs", 1.0), ("ms", 1e3), ("s", 1e6))

@@ -66,8 +66,8 @@ def calibrate(request: CalibrateRequest) -> None:
     stated = options.read_link(request.link)
     from rich.console import Console
 
-    from dpscope.analysis.costs.calibrated import rate_between, rate_within
     from dpscope.analysis.costs.calibration_files import calibration_from_logs, calibration_path
+    from dpscope.analysis.costs.sources import rate_between, rate_within
     from dpscope.analysis.report.calibration import calibration_tables, save_calibration
     from dpscope.analysis.report.nccl_tables import calibration_chapter
     from dpscope.analysis.text.terminal import print_findings, print_table

@@ -13,7 +13,7 @@ from docs._tools.columns_docs import columns_page
 from docs._tools.commands_docs import commands_page, parameters
 from docs._tools.findings_docs import findings_page
 from docs._tools.glossary_docs import glossary_page
-from dpscope.analysis.report.sections import SECTIONS
+from dpscope.analysis.report.page import SECTIONS
 from dpscope.launch.cli import COMMANDS, app
 from dpscope.launch.measuring import worker_arguments as worker_job
 from tests.helpers.paths import ROOT

@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.cells.cell_ledger import cell_contentions
-from dpscope.analysis.costs.calibrated import contention_of
 from dpscope.analysis.costs.calibration_files import load_calibration
-from dpscope.analysis.costs.sources import cost_sources
+from dpscope.analysis.costs.sources import contention_of, cost_sources
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines

@@ -11,8 +11,15 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.what_if.answers.bases import base_of_loaded
 from dpscope.analysis.what_if.answers.cell_errors import with_cell_errors
-from dpscope.analysis.what_if.answers.output import RunAnswer, base_sentences, ledger_table, run_answer, run_table
-from dpscope.analysis.what_if.answers.savings import Saving, savings
+from dpscope.analysis.what_if.answers.output import (
+    RunAnswer,
+    Saving,
+    base_sentences,
+    ledger_table,
+    run_answer,
+    run_table,
+    savings,
+)
 from dpscope.analysis.what_if.replay.replay import (
     AS_IT_WAS,
     CollectiveSpan,

@@ -158,12 +158,7 @@ def _others(rows: pd.DataFrame, works: _Launched) -> list[OtherCollective]:
 
 
 def _works(
-    attribution: Attribution,
-    works: _Launched,
-    step: int,
-    began: float,
-    split: StepCollectives,
-    gradients: Gradients,
+    attribution: Attribution, works: _Launched, step: int, began: float, split: StepCollectives, gradients: Gradients
 ) -> tuple[Works, float]:
     """The columns of `Works`, and when the host was last known to be somewhere before the first launch."""
     count = len(works.launch_us)

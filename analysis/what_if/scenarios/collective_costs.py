@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dpscope.analysis.costs.calibrated import NodeRate, rate_between
 from dpscope.analysis.costs.calibration_fit import find_fit, largest_bus_gb_per_s
 from dpscope.analysis.costs.collective_forecast import CollectiveLevel, measured_times
 from dpscope.analysis.costs.formulas import bus_factor, ring_hops
+from dpscope.analysis.costs.sources import NodeRate, rate_between
 from dpscope.profiling.records.calibration import Calibration, CollectiveFit
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate

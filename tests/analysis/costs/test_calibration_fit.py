@@ -143,11 +143,7 @@ def printed(log: str, column: int) -> dict[int, float]:
 
 @pytest.mark.parametrize(
     ("log", "collective", "time_column"),
-    [
-        ("nccl_allreduce.log", "all_reduce", 4),
-        ("nccl_broadcast.log", "broadcast", 4),
-        ("nccl_reduce.log", "reduce", 5),
-    ],
+    [("nccl_allreduce.log", "all_reduce", 4), ("nccl_broadcast.log", "broadcast", 4), ("nccl_reduce.log", "reduce", 5)],
 )
 def test_real_logs(log: str, collective: str, time_column: int) -> None:
     fit = known(find_fit(calibration_from_logs([LOGS / log]), collective, 8))

@@ -2,12 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.costs.formulas import (
-    algorithm_us,
-    dp_nccl_us,
-    dp_peer_copies_us,
-    ring_us,
-)
+from dpscope.analysis.costs.formulas import algorithm_us, dp_nccl_us, dp_peer_copies_us, ring_us
 
 
 def test_ring_of_every_kind() -> None:

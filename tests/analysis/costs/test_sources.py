@@ -1,12 +1,13 @@
-"""Where a ring's rate is from: what the user states, what NVML reported, what was calibrated. Rates by hand from data sheets."""
+"""A ring's rate as stated, reported by NVML or calibrated, by hand from data sheets; ratios of contention with intervals."""
 
 import msgspec
 import pytest
 
-from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.costs.sources import CostSources, contention_of, contention_ratios
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.machine.nvml import ReplayedNvml
+from dpscope.profiling.records.calibration import Contention
 from dpscope.profiling.records.links import Interconnect
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
@@ -79,3 +80,29 @@ def test_a_log_of_two_nodes_predicts_cells_over_two_and_none_on_one() -> None:
     assert (sources.on_nodes(1).source(4), sources.on_nodes(2).source(4)) == (None, "calibration")
     untold = CostSources(None, msgspec.structs.replace(log, nodes={}))  # the user's word
     assert [untold.on_nodes(nodes).source(4) for nodes in (1, 2)] == ["calibration", "calibration"]
+
+
+# medians 100, 160, 250 and 10, 13 us
+TIMED = Contention(
+    collective="all_reduce", devices=2, size_bytes=1 << 20,
+    alone_us=(90.0, 100.0, 110.0), two_in_flight_us=(150.0, 160.0, 400.0), beside_compute_us=(240.0, 250.0, 260.0),
+    compute_alone_us=(10.0, 10.0, 10.0), compute_beside_us=(12.0, 13.0, 14.0),
+)  # fmt: skip
+
+
+def test_ratios_of_medians_with_their_spread() -> None:
+    ratios = contention_ratios(TIMED)
+    assert ratios.two_in_flight.value == pytest.approx(1.6)
+    assert ratios.beside_compute.value == pytest.approx(2.5)
+    assert ratios.compute.value == pytest.approx(1.3)
+    assert ratios.two_in_flight.low < 1.6 < ratios.two_in_flight.high <= 400 / 90
+    assert (ratios.compute.low, ratios.compute.high, ratios.compute.count) == (1.2, 1.4, 3)
+    assert ratios.summary.startswith("two in flight take 1.60x (")
+
+
+def test_each_device_count_has_its_own() -> None:
+    measured = msgspec.structs.replace(calibration({}), contention=(TIMED,))
+    assert contention_of(measured, 2) == contention_ratios(TIMED)
+    assert contention_of(measured, 4) is None
+    assert contention_of(calibration({}), 2) is None
+    assert contention_of(None, 2) is None

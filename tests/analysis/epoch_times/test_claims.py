@@ -269,11 +269,7 @@ CLAIMS = {
         "s,r,model_size,4*parameters,20,2,4,MB\n",
         DP_TIMES,
     ),
-    "volume_mismatch": (
-        "s,r,bandwidth,8 MB/4 ms,20,2,2000,MB/s\n",
-        "s,r,bandwidth,4 MB/2 ms,20,2,2000,MB/s\n",
-        SOUND,
-    ),
+    "volume_mismatch": ("s,r,bandwidth,8 MB/4 ms,20,2,2000,MB/s\n", "s,r,bandwidth,4 MB/2 ms,20,2,2000,MB/s\n", SOUND),
     # 50 steps x 1e6 elements count a global batch; T_1(20)/2 = 40 s would be the compute of 20 on each.
     "batch_meaning_contradicted": (
         "s,r,elements_per_epoch,any,20,2,5e7,elements\ns,r,compute_seconds,T1/N,20,2,40,s\n",

@@ -118,8 +118,7 @@ def gap(tracer_us: float, exposed_us: float = 60.0) -> StrategyGap:
 
 
 @pytest.mark.parametrize(
-    ("tracer_us", "explained"),
-    [(0.0, True), (25.0, True), (-25.0, True), (25.1, False), (-26.0, False), (80.0, False)],
+    ("tracer_us", "explained"), [(0.0, True), (25.0, True), (-25.0, True), (25.1, False), (-26.0, False), (80.0, False)]
 )
 def test_sentence_and_hatching_follow_one_rule(tracer_us: float, explained: bool) -> None:
     """A quarter of the gap is the limit: what the sentence does not explain is hatched, and nothing else is."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dpscope.analysis.figures.waits import wait_strips
+from dpscope.analysis.figures.step import wait_strips
 from dpscope.analysis.hosts.folds import RankSpread, fold, rank_means, spreads
 from dpscope.analysis.hosts.topology import rank_places
 from dpscope.analysis.partials.file import analyze_partials

@@ -82,11 +82,7 @@ def test_of_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str], output_fo
     if damaged and output_format == "json":
         assert {
             code for code in ("events_unreadable", "events_without_time", "negative_durations") if code in printed
-        } == {
-            "events_unreadable",
-            "events_without_time",
-            "negative_durations",
-        }
+        } == {"events_unreadable", "events_without_time", "negative_durations"}
         assert "communication_unknown" in printed
 
 

@@ -156,9 +156,7 @@ def test_a_table_without_these_cells_is_reported_in_a_line(tmp_path: Path) -> No
     assert not any("Published" in line for line in classic_tables(run, compare(run)).left_out)  # none were requested
 
 
-def test_an_efficiency_is_the_speedup_divided_by_the_devices(
-    study: tuple[Study, dict[str, dict[str, float]]],
-) -> None:
+def test_an_efficiency_is_the_speedup_divided_by_the_devices(study: tuple[Study, dict[str, dict[str, float]]]) -> None:
     tables, _ = study
     (table,) = [one for one in tables.tables if one.title == "Results"]
     row = dict(zip(table.headings, table.rows[2], strict=True))

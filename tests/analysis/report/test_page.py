@@ -17,8 +17,16 @@ from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import meanings
-from dpscope.analysis.report.page import has_values, page_sections, render_page, script_json, unbroken
-from dpscope.analysis.report.sections import FIRST_FIGURES, SECTIONS, Section
+from dpscope.analysis.report.page import (
+    FIRST_FIGURES,
+    SECTIONS,
+    Section,
+    has_values,
+    page_sections,
+    render_page,
+    script_json,
+    unbroken,
+)
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
@@ -242,15 +250,9 @@ def test_reasons_of_missing_values_name_columns_and_cells_few_of_many(example: R
     reason = "only DDP on several devices has a pass with its counters"
     assert f"NA (span/DDP's, buckets equal; single-d1-b8, dp-host-d2-b8): {reason}" in shown
     columns = (
-        "samples_per_s",
-        "step_us",
-        "compute_us",
-        "idle_us",
-        "wait_us",
-        "exposed_us",
-        "communication_us",
+        "samples_per_s", "step_us", "compute_us", "idle_us", "wait_us", "exposed_us", "communication_us",
         "traced_step_us",
-    )
+    )  # fmt: skip
     known = replace(example.comparison.rows["ddp-d2-b8"], reasons=dict.fromkeys(columns, "the file was lost"))
     lost = replace(example.comparison, rows={known.cell: known})
     (one,) = missing_reasons(lost)

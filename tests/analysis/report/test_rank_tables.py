@@ -43,10 +43,7 @@ def test_waits_are_means_over_all_repeats() -> None:
     table = known(run_waits([with_waits([(30.0, 0.0), (0.0, 10.0), (0.0, 0.0)])]))
     assert table.headings[0] == "cell"
     assert "[µs]" in table.headings[4]
-    assert table.rows == (
-        ("ddp-d2-b8", "1", "0", "2", "10.0", "75.0"),
-        ("ddp-d2-b8", "0", "1", "2", "3.3", "25.0"),
-    )
+    assert table.rows == (("ddp-d2-b8", "1", "0", "2", "10.0", "75.0"), ("ddp-d2-b8", "0", "1", "2", "3.3", "25.0"))
 
 
 def test_waits_of_partial_windows_do_not_count() -> None:

@@ -12,7 +12,7 @@ from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.traces.ranks.ledger import BUFFER_BROADCASTS, TRANSFER, UNSPLIT, WAITING, Ledger
 from dpscope.analysis.what_if.answers.bases import base_of_loaded, base_of_run
-from dpscope.analysis.what_if.answers.savings import (
+from dpscope.analysis.what_if.answers.output import (
     INFINITE_BANDWIDTH,
     TWICE_AS_FAST,
     Saving,

@@ -4,23 +4,11 @@ import math
 
 import pytest
 
-from dpscope.analysis.costs.calibrated import contention_of, rate_between, rate_within
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.collective_forecast import forecasts
-from dpscope.analysis.what_if.scenarios.collective_costs import (
-    CALIBRATED,
-    CARRIED,
-    HIERARCHY,
-    Cost,
-    Costs,
-    Links,
-)
-from dpscope.profiling.records.calibration import (
-    CALIBRATION_SCHEMA_VERSION,
-    Calibration,
-    CalibrationPoint,
-    Contention,
-)
+from dpscope.analysis.costs.sources import contention_of, rate_between, rate_within
+from dpscope.analysis.what_if.scenarios.collective_costs import CALIBRATED, CARRIED, HIERARCHY, Cost, Costs, Links
+from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint, Contention
 from dpscope.profiling.records.links import LinkRate
 from tests.helpers.known import known
 
