@@ -165,8 +165,7 @@ class Communication:
     queue_us: Number = _column("queue", "Time gloo's collectives waited for a worker thread")
     host_copy_us: Number = _column("host copies", "Host copies outside compute and communication")
     device_copy_us: Number = _column(
-        "device copies",
-        "Copies within a device, and memsets, outside compute, communication and host copies",
+        "device copies", "Copies within a device, and memsets, outside compute, communication and host copies"
     )
     unlaunched_us: Number = _column("not launched", "Part of idle in which nothing had been launched")
     critical_device: Count = _column(
@@ -186,9 +185,7 @@ class Communication:
     communication_share: Number = _column("comm. share", "Communication / traced step", "share")
     exposed_share: Number = _column("exposed share", "Exposed communication / traced step", "share")
     bytes_per_step: Number = _column(
-        "bytes/step",
-        "Collectives' buffers per rank and step; DP by copies: bytes a device sends to others",
-        "bytes",
+        "bytes/step", "Collectives' buffers per rank and step; DP by copies: bytes a device sends to others", "bytes"
     )
     collectives_per_step: Number = _column("collectives", "Collectives per rank and step", "count")
     algbw_gb_per_s: Number = _column("algbw", "All-reduce bytes / transfer (nccl-tests)", "bandwidth")
@@ -230,8 +227,7 @@ class Estimates:
         "t_1(b) - t_1(G)/N: the error of ideal split, because a step does not shrink in proportion to its batch",
     )
     same_total_local_batch_us: Number = _column(
-        "local batch",
-        "t_1(b) - t_1(G): the error of same total, because it compares different work per device",
+        "local batch", "t_1(b) - t_1(G): the error of same total, because it compares different work per device"
     )
     same_local_batch_epoch_us: Number = _column("same local batch", "T_N - T_1/N of an epoch at equal b")
     ideal_split_epoch_us: Number = _column("ideal split", "T_N - T_1(G)/N of an epoch")
@@ -350,9 +346,7 @@ class Checks:
     counter_span_ratio: Number = _column("span/DDP's", "Communication span by trace / by DDP's counters", "ratio")
     counter_buckets_equal: bool | None = _column("buckets equal", "All-reduce sizes are DDP's bucket sizes", "flag")
     peak_allocated_bytes: Count = _column(
-        "peak alloc.",
-        "Largest peak of torch's allocator on a device, tensors; NCCL's buffers lie outside",
-        "bytes",
+        "peak alloc.", "Largest peak of torch's allocator on a device, tensors; NCCL's buffers lie outside", "bytes"
     )
     state_bytes: Count = _column("state", "Parameters, buffers, optimizer state on a device between steps", "bytes")
     compile_us: Number = _column("compiling", "Longest time that a rank of the cell spent compiling")

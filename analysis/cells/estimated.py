@@ -6,10 +6,7 @@ import numpy as np
 
 from dpscope.analysis.cells.bandwidths import NO_ALL_REDUCE, has_rings, ring_loads
 from dpscope.analysis.cells.columns import COLUMNS
-from dpscope.analysis.cells.predicted import (
-    predict_cell,
-    relative_error,
-)
+from dpscope.analysis.cells.predicted import predict_cell, relative_error
 from dpscope.analysis.cells.row import RowBuilder, minus
 from dpscope.analysis.cells.subtraction import METHODS, NO_SAME_BATCH, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_us
@@ -68,11 +65,7 @@ def _put_subtractions(row: RowBuilder, data: CellData, singles: Mapping[int, Cel
     single = singles.get(cell.batch_size)
     alone = single.step_samples() if single is not None else []
     added = difference_estimate(data.step_samples(), alone, spreads.step)
-    row.put_interval(
-        NO_SAME_BATCH if single is None else NO_INTERVAL,
-        "same_local_batch_us",
-        added,
-    )
+    row.put_interval(NO_SAME_BATCH if single is None else NO_INTERVAL, "same_local_batch_us", added)
     row.put(
         "needs single-device cells at the batch per device and at the global batch",
         ideal_split_local_batch_us=minus(same, total / cell.devices if total is not None else None),
@@ -164,8 +157,7 @@ def _put_predictions(row: RowBuilder, data: CellData, sources: CostSources) -> N
     prediction = predict_cell(data, sources)
     row.put(prediction.transfer_reason or "not predicted", prediction_source=prediction.source)
     row.put(
-        "no contention data in a calibration, or nothing overlaps",
-        prediction_contention=prediction.contention or None,
+        "no contention data in a calibration, or nothing overlaps", prediction_contention=prediction.contention or None
     )
     measured = row.number("communication_us" if data.cell.traits.peer_copies else "transfer_us")
     for name, predicted, against, reason in (

@@ -70,14 +70,7 @@ def summarise_cell(
     `flops` are the FLOPs that a user states of a cell that did not count them.
     """
     row, cell = RowBuilder(), data.cell
-    row.put(
-        "",
-        cell=cell.name,
-        strategy=cell.strategy,
-        devices=cell.devices,
-        nodes=data.nodes,
-        status=_status(data),
-    )
+    row.put("", cell=cell.name, strategy=cell.strategy, devices=cell.devices, nodes=data.nodes, status=_status(data))
     if knows_batch(cell):
         row.put("", batch_size=cell.batch_size, global_batch_size=cell.global_batch_size)
     else:
@@ -127,12 +120,7 @@ def _status(data: CellData) -> str:
 def _put_times(row: RowBuilder, data: CellData, spread: Spread) -> None:
     step = median_estimate(data.step_samples(), spread)
     without = [total - wait for total, wait in zip(data.step_samples(), data.step_samples("data_wait_us"), strict=True)]
-    row.put(
-        NO_INTERVAL,
-        step_us=step.value,
-        step_count=step.count,
-        step_without_wait_us=pooled_median(without),
-    )
+    row.put(NO_INTERVAL, step_us=step.value, step_count=step.count, step_without_wait_us=pooled_median(without))
     row.put_interval(NO_INTERVAL, "step_us", step)
     known = data.knows_samples
     _put_rates(row, data, step, known)
@@ -152,9 +140,7 @@ def _put_rates(row: RowBuilder, data: CellData, step: Estimate, known: bool) -> 
     tokens = data.ranks[0][1].tokens_per_sample
     rate = _per_second(size, step.value)
     row.put(
-        _NO_BATCH,
-        samples_per_s=rate,
-        samples_per_s_without_wait=_per_second(size, row.number("step_without_wait_us")),
+        _NO_BATCH, samples_per_s=rate, samples_per_s_without_wait=_per_second(size, row.number("step_without_wait_us"))
     )
     ends = Interval(1e6 / step.high, 1e6 / step.low) if step.low and step.high else None
     scaled = Interval(size * ends.low, size * ends.high) if size is not None and ends is not None else None
@@ -209,16 +195,10 @@ def _put_scaling(row: RowBuilder, data: CellData, singles: Mapping[int, CellData
         _speedup_range(data, singles, cell.global_batch_size, spread),
     )
     few = "one device: 1 by definition" if cell.traits.baseline else NO_INTERVAL
-    row.put(
-        NO_SAME_BATCH,
-        weak_speedup=weak * cell.devices if weak is not None else None,
-        weak_efficiency=weak,
-    )
+    row.put(NO_SAME_BATCH, weak_speedup=weak * cell.devices if weak is not None else None, weak_efficiency=weak)
     row.put_interval(NO_SAME_BATCH if same is None else few, "weak_efficiency", weak_range)
     row.put(
-        NO_GLOBAL_BATCH,
-        strong_speedup=strong,
-        strong_efficiency=strong / cell.devices if strong is not None else None,
+        NO_GLOBAL_BATCH, strong_speedup=strong, strong_efficiency=strong / cell.devices if strong is not None else None
     )
     row.put_interval(NO_GLOBAL_BATCH if total is None else few, "strong_speedup", strong_range)
     row.put("the length of an epoch is not known", steps_per_epoch=data.ranks[0][1].steps_per_epoch)

@@ -81,9 +81,7 @@ class ScalingChoice:
 
 
 def scaling_series(
-    measured: Sequence[CellData],
-    single_device_baselines: Callable[[Cell], Mapping[int, CellData]],
-    spread: Spread,
+    measured: Sequence[CellData], single_device_baselines: Callable[[Cell], Mapping[int, CellData]], spread: Spread
 ) -> tuple[ScalingSeries, ...]:
     """Every series with a single-device cell to stand against.
 

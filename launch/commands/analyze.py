@@ -21,11 +21,7 @@ IDLE = (
     Idle(
         ("classic",), lambda values: not options.any_run(values), "trace files alone hold no epochs; give a run folder"
     ),
-    Idle(
-        ("verbose", "quiet"),
-        _no_report,
-        "it only applies to a run's report without --format and --tables",
-    ),
+    Idle(("verbose", "quiet"), _no_report, "it only applies to a run's report without --format and --tables"),
     Idle(
         ("figures", "open_page"),
         lambda values: _no_report(values) and values["report"] is None,
@@ -50,11 +46,7 @@ IDLE = (
         lambda values: values["classic"] or values["output_format"] == "csv",
         "what NCCL chose is in the report and its tables and in JSON; omit --tables and --format csv",
     ),
-    Idle(
-        ("flops",),
-        lambda values: values["classic"],
-        "the tables of data-parallel studies hold no rates of FLOPs",
-    ),
+    Idle(("flops",), lambda values: values["classic"], "the tables of data-parallel studies hold no rates of FLOPs"),
     Idle(
         ("report",),
         lambda values: options.any_run(values) and (values["classic"] or values["output_format"] != "table"),
@@ -67,9 +59,7 @@ IDLE = (
         "it applies to traces and partials; dpscope bundle hides a run's hosts",
     ),
     Idle(
-        ("topology", "hide_hosts"),
-        lambda values: values["output_format"] == "csv",
-        "the CSV of traces names no host",
+        ("topology", "hide_hosts"), lambda values: values["output_format"] == "csv", "the CSV of traces names no host"
     ),
     Idle(
         ("max_bytes", "max_events"),

@@ -15,10 +15,7 @@ from dpscope.profiling.records.settings import Declared, field_declarations
 from dpscope.profiling.store.errors import DpscopeError
 
 _SETTINGS = {name: one for name, one in field_declarations(CalibrationSettings).items() if one.setting.help}
-_MEASURING = (
-    *(one.option for one in _SETTINGS.values()),
-    *("nodes", "node_rank", "rendezvous", "wait_for_nodes"),
-)
+_MEASURING = (*(one.option for one in _SETTINGS.values()), *("nodes", "node_rank", "rendezvous", "wait_for_nodes"))
 IDLE = (
     options.ONE_NODE,
     Idle(_MEASURING, lambda values: values["from_nccl_tests"], "--from-nccl-tests reads logs and measures nothing"),

@@ -33,8 +33,7 @@ Detect = Annotated[
     typer.Option(metavar="CHANGE", help="instead of --repeats: as many as show a change of this size, such as 5%"),
 ]
 DetectLimit = Annotated[
-    float | None,
-    typer.Option(help="no repeat beyond the first three begins after so many seconds; default: 1800"),
+    float | None, typer.Option(help="no repeat beyond the first three begins after so many seconds; default: 1800")
 ]
 CalibrationFile = Annotated[
     Path | None,
@@ -54,8 +53,7 @@ NcclLogs = Annotated[
 ReportFolder = Annotated[Path | None, typer.Option("--report", help="where the report goes; a run's into its folder")]
 TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]
 Figures = Annotated[
-    str | None,
-    typer.Option(help="files of figures next to the page: png, svg, pdf or some of them, or none"),
+    str | None, typer.Option(help="files of figures next to the page: png, svg, pdf or some of them, or none")
 ]
 MaxBytes = Annotated[
     str | None,

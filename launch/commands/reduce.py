@@ -53,12 +53,7 @@ def reduce(
     own = None if share is None else read_share(share)
     with progress() as update:
         made = reduce_traces(
-            paths,
-            output,
-            own,
-            limits,
-            jobs=jobs,
-            progress=lambda done, of: update(f"{done} of {of} read"),
+            paths, output, own, limits, jobs=jobs, progress=lambda done, of: update(f"{done} of {of} read")
         )
     Console(markup=False).print(_summary(made), highlight=False, soft_wrap=True)
     for one in made.unread:

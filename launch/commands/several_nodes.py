@@ -52,11 +52,7 @@ def this_node(options: NodeOptions, plan_alone: bool = False) -> "NodePlace | No
 
 @contextmanager
 def on_all_nodes(
-    place: "NodePlace | None",
-    request: NodeOptions,
-    device: str,
-    console: "Console",
-    folder: Path | None = None,
+    place: "NodePlace | None", request: NodeOptions, device: str, console: "Console", folder: Path | None = None
 ) -> "Iterator[JobStarter]":
     """What starts the command's jobs, on this node or on all of them, which meet first.
 

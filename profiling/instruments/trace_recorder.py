@@ -54,12 +54,7 @@ class StepTrace:
     """
 
     def __init__(
-        self,
-        traced_steps: int,
-        path: Path,
-        device: torch.device,
-        all_threads: bool,
-        synchronise: Callable[[], None],
+        self, traced_steps: int, path: Path, device: torch.device, all_threads: bool, synchronise: Callable[[], None]
     ) -> None:
         self.steps = WARMUP_STEPS + traced_steps + 1
         self.complete = False

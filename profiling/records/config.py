@@ -147,8 +147,7 @@ class Measurement(ConfigPart, frozen=True):
     heading: ClassVar[str] = AMOUNT
 
     warmup_steps: Annotated[
-        int,
-        Setting(help="untimed steps before anything is measured, 5 or more", option="warmup", check=at_least(1)),
+        int, Setting(help="untimed steps before anything is measured, 5 or more", option="warmup", check=at_least(1))
     ] = 5
     steps: Annotated[
         int | None,

@@ -70,12 +70,7 @@ class TrainConfig(Stored, frozen=True):
     epochs: Annotated[int, Setting(help="epochs of every training", heading=AMOUNT, check=at_least(1))]
     seeds: Annotated[
         tuple[int, ...],
-        Setting(
-            help="0,1,2: a training of every cell with each",
-            text=_numbers,
-            example="0,1,2",
-            check=_seeds_fix,
-        ),
+        Setting(help="0,1,2: a training of every cell with each", text=_numbers, example="0,1,2", check=_seeds_fix),
     ] = (0,)  # of weights, order of samples and augmentation
     milestones: Annotated[
         tuple[int, ...],
@@ -120,8 +115,7 @@ class TrainConfig(Stored, frozen=True):
         ),
     ] = 0
     timeout_s: Annotated[
-        float,
-        Setting(help="seconds one training may take", option="timeout", heading=AMOUNT, check=TIMEOUT_CHECK),
+        float, Setting(help="seconds one training may take", option="timeout", heading=AMOUNT, check=TIMEOUT_CHECK)
     ] = 7 * 24 * 3600.0
 
 

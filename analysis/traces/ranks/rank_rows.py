@@ -42,12 +42,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
 
 TIMELINE = "timeline"
 READ_ON = "reduced_on"  # a column of partials alone
-_ARROW: dict[Kind, pa.DataType] = {
-    "word": pa.string(),
-    "truth": pa.bool_(),
-    "real": pa.float64(),
-    "whole": pa.int64(),
-}
+_ARROW: dict[Kind, pa.DataType] = {"word": pa.string(), "truth": pa.bool_(), "real": pa.float64(), "whole": pa.int64()}
 _FINDING = pa.struct([(name, pa.string()) for name in ("severity", "code", "message", "next_step")])
 
 

@@ -247,9 +247,7 @@ def _in_order(ranks: Sequence[RankTables]) -> list[RankTables]:
 
 
 def analyze_job(
-    job: JobTables,
-    findings: Sequence[Finding],
-    timelines: Callable[[Sequence[int]], Sequence[StepTimeline | None]],
+    job: JobTables, findings: Sequence[Finding], timelines: Callable[[Sequence[int]], Sequence[StepTimeline | None]]
 ) -> TraceAnalysis:
     """The analysis of a job's ranks; `findings` are of the files, and go first.
 

@@ -23,10 +23,7 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
-_FILE_NAME_RANK = (
-    re.compile(r"^\d+_(\d+)\.pt\.trace\.json"),
-    re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE),
-)
+_FILE_NAME_RANK = (re.compile(r"^\d+_(\d+)\.pt\.trace\.json"), re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE))
 _LONGEST_TEXT = 256  # characters of a name
 _MOST_LENIENT = 4 << 20  # bytes that are no strict JSON: its objects take up to 30 times as much
 
