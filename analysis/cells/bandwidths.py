@@ -2,7 +2,7 @@
 
 Effective bandwidth is wire bytes per step over a time per step: the bytes each rank sends, by the bus factors of nccl-tests
 (doc/PERFORMANCE.md), so that it compares with a link's rate one way. The three times: the subtraction estimate t_N(b) - t_1(b),
-which holds more and less than communication; the union of communication, which holds waiting; the transfers alone.
+which contains more and less than communication; the union of communication, which contains waiting; the transfers alone.
 """
 
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Ends:
-    """Two columns that bound another one: what stands in their names before the unit, and what they mean."""
+    """Two columns that bound another one: the words in their names before the unit, and their meaning."""
 
     low: str
     high: str

@@ -72,9 +72,8 @@ class CellPrediction:
     collectives: tuple[CollectivePrediction, ...]
     transfer_reason: str
     exposed_reason: str
-    contention: str = (
-        ""  # how much the calibration slows collectives next to others and next to compute, if that was used
-    )
+    # how much the calibration slows collectives next to others and next to compute, if that was used
+    contention: str = ""
 
 
 def relative_error(predicted_us: float | None, measured_us: float | None) -> float | None:

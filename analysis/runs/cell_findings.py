@@ -63,9 +63,9 @@ def _apart(name: str, repeats: Sequence[Samples]) -> Finding | None:
 
 
 def relative_drift(samples: Samples) -> float | None:
-    """Change from the first step to the last over the median; None where no trend is shown.
+    """Change from the first step to the last over the median; None if no trend is significant.
 
-    The slope is the median of all pairwise slopes; a trend is shown if its 99% interval leaves 0 out and it amounts to DRIFT.
+    The slope is the median of all pairwise slopes; a trend is significant if its 99% interval excludes 0 and it reaches DRIFT.
     """
     if len(samples) < FEWEST_FOR_DRIFT:
         return None
@@ -91,7 +91,7 @@ def _drift(name: str, repeats: Sequence[Samples]) -> Finding | None:
 
 
 def _outliers(name: str, repeats: Sequence[Samples]) -> Finding | None:
-    """Steps far above the rest of their own repeat, by the median absolute deviation."""
+    """Steps far above the rest of their repeat, by the median absolute deviation."""
     far: list[float] = []
     worst = 1.0
     for samples in repeats:

@@ -133,9 +133,9 @@ def _window_samples(data: CellData, column: str) -> list[Samples]:
 
 
 def mark_unseen(changes: Sequence[Change], fail_over: float) -> list[Change]:
-    """The changes, with steps marked in which a slowdown by `fail_over` (0.05 is 5%) can be neither shown nor ruled out.
+    """The changes, with steps marked in which a slowdown by `fail_over` (0.05 is 5%) can be neither detected nor ruled out.
 
-    A slowdown is ruled out where the interval of the ratio ends below it; a step that is shown to be faster or slower is judged.
+    A slowdown is ruled out if the interval of the ratio ends below it; a step that is significantly faster or slower is judged.
     """
     return [replace(one, unseen_share=fail_over) if _hides(one, fail_over) else one for one in changes]
 

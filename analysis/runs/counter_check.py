@@ -1,4 +1,4 @@
-"""DDP's own runtime counters against the trace of the same steps: an oracle nobody here wrote."""
+"""DDP's own runtime counters against the trace of the same steps: an independent reference."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 
 def traced_run(analysis: TraceAnalysis, paths: Sequence[Path]) -> RunData:
-    """What `analyze_traces` gave of `paths`, as a run whose one cell is the job; its name holds the ranks that were read."""
+    """The result of `analyze_traces` for `paths` as a run with one cell, the job; its name contains the ranks that were read."""
     return traced_repeats({"": analysis}, paths)
 
 
@@ -58,7 +58,7 @@ def _together(tables: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _files(analysis: TraceAnalysis) -> tuple[TraceFile, ...]:
-    """The file of each rank that was read; a file that holds several stands here with the first of them."""
+    """The file of each rank that was read; a file of several ranks is listed with the first of them."""
     found: dict[Path, TraceFile] = {}
     for one in analysis.summaries:
         path = Path(one.source.removesuffix(f" (rank {one.rank})"))
@@ -67,7 +67,7 @@ def _files(analysis: TraceAnalysis) -> tuple[TraceFile, ...]:
 
 
 def _common(paths: Sequence[Path]) -> Path:
-    """The one path that was named, else the folder that holds them all."""
+    """The path if there is one, else the folder that contains all of them."""
     return paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.absolute() for path in paths]))
 
 

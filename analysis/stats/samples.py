@@ -1,4 +1,4 @@
-"""Medians and their intervals, from how far repeats lie apart. Nothing is shown without spread and count.
+"""Medians and their intervals, from how far repeats lie apart. Nothing is reported without spread and count.
 
 A cell's steps within one repeat share what that repeat had: a clock, a placement, another program. More of them do not show
 how the next repeat comes out, so every interval here is based on the repeats' medians, taken as logarithms, as what disturbs a
@@ -312,9 +312,9 @@ def _around(value: float, half: float, count: int) -> Estimate:
 
 
 def verdict(estimate: Estimate, even: float = 1.0) -> Verdict:
-    """Whether an estimate is shown to lie above or below `even` (1 for a ratio, 0 for a difference).
+    """Whether an estimate is significantly above or below `even` (1 for a ratio, 0 for a difference).
 
-    Refused below FEWEST_SAMPLES samples; no difference is shown when the interval holds `even`.
+    Refused below FEWEST_SAMPLES samples; a difference is not significant when the interval contains `even`.
     """
     if estimate.low is None or estimate.high is None:
         return "too_few_samples"

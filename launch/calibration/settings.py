@@ -15,9 +15,8 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 """Types that every backend can reduce, and the bytes of one element."""
 
 TYPICAL_BUCKET_BYTES = 25 << 20  # DistributedDataParallel's default, at which contention is measured
-CONTENDED_CALLS = (
-    5  # duration of one contention iteration in calls: one alone, two at once, about two during computation
-)
+# duration of one contention iteration in calls: one alone, two at once, about two during computation
+CONTENDED_CALLS = 5
 
 
 def contended_bytes(sizes: Sequence[int]) -> int:

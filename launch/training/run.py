@@ -94,7 +94,6 @@ class TrainLogFile:
         self._findings: list[Finding] = []
 
     def add(self, findings: Sequence[Finding]) -> None:
-        """Add findings."""
         self._findings += findings
 
     def update(self, job: PlannedTrainJob, records: Sequence[EpochRecord]) -> None:
@@ -154,7 +153,6 @@ class TrainingWatch:
 
 
 def epoch_line(record: EpochRecord, epochs: int) -> str:
-    """An epoch in one line."""
     return (
         f"epoch {record.epoch}/{epochs}: train loss {_loss(record.train_loss)}, {record.train_accuracy:.2f}%; "
         f"test loss {_loss(record.test_loss)}, {record.test_accuracy:.2f}%; learning rate {record.learning_rate:.4g}; "

@@ -245,25 +245,20 @@ ImageSet = StoredImages | TransformedImages | FakeImages | MadeSamples
 
 def training_images(workload: Workload, built: BuiltModel, augment: bool = True) -> ImageSet:
     """The training samples, augmented from `workload.seed`; raises DpscopeError if they cannot be read."""
-    if workload.data == "cifar10":
-        return _cifar10(workload, train=True, augmentation=Augmentation(workload.seed, 4, True) if augment else None)
-    if workload.data == "digits":
-        return _digits(workload, train=True, augmentation=Augmentation(workload.seed, 3, False) if augment else None)
-    if built.make_batch is not None:
-        return MadeSamples(built.make_batch, first=0, count=workload.samples)
-    return FakeImages(built, first=0, count=workload.samples)
+    shift, flip = (4, True) if workload.data == "cifar10" else (3, False)
+    return _images(workload, built, True, Augmentation(workload.seed, shift, flip) if augment else None)
 
 
 def test_images(workload: Workload, built: BuiltModel) -> ImageSet:
     """The test samples, never augmented; for fake data, a fifth as many as training samples."""
-    if workload.data == "cifar10":
-        return _cifar10(workload, train=False, augmentation=None)
-    if workload.data == "digits":
-        return _digits(workload, train=False, augmentation=None)
-    count = max(1, workload.samples // 5)
-    if built.make_batch is not None:
-        return MadeSamples(built.make_batch, first=workload.samples, count=count)
-    return FakeImages(built, first=workload.samples, count=count)
+    return _images(workload, built, False, None)
+
+
+def _images(workload: Workload, built: BuiltModel, train: bool, augmentation: Augmentation | None) -> ImageSet:
+    if workload.data in ("cifar10", "digits"):
+        return (_cifar10 if workload.data == "cifar10" else _digits)(workload, train, augmentation)
+    first, count = (0, workload.samples) if train else (workload.samples, max(1, workload.samples // 5))
+    return FakeImages(built, first, count) if built.make_batch is None else MadeSamples(built.make_batch, first, count)
 
 
 def check_classes(workload: Workload, built: BuiltModel) -> None:

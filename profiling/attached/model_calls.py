@@ -59,7 +59,6 @@ class ModelCalls:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The modules that are watched."""
         return list(self._watched.values())
 
     @property

@@ -375,7 +375,6 @@ class DdpCounters(Stored, frozen=True):
     backward_comm_us: float
     overlap_us: float
     bucket_bytes: tuple[int, ...]  # rebuilt_bucket_sizes
-    iterations: int = (
-        1  # forward passes of a step that reduce gradients; the counters are of the last but one of several
-    )
+    # forward passes of a step that reduce gradients; the counters are of the last but one of several
+    iterations: int = 1
     cpu_wait_us: float | None = None  # total over the rank's threads in the step: ready to run, but waiting for a core

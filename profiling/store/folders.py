@@ -33,9 +33,8 @@ from dpscope.profiling.store.files import natural_order, read_json, read_json_if
 if TYPE_CHECKING:
     import pandas as pd
 
-ATTACHED_PREFIX = (
-    ".tmp-attached-"  # of a folder in cells, in which an attached job's processes collect their measurements
-)
+# of a folder in cells, in which an attached job's processes collect their measurements
+ATTACHED_PREFIX = ".tmp-attached-"
 _TORCHRUN = r"torchrun/[^/]+/attempt_\d+/\d+/(stdout\.log|stderr\.log|error\.json)"
 _JOB = rf"result\.json|log\.txt|progress\.txt|job\.txt|failure_\d+_\d+\.json|{_TORCHRUN}"
 _TRACE = r"\d+_\d+\.(pt\.trace\.json\.gz|tables\.parquet)"

@@ -153,7 +153,7 @@ class _Calls:
     step_start_us: FloatColumn  # of the step each launch may be in
 
     def at(self, times: FloatColumn) -> IntColumn:
-        """The call each time lies in, -1 for none."""
+        """The call that contains each time, -1 for none."""
         return intervals.index_at(self.start_us, self.end_us, times)
 
     def before(self, times: FloatColumn) -> BoolColumn:

@@ -290,7 +290,7 @@ def _titles(ranks: Sequence[RankFile]) -> list[str]:
 
 
 def _fields(reference: Trace, first_us: float, ranks: Sequence[MergedRank]) -> dict[str, Any]:
-    """What the merged trace holds besides its events: as Kineto's fields where there are some, the rest under `dpscope`."""
+    """The merged trace's fields other than its events: Kineto's fields where it has them, the rest under `dpscope`."""
     fields: dict[str, Any] = {
         "baseTimeNanoseconds": reference.zero_ns + round(first_us * 1e3),
         "deviceProperties": [{"id": index, "name": name} for index, name in enumerate(reference.device_names)],

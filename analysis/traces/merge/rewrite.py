@@ -1,4 +1,4 @@
-"""One rank's events as they stand in a merged trace, and the trace's text: JSON in Kineto's layout, plain or gzipped.
+"""One rank's events as written to a merged trace, and the trace's text: JSON in Kineto's layout, plain or gzipped.
 
 Events are on the common time axis, with ids distinct from other ranks' ids. The text is written in parts. They are compressed
 where they are made, each ending on a byte (a full flush), so that many processes can make them. Joined they are one gzip member:

@@ -52,7 +52,7 @@ class TrackScan:
         self._durations.append(np.array([event.dur for event in complete], dtype=np.float64))
 
     def moved(self) -> dict[EventPlace, int]:
-        """The lane, 1 or higher, of each event that has to leave its track."""
+        """The lane, 1 or higher, of each event that must move to another lane."""
         if not self._codes:
             return {}
         code = np.concatenate(self._codes)

@@ -40,7 +40,7 @@ class FoundJobs:
 def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path]) -> FoundJobs:
     """The jobs among traces; `places` are the files that hold them, whose folders name the jobs.
 
-    A job of several folders is named by the folder that holds them, one whose files lie next to the others' folders ``.``. A
+    A job of several folders is named by the folder that contains them, one whose files lie next to the others' folders ``.``. A
     single trace in a folder with a job of several, but not of that job, is left out with a finding.
     """
     kept, copies = _without_copies(traces)
@@ -249,7 +249,7 @@ def _by_folder(traces: Sequence[TraceIdentity], places: Sequence[Path], part: In
 
 
 def _folders(places: Sequence[Path]) -> list[tuple[str, ...]]:
-    """The folder of each file, below the one that holds them all."""
+    """The folder of each file, below the folder that contains all of them."""
     absolute = [Path(os.path.abspath(place)).parent for place in places]
     common = Path(os.path.commonpath(absolute))
     return [folder.relative_to(common).parts for folder in absolute]

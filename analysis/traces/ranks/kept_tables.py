@@ -26,7 +26,7 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path, write_bytes
 from dpscope.profiling.store.folders import TABLES_SUFFIX
 
-FORMAT_VERSION = 2  # of the file itself; raise it when what stands in it is arranged otherwise
+FORMAT_VERSION = 2  # of the file itself; raise it when its layout changes
 MOST_BYTES = 1 << 30  # of all tables; a trace of 8 ranks and 10 steps takes about 200 kB
 CONTENT_SUFFIX = ".content"  # of what `made_once` keeps
 _KEY = "dpscope.key"

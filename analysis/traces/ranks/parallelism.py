@@ -147,7 +147,6 @@ class ParallelismEvidence(msgspec.Struct, frozen=True, rename={"requested_kinds"
 
 
 def parallelism_evidence(attribution: Attribution) -> ParallelismEvidence:
-    """Evidence of one trace."""
     events = attribution.events
     working = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
     return ParallelismEvidence(

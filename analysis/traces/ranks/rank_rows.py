@@ -38,7 +38,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "copies": ("rank", *COPY_COLUMNS),
     "kernels": kernel_times.COLUMNS,
 }
-"""A rank's tables and their columns; `rank` is the row's own and stands in no list."""
+"""A rank's tables and their columns; `rank` belongs to the row and is in no list."""
 
 TIMELINE = "timeline"
 READ_ON = "reduced_on"  # a column of partials alone
@@ -130,7 +130,7 @@ def join_rows(rows: pa.Table) -> JobTables:
 
 
 def ranks_of(rows: pa.Table) -> list[RankTables]:
-    """What `to_rows` was given."""
+    """The inverse of `to_rows`."""
     found = []
     for place, timeline in enumerate(timelines_of(rows)):
         one = join_rows(rows.slice(place, 1))

@@ -180,7 +180,6 @@ def named_collectives(attribution: Attribution) -> Table:
 
 
 def rank_tables(trace: Trace) -> RankTables:
-    """The tables of one trace."""
     return _rank_tables(attribute(trace))
 
 

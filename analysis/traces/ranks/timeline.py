@@ -239,7 +239,7 @@ def _within(events: EventTable, rows: BoolColumn, window: tuple[float, float]) -
 
 
 def _outermost(events: EventTable, rows: IntColumn) -> IntColumn:
-    """Of operators those that lie in no other one of their thread."""
+    """The outermost operators of each thread."""
     kept = []
     for thread in np.unique(events.thread[rows]):
         own = rows[events.thread[rows] == thread]

@@ -121,7 +121,6 @@ class TraceAnalysis:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All findings."""
         return self.file_findings + self.job_findings
 
     @property

@@ -43,7 +43,7 @@ DEVICE_WORK = frozenset({Category.KERNEL, Category.MEMCPY, Category.MEMSET})
 
 
 def category_of(name: object) -> Category | None:
-    """What events of a category are read as; None for those that no table holds."""
+    """What events of a category are read as; None for those that are in no table."""
     return CATEGORIES.get(name) if isinstance(name, str) else None
 
 

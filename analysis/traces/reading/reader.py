@@ -155,7 +155,7 @@ class Foreign:
         self.producers: Counter[str] = Counter()
 
     def add(self, events: Sequence[_NamedEvent]) -> None:
-        """Note events that no table holds."""
+        """Note events that are in no table."""
         for event in events:
             if event.ph in _PHASES and not is_of_torch_profiler(event.cat):
                 self.events += 1
@@ -199,7 +199,7 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
     """Read a trace file of one rank, or of several that a tool fused: a Trace each, in the order of ranks.
 
     As `read_trace` otherwise. Only a file that turns out to be fused is read a second time, rank by rank. `watch` sees
-    every event once, in file order, those that no table holds among them.
+    every event once, in file order, including those that are in no table.
     """
     path = Path(path)
     builder, foreign = TableBuilder(), Foreign()

@@ -28,7 +28,7 @@ _DENSE = 4  # times as many codes as rows, up to which groups are found by count
 
 
 def kind_of(column: str) -> Kind:
-    """What a column holds, by its name."""
+    """The type of a column's values, by its name."""
     if column in _WORDS:
         return "word"
     if column in _TRUTHS:
@@ -162,7 +162,6 @@ class Table:
         return column
 
     def words(self, name: str) -> Words:
-        """A column of words."""
         column = self.column(name)
         assert isinstance(column, Words), f"{name} holds numbers"
         return column

@@ -162,7 +162,7 @@ class StepRanges:
         return self.numbers != (None,)
 
     def index_at(self, times: FloatColumn) -> IntColumn:
-        """Index of the step each time lies in, NO_STEP outside of all; NaN lies in none."""
+        """Index of the step that contains each time; NO_STEP for a time outside all steps and for NaN."""
         return intervals.index_at(self.start_us, self.end_us, times)
 
 

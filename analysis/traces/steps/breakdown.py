@@ -175,7 +175,7 @@ def _length_in(windows: Windows, own: Intervals) -> FloatColumn:
 
 
 def _clipped_us(attribution: Attribution, in_step: IntColumn, window_start: float) -> float:
-    """Device time of events that this step launched that lies in an earlier window."""
+    """Device time, in an earlier window, of events that this step launched."""
     early = in_step[(attribution.events.start_us[in_step] < window_start) & ~attribution.by_time[in_step]]
     return intervals.length(intervals.clip(intervals.of_events(attribution.events, early), -np.inf, window_start))
 

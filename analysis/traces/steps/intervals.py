@@ -52,7 +52,7 @@ def length(intervals: Intervals) -> float:
 
 
 def intersection(first: Intervals, second: Intervals) -> Intervals:
-    """What lies in both of two disjoint sets."""
+    """The intersection of two disjoint sets."""
     both = np.concatenate((first, second))
     if not len(both):
         return EMPTY
@@ -65,7 +65,7 @@ def intersection(first: Intervals, second: Intervals) -> Intervals:
 
 
 def difference(first: Intervals, second: Intervals) -> Intervals:
-    """What lies in the first set and not in the second."""
+    """The first set without the second."""
     if not len(first) or not len(second):
         return first
     low = min(first[0, 0], second[0, 0])
@@ -76,7 +76,7 @@ def difference(first: Intervals, second: Intervals) -> Intervals:
 
 
 def clip(intervals: Intervals, start: float, end: float) -> Intervals:
-    """What lies in [start, end); only the intervals there are looked at."""
+    """The part in [start, end); only the intervals there are examined."""
     if not start < end:
         return EMPTY
     first = np.searchsorted(intervals[:, 1], start, side="right")

@@ -106,7 +106,7 @@ def _has_many_places(kernels: Table) -> bool:
 
 
 def _overlap_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
-    """How much of each event lies in communication of its device, or of the process on a CPU timeline."""
+    """How much of each event overlaps communication of its device, or of the process on a CPU timeline."""
     events = attribution.events
     communication = attribution.rows(*(COMMUNICATION_KINDS if attribution.on_device else (Kind.COLLECTIVE,)))
     result = np.zeros(len(rows))

@@ -53,9 +53,8 @@ def held_us(attribution: Attribution, rows: IntColumn, kinds: list[str | None]) 
     return held
 
 
-_COMPUTES = (
-    0.1  # of a device's computing, from which on a stream is one that computes: copies around collectives are less
-)
+# of a device's computing, from which on a stream is one that computes: copies around collectives are less
+_COMPUTES = 0.1
 _GRAPH = "CompiledFunctionBackward"  # autograd's node of what AOTAutograd compiled (torch 2.0 and later)
 
 
