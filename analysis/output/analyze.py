@@ -77,7 +77,7 @@ def load_any(path: Path) -> "RunData":
 
 
 def _holds_traces(path: Path) -> bool:
-    from dpscope.analysis.partials.file import find_partials
+    from dpscope.analysis.partials.found import find_partials
 
     return path.is_file() or (not (path / "cells").is_dir() and any((*path.rglob("*.json*"), *find_partials([path]))))
 

@@ -17,7 +17,7 @@ from dpscope.analysis.findings.ledger_text import late_rank, ledger_table
 from dpscope.analysis.output.many_ranks import Folded, HostOptions, fold_ranks, is_many, placed
 from dpscope.analysis.output.summary import answer_grid
 from dpscope.analysis.output.traces import few_of_each_kind, to_csv, to_tables, trace_content, trace_status
-from dpscope.analysis.partials.file import partials_among
+from dpscope.analysis.partials.found import partials_among
 from dpscope.analysis.runs.traced_job import traced_job, traced_straggler
 from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import TextTable

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from dpscope.analysis.partials.found import SUFFIX, partials_among
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs
 from dpscope.analysis.traces.ranks.rank_rows import (
     READ_ON,
@@ -36,43 +37,8 @@ from dpscope.analysis.traces.ranks.trace_analysis import (
 )
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError, unreadable
-from dpscope.profiling.store.files import atomic_path, natural_order
+from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY
-
-SUFFIX = ".dpscope"
-
-
-def find_partials(paths: Paths) -> list[Path]:
-    """The partials among the paths, with folders searched for *.dpscope; empty if there are only traces.
-
-    Raises DpscopeError for a folder that cannot be read.
-    """
-    found: list[Path] = []
-    for path in as_paths(paths):
-        if path.is_dir():
-            try:
-                next(path.iterdir(), None)
-            except OSError as error:
-                raise DpscopeError(unreadable(path, error)) from error
-            found += sorted((file for file in path.rglob(f"*{SUFFIX}") if _may_be_partial(file)), key=natural_order)
-        elif path.suffix == SUFFIX and _may_be_partial(path):
-            found.append(path)
-    return found
-
-
-def _may_be_partial(file: Path) -> bool:
-    # dpscope's event files for TensorBoard have the same suffix.
-    return file.is_file() and "tfevents" not in file.name and not file.name.startswith(".tmp-")
-
-
-def partials_among(paths: Paths) -> list[Path]:
-    """`find_partials`, but raises DpscopeError if some paths are partials and others are not."""
-    found = find_partials(paths)
-    others = [path for path in as_paths(paths) if not any(file == path or path in file.parents for file in found)]
-    if found and others:
-        raise DpscopeError(f"{found[0]} is a partial and {others[0]} is not: pass only partials or only traces")
-    return found
-
 
 PARTIAL_VERSION = 7  # increase it when a column is added, removed or redefined
 MADE_FROM = pa.schema(

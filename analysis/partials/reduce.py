@@ -18,14 +18,13 @@ import pyarrow as pa
 from dpscope.analysis.partials.file import (
     MADE_FROM,
     PARTIAL_SCHEMA,
-    SUFFIX,
     Partial,
     Unread,
     join_partials,
-    partials_among,
     read_partial,
     write_partial,
 )
+from dpscope.analysis.partials.found import SUFFIX, partials_among
 from dpscope.analysis.traces.ranks.kept_tables import reader_version
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, FileProgress, files_as_read
 from dpscope.analysis.traces.ranks.rank_rows import rows_in_order, summaries_of, to_rows

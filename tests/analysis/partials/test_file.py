@@ -20,10 +20,10 @@ from dpscope.analysis.partials.file import (
     Partial,
     analyze_partial_jobs,
     analyze_partials,
-    find_partials,
     read_partial,
     write_partial,
 )
+from dpscope.analysis.partials.found import find_partials
 from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.traces.ranks.rank_rows import ranks_of, to_rows
 from dpscope.analysis.traces.ranks.rank_tables import TABLES as OF_A_RANK
