@@ -158,7 +158,9 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
         return [_Part(other, UNSPLIT, advice)] if other is not None else []
     kinds = ledger.other_by_kind_us
     broadcasts = kinds.get("broadcast", 0.0)
-    waiting = wait + (broadcasts if late is not None and late.shown else 0.0)  # broadcasts also wait for a late rank
+    waiting = wait + (
+        broadcasts if late is not None and late.significant else 0.0
+    )  # broadcasts also wait for a late rank
     parts = [
         _Part(waiting, WAITING, _wait_advice(situation)),
         _Part(

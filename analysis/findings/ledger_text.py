@@ -20,14 +20,14 @@ _FEW_STEPS = 5  # traced: below it chance cannot be excluded
 class LateRank:
     """`wait_us` is the exposed waiting for it per step, broadcasts included; `share` its part of all exposed waiting.
 
-    `shown`: the rank is significant (`CellData.straggler`). `idle_us` is its idle time per step, `unlaunched_us` the part of it
-    in which nothing was launched for its device; None is unknown.
+    `significant`: as in `CellData.straggler`. `idle_us` is its idle time per step, `unlaunched_us` the part of it in which
+    nothing was launched for its device; None is unknown.
     """
 
     rank: int
     wait_us: float
     share: float
-    shown: bool
+    significant: bool
     steps: int
     idle_us: float | None = None
     unlaunched_us: float | None = None
@@ -36,36 +36,38 @@ class LateRank:
     def certainty(self) -> str:
         """Empty if the rank is significant, else the number of traced steps in brackets."""
         return (
-            "" if self.shown else f" (of {self.steps} traced step{'s' * (self.steps > 1)}: too few to exclude chance)"
+            ""
+            if self.significant
+            else f" (of {self.steps} traced step{'s' * (self.steps > 1)}: too few to exclude chance)"
         )
 
 
-def late_rank(windows: Table, shown: CellStraggler | None, ledger: Ledger | None) -> LateRank | None:
+def late_rank(windows: Table, straggler: CellStraggler | None, ledger: Ledger | None) -> LateRank | None:
     """The rank that causes most exposed waiting; None if the waiting is spread over ranks, or unknown.
 
-    `windows` are the whole traced steps, `shown` is their significant straggler.
+    `windows` are the whole traced steps, `straggler` is their significant straggler.
     """
     if ledger is None or not ledger.is_split or not len(windows):
         return None
     numbered = [name for name in ("repeat", "step") if name in windows]
     steps, ranks = len(windows.group(*numbered)), len(windows.group("rank"))
     waits, total = ledger.wait_by_rank_us, ledger.exposed_wait_us or 0.0
-    if shown is not None:
-        rank = shown.rank
+    if straggler is not None:
+        rank = straggler.rank
     elif waits and total > 0 and steps < _FEW_STEPS:
         rank = max(waits, key=lambda one: waits[one])
         if waits[rank] < max(_MOST, 2 / ranks) * total:
             return None
     else:
         return None
-    broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if shown is not None else 0.0
+    broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if straggler is not None else 0.0
     of_rank = windows.take(windows["rank"] == rank)
     idle, unlaunched = (of_rank[name][of_rank.known(name)] for name in ("idle_us", "unlaunched_us"))
     return LateRank(
         rank=rank,
         wait_us=waits.get(rank, 0.0) + broadcasts,
         share=waits.get(rank, 0.0) / total if total else 1.0,
-        shown=shown is not None,
+        significant=straggler is not None,
         steps=steps,
         idle_us=float(idle.mean()) if len(idle) else None,
         unlaunched_us=float(unlaunched.mean()) if len(unlaunched) else None,
@@ -126,7 +128,7 @@ def _parts(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
         kinds = ledger.other_by_kind_us
         alone = set(kinds) <= {"copy", "broadcast", "reduce"}
         return "" if alone else ", not split into wait and transfer: no collective was matched across all ranks"
-    few = "" if late is None or late.shown else f" in {counted(late.steps, 'traced step')}"
+    few = "" if late is None or late.significant else f" in {counted(late.steps, 'traced step')}"
     whom = f" ({late.share:.0%} of it for rank {late.rank}{few})" if late is not None and late.wait_us else ""
     parts = [f"{_time(wait, unit)} waiting for late ranks{whom}", f"{_time(transfer, unit)} transfer"]
     if other > _NOTHING * exposed:

@@ -27,7 +27,6 @@ from dpscope.profiling.records.run import Cell, CellResult, RankResult
 TRACES_ALONE = "traces alone: nothing else is known of their job"
 PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
 """Parts of a cell's step: those that add up to the traced step, all exposed communication, the traced step, the tracer."""
-_WINDOW = ["repeat", "rank", "device", "step"]
 _STEP = ["repeat", "rank", "step"]
 
 

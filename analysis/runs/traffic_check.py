@@ -233,12 +233,12 @@ def _check_ddp(
         if found is not None and -BYTES_TOLERANCE * expected <= found - expected <= most:
             continue
         count = int(((reduced["rank"] == rank) & (reduced["step"] == step)).sum())
-        shown = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"
+        seen = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"
         return [
             incomplete(
                 cell,
                 f"all-reduces of {expected:,} B a step (the gradients{_hook_text(cell)})",
-                f"{shown} (rank {rank}, step {step})",
+                f"{seen} (rank {rank}, step {step})",
                 "the tracer lost events, or the model leaves parameters unused",
             )
         ]

@@ -115,7 +115,7 @@ def _finding(saving: VariantSaving, device_type: str) -> Finding:
     assert share.value is not None
     pair, what = f"{saving.having} against {saving.without}", saving.what
     amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
-    shown = verdict(saved, even=0.0)
+    outcome = verdict(saved, even=0.0)
     if saved.low is None or saved.high is None or share.low is None or share.high is None:
         message = f"{pair}: {what} seems to save {_signed(saved.value)} a step, but {missing_evidence(saved)}"
         return _saves(saving, message, "time two repeats or more (--repeats), of five steps in all or more (--steps)")
@@ -124,9 +124,9 @@ def _finding(saving: VariantSaving, device_type: str) -> Finding:
         f"{counted(saved.count, 'step')}"
     )
     saves, costs = _advice(saving, device_type)
-    if shown == "above":
+    if outcome == "above":
         return _saves(saving, f"{pair}: {what} saves {amount} ({interval})", saves)
-    if shown == "below":
+    if outcome == "below":
         return _saves(saving, f"{pair}: {what} costs {amount} (saving: {interval})", costs)
     message = f"{pair}: no difference by {what} is shown (saving {_signed(saved.value)} a step, {interval})"
     return _saves(saving, message, "time more repeats (--repeats) if a small difference matters")

@@ -107,15 +107,15 @@ def _no_kernels(attribution: Attribution, source: str, cut: bool) -> Finding:
 
 def _communication_without_kernels(source: str, cut: bool, on_device: bool) -> Finding:
     if on_device:
-        shown = "no kernel of theirs"
+        missing = "no kernel of theirs"
         next_step = (
             "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see `dpscope doctor`"
         )
     else:
-        shown = "no range of gloo and no kernel of a device that show how long they took"
+        missing = "no range of gloo and no kernel of a device that show how long they took"
         next_step = "trace the device too, where there is one; of backends on the CPU dpscope reads gloo's ranges alone"
     return TraceCode.TRACE_INCOMPLETE.finding(
-        message=f"{source} holds operators that communicate and {shown}: its communication is not given",
+        message=f"{source} holds operators that communicate and {missing}: its communication is not given",
         next_step=_WHOLE_FILE if cut else next_step,
     )
 

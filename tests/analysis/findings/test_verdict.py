@@ -214,7 +214,7 @@ def action_of(late: LateRank | None = None, **values: Any) -> str:
 
 def test_broadcasts_that_wait_for_a_late_rank_are_its_doing() -> None:
     """Waiting of 5 ms and broadcasts of 9 ms are both for rank 2, if it is shown: 14 of 100 ms."""
-    late = LateRank(2, 14e3, 1.0, shown=True, steps=40)
+    late = LateRank(2, 14e3, 1.0, significant=True, steps=40)
     text = action_of(late, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
     assert text.startswith("Find out why rank 2 arrives late; a faster link does not shorten this.")
     assert text.endswith("This saves at most 14.0 ms of a 100.0 ms traced step (14%).")
@@ -226,7 +226,7 @@ def test_waiting_for_no_single_rank_is_jitter() -> None:
 
 
 def test_a_late_rank_that_is_idle_itself_is_called_so_in_the_same_sentence() -> None:
-    late = LateRank(7, 15e3, 0.8, shown=False, steps=1, idle_us=50e3, unlaunched_us=40e3)
+    late = LateRank(7, 15e3, 0.8, significant=False, steps=1, idle_us=50e3, unlaunched_us=40e3)
     text = action_of(late, exposed_wait_us=15e3, exposed_transfer_us=5e3)
     assert text.startswith(
         "Find out why rank 7 arrives late (of 1 traced step: too few to exclude chance), it is itself without a launch for "

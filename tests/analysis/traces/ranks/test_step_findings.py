@@ -203,5 +203,5 @@ def test_a_rank_that_computes_twenty_times_longer_is_the_straggler(tmp_path: Pat
     run = traced_run(analysis, [tmp_path])
     late = run_verdict(run, compare(run)).late
     assert late is not None
-    assert (late.rank, late.shown) == (1, True)
+    assert (late.rank, late.significant) == (1, True)
     assert late.wait_us == 475.0  # the mean over both ranks
