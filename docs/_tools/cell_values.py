@@ -49,7 +49,7 @@ def _of_row(
     of_all = row.batch_size_is == "global"
     if row.strategy not in _STRATEGIES or (of_all and row.batch_size % row.devices):
         return
-    told = {
+    value_of_cell = {
         "source": ", ".join(name for name in (row.study, run) if name),
         "hardware": row.hardware or "",
         "model": _MODELS.get(row.model or "", row.model or ""),
@@ -63,7 +63,7 @@ def _of_row(
         "unit": unit,
         "method": method,
     }
-    yield msgspec.convert(told, PublishedValue)
+    yield msgspec.convert(value_of_cell, PublishedValue)
 
 
 def as_csv(values: Iterator[PublishedValue]) -> str:

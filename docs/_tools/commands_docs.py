@@ -68,9 +68,9 @@ def _parameter(name: str, kind: Any, info: ArgumentInfo | OptionInfo, default: o
     known, several = _plain_type(kind)
     dashed = name.replace("_", "-")
     if isinstance(info, ArgumentInfo):
-        told = info.metavar or (f"{dashed.upper()}..." if several else dashed.upper())
+        written = info.metavar or (f"{dashed.upper()}..." if several else dashed.upper())
         required = "required" if default is inspect.Parameter.empty else ""
-        return Parameter(told, _type_name(known), required, str(info.help or ""), is_argument=True)
+        return Parameter(written, _type_name(known), required, str(info.help or ""), is_argument=True)
     # Of a type that is Annotated, typer takes the first name that is given for the default.
     names = [one for one in (info.default, *(info.param_decls or ())) if isinstance(one, str)]
     written = ", ".join(names) or (f"--{dashed}/--no-{dashed}" if known is bool else f"--{dashed}")

@@ -62,7 +62,7 @@ class StudyNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`notes.toml`, in the order in which the page tells the studies."""
+    """`notes.toml`, in the order of the page."""
 
     study: tuple[StudyNotes, ...]
 
@@ -79,9 +79,9 @@ def read_notes(path: Path) -> Notes:
 
 def render_published_results(times: EpochTable, claims: Sequence[Claim], notes: Notes) -> str:
     """The whole page, from tables as `read_epoch_times` and `read_claims` make them; every study needs notes."""
-    untold = {row.study for row in times.rows if row.study} - {study.name for study in notes.study}
-    if untold:
-        raise DpscopeError(f"no notes for {', '.join(sorted(untold))}: add a [[study]] to notes.toml")
+    missing = {row.study for row in times.rows if row.study} - {study.name for study in notes.study}
+    if missing:
+        raise DpscopeError(f"no notes for {', '.join(sorted(missing))}: add a [[study]] to notes.toml")
     parts = [_INTRODUCTION, "In the tables of what the times support: " + LEGEND + "\n"]
     parts += [_study_section(times, claims, study) for study in notes.study]
     return "\n".join(parts)
@@ -90,7 +90,7 @@ def render_published_results(times: EpochTable, claims: Sequence[Claim], notes: 
 def _study_section(times: EpochTable, claims: Sequence[Claim], study: StudyNotes) -> str:
     own = times.of_study(study.name)
     if not own.rows:
-        raise DpscopeError(f"notes tell of {study.name}, of which the table has no times")
+        raise DpscopeError(f"the notes contain {study.name}, for which the table has no times")
     report = estimate_report(own, [claim for claim in claims if claim.study == study.name])
     rows = own.rows
     lines = [f"## {study.title}", "", f"`{study.name}`: {study.source}. {_facts(rows)}", ""]
