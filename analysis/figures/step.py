@@ -1,6 +1,6 @@
 """A step's time as figures: its ledger, its phases, communication next to the shortcuts' estimates, DP next to DDP, and waits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
 
+_Stack = dict[str, tuple[list[float], str]]  # by label: a value for each bar, and the colour
 _PHASES = {  # column of the breakdown -> label and colour
     "host_to_device_us": ("transfer to device", COLOURS["host_to_device"]),
     "forward_us": ("forward", COLOURS["forward"]),
@@ -41,12 +42,8 @@ def step_split(run: RunData, comparison: Comparison) -> Figure | None:
         return None
     unit = choose_unit("time", [row.traced_step_us for row in rows])
     labels = [f"{row.cell} (comm. unknown)" if row.exposed_us is None and row.devices > 1 else row.cell for row in rows]
-    figure, (axes,) = new_figure(len(rows), width=NARROW)
-    values = {name: [(row.number(name) or 0.0) / unit.divisor for row in rows] for name in _PARTS}
-    parts = {_PARTS[name][0]: (column, _PARTS[name][1]) for name, column in values.items() if any(column)}
-    _stacked(axes, labels, parts, unit.label)
-    axes.set_title(f"Where a traced step goes{host_note(run)}", loc="left")
-    return figure
+    parts = _of_rows(_PARTS, rows, unit.divisor)
+    return _stacked(f"Where a traced step goes{host_note(run)}", labels, parts, f"time per step [{unit.label}]", NARROW)
 
 
 _USE = {  # column -> label and colour; they add up to 100
@@ -65,14 +62,9 @@ def device_use(run: RunData, comparison: Comparison) -> Figure | None:
     rows = [row for row in comparison.rows.values() if row.used_points is not None]
     if not rows:
         return None
-    figure, (axes,) = new_figure(len(rows))
-    values = {name: [row.number(name) or 0.0 for row in rows] for name in _USE}
-    parts = {_USE[name][0]: (column, _USE[name][1]) for name, column in values.items() if any(column)}
-    _stacked(axes, [row.cell for row in rows], parts, "")
-    axes.set_xlabel("points of the peak in a traced step [%]")
     peak = "the measured CPU matmul peak" if run.device_type == "cpu" else "the device's specified peak"
-    axes.set_title(f"How much of {peak} is used", loc="left")
-    return figure
+    parts, label = _of_rows(_USE, rows), "points of the peak in a traced step [%]"
+    return _stacked(f"How much of {peak} is used", [row.cell for row in rows], parts, label)
 
 
 def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
@@ -89,14 +81,12 @@ def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
     if not rows:
         return None
     unit = choose_unit("time", [sum(values) for values in rows.values()])
-    figure, (axes,) = new_figure(len(rows))
     parts = {
         name: ([values[index] / unit.divisor for values in rows.values()], colour)
         for index, (name, colour) in enumerate(_PHASES.values())
     }
-    _stacked(axes, list(rows), parts, unit.label)
-    axes.set_title("Phases of a traced step, 1 against N devices", loc="left")
-    return figure
+    title = "Phases of a traced step, 1 against N devices"
+    return _stacked(title, list(rows), parts, f"time per step [{unit.label}]")
 
 
 def host_note(run: RunData) -> str:
@@ -104,7 +94,14 @@ def host_note(run: RunData) -> str:
     return " (dp-host: host copies)" if any(data.cell.traits.host_copies for data in run.measured) else ""
 
 
-def _stacked(axes: Axes, labels: list[str], parts: dict[str, tuple[list[float], str]], unit: str) -> None:
+def _of_rows(columns: Mapping[str, tuple[str, str]], rows: Sequence[CellRow], divisor: float = 1.0) -> _Stack:
+    """The columns that have a value in any row."""
+    values = {name: [(row.number(name) or 0.0) / divisor for row in rows] for name in columns}
+    return {columns[name][0]: (column, columns[name][1]) for name, column in values.items() if any(column)}
+
+
+def _stacked(title: str, labels: list[str], parts: _Stack, x_label: str, width: float = WIDTH) -> Figure:
+    figure, (axes,) = new_figure(len(labels), width)
     left = [0.0] * len(labels)
     for name, (values, colour) in parts.items():
         axes.barh(labels, values, left=left, label=name, color=colour, height=0.7)
@@ -112,8 +109,10 @@ def _stacked(axes: Axes, labels: list[str], parts: dict[str, tuple[list[float], 
     axes.set_xlim(left=0)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"time per step [{unit}]")
-    axes.figure.legend(loc="outside lower center", ncols=min(len(parts), 3))
+    axes.set_xlabel(x_label)
+    axes.set_title(title, loc="left")
+    figure.legend(loc="outside lower center", ncols=min(len(parts), 3))
+    return figure
 
 
 _MEASURED = {  # label -> column and colour, stacked in this order

@@ -40,10 +40,10 @@ def run_json(report: Report) -> str:
             "gaps": [gap.record() for gap in report.comparison.gaps],
             "predictions": prediction_records(report.comparison),
             "scaling": scaling_records(report.comparison),
-            "steps": _all(report, "steps", (*STEP_FIELDS, *WAIT_FIELDS)),
-            "collectives": _all(report, "collectives", COLLECTIVE_FIELDS),
-            "dp_phases": _of_known(report, dp_phases.COLUMNS, lambda data: data.dp_phases),
-            "waits": _of_known(report, stragglers.COLUMNS, lambda data: data.waits),
+            "steps": _rows(report, (*STEP_FIELDS, *WAIT_FIELDS), _steps, of_known=False),
+            "collectives": _rows(report, COLLECTIVE_FIELDS, lambda data: data.collectives, of_known=False),
+            "dp_phases": _rows(report, dp_phases.COLUMNS, lambda data: data.dp_phases),
+            "waits": _rows(report, stragglers.COLUMNS, lambda data: data.waits),
             "contention": contention_of_cells(report),
             "memory": memory_records(report),
             "nccl": report.nccl.content(),
@@ -70,28 +70,20 @@ def _whole(values: Sequence[Value]) -> list[Value]:
     return [one if one is None or isinstance(one, bool | str) else kind(one) for one in values]
 
 
-def _all(report: Report, name: str, fields: tuple[str, ...]) -> list[dict[str, object]]:
-    rows = []
-    for data in report.run.measured:
-        table: pd.DataFrame = getattr(data, name)
-        if name == "steps" and len(table) and not data.communication_known:
-            table = table.copy()
-            table[list(UNKNOWN_WITH_COMMUNICATION)] = pd.NA
-        if len(table):
-            rows += frame_records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
-    return rows
-
-
-def _of_known(
-    report: Report, fields: tuple[str, ...], table_of: Callable[[CellData], pd.DataFrame]
+def _rows(
+    report: Report, fields: tuple[str, ...], table_of: Callable[[CellData], pd.DataFrame], of_known: bool = True
 ) -> list[dict[str, object]]:
-    """Rows of the cells whose communication is known."""
-    rows = []
-    for data in report.run.measured:
-        table = table_of(data)
-        if data.communication_known and len(table):
-            rows += frame_records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
-    return rows
+    """Rows of the cells whose communication is known, or of all."""
+    return [
+        record
+        for data in report.run.measured
+        if (data.communication_known or not of_known) and len(table := table_of(data))
+        for record in frame_records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
+    ]
+
+
+def _steps(data: CellData) -> pd.DataFrame:
+    return data.steps if data.communication_known else data.steps.assign(**dict.fromkeys(UNKNOWN_WITH_COMMUNICATION))
 
 
 def frame_records(table: pd.DataFrame, fields: tuple[str, ...]) -> list[dict[str, object]]:

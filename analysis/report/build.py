@@ -194,7 +194,7 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
         findings=report.findings,
         sections=tuple(page_sections(report.comparison, shown, drawn, views)),
         timelines=tuple(views),
-        measures=(*MEASURES, *(LEARNING_MEASURES if report.run.training else ())),
+        measures=MEASURES | (LEARNING_MEASURES if report.run.training else {}),
         definitions=tuple((f"{column.heading} ({column.name})", column.meaning) for column in COLUMNS),
     )
 

@@ -7,26 +7,17 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.report.comparison_tables import first_views, shown_views
 from dpscope.analysis.text.text_table import TextTable
 
-LEARNING_MEASURES = (
-    (
-        "Accuracy and loss",
-        "After every epoch on the whole test set, each sample once, shared over the processes and summed exactly. The "
-        "accuracy of a training is that of its last epoch, not its best, which would be chosen on the test data. Medians "
-        "and ranges are over seeds; trainings without all their epochs are left out.",
-    ),
-    (
-        "Difference of accuracy",
-        "Significant if the medians differ by more than either cell's range over seeds. For equal cells this happens by "
-        "chance in 6% of pairs with 3 seeds, 1.2% with 4, 0.4% with 5 (normal errors, simulated). Fewer than 3 seeds show "
-        "no spread, so nothing is judged.",
-    ),
-    (
-        "Training time",
-        "Wall time of an epoch's steps, including loading but not evaluation. Time to an accuracy is the sum up to and including "
-        "the first epoch that reached it, and is unknown unless every seed did. Speedup is the ratio of median epochs with a "
-        "95% interval from the spread between seeds; it is not the speedup of steps measured by `dpscope run`.",
-    ),
-)
+LEARNING_MEASURES: dict[str, str] = {
+    "Accuracy and loss": "After every epoch on the whole test set, each sample once, shared over the processes and summed "
+    "exactly. The accuracy of a training is that of its last epoch, not its best, which would be chosen on the test data. "
+    "Medians and ranges are over seeds; trainings without all their epochs are left out.",
+    "Difference of accuracy": "Significant if the medians differ by more than either cell's range over seeds. For equal cells "
+    "this happens by chance in 6% of pairs with 3 seeds, 1.2% with 4, 0.4% with 5 (normal errors, simulated). Fewer than 3 "
+    "seeds show no spread, so nothing is judged.",
+    "Training time": "Wall time of an epoch's steps, including loading but not evaluation. Time to an accuracy is the sum up "
+    "to and including the first epoch that reached it, and is unknown unless every seed did. Speedup is the ratio of median "
+    "epochs with a 95% interval from the spread between seeds; it is not the speedup of steps measured by `dpscope run`.",
+}
 
 
 _CELL_MEANING = {"cell": "Strategy, devices and batch per device, and the variant"}
@@ -88,56 +79,33 @@ TRAINING_MEANINGS = {
 """By table and heading, without the unit."""
 
 
-MEASURES = (
-    (
-        "Step time and throughput",
-        "From an untraced pass: device events on GPUs, the wall clock on CPUs; the throughput from one block of steps "
-        "between two synchronisations. Medians over all repeats; every 95% interval is based on the differences between the "
-        "cell's repeats and, if those are few, also between those of other cells. With fewer than five steps, or one repeat of "
-        "every cell, no interval is given and nothing is compared.",
-    ),
-    (
-        "Compute, communication, exposed, hidden, idle",
-        "From torch.profiler's traces of other steps. K is the union of compute kernels, C that of communication "
-        "kernels and copies between devices, per device and step window. Communication is |C|, hidden |C ∩ K|, "
-        "exposed |C \\ K|, compute |K|, idle the rest. Step = compute + exposed + idle. On a CPU, K are the operators of all "
-        "threads and C gloo's ranges, which share the cores, so hidden there means concurrent.",
-    ),
-    (
-        "Transfer and wait",
-        "A collective is matched across ranks by its sequence number or order. Transfer is the shortest of its durations, "
-        "because the last rank to arrive does not wait; wait is a rank's duration minus transfer. Broadcasts and reduces have "
-        "neither, because they do not make all ranks wait for each other.",
-    ),
-    (
-        "algbw and busbw",
-        "Bytes over transfer, and that times 2(N−1)/N for an all-reduce, (N−1)/N for all-gather, reduce-scatter and "
-        "all-to-all, 1 for the others: nccl-tests' definitions. GB/s is 1e9 bytes per second.",
-    ),
-    (
-        "DataParallel's phases",
-        "A device event belongs to the phase in which it was launched. The parts of the waterfall are each phase's exposed "
-        "communication, excluding what an earlier phase covers, so that they add up.",
-    ),
-    (
-        "Subtraction estimates",
-        "t_N(b) − t_1(b), t_N(G/N) − t_1(G)/N and t_N(G/N) − t_1(G), with b the batch per device and G = N b. They "
-        "include changes of compute and idle time, miss what overlap hides, and can be negative. They are shown for "
-        "comparison, not as results.",
-    ),
-    (
-        "Predictions",
-        "From a calibration of this machine if there is one (alpha + S/B per collective, fitted), else from the ring model "
-        "without latency at the link's specification, a lower bound. They use the run's message sizes and, for exposed "
-        "communication, the times at which its buckets were ready.",
-    ),
-    (
-        "The timeline",
-        "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; the clocks of other "
-        "hosts are aligned on the ends of collectives, which all ranks finish together; the remaining difference is stated.",
-    ),
-    ("NA", "Not measured or not applicable, never 0. The reason is below the table and in comparison.csv."),
-)
+MEASURES: dict[str, str] = {
+    "Step time and throughput": "From an untraced pass: device events on GPUs, the wall clock on CPUs; the throughput from "
+    "one block of steps between two synchronisations. Medians over all repeats; every 95% interval is based on the "
+    "differences between the cell's repeats and, if those are few, also between those of other cells. With fewer than five "
+    "steps, or one repeat of every cell, no interval is given and nothing is compared.",
+    "Compute, communication, exposed, hidden, idle": "From torch.profiler's traces of other steps. K is the union of compute "
+    "kernels, C that of communication kernels and copies between devices, per device and step window. Communication is |C|, "
+    "hidden |C ∩ K|, exposed |C \\ K|, compute |K|, idle the rest. Step = compute + exposed + idle. On a CPU, K are the "
+    "operators of all threads and C gloo's ranges, which share the cores, so hidden there means concurrent.",
+    "Transfer and wait": "A collective is matched across ranks by its sequence number or order. Transfer is the shortest of "
+    "its durations, because the last rank to arrive does not wait; wait is a rank's duration minus transfer. Broadcasts and "
+    "reduces have neither, because they do not make all ranks wait for each other.",
+    "algbw and busbw": "Bytes over transfer, and that times 2(N−1)/N for an all-reduce, (N−1)/N for all-gather, "
+    "reduce-scatter and all-to-all, 1 for the others: nccl-tests' definitions. GB/s is 1e9 bytes per second.",
+    "DataParallel's phases": "A device event belongs to the phase in which it was launched. The parts of the waterfall are "
+    "each phase's exposed communication, excluding what an earlier phase covers, so that they add up.",
+    "Subtraction estimates": "t_N(b) − t_1(b), t_N(G/N) − t_1(G)/N and t_N(G/N) − t_1(G), with b the batch per device and G = "
+    "N b. They include changes of compute and idle time, miss what overlap hides, and can be negative. They are shown for "
+    "comparison, not as results.",
+    "Predictions": "From a calibration of this machine if there is one (alpha + S/B per collective, fitted), else from the "
+    "ring model without latency at the link's specification, a lower bound. They use the run's message sizes and, for exposed "
+    "communication, the times at which its buckets were ready.",
+    "The timeline": "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; the "
+    "clocks of other hosts are aligned on the ends of collectives, which all ranks finish together; the remaining difference "
+    "is stated.",
+    "NA": "Not measured or not applicable, never 0. The reason is below the table and in comparison.csv.",
+}
 
 
 _INTERVAL = {"low": "Lower end of the 95% interval", "high": "Upper end of the 95% interval"}

@@ -211,7 +211,7 @@ class Page:
     findings: tuple[Finding, ...]
     sections: tuple[PageSection, ...]
     timelines: tuple[TimelineView, ...]  # the first is shown
-    measures: tuple[tuple[str, str], ...]
+    measures: Mapping[str, str]
     definitions: tuple[tuple[str, str], ...]
     data_file: str = "comparison.csv"  # with every number, in the page's folder
 

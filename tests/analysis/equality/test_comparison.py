@@ -102,14 +102,9 @@ def settings(*cells: Cell) -> EqualitySettings:
     )
     jobs = tuple(EqualityJob(cell=cell, trainings=(EqualityTraining(kind="compared"),)) for cell in cells)
     return EqualitySettings(
-        config=config,
-        device="cpu",
-        threads_per_process=1,
-        precision="float64",
-        freeze_batch_norm=False,
-        sync_batch_norm=False,
-        jobs=jobs,
-    )
+        config=config, device="cpu", threads_per_process=1, precision="float64", freeze_batch_norm=False,
+        sync_batch_norm=False, jobs=jobs,
+    )  # fmt: skip
 
 
 def data(*compared: RecordedTraining, in_shares: RecordedTraining | None = None) -> EqualityData:

@@ -26,23 +26,15 @@ STRONG = ScalingSeries(
 )
 TRAINED = [
     CellRow(
-        cell="single-d1-b32",
-        strategy="single",
-        devices=1,
-        test_accuracy_percent=91.0,
-        test_accuracy_percent_min=90.5,
+        cell="single-d1-b32", strategy="single", devices=1, test_accuracy_percent=91.0, test_accuracy_percent_min=90.5,
         test_accuracy_percent_max=91.4,
     ),
     CellRow(
-        cell="ddp-d2-b32",
-        strategy="ddp",
-        devices=2,
-        test_accuracy_percent=90.0,
-        test_accuracy_percent_min=89.0,
+        cell="ddp-d2-b32", strategy="ddp", devices=2, test_accuracy_percent=90.0, test_accuracy_percent_min=89.0,
         test_accuracy_percent_max=90.8,
     ),
     CellRow(cell="ddp-d4-b16", strategy="ddp", devices=4),
-]
+]  # fmt: skip
 
 
 def comparison(trained: Sequence[CellRow], scaling: tuple[ScalingSeries, ...] = (STRONG,)) -> Comparison:

@@ -20,17 +20,10 @@ def traced(cost: float) -> RunData:
         cell,
         [[10_000.0] * 8] * 2,
         windows(
-            cell,
-            3,
-            2,
-            step_us=step_us,
-            compute_us=step_us / 2,
-            communication_us=step_us / 2,
-            hidden_us=0.0,
-            exposed_us=step_us / 2,
-            idle_us=0.0,
+            cell, 3, 2, step_us=step_us, compute_us=step_us / 2, communication_us=step_us / 2, hidden_us=0.0,
+            exposed_us=step_us / 2, idle_us=0.0,
         ),
-    )
+    )  # fmt: skip
     samples = data.samples.copy()
     samples.loc[samples["measuring_pass"] == "traced", "step_us"] *= cost
     reduced = all_reduces(cell, 3, [(3e6, 0.0, 100.0), (1e6, 200.0, 100.0)], 2)

@@ -21,7 +21,7 @@ from tests.generated_traces.generator import Job, parallel_trace, write_trace
 from tests.generated_traces.grid import RANKS
 from tests.helpers.made_traces import event, launch, on_device, step, write
 
-# DDP's arguments, dpscope's options for them, and buckets of gradients.
+# DDP's args, dpscope's options for them, and buckets of gradients.
 DDP_ADVICE = re.compile(
     r"bucket|no_sync|static.graph|broadcast.buffers|DDP's|DDP without|use DDP|gradient accumulation|fp16 gradients",
     re.IGNORECASE,
@@ -35,7 +35,7 @@ def megatron_like(folder: Path) -> Path:
         events = []
         for number in range(1, 9):
             begin, start = MEGATRON_STEP_US * number, 100.0 + 300.0 * rank
-            arguments: dict[str, Any] = {
+            args: dict[str, Any] = {
                 "Collective name": "allreduce",
                 "Process Group Name": "0",
                 "Group size": 2,
@@ -49,12 +49,7 @@ def megatron_like(folder: Path) -> Path:
             events.append(launch(2 * number + 1, begin + 8))
             events.append(
                 on_device(
-                    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
-                    begin + start,
-                    600 - start,
-                    2 * number + 1,
-                    9,
-                    **arguments,
+                    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", begin + start, 600 - start, 2 * number + 1, 9, **args
                 )
             )
         write(folder, events, rank, 2, host_name="node")

@@ -210,18 +210,11 @@ def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one_and_the_cali
         ONE_NODE,
         [[120.0] * 8] * 2,
         windows(
-            ONE_NODE,
-            4,
-            2,
-            step_us=120.0,
-            compute_us=100.0,
-            communication_us=16.0,
-            hidden_us=0.0,
-            exposed_us=16.0,
+            ONE_NODE, 4, 2, step_us=120.0, compute_us=100.0, communication_us=16.0, hidden_us=0.0, exposed_us=16.0,
             transfer_us=16.0,
         ),
         all_reduces(ONE_NODE, 4, buckets, 2),
-    )
+    )  # fmt: skip
     run = run_of(measured_cell(SINGLE, 100.0), several)
     comparison = compare(run, calibration=calibration({"all_reduce": (0.0, 2.0)}))
     rate = comparison.table.set_index("cell").loc["ddp-d2-b8", "ring_subtraction_gb_per_s"]
