@@ -139,6 +139,13 @@ def no_thread_in_a_call() -> Iterator[None]:
     wait_until(lambda: not any(one.name == THREAD_NAME for one in threading.enumerate()), timeout_s=20)
 
 
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes in one process look at each other more often than nodes of a cluster."""
+    for module in ("board", "meeting", "team", "follower"):
+        monkeypatch.setattr(f"dpscope.launch.nodes.{module}._POLL_S", 0.03)
+
+
 @pytest.fixture
 def nodes(tmp_path: Path) -> Nodes:
     return Nodes(tmp_path / "run")
