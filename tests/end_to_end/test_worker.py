@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.machine.environment import usable_cores
@@ -31,11 +33,17 @@ def by_hand(out: Path, processes: int, *options: str) -> "subprocess.CompletedPr
     )
 
 
-def test_cells_started_by_hand_share_one_run(tmp_path: Path) -> None:
-    out = tmp_path / "run"
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two cells that were started by hand."""
+    folder = tmp_path_factory.mktemp("by_hand") / "run"
     for processes, strategy in ((1, "dp"), (2, "ddp")):
-        ended = by_hand(out, processes, "--strategy", strategy)
+        ended = by_hand(folder, processes, "--strategy", strategy)
         assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+def test_cells_started_by_hand_share_one_run(out: Path) -> None:
     run = RunFolder(out)
     done = {planned.cell.name: len(run.done_repeats(planned.cell)) for planned in run.manifest().plan}
     assert done == {"dp-host-d2-b2": 1, "ddp-d2-b2": 1}
@@ -46,10 +54,8 @@ def test_cells_started_by_hand_share_one_run(tmp_path: Path) -> None:
     assert "Traceback" not in other.stderr.partition("ChildFailedError")[0].partition("torch/distributed")[0]
 
 
-def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
+def test_two_torchruns_measure_one_cell(out: Path) -> None:
     """Two nodes, both this host: what each saves is its own, and together they are one run."""
-    out = tmp_path / "run"
-    assert by_hand(out, 1, "--strategy", "single").returncode == 0  # nothing is removed without a manifest
     begun = out / "cells" / "ddp-d2-n2-b2" / "repeat0"  # by an attempt that was killed, its rank 1 on node 0
     for name in ("rank_0_1.json", "samples_0_1.parquet", "traces/0_1.pt.trace.json.gz", "counters/0_1.json"):
         (begun / name).parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +79,7 @@ def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
             node.kill()
     assert [node.returncode for node in nodes] == [0, 0], errors
     run = RunFolder(out)
-    _, planned = run.manifest().plan
+    planned = run.manifest().plan[-1]
     ((repeat, folder),) = run.done_repeats(planned.cell)
     assert (planned.cell.name, repeat) == ("ddp-d2-n2-b2", 0)
     assert [(rank.rank, rank.node, rank.local_rank, rank.world_size) for rank in folder.ranks()] == [
