@@ -1,27 +1,19 @@
 """The structure of the generated traces, and how they are relabelled and written."""
 
 import ast
-import gzip
 import json
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from tests.generated_traces.generator import (
     DdpOptions,
     GeneratedTrace,
-    Layout,
     Trace,
-    cut_file,
     ddp_trace,
     dp_trace,
-    gloo_trace,
     relabel,
-    trace_text,
-    write_trace,
 )
 from tests.generated_traces.grid import (
     ALL_TRACES,
@@ -188,79 +180,6 @@ def test_relabel_moves_everything_and_changes_no_measure(generated: GeneratedTra
     assert flows == {e["args"]["correlation"] for events in moved_steps.values() for e in events}
     back = relabel(moved, 1234567890.5, -700000, -13, -30, -99)
     assert back == generated.trace
-
-
-LAYOUTS: tuple[Layout, ...] = ("kineto", "one_line", "indented")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_written_traces_load_as_they_were(layout: Layout, suffix: str, tmp_path: Path) -> None:
-    trace = ddp_trace(1, 2, DdpOptions(unlaunched=True)).trace
-    path = write_trace(trace, tmp_path / f"trace{suffix}", layout)
-    content = path.read_bytes()
-    text = gzip.decompress(content) if suffix.endswith(".gz") else content
-    assert json.loads(text) == trace
-    assert (text.count(b"\n") == 0) == (layout == "one_line")
-
-
-@pytest.mark.parametrize("name", ALL_TRACES)
-def test_every_trace_survives_kinetos_layout(name: str) -> None:
-    trace = ALL_TRACES[name].trace
-    assert json.loads(trace_text(trace)) == trace
-
-
-def test_kinetos_layout_writes_one_event_after_another() -> None:
-    text = trace_text(dp_trace().trace)
-    kernel = next(event for event in text.split("\n  },\n") if '"cat": "kernel"' in event)
-    lines = kernel.splitlines()
-    assert lines[0] == "  {"
-    assert lines[1].startswith('    "ph": "X", "cat": "kernel", "name": ')
-    assert lines[1].endswith(",")
-    assert lines[2] == '    "ts": 4458676416858.000, "dur": 12.000,'
-    assert lines[3] == '    "args": {'
-    assert lines[4].startswith('      "External id": ')
-    assert lines[5:] == ["    }"]
-
-
-def test_a_trace_can_be_cut_short(tmp_path: Path) -> None:
-    trace = dp_trace().trace
-    whole = write_trace(trace, tmp_path / "whole.json")
-    cut = write_trace(trace, tmp_path / "cut.json", keep=0.5)
-    assert whole.read_text().startswith(cut.read_text())
-    assert 0.49 < cut.stat().st_size / whole.stat().st_size < 0.51
-    with pytest.raises(json.JSONDecodeError):
-        json.loads(cut.read_text())
-    compressed = cut_file(write_trace(trace, tmp_path / "cut.json.gz"), 0.5)
-    with pytest.raises(EOFError):
-        gzip.decompress(compressed.read_bytes())
-
-
-def test_headers_record_what_ran() -> None:
-    assert "distributedInfo" not in dp_trace().trace
-    assert len(dp_trace(4).trace["deviceProperties"]) == 4
-    info = ddp_trace(3, 4, DdpOptions(extra_groups=True)).trace["distributedInfo"]
-    assert (info["backend"], info["rank"], info["world_size"]) == ("nccl", 3, 4)
-    assert [group["ranks"] for group in info["pg_config"]] == [[0, 1, 2, 3], [2, 3]]
-    gloo = gloo_trace(1, 2).trace
-    assert gloo["deviceProperties"] == []
-    assert gloo["distributedInfo"]["backend"] == "gloo"
-    rocm = complete_events(ddp_trace(1, 2, DdpOptions(kernel_names="rccl")).trace, "kernel")
-    assert {(event["pid"], event["tid"]) for event in rocm} == {(3, 0), (3, 40)}
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: dp_trace(3), "devices is 3"),
-        (lambda: ddp_trace(2, 2), "rank 2 of 2"),
-        (lambda: ddp_trace(0, 2, DdpOptions(lag=True, straggler=0)), "straggler"),
-        (lambda: gloo_trace(0, 3), "rank 0 of 3"),
-    ],
-)
-def test_variants_without_a_schedule_are_refused(call: Callable[[], GeneratedTrace], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_the_generator_shares_no_code_with_dpscope() -> None:
