@@ -21,6 +21,7 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.sweeps import processes_of
 
 
@@ -34,7 +35,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
         device="cpu", devices="2,3", min_bytes="4K", max_bytes="64KiB", iterations=5, warmup_iterations=1, timeout_s=120
     )
     folder = tmp_path_factory.mktemp("calibration")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, light_jobs():
         patch.setattr(tempfile, "tempdir", str(folder))
         calibration = run_calibration(settings, console(), parse_link("2GB/s"))
     assert processes_of(folder) == []

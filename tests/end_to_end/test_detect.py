@@ -10,6 +10,7 @@ from dpscope.analysis.runs.run_data import load_run, repeat_costs, repeat_findin
 from dpscope.launch.commands.detect import first_round, run_until_detected
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import TINY
 
@@ -20,7 +21,8 @@ def run_detect(out: Path, change: float, limit_s: float) -> str:
     flags = {name: value for name, value in TINY.items() if name != "repeats"}
     config = first_round(load_config(None, {**flags, "strategy": "single", "devices": "1", "steps": 5}))
     console = Console(file=io.StringIO(), width=200)
-    assert run_until_detected(config, out, False, console, change, limit_s).ok
+    with light_jobs():
+        assert run_until_detected(config, out, False, console, change, limit_s).ok
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 

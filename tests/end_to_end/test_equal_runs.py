@@ -21,6 +21,7 @@ from dpscope.launch.equality.run import equality_settings, run_equality
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import SETTINGS_NAME
+from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
 
 SINGLE, DP, DDP = "single-d1-b8", "dp-host-d2-b4", "ddp-d2-b4"
@@ -62,7 +63,8 @@ def report_with(mistake: str, cell: str, sound: Sound, out: Path) -> dict[str, s
     settings = equality_settings({**flags, "model": f"planted_mistakes:{mistake}"})
     console = Console(file=io.StringIO())
     planted = tuple(job for job in settings.jobs if job.cell.name == cell)
-    run_equality(msgspec.structs.replace(settings, jobs=planted), out, console)
+    with light_jobs():
+        run_equality(msgspec.structs.replace(settings, jobs=planted), out, console)
     write_json(out / EQUALITY_FOLDER / SETTINGS_NAME, settings)
     for job in settings.jobs:
         if job not in planted:
@@ -121,7 +123,8 @@ def test_weights_follow_from_the_gradients_that_were_kept(sound: Sound) -> None:
 
 def test_without_its_statistics_single_agrees_as_well(tmp_path: Path) -> None:
     flags = ("--strategy", "single,ddp", "--model", "tiny_models:tiny", "--batch-size", "6")
-    ended = command(tmp_path / "run", *flags, "--steps", "4", "--freeze-batch-norm", "--format", "json")
+    with light_jobs():
+        ended = command(tmp_path / "run", *flags, "--steps", "4", "--freeze-batch-norm", "--format", "json")
     assert ended.returncode == 0, ended.stderr
     report = msgspec.json.decode(ended.stdout, type=EqualityReport)
     assert [(pair.other, pair.verdict, pair.judged_steps) for pair in report.pairs] == [("ddp-d2-b3", "equal", 4)]

@@ -1,4 +1,4 @@
-"""A real run of the command, from torchrun to the report, on a tiny model with real gloo processes."""
+"""A real run of the command to the report, on a tiny model with real gloo processes; by torchrun: test_core_path.py."""
 
 import csv
 import gzip
@@ -25,6 +25,7 @@ from dpscope.launch.cli import app
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import DdpCounters
 from dpscope.profiling.store.files import read_json, write_json
+from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
 
 MODEL = ("--device", "cpu", "--samples", "512", "--traced-steps", "5", "--timeout", "90")
@@ -45,10 +46,11 @@ def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("real") / "run"
-    finished = dpscope(
-        "run", *MODEL, "--model", "tiny_models:tiny", "--batch-size", "8", "--scaling", "both", "--steps", "12", "--ddp-alone",
-        "--repeats", "1", "--link", "1GB/s", "--out", out,
-    )  # fmt: skip
+    with light_jobs():
+        finished = dpscope(
+            "run", *MODEL, "--model", "tiny_models:tiny", "--batch-size", "8", "--scaling", "both", "--steps", "12",
+            "--ddp-alone", "--repeats", "1", "--link", "1GB/s", "--out", out,
+        )  # fmt: skip
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert f"Report: {out / 'report' / 'report.html'}" in finished.stdout
     return out

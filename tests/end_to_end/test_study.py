@@ -10,6 +10,7 @@ from rich.console import Console
 from dpscope.analysis.output.analyze import Targets, print_run
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.launch.planning.run_config import load_config
+from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import ROOT, USER_MODELS
 from tests.helpers.sweeps import tiny_settings
 
@@ -37,7 +38,8 @@ def test_a_study_is_measured_and_printed(tmp_path: Path, monkeypatch: pytest.Mon
     small = {name: value for name, value in tiny_settings(**flags).items() if name != "steps"}
     config = load_config(ROOT / "examples/studies/a_epoch_and_speedup.toml", small)
     out = tmp_path / "run"
-    outcome = run_sweep(config, out, False, Console(file=io.StringIO()))
+    with light_jobs():
+        outcome = run_sweep(config, out, False, Console(file=io.StringIO()))
     assert outcome.ok
     assert [one.cell.name for one in outcome.results] == ["single-d1-b2", "ddp-d2-b2", "single-d1-b4"]
 

@@ -121,7 +121,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_crash_is_recorded_with_the_first_rank_first_and_the_others_go_on(tmp_path: Path) -> None:
-    outcome = sweep(tmp_path / "run", strategy="ddp", model="tiny_models:crashing", devices="2")
+    outcome = sweep(tmp_path / "run", torchrun=True, strategy="ddp", model="tiny_models:crashing", devices="2")
     assert [result.status for result in outcome.results] == ["crashed"]
     assert not outcome.ok
     for result in outcome.results:
@@ -153,7 +153,7 @@ def test_out_of_memory_skips_larger_batches_and_later_repeats(tmp_path: Path) ->
 
 def test_a_hang_ends_at_its_time_limit_with_all_its_processes(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    outcome = sweep(out, strategy="ddp", model="tiny_models:hanging", timeout=24)
+    outcome = sweep(out, torchrun=True, strategy="ddp", model="tiny_models:hanging", timeout=24)
     assert [result.status for result in outcome.results] == ["timed_out"]
     assert "time limit of 24 s (in its timed pass)" in outcome.results[0].message
     assert outcome.results[0].duration_s < 36

@@ -19,6 +19,7 @@ from dpscope.launch.workload.models import build_model
 from dpscope.profiling.records.training import EpochRecord, TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
+from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
 
 SAMPLES, BATCH, EPOCHS, LEARNING_RATE, GAMMA, SMOOTHING, SEED = 36, 8, 2, 0.05, 0.5, 0.1, 3
@@ -32,7 +33,7 @@ TINY: dict[str, object] = {
 def trained(out: Path, fresh: bool = False, **flags: object) -> tuple[Outcome[TrainManifest, TrainResult], str]:
     """The outcome and what was printed."""
     printed = StringIO()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, light_jobs():
         patch.chdir(USER_MODELS)
         patch.setenv("OMP_NUM_THREADS", "1")
         console = Console(file=printed, width=200)

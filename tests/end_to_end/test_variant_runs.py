@@ -27,6 +27,7 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions
+from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
 
 TINY: dict[str, object] = {
@@ -43,7 +44,7 @@ COMPRESSED = "hook-fp16-bucket-view-static-graph-buffers-off-accumulate-2"
 
 
 def measured(out: Path, **flags: object) -> RunData:
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, light_jobs():
         patch.chdir(USER_MODELS)
         patch.setenv("OMP_NUM_THREADS", "1")
         outcome = run_sweep(load_config(None, {**TINY, **flags}), out, False, Console(file=io.StringIO()))

@@ -1,5 +1,6 @@
 """Whole sweeps of tiny models with real torchrun jobs, for tests: started here or in a separate process."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from dpscope.launch.jobs.job_queue import Outcome
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.run import CellResult, Manifest
+from tests.helpers.light_torchrun import light_jobs
 
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:tiny", "batch_size": "2", "steps": 4, "traced_steps": 1, "repeats": 1,
@@ -33,8 +35,10 @@ def tiny_settings(**flags: object) -> dict[str, object]:
     return {**TINY, **unwanted, **flags}
 
 
-def sweep(out: Path, fresh: bool = False, **flags: object) -> Outcome[Manifest, CellResult]:
-    return run_sweep(load_config(None, tiny_settings(**flags)), out, fresh, Console(file=open(os.devnull, "w")))
+def sweep(out: Path, fresh: bool = False, torchrun: bool = False, **flags: object) -> Outcome[Manifest, CellResult]:
+    """A sweep in this process, whose jobs are started by light_torchrun.py, or by torchrun itself."""
+    with contextlib.nullcontext() if torchrun else light_jobs():
+        return run_sweep(load_config(None, tiny_settings(**flags)), out, fresh, Console(file=open(os.devnull, "w")))
 
 
 def processes_of(out: Path) -> list[int]:
