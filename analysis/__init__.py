@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
     from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
-    from dpscope.analysis.traces.reading.limits import ReadLimits
+    from dpscope.analysis.traces.reading.chunks import ReadLimits
     from dpscope.analysis.traces.reading.reader import read_trace, read_traces
     from dpscope.analysis.traces.steps.attribution import attribute
     from dpscope.analysis.what_if.answers.bases import base_of_run, base_of_traces
@@ -74,7 +74,7 @@ _HOMES = {
     "traces.ranks.frames": "collectives dp_phases match_ranks step_breakdown step_waits waits_caused",
     "traces.ranks.unknown_groups": "RankOrigin",
     "traces.ranks.trace_analysis": "analyze_jobs analyze_traces",
-    "traces.reading.limits": "ReadLimits",
+    "traces.reading.chunks": "ReadLimits",
     "traces.reading.reader": "read_trace read_traces",
     "traces.steps.attribution": "attribute",
     "what_if.answers.bases": "base_of_run base_of_traces",

@@ -27,7 +27,7 @@ from trace_reading import make_trace, say
 from dpscope.analysis.partials.file import read_partial
 from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from tests.helpers.many_ranks import PER_NODE, write_partials
 
 _LIMIT_S = 300.0

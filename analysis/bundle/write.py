@@ -24,8 +24,8 @@ from dpscope.analysis.traces.merge.names import RawEvent
 from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS
 from dpscope.analysis.traces.reading.categories import is_read
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
+from dpscope.analysis.traces.reading.chunks import RUN_LIMITS
 from dpscope.analysis.traces.reading.json_events import LabelArgs
-from dpscope.analysis.traces.reading.limits import RUN_LIMITS
 from dpscope.analysis.traces.reading.reader import Reading, read_events
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.store.errors import DpscopeError

@@ -11,7 +11,7 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces, traces_of_run
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
-from dpscope.analysis.traces.reading.limits import ReadLimits
+from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import is_run_folder

@@ -29,7 +29,7 @@ from dpscope.analysis.traces.ranks.kept_tables import reader_version
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, FileProgress, files_as_read
 from dpscope.analysis.traces.ranks.rank_rows import rows_in_order, summaries_of, to_rows
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.ownership import check_overwritable

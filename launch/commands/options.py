@@ -15,7 +15,7 @@ from dpscope.profiling.records.typed_text import choose_from, parse_size
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
-    from dpscope.analysis.traces.reading.limits import ReadLimits
+    from dpscope.analysis.traces.reading.chunks import ReadLimits
     from dpscope.profiling.machine.gpu_speed import StatedFlops
     from dpscope.profiling.records.links import LinkRate
 
@@ -202,7 +202,7 @@ def read_size(option: str, text: str | None, unit_bytes: int = 1) -> float | Non
 
 def read_limits(max_bytes: str | None, max_events: int | None) -> "ReadLimits":
     """The limits of one trace file; raises DpscopeError for one that leaves nothing to read."""
-    from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
+    from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 
     size = read_size("--max-bytes", max_bytes)
     if max_events is not None and max_events < 1:

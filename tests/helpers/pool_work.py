@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_file
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 
 
 def die_at_rank_c(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> list[str]:

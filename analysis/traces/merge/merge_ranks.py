@@ -42,9 +42,9 @@ from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity, named_colle
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, require_one_job
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.reader import read_events, read_traces
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import attribute

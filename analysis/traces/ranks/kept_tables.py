@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
 from dpscope.analysis.traces.ranks.rank_rows import SCHEMA, ranks_of, renamed, to_rows, write_rows
-from dpscope.analysis.traces.reading.limits import RUN_LIMITS
+from dpscope.analysis.traces.reading.chunks import RUN_LIMITS
 from dpscope.profiling.records import finding
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path, write_bytes

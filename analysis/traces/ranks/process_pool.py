@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from dpscope.analysis.traces.ranks import pool_worker
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, read_rank_tables
-from dpscope.analysis.traces.reading.limits import ReadLimits
+from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.store.errors import DpscopeError
 
 _Item = TypeVar("_Item")

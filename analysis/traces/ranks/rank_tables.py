@@ -11,8 +11,8 @@ import numpy as np
 from dpscope.analysis.traces.data_parallel.phases import collective_kinds, dp_phase_table, peer_copies
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, parallelism_evidence
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline, timeline_bytes, timeline_of
+from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.event_table import IntColumn, Trace
-from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute

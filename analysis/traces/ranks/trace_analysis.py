@@ -28,7 +28,7 @@ from dpscope.analysis.traces.ranks.step_findings import idle_findings, step_time
 from dpscope.analysis.traces.ranks.stragglers import waits_by_pair
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, StepTimeline, drawn_ranks
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode

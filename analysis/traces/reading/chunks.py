@@ -8,6 +8,7 @@ indentation) are cut where one object ends and the next begins; whether that cut
 
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,22 @@ from isal import igzip_lib
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError, unreadable
+
+
+@dataclass(frozen=True)
+class ReadLimits:
+    """Of a file with more bytes the rest is not read: a small compressed file can expand without end.
+
+    A file with more events is refused. The default number of events is that of about 2.5 GB of text as Kineto writes it.
+    """
+
+    max_bytes: int = 16 << 30  # uncompressed
+    max_events: int = 10_000_000
+
+
+DEFAULT_LIMITS = ReadLimits()
+RUN_LIMITS = ReadLimits(max_events=sys.maxsize)
+"""Of a run's own traces, which are always read whole."""
 
 BLOCK_BYTES = 1 << 16  # read from the file at once
 INFLATED_BYTES = 1 << 18  # inflated at once, however far a block expands

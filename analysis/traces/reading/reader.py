@@ -13,12 +13,18 @@ import numpy as np
 
 from dpscope.analysis.traces.reading.categories import is_of_torch_profiler
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk, decode_chunk
-from dpscope.analysis.traces.reading.chunks import TAIL_BYTES, ReportFinding, TraceText, open_trace
+from dpscope.analysis.traces.reading.chunks import (
+    DEFAULT_LIMITS,
+    TAIL_BYTES,
+    ReadLimits,
+    ReportFinding,
+    TraceText,
+    open_trace,
+)
 from dpscope.analysis.traces.reading.event_columns import Loss, TableBuilder, TextBase
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, ProcessGroup, Trace
 from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.traces.reading.json_events import EVENTS, LABEL_EVENTS, Codec, Event, ordinal
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError

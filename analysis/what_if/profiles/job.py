@@ -21,7 +21,7 @@ from dpscope.analysis.traces.ranks.matching import match_windows
 from dpscope.analysis.traces.ranks.rank_tables import read_attributed, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, RUN_LIMITS, ReadLimits
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, RUN_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.breakdown import step_table

@@ -14,7 +14,7 @@ from dpscope.analysis.output.traced_report import TraceRequest, print_traces, re
 from dpscope.analysis.report.build import make_page
 from dpscope.analysis.report.page import render_page
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run_codes import RunCode
 from tests.generated_traces.generator import Job, parallel_trace, write_trace

@@ -18,7 +18,7 @@ from dpscope.analysis.report import build
 from dpscope.analysis.report.build import make_page, make_report, render_markdown
 from dpscope.analysis.report.page import render_page
 from dpscope.analysis.stats.samples import Estimate, Noise, RepeatCost
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.launch.commands.detect import choice_text
 from dpscope.launch.planning.variants import too_few_devices, too_large
 from dpscope.profiling.records.run import Cell

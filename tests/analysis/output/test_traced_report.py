@@ -33,7 +33,7 @@ from dpscope.analysis.output.traced_report import (
 )
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Collective, Contention
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError

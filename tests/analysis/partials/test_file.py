@@ -29,7 +29,7 @@ from dpscope.analysis.traces.ranks.rank_rows import ranks_of, to_rows
 from dpscope.analysis.traces.ranks.rank_tables import TABLES as OF_A_RANK
 from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_jobs, analyze_traces
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.launch.cli import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import dp_trace, gloo_trace, write_ddp_job, write_trace

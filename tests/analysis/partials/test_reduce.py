@@ -15,7 +15,7 @@ from dpscope.analysis.partials import reduce as reducing
 from dpscope.analysis.partials.file import PARTIAL_SCHEMA, Partial, analyze_partials, read_partial, write_partial
 from dpscope.analysis.partials.reduce import Share, read_share, reduce_traces
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, files_as_read
-from dpscope.analysis.traces.reading.limits import ReadLimits
+from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.launch.cli import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, write_ddp_job, write_trace

@@ -22,8 +22,8 @@ from dpscope.analysis.traces.ranks import kept_tables, rank_tables, trace_analys
 from dpscope.analysis.traces.ranks.kept_tables import CONTENT_SUFFIX
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_kept
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_table import Trace
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.what_if.answers.bases import base_of_run
 from dpscope.analysis.what_if.profiles import job

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dpscope.analysis.output.merge import print_merge
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces, traces_of_run
-from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
 from tests.helpers.paths import EXAMPLE_RUN

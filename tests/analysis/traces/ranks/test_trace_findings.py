@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
-from dpscope.analysis.traces.reading.limits import ReadLimits
+from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.fusing import fused_trace

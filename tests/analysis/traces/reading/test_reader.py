@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dpscope.analysis.traces.ranks.frames import collectives, step_breakdown
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.event_table import Trace
-from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.store.errors import DpscopeError
