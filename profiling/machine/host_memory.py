@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # mallopt's parameters, glibc's malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's parameters, glibc's malloc.h
 _NEVER = -1
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc accepts no more on 64 bits
 _BLOCK_BYTES = 64 << 10  # below every threshold from which glibc maps a block on its own
 _FREE_SHARE = 1 / 8  # of the free memory
 _MOST_BYTES = 1 << 30
-_TUNED_BY = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX", "LD_PRELOAD")
+_TUNED_BY = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD")
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -32,9 +32,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None and not any(os.environ.get(name) for name in _TUNED_BY):
         mallopt(_TRIM_THRESHOLD, _NEVER)
         mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-        mallopt(
-            _ARENA_MAX, 1
-        )  # else the threads of DataParallel's replicas would have heaps that cannot be touched from here
 
 
 class _Touched:
@@ -47,6 +44,8 @@ class _Touched:
 def touched_heap(steps: int, kept_bytes: int) -> Iterator[None]:
     """Within this context malloc has touched memory for steps that keep `kept_bytes` each and free the rest in fragments.
 
+    For the calling thread: the threads of DataParallel's replicas have heaps of theirs. One heap for all threads (M_ARENA_MAX)
+    is no way out: torch 2.14's profiler then crashed in half of the jobs with two ranks.
     A step's own memory is what malloc holds unused after one, known from glibc 2.33 on. At most 1 GiB is touched, and by all
     processes of this host together an eighth of the free memory.
     """
