@@ -14,6 +14,7 @@ the tests), which live as long as the process. This saves a quarter of the time.
 import gc
 import os
 import platform
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,8 @@ OURS = tuple(ROOT / folder for folder in ("profiling", "launch", "analysis", "te
 running: list[pytest.Item] = []
 settings.register_profile("untimed", deadline=None)  # a shared machine pauses for longer than any deadline
 settings.load_profile("untimed")
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in the background; children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 

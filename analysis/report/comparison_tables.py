@@ -384,4 +384,7 @@ def comparison_csv(comparison: Comparison) -> str:
     missing = [
         "; ".join(f"{column}: {reason}" for column, reason in row.reasons.items()) for row in comparison.rows.values()
     ]
-    return str(comparison.table.assign(missing=missing).to_csv(index=False, na_rep=NA))
+    import pandas as pd  # here, as most reports need none
+
+    table = pd.concat([comparison.table, pd.DataFrame({"missing": missing})], axis=1)
+    return str(table.to_csv(index=False, na_rep=NA))
