@@ -35,7 +35,8 @@ OURS = tuple(ROOT / folder for folder in ("profiling", "launch", "analysis", "te
 running: list[pytest.Item] = []
 settings.register_profile("untimed", deadline=None)  # a shared machine pauses for longer than any deadline
 settings.load_profile("untimed")
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in the background; children would inherit it
+# A shell starts what runs in the background so that it ignores Ctrl-C, which children would inherit.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
