@@ -1,5 +1,6 @@
 """Page faults of a process whose heap is kept and touched, counted by the kernel, and the memory that is free."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +81,9 @@ def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:
     assert free_host_bytes(tmp_path) == 8000 * 1024
     (cgroup / "memory.max").write_text("3000000\n")
     assert free_host_bytes(tmp_path) == 2000000
+
+
+def test_without_a_count_of_free_pages_the_total_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, which also has no /proc."""
+    monkeypatch.delitem(os.sysconf_names, "SC_AVPHYS_PAGES")
+    assert free_host_bytes(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
