@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dpscope.profiling.machine.host_memory import total_host_bytes
 from dpscope.profiling.machine.interconnect import active_nvlinks, interconnect
 from dpscope.profiling.machine.nvml import bare_uuid, driver_version, gpu_handles, query
 from dpscope.profiling.records.finding import Finding
@@ -194,7 +195,7 @@ def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = Non
         platform=platform.platform(),
         cpu_name=_cpu_name(),
         cpu_count=usable_cores(),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=total_host_bytes(),
         python_version=platform.python_version(),
         torch_version=str(torch.__version__),
         torchvision_version=_version("torchvision"),
@@ -243,12 +244,6 @@ def _cpu_name() -> str | None:
         return platform.processor() or None
     names = [line.partition(":")[2].strip() for line in path.read_text().splitlines() if "model name" in line]
     return names[0] if names else platform.machine()
-
-
-def _memory_bytes() -> int | None:
-    if "SC_PHYS_PAGES" not in os.sysconf_names:
-        return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def commit_of(folder: Path) -> Commit | None:

@@ -77,11 +77,18 @@ def _free_heap_bytes() -> int:
     return int(mallinfo2().fordblks)
 
 
+def total_host_bytes() -> int | None:
+    """The memory of this host; None if the system does not report it."""
+    return _page_bytes("SC_PHYS_PAGES")
+
+
+def _page_bytes(name: str) -> int | None:
+    return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") if name in os.sysconf_names else None
+
+
 def free_host_bytes(root: Path = Path("/")) -> int:
     """Free memory of this host, or what its control group (a container) still allows if that is less."""
-    # macOS counts no free pages, only all of them.
-    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-    free = [os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")]
+    free = [_page_bytes("SC_AVPHYS_PAGES") or total_host_bytes() or 0]  # macOS does not count free pages
     memory_info = root / "proc/meminfo"
     if memory_info.exists():
         lines = dict(line.split(":", 1) for line in memory_info.read_text().splitlines() if ":" in line)
