@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.stats.detection import detectable_change, with_repeats
 from dpscope.analysis.stats.samples import (
     FEWEST_SAMPLES,
     Estimate,
@@ -13,13 +14,11 @@ from dpscope.analysis.stats.samples import (
     Spread,
     Verdict,
     chance_above,
-    detectable_change,
     median_noise,
     pooled_median,
     pooled_spread,
     ratio_estimate,
     verdict,
-    with_repeats,
 )
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, choose_unit, show

@@ -16,7 +16,8 @@ from dpscope.analysis.runs.cell_findings import compilation_findings, engine_fin
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, missing_counters
 from dpscope.analysis.runs.spreads import RunSpreads, run_spreads, step_spread
 from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, incomplete_repeat, no_trace, reduced_bytes
-from dpscope.analysis.stats.samples import RepeatCost, median_noise
+from dpscope.analysis.stats.detection import RepeatCost
+from dpscope.analysis.stats.samples import median_noise
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept

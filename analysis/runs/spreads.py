@@ -13,7 +13,7 @@ from dpscope.analysis.stats.samples import (
     Spread,
     half_width,
     pooled_median,
-    pooled_spread,
+    spread_in_turns,
     spread_of,
 )
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of
@@ -39,8 +39,8 @@ class RunSpreads:
 
 
 def step_spread(cells: Sequence[CellData]) -> Spread:
-    """The pooled spread of cells' untraced steps."""
-    return pooled_spread(data.step_samples() for data in cells)
+    """The spread of the untraced steps of a run's cells, which are measured in turns."""
+    return spread_in_turns(data.step_samples() for data in cells)
 
 
 def run_spreads(cells: Sequence[CellData]) -> RunSpreads:

@@ -8,11 +8,15 @@ quite alike; a cell that spreads more than that keeps its spread. Source of the 
 Bayes methods for assessing differential expression", Statistical Applications in Genetics and Molecular Biology 3(1), 2004,
 section 3; here with a fixed weight. Assumed: repeats are independent, their logarithms near normal. The coverage is simulated
 in tests/analysis/stats/test_interval_coverage.py.
+
+Cells of one run are measured in turns, so a slow minute slows a repeat of each. How their ratio differs from repeat to repeat
+leaves that out. Either way of judging a ratio holds the truth in 95% of cases or more: the first in more where repeats share
+much, the second where one repeat is far off. So the narrower of the two does as well, which the same simulation checks.
 """
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal, NamedTuple
@@ -24,13 +28,16 @@ DRAWS = 4000
 CONFIDENCE = 0.95
 FEWEST_SAMPLES = 5  # below this no interval is given and nothing is compared
 MOST_SHARED = 4  # degrees of freedom that the spread of other cells counts for
+FEWEST_WITHIN = (
+    4  # degrees of freedom with which a ratio is judged repeat by repeat: Student's t is 2.8, with 2 it is 4.3
+)
 NO_INTERVAL = "fewer than 5 timed steps, or one repeat alone: no interval"
 
 Floats = npt.NDArray[np.float64]
 Samples = Floats
 Verdict = Literal["too_few_samples", "no_difference_shown", "above", "below"]
 
-_UPPER = (1 + CONFIDENCE) / 2
+UPPER = (1 + CONFIDENCE) / 2
 
 
 @dataclass(frozen=True)
@@ -72,10 +79,14 @@ NOTHING = Range(None, None, None, 0)
 
 @dataclass(frozen=True)
 class Spread:
-    """How far repeats lie from their own cell's mean: squared distances, added up, and their degrees of freedom."""
+    """How far repeats lie from their own cell's mean: squared distances, added up, and their degrees of freedom.
+
+    `within`: what is left of it without what the cells' repeats of the same number share; None unless measured in turns.
+    """
 
     squares: float = 0.0
     freedom: int = 0
+    within: "Spread | None" = None
 
     def __add__(self, other: "Spread") -> "Spread":
         return Spread(self.squares + other.squares, self.freedom + other.freedom)
@@ -94,6 +105,25 @@ def spread_of(values: Samples | Sequence[float]) -> Spread:
 def pooled_spread(cells: Iterable[Sequence[Samples]]) -> Spread:
     """The spread of the logarithms of repeats' medians over cells, each of them one array of samples per repeat."""
     return sum((spread_of(logs) for repeats in cells if (logs := _log_medians(repeats)) is not None), ALONE)
+
+
+def spread_in_turns(cells: Iterable[Sequence[Samples]]) -> Spread:
+    """`pooled_spread` of cells measured in turns: each one's first repeat, then each one's second."""
+    cells = list(cells)
+    known = [logs for repeats in cells if (logs := _log_medians(repeats)) is not None]
+    return replace(pooled_spread(cells), within=_within(known))
+
+
+def _within(cells: Sequence[Samples]) -> Spread:
+    """What a level for each cell and one for each turn leave unexplained, by least squares."""
+    if not cells:
+        return ALONE
+    cell = np.repeat(np.arange(len(cells)), [len(logs) for logs in cells])
+    turn = np.concatenate([np.arange(len(logs)) for logs in cells])
+    levels = np.column_stack([cell[:, None] == np.arange(len(cells)), turn[:, None] == np.arange(turn.max() + 1)])
+    logs = np.concatenate(cells)
+    fitted, _, rank, _ = np.linalg.lstsq(levels.astype(float), logs, rcond=None)
+    return Spread(float(np.sum((logs - levels @ fitted) ** 2)), len(logs) - int(rank))
 
 
 @dataclass(frozen=True)
@@ -127,7 +157,7 @@ def student_t(freedom: int) -> float:
 
     The expansion in 1/freedom (Abramowitz and Stegun 26.7.5), refined by Newton's method where it is inexact.
     """
-    z = NormalDist().inv_cdf(_UPPER)
+    z = NormalDist().inv_cdf(UPPER)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
@@ -138,7 +168,7 @@ def student_t(freedom: int) -> float:
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
     for _ in range(8 if freedom < 100 else 0):
         density: float = scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2)
-        t -= (0.5 + _central(t, freedom) / 2 - _UPPER) / density
+        t -= (0.5 + _central(t, freedom) / 2 - UPPER) / density
     return t
 
 
@@ -174,7 +204,7 @@ def noise_of(values: Samples | Sequence[float], pool: Spread = ALONE) -> Noise |
 def half_width(values: Samples | Sequence[float], pool: Spread = ALONE) -> float | None:
     """Half the 95% interval of the mean of `values`, a cell's repeats; None where their spread is unknown."""
     noise = noise_of(values, pool)
-    return None if noise is None else noise.quantile(_UPPER)
+    return None if noise is None else noise.quantile(UPPER)
 
 
 def median_noise(repeats: Sequence[Samples], pool: Spread = ALONE) -> Noise | None:
@@ -192,7 +222,7 @@ def chance_above(ratio: Estimate) -> float | None:
         return 0.5 if middle == 0 else float(middle > 0)
     from scipy.special import ndtr, ndtri
 
-    return float(ndtr(middle / half * ndtri(_UPPER)))
+    return float(ndtr(middle / half * ndtri(UPPER)))
 
 
 def missing_evidence(estimate: Estimate) -> str:
@@ -223,42 +253,59 @@ def ratio_estimate(numerator: Sequence[Samples], denominator: Sequence[Samples],
     """Ratio of two medians with its interval; `count` is the smaller side's.
 
     The sides' half widths, of logarithms, add up as squares do. Source: Zou and Donner, "Construction of confidence limits
-    about effect measures: a general approach", Statistics in Medicine 27(10), 2008.
+    about effect measures: a general approach", Statistics in Medicine 27(10), 2008. Cells measured in turns
+    (`spread_in_turns`) are compared repeat by repeat, too, and the narrower interval is given.
     """
     above, below = pooled_median(numerator), pooled_median(denominator)
     count = min(sum(map(len, numerator)), sum(map(len, denominator)))
     if above is None or below is None:
         return UNKNOWN
     value = above / below if below else None
-    upper, lower = _half_width(numerator, pool), _half_width(denominator, pool)
-    if value is None or upper is None or lower is None:
+    half = _ratio_half_width(numerator, denominator, pool)
+    if value is None or half is None:
         return Estimate(value, None, None, count)
-    return _around(value, math.hypot(upper, lower), count)
+    return _around(value, half, count)
 
 
 def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
-    """First median minus second with its interval, by `draws` of both; `count` is the smaller side's."""
+    """First median minus second with its interval, by `joint_draws`; `count` is the smaller side's."""
     more, less = pooled_median(first), pooled_median(second)
     count = min(sum(map(len, first)), sum(map(len, second)))
     if more is None or less is None:
         return UNKNOWN
-    generator = np.random.default_rng(0)
-    drawn = draws(first, generator, pool), draws(second, generator, pool)
-    if drawn[0] is None or drawn[1] is None:
+    drawn = joint_draws(first, [second], pool)
+    if drawn is None:
         return Estimate(more - less, None, None, count)
     return Estimate(more - less, *interval(drawn[0] - drawn[1]), count)
 
 
-def draws(repeats: Sequence[Samples], generator: np.random.Generator, pool: Spread = ALONE) -> Samples | None:
-    """DRAWS medians as likely as the interval of `median_estimate` has it, for what is computed from several medians.
+def joint_draws(
+    first: Sequence[Samples], others: Sequence[Sequence[Samples]], pool: Spread = ALONE
+) -> list[Samples] | None:
+    """DRAWS medians of the first cell, then of each other one, for what is computed from several; None if one has no interval.
 
-    Log-normal, with that interval as its middle 95%: a ratio of two cells' draws has the interval of `ratio_estimate`.
+    Log-normal, with the interval of `median_estimate` as the middle 95%, and so correlated with the first cell's that their
+    ratio to it has the interval of `ratio_estimate`.
     """
-    value, half = pooled_median(repeats), _half_width(repeats, pool)
-    if value is None or half is None:
+    generator = np.random.default_rng(0)
+    half, normal = _half_width(first, pool), generator.permutation(_normal_draws())
+    if half is None:
         return None
-    drawn: Samples = value * np.exp(half * generator.permutation(_normal_draws()))
-    return drawn
+    logs = [half * normal]
+    for other in others:
+        own, of_ratio = _half_width(other, pool), _ratio_half_width(first, other, pool)
+        if own is None or of_ratio is None:
+            return None
+        shared = (half**2 + own**2 - of_ratio**2) / (2 * half * own) if half and own else 0.0
+        shared = min(1.0, max(-1.0, shared))
+        logs.append(own * (shared * normal + math.sqrt(1 - shared**2) * generator.permutation(_normal_draws())))
+    return [_known_median(cell) * np.exp(drawn) for cell, drawn in zip((first, *others), logs, strict=True)]
+
+
+def _known_median(repeats: Sequence[Samples]) -> float:
+    value = pooled_median(repeats)
+    assert value is not None  # it has an interval
+    return value
 
 
 @functools.cache
@@ -266,13 +313,13 @@ def _normal_draws() -> Samples:
     """DRAWS evenly likely values of a normal distribution, 95% of them within 1 of 0."""
     from scipy.special import ndtri
 
-    quantiles: Samples = ndtri((np.arange(DRAWS) + 0.5) / DRAWS) / ndtri(_UPPER)
+    quantiles: Samples = ndtri((np.arange(DRAWS) + 0.5) / DRAWS) / ndtri(UPPER)
     return quantiles
 
 
 def interval(drawn: Samples) -> tuple[float, float]:
     """The middle 95% of draws."""
-    low, high = np.quantile(drawn, (1 - _UPPER, _UPPER))
+    low, high = np.quantile(drawn, (1 - UPPER, UPPER))
     return float(low), float(high)
 
 
@@ -297,7 +344,33 @@ def median_slope(values: Samples, confidence: float) -> tuple[float, float, floa
 def _half_width(repeats: Sequence[Samples], pool: Spread) -> float | None:
     """Half the width of the interval of the logarithm of a median; None if there is no interval."""
     noise = median_noise(repeats, pool)
-    return None if noise is None else noise.quantile(_UPPER)
+    return None if noise is None else noise.quantile(UPPER)
+
+
+def _ratio_half_width(first: Sequence[Samples], second: Sequence[Samples], pool: Spread) -> float | None:
+    """Half the width of the interval of the logarithm of a ratio of medians; None if there is no interval."""
+    halves = _half_width(first, pool), _half_width(second, pool)
+    if halves[0] is None or halves[1] is None:
+        return None
+    apart = math.hypot(halves[0], halves[1])
+    within = _half_width_within(first, second, pool)
+    return apart if within is None else min(apart, within)
+
+
+def _half_width_within(first: Sequence[Samples], second: Sequence[Samples], pool: Spread) -> float | None:
+    """The same from repeat to repeat; None where too little of it is known.
+
+    Wide enough around the ratio of all steps' medians to hold the interval of the mean of the repeats' logarithms. A difference
+    of two has twice the variance that one repeat has within a turn.
+    """
+    above, below = _log_medians(first), _log_medians(second)
+    if pool.within is None or above is None or below is None or len(above) != len(below):
+        return None
+    noise = noise_of(above - below, Spread(2 * pool.within.squares, pool.within.freedom))
+    if noise is None or noise.freedom < FEWEST_WITHIN:
+        return None
+    value = math.log(_known_median(first) / _known_median(second))
+    return noise.quantile(UPPER) + abs(value - float(np.mean(above - below)))
 
 
 def _log_medians(repeats: Sequence[Samples]) -> Samples | None:
@@ -335,61 +408,3 @@ def median_range(values: Sequence[float]) -> Range:
     if not len(values):
         return NOTHING
     return Range(float(np.median(values)), float(np.min(values)), float(np.max(values)), len(values))
-
-
-POWER = 0.8  # share of the changes of that size that are detected
-MOST_REPEATS = 50
-
-
-def detectable_change(first: Noise, second: Noise) -> float:
-    """The smallest slowdown that would be detected in POWER of cases: 0.05 is 5%.
-
-    A change is detected where the 95% interval of the ratio excludes 1. The smallest one that is detected in POWER of cases lies
-    above 1 by half that interval and by what the measured ratio falls short of the true one in the other cases, both from the
-    repeats' spread as in `ratio_estimate`. Source: Cohen, "Statistical power analysis for the behavioral sciences", 1988,
-    chapter 2, with Student's t for both. The power is simulated in tests/analysis/stats/test_samples.py.
-    """
-    return math.expm1(math.hypot(_reach(first), _reach(second)))
-
-
-def with_repeats(noise: Noise, repeats: int) -> Noise:
-    """The noise after `repeats` (2 or more) repeats of every cell, one of them spreading as it has."""
-    before = max(1, noise.repeats - 1)
-    shared = min(MOST_SHARED, round(noise.shared_freedom * max(1.0, (repeats - 1) / before)))
-    return replace(noise, cell_freedom=repeats - 1, shared_freedom=shared, repeats=repeats)
-
-
-@dataclass(frozen=True)
-class RepeatCost:
-    """What is known of a cell after its first repeats: their noise, and how long one takes."""
-
-    noise: Noise
-    repeat_s: float
-
-    def detects(self, repeats: int) -> float:
-        """The smallest slowdown of this cell that two runs with that many repeats each detect: 0.05 is 5%."""
-        noise = self.noise if repeats == self.noise.repeats else with_repeats(self.noise, repeats)
-        return detectable_change(noise, noise)
-
-
-def choose_repeats(cells: Mapping[str, RepeatCost], change: float, seconds: float) -> dict[str, int]:
-    """Repeats of each cell, including those it has, so that each detects `change`, as far as `seconds` more allow.
-
-    Each further repeat goes to the cell that detects least, so that time is spent where the spread is.
-    """
-    chosen = {name: cell.noise.repeats for name, cell in cells.items()}
-    while True:
-        lacking = [
-            (cell.detects(chosen[name]), name)
-            for name, cell in cells.items()
-            if chosen[name] < MOST_REPEATS and cell.repeat_s <= seconds and cell.detects(chosen[name]) > change
-        ]
-        if not lacking:
-            return chosen
-        _, name = max(lacking)
-        chosen[name] += 1
-        seconds -= cells[name].repeat_s
-
-
-def _reach(noise: Noise) -> float:
-    return noise.quantile(_UPPER) + noise.quantile(POWER)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpscope.analysis.stats.samples import ALONE, Estimate, Floats, Samples, Spread, draws, interval
+from dpscope.analysis.stats.samples import ALONE, Estimate, Floats, Samples, Spread, interval, joint_draws
 
 Scaling = Literal["strong", "weak"]
 Law = Literal["karp_flatt", "amdahl", "gustafson", "usl"]
@@ -113,13 +113,12 @@ def speedup_draws(
     uses one t_1 for all counts, as in truth they share it. `spread` is that of all cells' repeats. None where one of the
     times has no interval.
     """
-    generator = np.random.default_rng(0)
-    t_1_us = draws(single, generator, spread)
-    t_n_us = {devices: draws(repeats, generator, spread) for devices, repeats in sorted(several.items())}
-    known = {devices: drawn for devices, drawn in t_n_us.items() if drawn is not None}
-    if t_1_us is None or len(known) < len(several):
+    counts = sorted(several)
+    drawn = joint_draws(single, [several[devices] for devices in counts], spread)
+    if drawn is None:
         return None
-    return {devices: t_1_us / drawn * (devices if scaling == "weak" else 1) for devices, drawn in known.items()}
+    times = {devices: devices if scaling == "weak" else 1 for devices in counts}
+    return {devices: drawn[0] / t_n_us * times[devices] for devices, t_n_us in zip(counts, drawn[1:], strict=True)}
 
 
 def fit_scaling(

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dpscope.analysis.runs.run_data import repeat_costs
-from dpscope.analysis.stats.samples import RepeatCost, choose_repeats
+from dpscope.analysis.stats.detection import RepeatCost, choose_repeats
 from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter
 from dpscope.launch.jobs.job_queue import Outcome, duration_text
 from dpscope.launch.measuring.run import run_sweep

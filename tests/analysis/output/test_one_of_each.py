@@ -17,7 +17,8 @@ from dpscope.analysis.output.traced_report import TraceRequest, print_traces
 from dpscope.analysis.report import build
 from dpscope.analysis.report.build import make_page, make_report, render_markdown
 from dpscope.analysis.report.page import render_page
-from dpscope.analysis.stats.samples import Estimate, Noise, RepeatCost
+from dpscope.analysis.stats.detection import RepeatCost
+from dpscope.analysis.stats.samples import Estimate, Noise
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.launch.commands.detect import choice_text
 from dpscope.launch.planning.variants import too_few_devices, too_large

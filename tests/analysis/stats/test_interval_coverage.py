@@ -11,10 +11,11 @@ from dpscope.analysis.stats.samples import (
     median_estimate,
     pooled_spread,
     ratio_estimate,
+    spread_in_turns,
     verdict,
 )
 from tests.helpers.known import known
-from tests.helpers.step_samples import ALIKE, STEP_US, UNLIKE, drawn_cell
+from tests.helpers.step_samples import ALIKE, STEP_US, UNLIKE, drawn_cell, drawn_in_turns
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,37 @@ def test_intervals_of_medians_and_differences_hold_the_truth_too(repeats: int) -
     assert (missed / 1200 <= 0.08).all()
 
 
-if __name__ == "__main__":  # the table of docs/measures.md
+def ratios_in_turns(
+    spreads: Sequence[float], repeats: int, shared: float, *, within: bool = True, runs: int = 150
+) -> tuple[float, float]:
+    """Runs of cells measured in turns: the share of ratios of neighbours left out, and the median half width."""
+    generator = np.random.default_rng(3)
+    outside, widths = [], []
+    for _ in range(runs):
+        cells = drawn_in_turns(spreads, repeats, shared, generator)
+        pool = spread_in_turns(cells) if within else pooled_spread(cells)
+        for place in range(1, len(cells)):
+            ratio = ratio_estimate(cells[place], cells[place - 1], pool)
+            outside.append(not known(ratio.low) <= (place + 1) / place <= known(ratio.high))
+            widths.append((known(ratio.high) - known(ratio.low)) / known(ratio.value) / 2)
+    return float(np.mean(outside)), float(np.median(widths))
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.05, 0.15])
+@pytest.mark.parametrize("repeats", [2, 3, 5])
+@pytest.mark.parametrize("spreads", [ALIKE, ALIKE[:3], UNLIKE])
+def test_ratios_within_a_run_hold_the_truth(spreads: Sequence[float], repeats: int, shared: float) -> None:
+    """Whatever the cells of a turn share: 5% are promised; the neighbours' ratios are not independent."""
+    assert ratios_in_turns(spreads, repeats, shared)[0] <= 0.08
+
+
+def test_what_the_cells_of_a_turn_share_widens_their_ratio_little() -> None:
+    alone, alike = ratios_in_turns(ALIKE[:3], 5, shared=0.0), ratios_in_turns(ALIKE[:3], 5, shared=0.15)
+    assert alike[1] < 1.5 * alone[1]  # not 1: medians of all steps lie around those of one or two repeats
+    assert alike[1] < 0.6 * ratios_in_turns(ALIKE[:3], 5, shared=0.15, within=False)[1]
+
+
+if __name__ == "__main__":  # the tables of docs/measures.md
     for name, spreads, pairs in (
         ("2%", [0.02], 4000),
         ("5%", [0.05], 4000),
@@ -101,3 +132,8 @@ if __name__ == "__main__":  # the table of docs/measures.md
                 f"| {name} | {repeats} | {equal.outside:.1%} | {equal.worst_cell:.1%} | {equal.slower:.1%} | "
                 f"±{equal.half_width:.1%} | {slow.slower:.0%} |"
             )
+    for name, levels in (("three, 5% each", ALIKE[:3]), ("six, 5% each", ALIKE), ("six, 1 to 8%", UNLIKE)):
+        for shared in (0.0, 0.05, 0.15):
+            found = [ratios_in_turns(levels, repeats, shared, runs=1000) for repeats in (2, 3, 5)]
+            shares, halves = (", ".join(f"{100 * one:.1f}" for one in column) for column in zip(*found, strict=True))
+            print(f"| {name} | {shared:.0%} | {shares}% | ±{halves}% |")  # noqa: T201

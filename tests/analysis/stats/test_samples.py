@@ -10,15 +10,11 @@ from scipy.stats import theilslopes
 from dpscope.analysis.runs.cell_findings import spread_findings
 from dpscope.analysis.stats.samples import (
     Estimate,
-    Noise,
-    RepeatCost,
     Spread,
     chance_above,
-    choose_repeats,
-    detectable_change,
     difference_estimate,
-    draws,
     interval,
+    joint_draws,
     mean_range,
     median_estimate,
     median_noise,
@@ -26,12 +22,11 @@ from dpscope.analysis.stats.samples import (
     pooled_median,
     pooled_spread,
     ratio_estimate,
+    spread_in_turns,
     student_t,
     verdict,
-    with_repeats,
 )
 from tests.helpers.known import known
-from tests.helpers.step_samples import ALIKE, STEP_US, drawn_cell
 
 
 def samples(seed: int, middle: float, spread: float = 1.0, count: int = 30) -> np.ndarray:
@@ -155,10 +150,45 @@ def test_verdict(low: float | None, high: float | None, expected: str) -> None:
 
 def test_draws_have_the_medians_interval() -> None:
     repeats = steady(100 * np.exp(-0.01), 100 * np.exp(0.01))
-    drawn, found = draws(repeats, np.random.default_rng(0)), median_estimate(repeats)
-    assert drawn is not None
+    (drawn,), found = known(joint_draws(repeats, [])), median_estimate(repeats)
     assert interval(drawn) == pytest.approx((found.low, found.high), rel=1e-3)
-    assert draws(steady(100), np.random.default_rng(0)) is None
+    assert joint_draws(steady(100), []) is None
+
+
+def test_what_the_cells_of_a_turn_share_is_left_out_of_their_ratio() -> None:
+    """Five turns exp(-0.2) to exp(0.2), of three cells, one of which is 0.01 off in four of them.
+
+    The differences' own squares are 4e-4, of 4 degrees of freedom: variance 1e-4. The others' are 2 x 2/3 x 4e-4 - 4e-4, fewer
+    for their 4, so that the own variance counts: t of 8 is 2.306, over the root of 5.
+    """
+    turns, off = np.array([-0.2, -0.1, 0, 0.1, 0.2]), np.array([0.01, -0.01, 0, 0.01, -0.01])
+    one, two, three = steady(*100 * np.exp(turns + off)), steady(*80 * np.exp(turns)), steady(*60 * np.exp(turns))
+    pool = spread_in_turns([one, two, three])
+    within = known(pool.within)
+    assert within.squares == pytest.approx(2 / 3 * 4e-4)
+    assert within.freedom == 8
+    half = 2.306 * 0.01 / math.sqrt(5)
+    ratio = ratio_estimate(one, two, pool)
+    assert (ratio.low, ratio.high) == pytest.approx((1.25 * math.exp(-half), 1.25 * math.exp(half)), rel=1e-5)
+    first, second = known(joint_draws(one, [two], pool))
+    assert interval(first / second) == pytest.approx((ratio.low, ratio.high), rel=1e-3)
+    alone, difference = median_estimate(one, pool), difference_estimate(one, two, pool)
+    assert interval(first) == pytest.approx((alone.low, alone.high), rel=1e-3)
+    # A fifth of the first, whose level is uncertain; apart, it would be 20 - 20 to 20 + 20.
+    assert (difference.low, difference.high) == pytest.approx((known(alone.low) / 5, known(alone.high) / 5), rel=0.03)
+
+
+def test_two_repeats_of_two_cells_are_too_few_to_compare_by_repeat() -> None:
+    one, two = steady(90, 110), steady(45, 55)
+    assert ratio_estimate(one, two, spread_in_turns([one, two])) == ratio_estimate(one, two, pooled_spread([one, two]))
+
+
+def test_unequal_numbers_of_repeats_are_compared_apart() -> None:
+    cells = [steady(90, 100, 110, 100, 100), steady(45, 50, 55), steady(47, 50, 56)]
+    apart, in_turns = pooled_spread(cells), spread_in_turns(cells)
+    five, three, alike = cells
+    assert ratio_estimate(five, three, in_turns) == ratio_estimate(five, three, apart)
+    assert known(ratio_estimate(three, alike, in_turns).high) < known(ratio_estimate(three, alike, apart).high)
 
 
 def test_mean_range() -> None:
@@ -209,58 +239,6 @@ def test_students_t_is_scipys(freedom: int) -> None:
     assert student_t(freedom) == pytest.approx(float(stdtrit(freedom, 0.975)), rel=1e-10)
 
 
-def test_by_hand() -> None:
-    """Repeats spread by 2%, 5 of each side: t of 4 is 2.776 and 0.941; (2.776 + 0.941) x 0.02 / sqrt 5 x sqrt 2 = 0.0470."""
-    noise = Noise(variance=0.02**2, cell_freedom=4, shared_freedom=0, repeats=5)
-    assert detectable_change(noise, noise) == pytest.approx(math.exp(0.0470) - 1, rel=2e-3)
-    # 2 repeats: t of 1 is 12.706 and 1.376: 14.082 x 0.02 = 0.2816
-    assert detectable_change(with_repeats(noise, 2), with_repeats(noise, 2)) == pytest.approx(
-        math.exp(0.2816) - 1, rel=1e-3
-    )
-    # 4: t of 3 is 3.182 and 0.978: 4.161 x 0.02 / 2 x sqrt 2 = 0.0588
-
-
-def test_other_cells_repeats_grow_too() -> None:
-    """2 repeats of a cell and of one other: 1 + 1 degrees of freedom; with 5 of each 4 + 4."""
-    more = with_repeats(Noise(variance=1e-4, cell_freedom=1, shared_freedom=1, repeats=2), 5)
-    assert (more.cell_freedom, more.shared_freedom, more.repeats) == (4, 4, 5)
-    assert with_repeats(more, 9).shared_freedom == 4  # at most
-
-
-def pairs_of_runs(repeats: int, slower: float) -> tuple[float, float]:
-    """Pairs of runs of six cells, 5% between repeats: the share found slower, and what they would detect, their median."""
-    generator, found, detectable = np.random.default_rng(3), 0, []
-    for _ in range(100):
-        before = [drawn_cell(spread, repeats, generator) for spread in ALIKE]
-        after = [drawn_cell(spread, repeats, generator, STEP_US * slower) for spread in ALIKE]
-        pool = pooled_spread([*before, *after])
-        for first, second in zip(before, after, strict=True):
-            found += verdict(ratio_estimate(second, first, pool)) == "above"
-            sides = [noise for side in (first, second) if (noise := median_noise(side, pool)) is not None]
-            detectable.append(detectable_change(sides[0], sides[1]))
-    return found / 600, float(np.median(detectable))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("repeats", [2, 3, 5])
-def test_four_in_five_detectable_changes_are_detected(repeats: int) -> None:
-    """What runs that are alike call detectable is found in about 80% of runs that differ by it, half of it seldom."""
-    _, detectable = pairs_of_runs(repeats, slower=1.0)
-    assert pairs_of_runs(repeats, slower=1 + detectable)[0] == pytest.approx(0.8, abs=0.08)
-    assert pairs_of_runs(repeats, slower=1 + detectable / 2)[0] < 0.4
-
-
-def test_more_repeats_detect_what_was_promised() -> None:
-    """Predicted from two repeats for five, then five are measured."""
-    generator = np.random.default_rng(4)
-    promised = []
-    for _ in range(100):
-        run = [drawn_cell(spread, 2, generator) for spread in ALIKE]
-        noise = known(median_noise(run[0], pooled_spread(run)))
-        promised.append(detectable_change(with_repeats(noise, 5), with_repeats(noise, 5)))
-    assert float(np.median(promised)) == pytest.approx(pairs_of_runs(5, slower=1.0)[1], rel=0.25)
-
-
 def test_one_repeat_has_no_noise() -> None:
     assert median_noise([np.full(10, 5.0)]) is None
 
@@ -276,20 +254,3 @@ def test_one_repeat_has_no_noise() -> None:
 def test_how_likely_a_slowdown_is(low: float, high: float, expected: float) -> None:
     assert chance_above(Estimate(math.sqrt(low * high), low, high, 20)) == pytest.approx(expected)
     assert chance_above(Estimate(1.0, None, None, 20)) is None
-
-
-def test_repeats_go_where_the_spread_is() -> None:
-    """3 repeats each: one cell spreads by 0.5%, one by 3%. (4.303 + 1.061) x 0.005 x sqrt(2 / 3) = 0.0219 shows 5% already."""
-    cells = {
-        "quiet": RepeatCost(Noise(0.005**2, cell_freedom=2, shared_freedom=0, repeats=3), repeat_s=10.0),
-        "noisy": RepeatCost(Noise(0.03**2, cell_freedom=2, shared_freedom=0, repeats=3), repeat_s=10.0),
-    }
-    chosen = choose_repeats(cells, 0.05, seconds=1e6)
-    assert chosen["quiet"] == 3
-    # 0.05 is 0.0488 in logarithms: t of 6 degrees 2.447 + 0.906: x 0.03 x sqrt(2 / 7) = 0.0538;
-    # of 8 (9 repeats): 3.195 x 0.01414 = 0.0452; of 7 (8): 2.365 + 0.896 = 3.261 x 0.015 = 0.0489, a hair over
-    assert chosen["noisy"] == 9
-    assert cells["noisy"].detects(9) < 0.05 < cells["noisy"].detects(8)
-    # 25 seconds are two repeats more, and both go to the noisy one
-    assert choose_repeats(cells, 0.001, seconds=25.0) == {"quiet": 3, "noisy": 5}
-    assert choose_repeats(cells, 0.05, seconds=9.0) == {"quiet": 3, "noisy": 3}
