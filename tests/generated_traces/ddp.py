@@ -3,11 +3,12 @@
 from contextlib import AbstractContextManager, nullcontext
 
 from tests.generated_traces import ddp_schedule as schedule
-from tests.generated_traces.builder import DeviceWork, TraceBuilder
-from tests.generated_traces.ddp_expected import ddp_expected
-from tests.generated_traces.ddp_schedule import Collective, DdpOptions, Role, Slot
-from tests.generated_traces.model import GeneratedTrace, Trace
+from tests.generated_traces.builder import ZERO_US, DeviceWork, TraceBuilder
+from tests.generated_traces.ddp_expected import expected_collectives
+from tests.generated_traces.ddp_schedule import Collective, DdpOptions, Slot
+from tests.generated_traces.model import Expected, GeneratedTrace, Trace
 from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS
+from tests.generated_traces.raster import device_steps
 
 MAIN = 5100
 AUTOGRAD = 5150
@@ -26,7 +27,20 @@ def ddp_trace(rank: int = 0, world_size: int = 2, options: DdpOptions | None = N
         raise ValueError("straggler goes with neither lag nor extra_groups; the schedule has no times for them")
     program = _Program(rank, world_size, options)
     program.run()
-    return GeneratedTrace(program.trace(), ddp_expected(rank, world_size, options, STEPS, FIRST_SEQUENCE))
+    trace = program.trace()
+    collectives = expected_collectives(rank, world_size, options, STEPS, FIRST_SEQUENCE)
+    unlaunched_us = (schedule.UNLAUNCHED_COMPUTE[1], schedule.UNLAUNCHED_ALL_REDUCE[1])[: 1 + options.communication]
+    expected = Expected(
+        ZERO_US,
+        device_steps(trace, options.communication),
+        collectives=collectives if options.communication else (),
+        unlaunched_count=len(unlaunched_us) if options.unlaunched else 0,
+        unlaunched_us=sum(unlaunched_us) if options.unlaunched else 0.0,
+        complete=options.communication,
+        gradient_bytes=19520000,
+        buffer_bytes=38560 if options.buffers else 0,
+    )
+    return GeneratedTrace(trace, expected)
 
 
 class _Program:
@@ -38,9 +52,7 @@ class _Program:
         self.rank = rank
         self.world_size = world_size
         self.options = options
-        self.role: Role = "even"
-        if options.straggler is not None:
-            self.role = "late" if options.straggler == rank else "waiting"
+        self.role = options.role(rank)
         # ROCm: computes on stream 0, and its devices need not be counted from 0.
         self.device = rank + 2 if is_rocm else rank
         self.streams = {"compute": 0 if is_rocm else 7, "world": 40, "pair": 44, "prefetch": 24}

@@ -2,7 +2,7 @@
 
 (start, duration) in microseconds after the step's origin, which is LEAD_US after the end of the step before. Roles:
 `even` (no rank is late), `late` (this rank begins its backward DELAY_US late) and `waiting` (another rank does).
-Expected values stand in `ddp_expected`.
+What is known of the collectives is in `ddp_expected`.
 """
 
 from dataclasses import dataclass
@@ -65,6 +65,11 @@ class DdpOptions:
     buffers: bool = True
     extra_groups: bool = False
     named_ranges: bool = True
+
+    def role(self, rank: int) -> Role:
+        if self.straggler is None:
+            return "even"
+        return "late" if self.straggler == rank else "waiting"
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
 """Traces of one process that trains with `nn.DataParallel` on several GPUs."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 from tests.generated_traces import dp_schedule as schedule
-from tests.generated_traces.builder import DeviceWork, TraceBuilder
-from tests.generated_traces.dp_expected import dp_expected
+from tests.generated_traces.builder import ZERO_US, DeviceWork, TraceBuilder
 from tests.generated_traces.dp_schedule import StepPlan
-from tests.generated_traces.model import GeneratedTrace, Trace
+from tests.generated_traces.model import Expected, GeneratedTrace, Trace
 from tests.generated_traces.nccl_names import KERNEL_NAMES
+from tests.generated_traces.raster import Steps, device_steps
 
 Transport = Literal["nccl", "peer_copy"]
 Inputs = Literal["host", "device"]
@@ -38,13 +40,25 @@ def dp_trace(
     """
     if devices not in (2, 4):
         raise ValueError(f"devices is {devices}; the schedule has 2 or 4")
+    steps = _expected_steps(devices, transport, inputs)
+    if not named_ranges:
+        steps = {place: replace(step, range_us={}) for place, step in steps.items()}
     program = _Program(devices, transport, inputs, named_ranges, rccl, reused_threads)
-    for index, step in enumerate(STEPS):
-        program.step(index, step, lag)
-    trace = program.builder.trace(["AMD Instinct MI300X" if rccl else "NVIDIA A100-SXM4-80GB"] * devices)
-    if rccl:
-        as_rocm_names(trace)
-    return GeneratedTrace(trace, dp_expected(devices, transport, inputs, named_ranges, STEPS))
+    expected = Expected(
+        ZERO_US,
+        steps,
+        gradient_bytes=sum(schedule.REDUCE_BYTES),
+        parameter_bytes=sum(schedule.REDUCE_BYTES),
+        buffer_bytes=sum(schedule.BROADCAST_BYTES[2:]),
+    )
+    return GeneratedTrace(program.run(lag, rccl), expected)
+
+
+@cache
+def _expected_steps(devices: int, transport: Transport, inputs: Inputs) -> Steps:
+    """Of the plain trace: with named ranges and names that identify collectives."""
+    program = _Program(devices, transport, inputs, named_ranges=True, rccl=False, reused_threads=False)
+    return device_steps(program.run(lag=False, rccl=False))
 
 
 def as_rocm_names(trace: Trace) -> None:
@@ -90,7 +104,15 @@ class _Program:
         with self.builder.op(name, thread):
             self.builder.launch(thread, *works)
 
-    def step(self, index: int, step: int, lag: bool) -> None:
+    def run(self, lag: bool, rccl: bool) -> Trace:
+        for index, step in enumerate(STEPS):
+            self._step(index, step, lag)
+        trace = self.builder.trace(["AMD Instinct MI300X" if rccl else "NVIDIA A100-SXM4-80GB"] * self.devices)
+        if rccl:
+            as_rocm_names(trace)
+        return trace
+
+    def _step(self, index: int, step: int, lag: bool) -> None:
         plan = StepPlan(self.devices, index)
         builder = self.builder
         with builder.annotation(f"ProfilerStep#{step}", MAIN):

@@ -2,7 +2,7 @@
 
 One row per kernel, one (start, duration) per device, in microseconds after the step's origin. A step's window begins
 LEAD_US before its origin (where the previous step's last kernel ended), except the first, which begins at its first
-event, 6 us after. Two devices use the first two columns. Expected values stand in `dp_expected`.
+event, 6 us after. Two devices use the first two columns.
 
 The model: three fp32 parameters of 6, 6 and 3 MiB, buffers of 38,400 B (fp32) and 160 B (int64); 128 samples a device.
 Broadcast chunks are closed once they reach 10 MiB (torch/csrc/utils/tensor_flatten.cpp), so 6 + 6 | 3; reduce chunks

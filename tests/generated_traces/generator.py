@@ -1,7 +1,7 @@
 """Generated torch.profiler traces whose measures are known: they share no code with what they test.
 
-Each function returns a `GeneratedTrace`: the trace as `json.load` gives it, and an `Expected` with literals worked
-out by hand next to the tables the trace is made of. `test_generator` counts every one of them again on a grid.
+Each function returns a `GeneratedTrace`: the trace as `json.load` gives it, and an `Expected`: the collectives by hand, the
+steps counted on a raster, which `test_expected` holds against steps worked out by hand.
 
     generated = dp_trace(devices=4, transport="peer_copy", named_ranges=False)
     write_trace(generated.trace, tmp_path / "node_0.pt.trace.json.gz")

@@ -1,15 +1,11 @@
 """Traces of one rank of a CPU-only DistributedDataParallel job over gloo, and what must be found in them.
 
 Times are microseconds after the step's beginning; steps 5 to 7 begin at 0, 1005 and 2010 and last 1000, 1000, 1040.
-
-compute = 200 + 75 (forward) + 5 (loss) + 170 + 130 + 50 (backward) + 100, in the last step 140 (optimizer) = 730, 770.
-communication: 6 (buffers), then the buckets' ranges from 505 (later by LATE_START_US of the rank) to 790 without a
-gap = 285, then 50 of the metric's all-reduce, which outlasts the step by 30 except in the last, where all 80 count.
-hidden = 130 (510 to 640) + 50 (650 to 700).
 """
 
 from tests.generated_traces.builder import ZERO_US, TraceBuilder
-from tests.generated_traces.model import Expected, ExpectedCollective, ExpectedStep, GeneratedTrace
+from tests.generated_traces.model import Expected, ExpectedCollective, GeneratedTrace
+from tests.generated_traces.raster import cpu_steps
 
 MAIN = 6100
 AUTOGRAD = 6150
@@ -19,12 +15,6 @@ Span = tuple[float, float]
 
 BEGINNINGS_US = (0.0, 1005.0, 2010.0)
 STEP_US = (1000.0, 1000.0, 1040.0)
-COMPUTE_US = (730.0, 730.0, 770.0)
-COMMUNICATION_US = (341.0, 341.0, 371.0)  # of rank 0; less LATE_START_US of the others
-HIDDEN_US = 180.0
-EXPOSED_US = (161.0, 161.0, 191.0)  # as communication
-IDLE_US = (109.0, 109.0, 79.0)  # more by LATE_START_US
-CLIPPED_US = (30.0, 30.0, 0.0)
 LATE_START_US = {2: (0, 5), 4: (0, 5, 2, 3)}  # by rank, of the first bucket
 FIRST_BUCKET_WAITS_US = {2: (5, 0), 4: (5, 0, 3, 2)}
 
@@ -79,7 +69,11 @@ def gloo_trace(rank: int = 0, world_size: int = 2) -> GeneratedTrace:
     group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cpu:gloo", "pg_size": world_size}
     distributed = {"backend": "gloo", "rank": rank, "world_size": world_size, "pg_count": 1}
     trace = builder.trace([], distributed | {"pg_config": [{**group, "ranks": ranks}]})
-    return GeneratedTrace(trace, _expected(rank, world_size))
+    collectives = tuple(
+        _collective(rank, world_size, index, number) for index in range(len(STEPS)) for number in range(len(WORKS))
+    )
+    expected = Expected(ZERO_US, cpu_steps(trace), collectives, gradient_bytes=19520000, buffer_bytes=38400)
+    return GeneratedTrace(trace, expected)
 
 
 def _add_step(builder: TraceBuilder, index: int, step: int, late_start: float) -> None:
@@ -103,33 +97,6 @@ def _add_step(builder: TraceBuilder, index: int, step: int, late_start: float) -
         place = moved((begin, span[1]))
         args: dict[str, object] = {"Input type": ["float"], "Input Dims": dims}
         builder.at("user_annotation", f"gloo:{kind}", WORKERS[worker], place, **args)
-
-
-def _expected(rank: int, world_size: int) -> Expected:
-    late_start = LATE_START_US[world_size][rank]
-    steps: dict[tuple[int | None, int], ExpectedStep] = {}
-    for index, step in enumerate(STEPS):
-        beginning, length = BEGINNINGS_US[index], STEP_US[index]
-        steps[None, step] = ExpectedStep(
-            None,
-            step,
-            window_us=(beginning, beginning + length),
-            step_us=length,
-            compute_us=COMPUTE_US[index],
-            communication_us=COMMUNICATION_US[index] - late_start,
-            hidden_us=HIDDEN_US,
-            exposed_us=EXPOSED_US[index] - late_start,
-            host_copy_us=None,
-            device_copy_us=None,
-            idle_us=IDLE_US[index] + late_start,
-            clipped_us=CLIPPED_US[index],
-            partial_window=index == len(STEPS) - 1,
-            collective_count=5,
-        )
-    collectives = [
-        _collective(rank, world_size, index, number) for index in range(len(STEPS)) for number in range(len(WORKS))
-    ]
-    return Expected(ZERO_US, steps, tuple(collectives), gradient_bytes=19520000, buffer_bytes=38400)
 
 
 def _collective(rank: int, world_size: int, index: int, number: int) -> ExpectedCollective:

@@ -1,9 +1,5 @@
-"""The generator's variants, and plain rules to look at a trace with: times on a grid of half microseconds.
+"""The generator's variants, by name."""
 
-Nothing here uses dpscope: it is what the generator's own literals are counted again with.
-"""
-
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 
@@ -13,7 +9,6 @@ from tests.generated_traces.generator import (
     Generation,
     Inputs,
     Job,
-    Trace,
     Transport,
     ddp_trace,
     dp_trace,
@@ -21,7 +16,6 @@ from tests.generated_traces.generator import (
     parallel_trace,
 )
 
-DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 GENERATIONS: tuple[Generation, ...] = ("nccl_2_8", "nccl_2_12", "nccl_2_19", "symmetric", "rccl")
 
 
@@ -80,57 +74,6 @@ def parallel_variants() -> dict[str, GeneratedTrace]:
 DEVICE_TRACES = {**dp_variants(), **ddp_variants(), **parallel_variants()}
 GLOO_TRACES = {f"gloo{size}-rank{rank}": gloo_trace(rank, size) for size, rank in ((2, 0), (4, 3))}
 ALL_TRACES = {**DEVICE_TRACES, **GLOO_TRACES}
-
-
-def complete_events(trace: Trace, *categories: str) -> list[Trace]:
-    return [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] in categories]
-
-
-def span(event: Trace) -> tuple[float, float]:
-    return event["ts"], event["ts"] + event["dur"]
-
-
-def cells(events: Iterable[Trace]) -> set[int]:
-    """The half microseconds covered; every time of the generator is a multiple of one."""
-    return {cell for event in events for cell in range(*(int(2 * time) for time in span(event)))}
-
-
-def length_us(covered: set[int]) -> float:
-    return len(covered) / 2
-
-
-def step_ranges(trace: Trace) -> dict[int, Trace]:
-    ranges = complete_events(trace, "user_annotation")
-    return {int(e["name"].split("#")[1]): e for e in ranges if e["name"].startswith("ProfilerStep#")}
-
-
-def launch_calls(trace: Trace) -> dict[int, Trace]:
-    return {call["args"]["correlation"]: call for call in complete_events(trace, "cuda_runtime")}
-
-
-def is_communication(event: Trace) -> bool:
-    return "nccl" in event["name"] or "PtoP" in event["name"]
-
-
-def is_compute(event: Trace) -> bool:
-    return event["cat"] == "kernel" and "nccl" not in event["name"]
-
-
-def by_step(trace: Trace) -> dict[int, list[Trace]]:
-    """Device events by the step range in which their launch begins."""
-    calls = launch_calls(trace)
-    steps: dict[int, list[Trace]] = {step: [] for step in step_ranges(trace)}
-    for event in complete_events(trace, *DEVICE_CATEGORIES):
-        call = calls.get(event["args"]["correlation"])
-        for step, step_range in step_ranges(trace).items():
-            if call and span(step_range)[0] <= call["ts"] < span(step_range)[1]:
-                steps[step].append(event)
-    return steps
-
-
-def contains(outer: Trace, call: Trace) -> bool:
-    start, end = span(outer)
-    return start <= float(call["ts"]) < end
 
 
 def jobs() -> dict[str, list[GeneratedTrace]]:

@@ -2,9 +2,10 @@
 
 from tests.generated_traces import parallel_schedule as schedule
 from tests.generated_traces.builder import ZERO_US, DeviceWork, TraceBuilder
-from tests.generated_traces.model import Expected, ExpectedCollective, ExpectedStep, GeneratedTrace, Trace
+from tests.generated_traces.model import Expected, ExpectedCollective, GeneratedTrace, Trace
 from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS
 from tests.generated_traces.parallel_schedule import Call, Job, Work
+from tests.generated_traces.raster import device_steps
 
 MAIN = 8100
 AUTOGRAD = 8150
@@ -30,7 +31,8 @@ def parallel_trace(job: Job, rank: int) -> GeneratedTrace:
             for work in schedule.works(job, rank):
                 rows += _run(builder, job, rank, step, origin, work, sequence)
             builder.synchronize(MAIN, origin + schedule.SPANS[job][rank][1] - 50.0)
-    return GeneratedTrace(_trace(builder, job, rank), Expected(ZERO_US, _steps(job, rank), tuple(rows)))
+    trace = _trace(builder, job, rank)
+    return GeneratedTrace(trace, Expected(ZERO_US, device_steps(trace), tuple(rows)))
 
 
 def _run(
@@ -80,31 +82,6 @@ def _row(job: Job, rank: int, step: int, start: float, duration: float, call: Ca
         rank, rank, step, call.kind, name, number, call.bytes, _DTYPES[call.dtype], len(ranks), start, duration,
         call.transfer_us, call.wait_us, call.algbw_gb_per_s, call.busbw_gb_per_s,
     )  # fmt: skip
-
-
-def _steps(job: Job, rank: int) -> dict[tuple[int | None, int], ExpectedStep]:
-    begin, end = schedule.SPANS[job][rank]
-    sums = schedule.STEP_SUMS[job][rank]
-    count = sum(work.call is not None for work in schedule.works(job, rank))
-    table: dict[tuple[int | None, int], ExpectedStep] = {}
-    for index, step in enumerate(STEPS):
-        window = (begin, end) if index == 0 else (end + STEP_US * (index - 1), end + STEP_US * index)
-        table[rank, step] = ExpectedStep(
-            rank,
-            step,
-            window_us=window,
-            step_us=end - begin if index == 0 else STEP_US,
-            compute_us=sums.compute_us,
-            communication_us=sums.communication_us,
-            hidden_us=sums.hidden_us,
-            exposed_us=sums.exposed_us,
-            host_copy_us=0.0,
-            device_copy_us=0.0,
-            idle_us=sums.idle_first_us if index == 0 else sums.idle_us,
-            partial_window=index == 0,
-            collective_count=count,
-        )
-    return table
 
 
 def _trace(builder: TraceBuilder, job: Job, rank: int) -> Trace:

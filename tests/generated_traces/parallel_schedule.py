@@ -1,7 +1,7 @@
 """Jobs that are not plain DDP: when each kernel and collective of a step runs, and what an analysis must find.
 
 Times are microseconds after the step's origin; a step is 1,000 us after the one before. Each rank's list is in the order of
-launch. `Call` states the collective's expected numbers; STEP_SUMS what a step adds up to, worked out by hand.
+launch. `Call` states the collective's expected numbers.
 """
 
 from typing import Literal, NamedTuple
@@ -32,17 +32,6 @@ class Work(NamedTuple):
     start: float
     duration: float
     call: Call | None = None
-
-
-class StepSums(NamedTuple):
-    """Of every step; `idle_first_us` of the first one, which begins with its first event."""
-
-    compute_us: float
-    communication_us: float
-    hidden_us: float
-    exposed_us: float
-    idle_first_us: float
-    idle_us: float
 
 
 def _activations(transfer: float, wait: float, gb_per_s: float) -> Call:
@@ -150,19 +139,6 @@ _STAGES = {
     ],
 }
 
-STEP_SUMS: dict[Job, tuple[StepSums, ...]] = {
-    # rank 0: kernels 100 + 100 + 10 + 100 + 80 + 100 + 50; all-reduces 60 + 60 + 60 and 640 to 840; 460 to 520 under a kernel
-    "tensor_data_parallel": (
-        StepSums(540, 380, 60, 320, 20, 140),
-        StepSums(550, 370, 60, 310, 20, 140),
-        StepSums(540, 380, 60, 320, 20, 140),
-        StepSums(560, 360, 60, 300, 20, 140),
-    ),
-    "tensor_parallel": (StepSums(540, 240, 60, 180, 160, 280), StepSums(550, 230, 60, 170, 160, 280)),
-    "fully_sharded": (*[StepSums(460, 290, 120, 170, 0, 370)] * 3, StepSums(480, 270, 120, 150, 0, 370)),
-    "dlrm": (StepSums(410, 204, 140, 64, 16, 526),) * 4,
-    "pipeline": (StepSums(230, 50, 0, 50, 110, 720), StepSums(140, 140, 0, 140, 10, 720)),
-}
 SPANS: dict[Job, tuple[tuple[float, float], ...]] = {
     "tensor_data_parallel": ((20, 900),) * 4,
     "tensor_parallel": ((20, 900),) * 2,

@@ -15,17 +15,8 @@ from tests.generated_traces.generator import (
     dp_trace,
     relabel,
 )
-from tests.generated_traces.grid import (
-    ALL_TRACES,
-    DEVICE_CATEGORIES,
-    DEVICE_TRACES,
-    by_step,
-    complete_events,
-    ddp_options,
-    launch_calls,
-    span,
-    step_ranges,
-)
+from tests.generated_traces.grid import ALL_TRACES, DEVICE_TRACES, ddp_options
+from tests.generated_traces.raster import DEVICE_CATEGORIES, by_step, complete_events, launch_calls, span, step_ranges
 from tests.helpers.paths import ROOT
 
 

@@ -1,0 +1,265 @@
+"""What must be found in the generated traces: steps worked out by hand against the raster, collectives against the traces."""
+
+from collections import Counter
+
+import pytest
+
+from tests.generated_traces.generator import (
+    DdpOptions,
+    ExpectedCollective,
+    ExpectedPhase,
+    ExpectedStep,
+    ddp_trace,
+    dp_trace,
+    gloo_trace,
+    parallel_trace,
+)
+from tests.generated_traces.grid import ALL_TRACES, JOBS
+from tests.generated_traces.parallel_schedule import Job
+from tests.generated_traces.raster import complete_events, launch_calls
+
+# Each all-device collective's bus bandwidth over its algorithm bandwidth, by group size n.
+BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+
+# By hand from the schedules, in us: step, compute, communication, hidden, exposed, host copies, device copies, idle, clipped.
+#
+# DDP, rank 0, first step: compute = 194 + 100 + 8 + 100 + 100 + 60 + 20 + 60 = 642; communication = 12 + 6 (broadcasts) + 60 +
+# 96 + 40 (buckets) = 214; hidden = 60 (bucket 0 in the second backward kernel) + 56 + 20 (bucket 1 in the third and fourth) =
+# 136; the window runs from 6 to 810, so idle = 804 - 642 - 78 = 84; copies in it: inputs 30, targets 2, the last bucket 6 (the
+# memset runs under bucket 1). With lag, the first step also copies the next one's inputs from 738 to 750.
+_Times = tuple[float, float, float | None, float | None, float | None, float, float, float, float]
+DDP: dict[str, tuple[DdpOptions, int, tuple[_Times, _Times, _Times]]] = {
+    "plain": (DdpOptions(), 0, (
+        (804, 642, 214, 136, 78, 32, 6, 84, 0),
+        (840, 648, 214, 136, 78, 32, 6, 114, 0),
+        (846, 654, 214, 136, 78, 32, 6, 114, 0),
+    )),
+    "3 us early": (DdpOptions(kernel_names="rccl"), 1, (
+        (804, 642, 217, 136, 81, 32, 6, 81, 0),
+        (840, 648, 217, 136, 81, 32, 6, 111, 0),
+        (846, 654, 217, 136, 81, 32, 6, 111, 0),
+    )),
+    "late": (DdpOptions(straggler=0), 0, (
+        (1304, 642, 214, 136, 78, 32, 6, 584, 0),
+        (1340, 648, 214, 136, 78, 32, 6, 614, 0),
+        (1346, 654, 214, 136, 78, 32, 6, 614, 0),
+    )),
+    "waiting, no buffers": (DdpOptions(straggler=0, buffers=False), 1, (
+        (1304, 642, 736, 178, 558, 32, 6, 104, 0),
+        (1340, 648, 736, 178, 558, 32, 6, 134, 0),
+        (1346, 654, 736, 178, 558, 32, 6, 134, 0),
+    )),
+    "lag": (DdpOptions(lag=True, unlaunched=True, extra_groups=True), 0, (  # an all-gather 20, an all-to-all 10, hidden
+        (804, 642, 244, 166, 78, 44, 2, 84, 0),
+        (840, 648, 244, 166, 78, 14, 2, 114, 30),
+        (846, 654, 244, 166, 78, 2, 6, 114, 30),
+    )),
+    "no communication": (DdpOptions(communication=False), 0, (  # the memset counts, too
+        (804, 642, None, None, None, 32, 10, 162, 0),
+        (840, 648, None, None, None, 32, 10, 192, 0),
+        (846, 654, None, None, None, 32, 10, 192, 0),
+    )),
+}  # fmt: skip
+
+# DataParallel on NCCL, device 0, first step: compute = 12 + 3 + 2 (concatenate) + 100 + 90 + 120.5 (forward) + 6 + 8 (loss) +
+# 200 + 180 + 60 (backward) + 8 (concatenate) + 60 + 100 (optimizer) = 949.5; communication = 60 + 18 + 10 + 8 (broadcasts) + 3
+# (gradient to device 1) + 36 + 50 (reductions) = 185; host copies = 2 + 40, and 2 of the output within the device; the window
+# runs from 6 to 1384, so idle = 1378 - 949.5 - 185 = 243.5. Nothing overlaps on one device. Device 1's last kernel of the
+# forward takes 30 us more in the second step.
+DP: dict[tuple[str, str, int, int], tuple[_Times, _Times, _Times]] = {
+    ("nccl", "host", 2, 0): (
+        (1378, 949.5, 185, 0, 185, 42, 2, 243.5, 0),
+        (1428, 969.5, 185, 0, 185, 42, 2, 273.5, 0),
+        (1418, 959.5, 185, 0, 185, 42, 2, 273.5, 0),
+    ),
+    ("nccl", "host", 2, 1): (
+        (1378, 778, 180, 0, 180, 42, 0, 420, 0),
+        (1428, 808, 180, 0, 180, 42, 0, 440, 0),
+        (1418, 778, 180, 0, 180, 42, 0, 460, 0),
+    ),
+    ("peer_copy", "device", 4, 0): (
+        (1378, 970.5, 117, 0, 117, 42, 2, 290.5, 0),
+        (1428, 990.5, 117, 0, 117, 42, 2, 320.5, 0),
+        (1418, 980.5, 117, 0, 117, 42, 2, 320.5, 0),
+    ),
+    ("peer_copy", "device", 4, 3): (
+        (1378, 749, 28, 0, 28, 0, 0, 601, 0),
+        (1428, 749, 28, 0, 28, 0, 0, 651, 0),
+        (1418, 749, 28, 0, 28, 0, 0, 641, 0),
+    ),
+}
+
+# Device 0: concatenations 17, then four broadcasts 96 or copies 31 to each other device; loss 6 + 8, backward 440, and 3 to
+# scatter the output's gradient to each other device; concatenation 8, then reductions 86 or additions 7 for each other device.
+PHASES: dict[tuple[str, str, int, int], dict[str, ExpectedPhase]] = {
+    ("nccl", "host", 2, 0): {
+        "host_to_device": ExpectedPhase(2, copied_bytes=2048),
+        "scatter": ExpectedPhase(40, copied_bytes=1572864),
+        "replicate": ExpectedPhase(113, collective_count=4, collective_bytes=15767200),
+        "parallel_apply": ExpectedPhase(310.5),
+        "gather": ExpectedPhase(2, copied_bytes=5120),
+        "loss_backward": ExpectedPhase(457, copied_bytes=5120),
+        "gradient_reduce": ExpectedPhase(94, collective_count=2, collective_bytes=15728640),
+        "optimizer": ExpectedPhase(160),
+    },
+    ("peer_copy", "device", 4, 0): {
+        "host_to_device": ExpectedPhase(42, copied_bytes=6295552),
+        "scatter": ExpectedPhase(15, copied_bytes=4718592),
+        "replicate": ExpectedPhase(110, copied_bytes=47301600),
+        "parallel_apply": ExpectedPhase(310.5),
+        "gather": ExpectedPhase(2, copied_bytes=5120),
+        "loss_backward": ExpectedPhase(463, copied_bytes=15360),
+        "gradient_reduce": ExpectedPhase(29),
+        "optimizer": ExpectedPhase(160),
+    },
+    ("peer_copy", "device", 4, 3): {
+        "parallel_apply": ExpectedPhase(315),
+        "gather": ExpectedPhase(4, copied_bytes=5120),
+        "loss_backward": ExpectedPhase(426),
+        "gradient_reduce": ExpectedPhase(32, copied_bytes=15728640),
+    },
+}
+
+# Every step of each rank: compute, communication, hidden, exposed, idle of the first step, which begins with its first event,
+# and of the others. Rank 0 of the first job: kernels 100 + 100 + 10 + 100 + 80 + 100 + 50; all-reduces 60 + 60 + 60 and 640 to
+# 840; 460 to 520 under a kernel.
+PARALLEL: dict[Job, tuple[tuple[float, ...], ...]] = {
+    "tensor_data_parallel": (
+        (540, 380, 60, 320, 20, 140),
+        (550, 370, 60, 310, 20, 140),
+        (540, 380, 60, 320, 20, 140),
+        (560, 360, 60, 300, 20, 140),
+    ),
+    "tensor_parallel": ((540, 240, 60, 180, 160, 280), (550, 230, 60, 170, 160, 280)),
+    "fully_sharded": (*[(460, 290, 120, 170, 0, 370)] * 3, (480, 270, 120, 150, 0, 370)),
+    "dlrm": ((410, 204, 140, 64, 16, 526),) * 4,
+    "pipeline": ((230, 50, 0, 50, 110, 720), (140, 140, 0, 140, 10, 720)),
+}
+
+
+def times(step: ExpectedStep) -> tuple[float | None, ...]:
+    overlap = (step.communication_us, step.hidden_us, step.exposed_us)
+    return (
+        step.step_us,
+        step.compute_us,
+        *overlap,
+        step.host_copy_us,
+        step.device_copy_us,
+        step.idle_us,
+        step.clipped_us,
+    )
+
+
+@pytest.mark.parametrize("name", DDP)
+def test_steps_of_ddp_by_hand(name: str) -> None:
+    options, rank, literals = DDP[name]
+    steps = ddp_trace(rank, 2, options).expected.steps
+    assert [times(step) for step in steps.values()] == list(literals)
+    device = 3 if name == "3 us early" else rank
+    assert list(steps) == [(device, 5), (device, 6), (device, 7)]
+    ends = (1310, 2650, 3996) if options.straggler is not None else (810, 1650, 2496)
+    assert [step.window_us for step in steps.values()] == [(6, ends[0]), ends[:2], ends[1:]]
+    assert [step.partial_window for step in steps.values()] == [True, False, False]
+    ranges = [dict(step.range_us) for step in steps.values()]
+    optimizer = (60, 66, 72)
+    copied = [not options.lag or index == 0 for index in range(3)]  # inputs 30, targets 2; left out if clipped
+    assert ranges == [
+        {**({"host_to_device": 32} if whole else {}), "forward": 302, "backward": 290, "optimizer": last}
+        for whole, last in zip(copied, optimizer, strict=True)
+    ]
+    counts = {"lag": 8, "waiting, no buffers": 3, "no communication": 0}
+    assert {step.collective_count for step in steps.values()} == {counts.get(name, 5)}
+
+
+@pytest.mark.parametrize("place", DP)
+def test_steps_of_data_parallel_by_hand(place: tuple[str, str, int, int]) -> None:
+    transport, inputs, devices, device = place
+    steps = dp_trace(devices, transport, inputs).expected.steps  # type: ignore[arg-type]
+    assert len(steps) == 3 * devices
+    own = [steps[device, step] for step in (5, 6, 7)]
+    assert [times(step) for step in own] == list(DP[place])
+    assert [step.window_us for step in own] == [(6, 1384), (1384, 2812), (2812, 4230)]
+    assert {step.collective_count for step in own} == {6 if transport == "nccl" else 0}
+    if place in PHASES:
+        assert own[0].phases == PHASES[place]
+    assert (
+        own[0].range_us
+        == {
+            ("nccl", "host", 2, 0): {"host_to_device": 2, "forward": 375.5, "backward": 456, "optimizer": 160},
+            ("nccl", "host", 2, 1): {"forward": 362, "backward": 458},
+            ("peer_copy", "device", 4, 0): {"host_to_device": 42, "forward": 335.5, "backward": 477, "optimizer": 160},
+            ("peer_copy", "device", 4, 3): {"forward": 315, "backward": 434},
+        }[place]
+    )
+
+
+@pytest.mark.parametrize("job", PARALLEL)
+def test_steps_of_other_jobs_by_hand(job: Job) -> None:
+    for rank, (compute, communication, hidden, exposed, idle_first, idle) in enumerate(PARALLEL[job]):
+        for (_, step), found in parallel_trace(job, rank).expected.steps.items():
+            measured = (compute, communication, hidden, exposed, 0, 0, idle_first if step == 5 else idle, 0)
+            assert times(found)[1:] == measured
+
+
+def test_steps_on_gloo_by_hand() -> None:
+    """Compute = 200 + 75 (forward) + 5 (loss) + 170 + 130 + 50 (backward) + 100, in the last step 140 (optimizer).
+
+    Communication: 6 (buffers), then the buckets' ranges from 505 (rank 3: 508) to 790 without a gap = 285, then 50 of the
+    metric's all-reduce, which outlasts the step by 30 except in the last, where all 80 count. Hidden = 130 (510 to 640) + 50
+    (650 to 700).
+    """
+    for rank, world_size, late in ((0, 2, 0), (3, 4, 3)):
+        steps = gloo_trace(rank, world_size).expected.steps
+        assert [times(steps[None, step]) for step in (5, 6, 7)] == [
+            (1000, 730, 341 - late, 180, 161 - late, None, None, 109 + late, 30),
+            (1000, 730, 341 - late, 180, 161 - late, None, None, 109 + late, 30),
+            (1040, 770, 371 - late, 180, 191 - late, None, None, 79 + late, 0),
+        ]
+        assert [step.window_us for step in steps.values()] == [(0, 1000), (1005, 2005), (2010, 3050)]
+        assert [step.partial_window for step in steps.values()] == [False, False, True]
+        assert {step.collective_count for step in steps.values()} == {5}
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_TRACES if not name.startswith("dp")])
+def test_the_expected_collectives_are_those_of_the_trace(name: str) -> None:
+    generated = ALL_TRACES[name]
+    launched = set(launch_calls(generated.trace))
+    kernels = [e for e in complete_events(generated.trace, "kernel") if e["args"]["correlation"] in launched]
+    annotations = complete_events(generated.trace, "user_annotation")
+    running = [event for event in kernels if "nccl" in event["name"]]
+    running += [event for event in annotations if event["name"].startswith("gloo:")]
+    zero = generated.expected.zero_us
+    rows = generated.expected.collectives
+    assert bool(rows) == generated.expected.complete
+    assert Counter((row.start_us, row.duration_us) for row in rows) == Counter(
+        (event["ts"] - zero, event["dur"]) for event in running
+    )
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_transfer_and_wait_literals_across_ranks(name: str) -> None:
+    per_rank = [generated.expected.collectives for generated in JOBS[name]]
+    assert len({len(rows) for rows in per_rank}) == 1
+    assert per_rank[0]
+    for matched in zip(*per_rank, strict=True):
+        assert len({(row.kind, row.step, row.bytes) for row in matched}) == 1
+        if matched[0].kind == "broadcast":
+            assert all(row.transfer_us is None and row.wait_us is None for row in matched)
+            continue
+        for row in matched:
+            shortest = min(other.duration_us for other in matched)
+            assert row.transfer_us == shortest
+            assert row.wait_us == row.duration_us - shortest
+            check_rates(row, len(matched))
+
+
+def check_rates(row: ExpectedCollective, world_size: int) -> None:
+    if row.bytes is None:
+        assert (row.algbw_gb_per_s, row.busbw_gb_per_s) == (None, None)
+        return
+    assert row.transfer_us is not None
+    algbw = row.bytes / row.transfer_us / 1e3
+    size = 2 if row.kind in ("all_gather", "reduce_scatter") else world_size
+    assert row.algbw_gb_per_s == pytest.approx(algbw, rel=1e-12)
+    factor = BUS_FACTORS[row.kind] * (size - 1) / size
+    assert row.busbw_gb_per_s == pytest.approx(algbw * factor, rel=1e-12)
