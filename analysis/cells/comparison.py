@@ -188,14 +188,14 @@ def _batches_seen(run: RunData) -> tuple[str, ...]:
     seen = {
         (data.cell.batch_size, data.cell.options.accumulate)
         for data in run.measured
-        if any(one.code == AttachCode.BATCH_AS_SEEN for one in data.findings)
+        if any(one.code == AttachCode.BATCH_AS_SEEN.code for one in data.findings)
     }
     return tuple(f"{batch} in {parts} micro-batches" if parts > 1 else str(batch) for batch, parts in sorted(seen))
 
 
 def _unmeasured_jobs(run: RunData) -> tuple[str, ...]:
     findings = run.recorded.findings if run.recorded is not None else ()
-    return tuple(one.message.partition(":")[0] for one in findings if one.code == AttachCode.JOB_NOT_MEASURED)
+    return tuple(one.message.partition(":")[0] for one in findings if one.code == AttachCode.JOB_NOT_MEASURED.code)
 
 
 def _over_itself(measured: Sequence[CellData], spread: Spread) -> dict[str, Estimate]:

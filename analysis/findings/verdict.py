@@ -256,7 +256,7 @@ def _relative_to_itself(comparison: Comparison, chosen: CellRow) -> tuple[str, C
 
 def is_launch_bound(data: CellData) -> bool:
     """Whether a cell has the finding `launch_bound`: the host launches work more slowly than the device runs it."""
-    return any(one.code == TraceCode.LAUNCH_BOUND for one in data.findings)
+    return any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings)
 
 
 def _action(comparison: Comparison, chosen: CellRow, late: LateRank | None, run: RunData) -> tuple[Action, Answer]:

@@ -150,7 +150,7 @@ def _print_verdicts(console: Console, verdicts: Mapping[str, Verdict]) -> None:
 def _print_others(console: Console, findings: Sequence[Finding], modelled: "Report | None") -> None:
     from dpscope.profiling.records.run_codes import RunCode
 
-    of_models = (RunCode.ABOVE_PEAK, RunCode.PREDICTION_OFF, RunCode.CALIBRATION_INCOMPLETE)
+    of_models = (RunCode.ABOVE_PEAK.code, RunCode.PREDICTION_OFF.code, RunCode.CALIBRATION_INCOMPLETE.code)
     others = [*findings]
     if modelled is not None:
         others += [one for one in modelled.findings if one.code in of_models]

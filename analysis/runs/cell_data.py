@@ -79,7 +79,7 @@ class CellData:
     @property
     def trained_alone(self) -> bool:
         """Whether its processes did not communicate, each training a model by itself."""
-        return any(finding.code == AttachCode.TRAINED_ALONE for finding in self.findings)
+        return any(finding.code == AttachCode.TRAINED_ALONE.code for finding in self.findings)
 
     @property
     def knows_options(self) -> bool:

@@ -46,7 +46,7 @@ def findings_page() -> str:
 
 
 def _table(codes: type[FindingCode]) -> list[str]:
-    rows = [(f"`{code.value}`", code.severity or "varies", code.meaning, code.next_step) for code in codes]
+    rows = [(f"`{code.code}`", code.severity or "varies", code.meaning, code.next_step) for code in codes]
     return markdown_table(("code", "severity", "meaning", "next step"), rows)
 
 

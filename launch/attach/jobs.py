@@ -189,7 +189,9 @@ def record_jobs(out: Path, measured: Sequence[AttachedJob], failed: Mapping[Atta
     manifest = run.manifest()
     now = tuple(f"{job.label}: " for job in (*measured, *failed))
     kept = [
-        one for one in manifest.findings if one.code != AttachCode.JOB_NOT_MEASURED or not one.message.startswith(now)
+        one
+        for one in manifest.findings
+        if one.code != AttachCode.JOB_NOT_MEASURED.code or not one.message.startswith(now)
     ]
     new = [_not_measured(job, status, out, manifest.script or "") for job, status in failed.items()]
     if (findings := (*kept, *new)) != manifest.findings:

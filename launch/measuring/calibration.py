@@ -168,7 +168,7 @@ def calibrate_first(
         raise
     except DpscopeError as error:
         return (PlanCode.CALIBRATION_FAILED.finding(f"The run's own calibration failed: {error}"),)
-    passed_on = (PlanCode.CONTENTION_NOT_TIMED, NcclCode.NCCL_CHOICES_NOT_READ)
+    passed_on = (PlanCode.CONTENTION_NOT_TIMED.code, NcclCode.NCCL_CHOICES_NOT_READ.code)
     return tuple(one for one in measured.findings if one.code in passed_on)
 
 

@@ -98,7 +98,7 @@ def _open_manifest(
         write_json(run.manifest_path, manifest)
         return manifest
     requested = settings_of(description.config)
-    renewed = (PlanCode.CALIBRATION_FAILED, PlanCode.MIXED_HOSTS)
+    renewed = (PlanCode.CALIBRATION_FAILED.code, PlanCode.MIXED_HOSTS.code)
     findings = (*(one for one in had.findings if one.code not in renewed), *unlike, *mixed, *failures)
     updated = msgspec.structs.replace(
         had,

@@ -1,7 +1,7 @@
 """Findings: observations as data, each with its meaning and a next step."""
 
-from enum import StrEnum
-from typing import Literal
+from enum import Enum
+from typing import Literal, NamedTuple
 
 from dpscope.profiling.records.stored import Stored
 
@@ -25,11 +25,9 @@ class Finding(Stored, frozen=True, kw_only=True):
     next_step: str
 
 
-class FindingCode(StrEnum):
-    """Base of the enums that register every finding; docs/findings.md lists them all.
-
-    A member is its stored code, with its severity (None: depends on the observation), its meaning in one sentence, a default
-    next step, and further traits of its findings.
+class Declared(NamedTuple):
+    """What is registered of a finding: its severity (None: depends on the observation), its meaning in one sentence, a
+    default next step, and further traits.
     """
 
     severity: Severity | None
@@ -37,26 +35,46 @@ class FindingCode(StrEnum):
     next_step: str
     traits: tuple[Trait, ...]
 
-    def __new__(
-        cls, code: str, severity: Severity | None, meaning: str, next_step: str, *traits: Trait
-    ) -> "FindingCode":
-        member = str.__new__(cls, code)
-        member._value_ = code
-        member.severity, member.meaning, member.next_step = severity, meaning, next_step
-        member.traits = traits
-        return member
+
+def error(meaning: str, next_step: str, *traits: Trait) -> Declared:
+    return Declared("error", meaning, next_step, traits)
+
+
+def warning(meaning: str, next_step: str, *traits: Trait) -> Declared:
+    return Declared("warning", meaning, next_step, traits)
+
+
+def info(meaning: str, next_step: str, *traits: Trait) -> Declared:
+    return Declared("info", meaning, next_step, traits)
+
+
+def varying(meaning: str, next_step: str, *traits: Trait) -> Declared:
+    """Of findings whose severity depends on the observation."""
+    return Declared(None, meaning, next_step, traits)
+
+
+class FindingCode(Enum):
+    """Base of the enums that register every finding; docs/findings.md lists them all."""
+
+    def __init__(self, severity: Severity | None, meaning: str, next_step: str, traits: tuple[Trait, ...]) -> None:
+        self.severity, self.meaning, self.next_step, self.traits = severity, meaning, next_step, traits
+
+    @property
+    def code(self) -> str:
+        """As it is stored."""
+        return self.name.lower()
 
     @classmethod
     def with_trait(cls, trait: Trait) -> frozenset[str]:
         """The codes of this enum that have a trait."""
-        return frozenset(code.value for code in cls if trait in code.traits)
+        return frozenset(one.code for one in cls if trait in one.traits)
 
     def finding(self, message: str, next_step: str | None = None, severity: Severity | None = None) -> Finding:
         """A finding of this code; `severity` is given if and only if the code has none."""
-        assert (severity is None) != (self.severity is None), f"{self}: the severity is fixed, or missing"
+        assert (severity is None) != (self.severity is None), f"{self.code}: the severity is fixed, or missing"
         known = self.severity or severity
         assert known is not None
-        return Finding(severity=known, code=self.value, message=message, next_step=next_step or self.next_step)
+        return Finding(severity=known, code=self.code, message=message, next_step=next_step or self.next_step)
 
 
 def counted(count: int, noun: str) -> str:

@@ -21,8 +21,8 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _REASONS: dict[str, str] = {
-    TraceCode.GROUPS_UNKNOWN: "its collectives name no process group and do not visibly end together",
-    TraceCode.COLLECTIVES_UNMATCHED: "the ranks' collectives differ in number, kind or size",
+    TraceCode.GROUPS_UNKNOWN.code: "its collectives name no process group and do not visibly end together",
+    TraceCode.COLLECTIVES_UNMATCHED.code: "the ranks' collectives differ in number, kind or size",
 }
 
 

@@ -131,7 +131,7 @@ def test_the_loss_from_100_percent_adds_up() -> None:
 @pytest.mark.parametrize(("flops", "above"), [(155 * 10**9, False), (157 * 10**9, True)])
 def test_more_than_the_peak_is_a_finding(flops: int, above: bool) -> None:
     run = run_of(on(ddp_cell(), A100, StepFlops(total=flops, product_precision="tf32")))
-    found = [one for one in conclusions(run, compare(run)) if one.code == RunCode.ABOVE_PEAK]
+    found = [one for one in conclusions(run, compare(run)) if one.code == RunCode.ABOVE_PEAK.code]
     assert [one.message for one in found] == [f"{DDP.name} reaches 101% of the specified peak of its GPU"] * above
 
 

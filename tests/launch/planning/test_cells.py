@@ -340,5 +340,5 @@ def test_a_file_names_layouts_in_a_list_or_as_text(tmp_path: Path) -> None:
 )
 def test_a_plan_without_a_baseline_is_reported(devices: str, strategy: str | None, expected: str | None) -> None:
     found = baseline_findings(plan(FOUR_GPUS, devices=devices, strategy=strategy))
-    assert [one.code for one in found] == ([PlanCode.NO_BASELINE] if expected else [])
+    assert [one.code for one in found] == ([PlanCode.NO_BASELINE.code] if expected else [])
     assert expected is None or (expected in found[0].message and f"--devices 1,{devices}" in found[0].next_step)

@@ -375,7 +375,7 @@ def _codes_in(tree: ast.Module) -> set[str]:
     """Codes that a module names; a set of codes that it only looks for is among them."""
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return {
-        TraceCode[one.attr].value for one in names if isinstance(one.value, ast.Name) and one.value.id == "TraceCode"
+        TraceCode[one.attr].code for one in names if isinstance(one.value, ast.Name) and one.value.id == "TraceCode"
     }
 
 
