@@ -38,7 +38,7 @@ def main() -> None:
     submitted = read_step_table(SERIES / "mlperf_ddp.csv")
     for identity in dict.fromkeys(one.identity for one in submitted):
         mine = [one for one in submitted if one.identity == identity]
-        counts = sorted({one.placement.ranks for one in mine})
+        counts = sorted({one.ranks for one in mine})
         if len(counts) > 1:
             _line(f"MLPerf {' '.join(value for _, value in identity[:2])}", mine, counts[0], counts[1], counts[-1])
     for line in replay_lines([Path(one) for one in sys.argv[1:]]):
@@ -48,9 +48,9 @@ def main() -> None:
 
 def _line(name: str, rows: list[MeasuredStep], most: int, first: int, last: int) -> None:
     began = time.perf_counter()
-    fit = fit_table([one for one in rows if one.placement.ranks <= most])
+    fit = fit_table([one for one in rows if one.ranks <= most])
     took = time.perf_counter() - began
-    held = [one for one in rows if first <= one.placement.ranks <= last]
+    held = [one for one in rows if first <= one.ranks <= last]
     where = f"{name}, up to {most} -> {first} to {last}"
     if not isinstance(fit, TableFit):
         sys.stdout.write(f"{where}: refused: {fit}" + "\n")

@@ -15,8 +15,8 @@ import numpy as np
 
 from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.what_if.prediction import BAND, FARTHEST, NINE_OF_TEN, Prediction
-from dpscope.analysis.what_if.step_model import LEVELS, StepModel, fit_steps, level
-from dpscope.analysis.what_if.step_table import MeasuredStep
+from dpscope.analysis.what_if.step_model import StepModel, fit_steps
+from dpscope.analysis.what_if.step_table import LINKS, MeasuredStep
 from dpscope.profiling.records.finding import counted
 
 _STEADY, _BY_SHARE, _BY_DISTANCE = 0.03, 0.17, 0.03
@@ -52,24 +52,22 @@ class TableFit:
         return self.model.single.at(batch_size) if self.model.single.measured else None
 
     def largest(self, link: int) -> int:
-        """The largest device count measured over the link of a level; 0 if none was."""
-        counts = [row.placement.ranks for row in self.model.rows if level(row.placement) == link]
-        return max((count for count in counts if count > 1), default=0)
+        """The largest device count measured over a link; 0 if none was."""
+        return max((row.ranks for row in self.model.rows if row.link == link and row.ranks > 1), default=0)
 
     def half_width(self, share: float, ranks: int, times: float) -> float:
         """Half of the 90% band, in logarithms of the step; twice the assumed width where one count leaves its growth unknown."""
-        shape = float(_shape(np.array([share]), times)[0])
+        shape = float(_shape(share, times))
         if not self.errors:
             return min(2 * NINE_OF_TEN * shape, math.log(2))
         squares, weights = _ASSUMED_COUNTS * NINE_OF_TEN**2, _ASSUMED_COUNTS
         for error in self.errors:
-            octaves = abs(math.log2(error.ranks / ranks)), abs(math.log2(error.times / times))
-            weight = math.exp(-_NEAR_COUNT * octaves[0] - octaves[1])
+            weight = math.exp(-_NEAR_COUNT * abs(math.log2(error.ranks / ranks)) - abs(math.log2(error.times / times)))
             squares, weights = squares + weight * error.scaled**2, weights + weight
         return min(math.sqrt(squares / weights) * shape, math.log(2))
 
 
-def _shape(shares: Floats, times: float) -> Floats:
+def _shape(shares: Floats | float, times: float) -> Floats:
     return np.asarray(np.sqrt(_STEADY**2 + (_BY_SHARE * shares) ** 2 + (_BY_DISTANCE * math.log2(times)) ** 2))
 
 
@@ -93,7 +91,7 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
         off = np.abs(np.log(steps / np.array([row.step_us for row in held]))) / _shape(exposed / steps, times)
         many = len(off) >= _MANY_ROWS
         scaled = np.quantile(off, BAND) if many else NINE_OF_TEN * np.sqrt(np.mean(np.minimum(off, 4.0) ** 2))
-        errors.append(CountError(held[0].placement.ranks, times, float(scaled)))
+        errors.append(CountError(held[0].ranks, times, float(scaled)))
         if times == 1 or len(kept) + len(held) == len(model.rows):
             pairs = zip(held, steps.tolist(), exposed.tolist(), strict=True)
             left_out += [(row, replace(_unanswered(row), step_us=us, exposed_us=late)) for row, us, late in pairs]
@@ -102,12 +100,12 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
 
 def _splits(rows: Sequence[MeasuredStep]) -> Iterator[tuple[list[MeasuredStep], list[MeasuredStep], float]]:
     """Rows to fit, rows of one device count to predict, and how many times the largest fitted count that is."""
-    counts = sorted({row.placement.ranks for row in rows if row.placement.ranks > 1})
+    counts = sorted({row.ranks for row in rows if row.ranks > 1})
     pairs = [(most, larger) for most in counts for larger in counts if most < larger <= FARTHEST * most]
     for most, count in [*((math.inf, count) for count in counts[:-1]), *pairs]:
-        kept = [row for row in rows if row.placement.ranks <= most and row.placement.ranks != count]
-        known = {level(row.placement) for row in kept if row.placement.ranks > 1}
-        held = [row for row in rows if row.placement.ranks == count and level(row.placement) in known]
+        kept = [row for row in rows if row.ranks <= most and row.ranks != count]
+        links = {row.link for row in kept if row.ranks > 1}
+        held = [row for row in rows if row.ranks == count and row.link in links]
         yield kept, held, max(1.0, count / most)
 
 
@@ -118,8 +116,8 @@ def _incomparable(model: StepModel) -> str | None:
     """
     groups: dict[tuple[int, int], list[float]] = {}
     for row in model.rows:
-        if row.placement.ranks > 1 and (alone := model.single.at(row.batch_size)):
-            groups.setdefault((level(row.placement), row.placement.ranks), []).append(math.log(row.step_us / alone))
+        if row.ranks > 1 and (alone := model.single.at(row.batch_size)):
+            groups.setdefault((row.link, row.ranks), []).append(math.log(row.step_us / alone))
     apart = [one for group in groups.values() for one in sorted(abs(np.array(group) - np.median(group)))[1:]]
     noise = _TO_DEVIATION * float(np.median(apart)) if apart else 0.0
     for (link, count), group in groups.items():
@@ -136,21 +134,21 @@ def _incomparable(model: StepModel) -> str | None:
 
 
 def _unanswered(row: MeasuredStep) -> Prediction:
-    return Prediction(row.placement.ranks, row.placement.nodes, row.batch_size or None)
+    return Prediction(row.ranks, row.nodes, row.batch_size or None)
 
 
 def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
     """The step of a row's configuration, whatever its times; a refusal carries its reason."""
-    ranks, unanswered = row.placement.ranks, _unanswered(row)
+    unanswered = _unanswered(row)
     if isinstance(fit, str):
         return replace(unanswered, reason=fit)
     alone, reason = fit.model.single.at(row.batch_size), _refusal(fit, row)
     if alone is None or reason is not None:
         return replace(unanswered, reason=reason)
     (step,), (exposed,) = ([alone], [0.0]) if row.single else (one.tolist() for one in fit.model.predict([row]))
-    largest = fit.largest(level(row.placement))
-    times = max(1.0, ranks / largest) if largest and ranks > 1 else 1.0
-    half = fit.half_width(exposed / step, ranks, min(times, FARTHEST))
+    largest = fit.largest(row.link) or 1
+    times = max(1.0, row.ranks / largest)
+    half = fit.half_width(exposed / step, row.ranks, min(times, FARTHEST))
     if times > FARTHEST:
         return replace(
             unanswered,
@@ -161,7 +159,7 @@ def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
     return replace(
         unanswered,
         step_us=step,
-        low_us=max(step * math.exp(-half), min(step, alone) * math.exp(-fit.half_width(0.0, ranks, 1.0))),
+        low_us=max(step * math.exp(-half), min(step, alone) * math.exp(-fit.half_width(0.0, row.ranks, 1.0))),
         high_us=step * math.exp(half),
         exposed_us=exposed,
         efficiency=alone / step if fit.model.single.measured else None,
@@ -171,7 +169,7 @@ def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
 
 
 def _refusal(fit: TableFit, row: MeasuredStep) -> str | None:
-    single, link = fit.model.single, level(row.placement)
+    single = fit.model.single
     if single.at(row.batch_size) is None:
         known = ", ".join(f"{batch:.0f}" for batch in single.batches)
         measured = "one device was measured at" if single.measured else "was measured"
@@ -180,18 +178,20 @@ def _refusal(fit: TableFit, row: MeasuredStep) -> str | None:
         if row.batch_size == 0:
             return f"no batch is given, and the step depends on it; {measured}: samples {known}"
         return f"batch {row.batch_size} is too far from what {measured} ({known})"
-    if row.placement.ranks == 1:
+    if row.ranks == 1:
         return None if single.measured else "no row of one device"
-    return None if fit.largest(link) else f"no row {LEVELS[link]} was measured: the cost of that link is not known"
+    return (
+        None if fit.largest(row.link) else f"no row {LINKS[row.link]} was measured: the cost of that link is not known"
+    )
 
 
 def _rests_on(fit: TableFit, row: MeasuredStep) -> str:
-    batches, link = fit.model.single.batches, level(row.placement)
+    batches = fit.model.single.batches
     if row.single:
         return f"t_1, measured at {', '.join(f'{one:.0f}' for one in batches)} samples per device"
-    counts = sorted(other.placement.ranks for other in fit.model.rows if level(other.placement) == link)
+    counts = sorted(other.ranks for other in fit.model.rows if other.link == row.link)
     span = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    text = f"{counted(len(counts), 'row')} {LEVELS[link]}, {span} devices"
+    text = f"{counted(len(counts), 'row')} {LINKS[row.link]}, {span} devices"
     if not fit.model.single.measured:
         text += "; t_1 was not measured and is part of the fit"
     if row.batch_size not in batches:
@@ -200,8 +200,8 @@ def _rests_on(fit: TableFit, row: MeasuredStep) -> str:
 
 
 def link_rate_gb_per_s(fit: TableFit, link: int, gradient_bytes: float) -> float | None:
-    """The bus bandwidth of the fitted ring over the link of a level; None where compute hides most of what it costs."""
-    rows = [row for row in fit.model.rows if row.placement.ranks > 1 and level(row.placement) == link]
+    """The bus bandwidth of the fitted ring over a link; None where compute hides most of what it costs."""
+    rows = [row for row in fit.model.rows if row.ranks > 1 and row.link == link]
     steps, exposed = fit.model.predict(rows)
     hidden = float(np.median(exposed / steps)) < _NAMED
     return None if hidden else gradient_bytes / fit.model.wire_us(link) / 1e3
@@ -252,13 +252,13 @@ def score(fit: TableFit, rows: Sequence[tuple[MeasuredStep, Prediction]]) -> Sco
 
 def _simple_rules(fit: TableFit, truth: MeasuredStep) -> tuple[float | None, ...]:
     """In the order of _RULES: t_1; the step at the largest count of the same batch; a line through its counts over 1/N."""
-    points = [(row.placement.ranks, row.step_us) for row in fit.model.rows if row.batch_size == truth.batch_size]
+    points = [(row.ranks, row.step_us) for row in fit.model.rows if row.batch_size == truth.batch_size]
     alone, unchanged, line = fit.alone_us(truth.batch_size), None, None
     if points:
         counts, steps = np.array(points).T
         unchanged = float(np.median(steps[counts == counts.max()]))
         if len(set(counts)) > 1:
-            line = float(np.polyval(np.polyfit(1 / counts, steps, 1), 1 / truth.placement.ranks))
+            line = float(np.polyval(np.polyfit(1 / counts, steps, 1), 1 / truth.ranks))
     return alone, unchanged, line
 
 

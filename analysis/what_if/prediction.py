@@ -11,7 +11,7 @@ from dpscope.analysis.traces.ranks.ledger import Ledger
 BAND = 0.9  # share of the truths that lie inside a band
 NINE_OF_TEN = 1.645  # standard deviations to either side that hold 90% of a normal distribution
 FARTHEST = 8.0  # times the largest measured device count: beyond it no number is given
-_DISTANCES = ((1.0, 0.0), (2.0, 0.06), (4.0, 0.12), (FARTHEST, 0.25))  # from public series of step times
+_DISTANCES = (1.0, 2.0, 4.0, FARTHEST), (0.0, 0.06, 0.12, 0.25)  # from public series of step times
 _MOST_SENTENCES = 4  # more are read more easily in the table
 
 
@@ -67,22 +67,20 @@ def answer_sentences(
     labels: Sequence[str], predictions: Sequence[Prediction], detail: Callable[[Prediction], str] = bound_by
 ) -> list[str]:
     """The answer, a sentence for each configuration with its `detail`; of many only the ends, as a table shows them better."""
-    reasons = list(dict.fromkeys(str(one.reason) for one in predictions if one.step_us is None and one.low_us is None))
-    if len(predictions) > 1 and len(reasons) == 1 and all(one.low_us is None for one in predictions):
-        return [f"None of {len(predictions)} configurations has a number: {reasons[0]}."]
-    if len(predictions) <= _MOST_SENTENCES:
-        return [_sentence(label, one, detail) for label, one in zip(labels, predictions, strict=True)]
-    known = sorted(
-        (one.step_us, name) for name, one in zip(labels, predictions, strict=True) if one.step_us is not None
-    )
-    if not known:
-        reason = "; ".join(reasons) or predictions[0].reason
-        return [f"None of {len(predictions)} configurations has a number: {reason}."]
+    count = len(predictions)
+    pairs = list(zip(labels, predictions, strict=True))
+    known = sorted((one.step_us, label) for label, one in pairs if one.step_us is not None)
+    reasons = dict.fromkeys(str(one.reason) for one in predictions if one.step_us is None and one.low_us is None)
+    alike = len(reasons) == 1 < count and all(one.low_us is None for one in predictions)
+    if alike or (count > _MOST_SENTENCES and not known):
+        return [f"None of {count} configurations has a number: {'; '.join(reasons) or predictions[0].reason}."]
+    if count <= _MOST_SENTENCES:
+        return [_sentence(label, one, detail) for label, one in pairs]
     (least, quickest), (most, slowest) = known[0], known[-1]
-    some = "all" if len(known) == len(predictions) else str(len(known))
+    some = "all" if len(known) == count else str(len(known))
     ends = f"{show_ms(least)} ms a step ({quickest}) to {show_ms(most)} ms ({slowest})"
     ends = ends if least < most else f"{show_ms(most)} ms a step"
-    return [f"{len(predictions)} configurations, {some} with a number: {ends}."]
+    return [f"{count} configurations, {some} with a number: {ends}."]
 
 
 def _sentence(label: str, one: Prediction, detail: Callable[[Prediction], str]) -> str:
@@ -96,6 +94,5 @@ def _sentence(label: str, one: Prediction, detail: Callable[[Prediction], str]) 
 
 def distance_error(times_largest: float) -> float:
     """Half of the 90% band, in logarithms of the step, that so many times the largest measured device count adds."""
-    return float(
-        np.interp(math.log(times_largest), [math.log(one) for one, _ in _DISTANCES], [half for _, half in _DISTANCES])
-    )
+    times, halves = _DISTANCES
+    return float(np.interp(math.log(times_largest), np.log(times), halves))

@@ -25,9 +25,8 @@ import numpy as np
 
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.stats.samples import Floats
-from dpscope.analysis.what_if.step_table import MeasuredStep, Placement
+from dpscope.analysis.what_if.step_table import MeasuredStep
 
-LEVELS = ("within a node", "between nodes")
 BATCH_REACH = 2.0  # times the measured batches up to which t_1 is extrapolated
 
 # Prior mean and standard deviation of log a and log w within a node, log a and log w between nodes (all as shares of the median
@@ -40,11 +39,6 @@ _ALONE, _ALONE_WIDTH = 0.95, 0.3  # prior of an unmeasured t_1: share of the sho
 _NOISE = 0.06  # relative error of a step before the rows have shown theirs
 _NOISE_ROWS = 2.0  # rows that this assumption counts for
 _CORRECTION_ROWS = 0.2  # weight of "no residual", against 1 for four rows at the same count
-
-
-def level(place: Placement) -> int:
-    """The index in LEVELS of the link that the gradients cross."""
-    return int(place.nodes > 1)
 
 
 def expected_maximum(ranks: Floats) -> Floats:
@@ -68,7 +62,7 @@ class SingleDevice:
 
         Where no row is of one device, a first guess: a share of the shortest step at each batch.
         """
-        alone = [row for row in rows if row.single] or [row for row in rows if row.placement.ranks == 1]
+        alone = [row for row in rows if row.single] or [row for row in rows if row.ranks == 1]
         by_batch: dict[int, list[float]] = {}
         for row in sorted(alone or rows, key=lambda row: row.batch_size):
             by_batch.setdefault(row.batch_size, []).append(row.step_us)
@@ -89,28 +83,27 @@ class SingleDevice:
 
 @dataclass(frozen=True)
 class _Design:
-    """One entry per configuration: devices, members of the level, their ring's factor, LEVELS' index, t_1 in us."""
+    """One entry per configuration: devices, members of the level, their ring's factor, LINKS' index, t_1 in us."""
 
     ranks: Floats
     members: Floats
     ring: Floats
-    level: Floats
+    link: Floats
     alone_us: Floats
 
     @classmethod
     def of(cls, rows: Sequence[MeasuredStep], single: SingleDevice) -> "_Design":
-        columns = []
-        for row in rows:
-            place, link = row.placement, level(row.placement)
-            members = place.nodes if link else place.ranks
-            ring = bus_factor("all_reduce", members) or 0.0
-            columns.append((place.ranks, members, ring, link, single.at(row.batch_size)))
+        members = [row.nodes if row.link else row.ranks for row in rows]
+        columns = [
+            (row.ranks, count, bus_factor("all_reduce", count) or 0.0, row.link, single.at(row.batch_size))
+            for row, count in zip(rows, members, strict=True)
+        ]
         return cls(*np.array(columns, dtype=float).T)
 
     def parts_us(self, parameters: Floats, unit_us: float) -> tuple[Floats, Floats]:
         """A without the delay of the slowest rank, and the step."""
-        latency = np.where(self.level, *np.exp(parameters[[2, 0]]))
-        wire = np.where(self.level, *np.exp(parameters[[3, 1]]))
+        latency = np.where(self.link, *np.exp(parameters[[2, 0]]))
+        wire = np.where(self.link, *np.exp(parameters[[3, 1]]))
         overlap, (wrapping, delay) = 1 + np.exp(parameters[4]), np.exp(parameters[5:7])
         power = 1 / (1 + np.exp(-np.clip(parameters[7], -6, 6)))
         growth = (self.members**power - 1) / power
@@ -134,11 +127,11 @@ class StepModel:
     def predict(self, configurations: Sequence[MeasuredStep]) -> tuple[Floats, Floats]:
         """The step and its exposed communication including waits, microseconds; t_1 must be known at every batch."""
         wrapped, steps = self._uncorrected(configurations)
-        factors = np.exp([self._correction(row.batch_size, row.placement) for row in configurations])
+        factors = np.exp([self._correction(row) for row in configurations])
         return steps * factors, np.maximum(steps * factors - wrapped, 0.0)
 
     def wire_us(self, link: int) -> float:
-        """Time that all gradients take over the link of a level once, without latency."""
+        """Time that all gradients take over a link once, without latency."""
         return float(np.exp(self.parameters[1 + 2 * link])) * self.unit_us
 
     def _uncorrected(self, rows: Sequence[MeasuredStep]) -> tuple[Floats, Floats]:
@@ -146,18 +139,18 @@ class StepModel:
 
     @cached_property
     def _residuals(self) -> dict[tuple[int, int], dict[int, list[float]]]:
-        """Log residuals by batch and level, then by device count."""
+        """Log residuals by batch and link, then by device count."""
         groups: dict[tuple[int, int], dict[int, list[float]]] = {}
         for row, step in zip(self.rows, self._uncorrected(self.rows)[1], strict=True):
-            if row.placement.ranks > 1:
-                counts = groups.setdefault((row.batch_size, level(row.placement)), {})
-                counts.setdefault(row.placement.ranks, []).append(math.log(row.step_us / step))
+            if row.ranks > 1:
+                counts = groups.setdefault((row.batch_size, row.link), {})
+                counts.setdefault(row.ranks, []).append(math.log(row.step_us / step))
         return groups
 
-    def _correction(self, batch_size: int, place: Placement) -> float:
+    def _correction(self, row: MeasuredStep) -> float:
         total, weights = 0.0, _CORRECTION_ROWS
-        for count, logs in self._residuals.get((batch_size, level(place)), {}).items():
-            weight = min(len(logs), 4) / 4 * math.exp(-abs(math.log2(place.ranks / count)))
+        for count, logs in self._residuals.get((row.batch_size, row.link), {}).items():
+            weight = min(len(logs), 4) / 4 * math.exp(-abs(math.log2(row.ranks / count)))
             total, weights = total + weight * float(np.median(logs)), weights + weight
         return total / weights
 
@@ -170,7 +163,7 @@ def fit_steps(rows: Sequence[MeasuredStep]) -> StepModel | None:
     """
     single = SingleDevice.of(rows)
     usable = tuple(row for row in rows if not row.single and single.at(row.batch_size) is not None)
-    counts = {row.placement.ranks for row in usable}
+    counts = {row.ranks for row in usable}
     if not counts - {1} or (not single.measured and len(counts) < 2):
         return None
     unit = float(np.median([single.at(row.batch_size) for row in usable] if single.measured else single.step_us))
@@ -192,20 +185,19 @@ def _fitted(rows: Sequence[MeasuredStep], single: SingleDevice, unit_us: float) 
     nearness = design.ranks / design.ranks.max()  # predictions are for more devices rather than fewer
 
     def residuals(found: Floats) -> Floats:
-        corrected = design
-        if len(extra):
-            corrected = replace(design, alone_us=design.alone_us * np.exp(found[len(_PRIOR) :])[which])
+        corrections = np.exp(found[len(_PRIOR) :])[which] if len(extra) else 1.0
+        corrected = replace(design, alone_us=design.alone_us * corrections)
         return np.asarray(np.log(corrected.parts_us(found, unit_us)[1]) - logs)
 
     def misfit(found: Floats, noise: float = _NOISE) -> Floats:
         return np.concatenate([residuals(found) * nearness / noise, (found - prior) / width])
 
-    def minimum(start: Floats, noise: float) -> Floats:
+    def minimum(start: Floats, noise: float = _NOISE) -> Floats:
         found = least_squares(misfit, start, loss="soft_l1", ftol=1e-5, xtol=1e-5, gtol=1e-5, args=(noise,))
         return np.asarray(found.x)
 
     starts = [np.concatenate([links, prior[4:]]) for links in _STARTS]
-    found = minimum(min(starts, key=lambda start: float(np.sum(np.sqrt(1 + misfit(start) ** 2)))), _NOISE)
+    found = minimum(min(starts, key=lambda start: float(np.sum(np.sqrt(1 + misfit(start) ** 2)))))
     typical = np.minimum(residuals(found) ** 2, (3 * _NOISE) ** 2)
     noise = math.sqrt((_NOISE_ROWS * _NOISE**2 + float(np.sum(typical))) / (_NOISE_ROWS + len(rows)))
     return minimum(found, noise)

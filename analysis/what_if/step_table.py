@@ -18,6 +18,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 Identity = tuple[tuple[str, str], ...]
 
+LINKS = ("within a node", "between nodes")
 _PLACED_BY = ("nodes", "ranks_per_node", "gpus_per_node")
 _KNOWN = frozenset(("ranks", "step_ms", "batch_per_rank", "sync_ms", "strategy", "busbw_gb_per_s", *_PLACED_BY))
 _MISSPELT = 0.85  # likeness of a column to a known one from which it is taken for that
@@ -26,25 +27,23 @@ _LONGEST_MS = 1e9
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where the ranks of a job are: the number of nodes, and the largest number of ranks on one node."""
-
-    ranks: int
-    nodes: int
-    most_per_node: int
-
-
-@dataclass(frozen=True)
 class MeasuredStep:
     """One row: times in microseconds, with `step_us` 0 and `sync_us` None where missing; `identity` holds the settings."""
 
-    placement: Placement
+    ranks: int
+    nodes: int
+    most_per_node: int  # ranks on one node
     batch_size: int  # per rank and step; 0 where the table has none
     step_us: float
     sync_us: float | None
     single: bool  # one device without DistributedDataParallel
     identity: Identity = ()
     placed: bool = True  # False where the table does not say which devices share a node; all are assumed to be on one
+
+    @property
+    def link(self) -> int:
+        """The index in LINKS of the link that the gradients cross."""
+        return int(self.nodes > 1)
 
 
 def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
@@ -76,7 +75,8 @@ def _measured(row: CsvRow, headings: Sequence[str], times: bool) -> MeasuredStep
     traits = traits_of(strategy)
     other = () if not strategy or traits.baseline or traits.reducer else (("strategy", strategy),)
     return MeasuredStep(
-        placement=_placement(row, ranks),
+        ranks,
+        *_nodes(row, ranks),
         batch_size=row.whole("batch_per_rank") or 0,
         step_us=1e3 * (step_ms or 0.0),
         sync_us=None if sync_ms is None else sync_ms * 1e3,
@@ -86,11 +86,12 @@ def _measured(row: CsvRow, headings: Sequence[str], times: bool) -> MeasuredStep
     )
 
 
-def _placement(row: CsvRow, ranks: int) -> Placement:
+def _nodes(row: CsvRow, ranks: int) -> tuple[int, int]:
+    """The number of nodes, and the largest number of ranks on one of them."""
     digits, nodes, each = row.text("gpus_per_node") or "", row.whole("nodes"), row.whole("ranks_per_node")
     if len(digits) > 1 and digits.isdigit() and "0" not in digits and sum(map(int, digits)) == ranks:
         if nodes in (None, len(digits)):
-            return Placement(ranks, len(digits), max(map(int, digits)))
+            return len(digits), max(map(int, digits))
         if int(digits) > _MOST_PER_NODE:  # else 16 devices fit on a node that holds 7 ranks
             raise row.error("gpus_per_node", f"names {counted(len(digits), 'node')}, but nodes is {nodes}")
     if nodes is not None and nodes > ranks:
@@ -99,20 +100,21 @@ def _placement(row: CsvRow, ranks: int) -> Placement:
         per_node = int(digits) if nodes is None and digits.isdigit() else 0
         each = per_node or -(-ranks // (nodes or 1))
     each = min(each, ranks)
-    return Placement(ranks, nodes or -(-ranks // each), each)
+    return nodes or -(-ranks // each), each
 
 
 def series_of(rows: Sequence[MeasuredStep]) -> dict[Identity, list[MeasuredStep]]:
-    """Rows by settings, in their order. A series without one device's rows takes those whose settings are empty or equal."""
+    """Rows by settings less results, in their order. A series without one device's rows takes those of empty or equal ones."""
     groups: dict[Identity, list[MeasuredStep]] = {}
+    rows = _without(rows, _results(rows))
     for row in rows:
         groups.setdefault(row.identity, []).append(row)
     series = {}
     for identity, group in groups.items():
-        counts = {row.placement.ranks for row in group}
+        counts = {row.ranks for row in group}
         if counts == {1} and any(other != identity and _is_part_of(identity, other) for other in groups):
             continue
-        alone = [row for row in rows if row.placement.ranks == 1 and _is_part_of(row.identity, identity)]
+        alone = [row for row in rows if row.ranks == 1 and _is_part_of(row.identity, identity)]
         series[identity] = group if 1 in counts else [*alone, *group]
     return series
 
@@ -126,25 +128,18 @@ def comparable(
     rows: Sequence[MeasuredStep], others: Sequence[MeasuredStep]
 ) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
     """Two tables with the settings that both have. Columns with one value, and results, are dropped; a single batch is shared."""
-    dropped = _results(rows)
-    for mine, other in ((rows, others), (others, rows)):
-        known = _settings(other)
-        dropped |= {name for name, values in _settings(mine).items() if name not in known and len(set(values)) == 1}
-    dropped |= _results(others) - _settings(rows).keys()
+    here, there = _settings(rows), _settings(others)
+    constant = {name for name in here.keys() ^ there.keys() if len({*(here | there)[name]}) == 1}
+    dropped = constant | _results(rows) | (_results(others) - here.keys())
     batches = {row.batch_size for row in rows}
     if len(batches) == 1:
         others = [row if row.batch_size else replace(row, batch_size=min(batches)) for row in others]
     return _without(rows, dropped), _without(others, dropped)
 
 
-def without_results(rows: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """The rows without columns that are results rather than settings: none of their values occurs at two device counts."""
-    return _without(rows, _results(rows))
-
-
 def _results(rows: Sequence[MeasuredStep]) -> set[str]:
-    counts = [row.placement.ranks for row in rows]
-    settings = _settings(rows).items()
+    """Columns that hold results rather than settings: none of their values occurs at two device counts."""
+    counts, settings = [row.ranks for row in rows], _settings(rows).items()
     return {name for name, values in settings if 1 < len(set(values)) == len({*zip(values, counts, strict=True)})}
 
 

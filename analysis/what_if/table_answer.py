@@ -3,22 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.what_if.from_table import Score, TableFit, fit_table, link_rate_gb_per_s, predict_step, score
 from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences, show_ms
-from dpscope.analysis.what_if.step_model import LEVELS
-from dpscope.analysis.what_if.step_table import (
-    Identity,
-    MeasuredStep,
-    Placement,
-    comparable,
-    read_step_table,
-    series_of,
-    without_results,
-)
+from dpscope.analysis.what_if.step_table import LINKS, Identity, MeasuredStep, comparable, read_step_table, series_of
 from dpscope.profiling.records.finding import counted
 
 _ALL = "all series"
@@ -27,64 +17,31 @@ _MOST_SERIES = 4  # listed in a sentence
 
 @dataclass(frozen=True)
 class TableAnswer:
-    """`configurations` are what is predicted from the fits of a table's series, each with its measured step, 0 if unknown."""
+    """Predictions from a table, each with its series and its row, whose step is 0 if it was not measured.
 
-    fits: Mapping[Identity, TableFit | str]
-    configurations: Sequence[MeasuredStep]
-    gradient_bytes: float | None = None
+    By series, `own_error` is of the table's rows, each predicted without those of its device count, and `score` of the measured
+    rows. `link_rates` are series, link and bus bandwidth in GB/s, None where compute hides it.
+    """
+
+    predictions: Sequence[tuple[str, MeasuredStep, Prediction]]
+    own_error: Mapping[str, Score]
+    score: Mapping[str, Score]
+    link_rates: Sequence[tuple[str, str, float | None]]
 
     @property
     def several(self) -> bool:
-        return len({row.identity for row in self.configurations}) > 1
+        return len({row.identity for _, row, _ in self.predictions}) > 1
 
     @property
     def measured(self) -> bool:
-        return any(row.step_us for row in self.configurations)
-
-    @property
-    def fitted(self) -> dict[Identity, TableFit]:
-        """The series that have a fit."""
-        return {identity: fit for identity, fit in self.fits.items() if isinstance(fit, TableFit)}
-
-    @cached_property
-    def predictions(self) -> list[Prediction]:
-        """In the order of the configurations."""
-        return [predict_step(self.fits.get(row.identity, self._unknown(row)), row) for row in self.configurations]
-
-    def _unknown(self, row: MeasuredStep) -> str:
-        known = [_label(identity) for identity in self.fits]
-        more = f" and {len(known) - _MOST_SERIES} more" if len(known) > _MOST_SERIES else ""
-        return f"the table has no rows of {_label(row.identity)}; it has {'; '.join(known[:_MOST_SERIES])}{more}"
-
-    @cached_property
-    def left_out_errors(self) -> dict[str, Score]:
-        """By series, of the table's rows, each predicted without those of its device count."""
-        return {_label(identity): score(fit, fit.left_out) for identity, fit in self.fitted.items() if fit.left_out}
-
-    @cached_property
-    def scores(self) -> dict[str, Score]:
-        """By series, of the configurations with a measured step."""
-        known = [pair for pair in zip(self.configurations, self.predictions, strict=True) if pair[0].step_us]
-        groups = {identity: [pair for pair in known if pair[0].identity == identity] for identity in self.fitted}
-        return {_label(identity): score(self.fitted[identity], mine) for identity, mine in groups.items() if mine}
-
-    @cached_property
-    def link_rates(self) -> list[tuple[str, str, float | None]]:
-        """Series, link and bus bandwidth in GB/s, None where compute hides it; empty without the size of the gradients."""
-        return [
-            (_label(identity), name, link_rate_gb_per_s(fit, link, self.gradient_bytes))
-            for identity, fit in self.fitted.items()
-            for link, name in enumerate(LEVELS)
-            if self.gradient_bytes is not None and fit.largest(link)
-        ]
+        return any(row.step_us for _, row, _ in self.predictions)
 
     def as_json(self) -> str:
         """One entry per configuration, with the errors and scores by series."""
-        labelled = zip(self.configurations, self.predictions, strict=True)
         content: dict[str, object] = {
-            "predictions": [{**one.as_plain(), "series": _label(row.identity)} for row, one in labelled],
-            "own_error": {name: asdict(one) for name, one in self.left_out_errors.items()},
-            "score": {name: asdict(one) for name, one in self.scores.items()},
+            "predictions": [{**one.as_plain(), "series": series} for series, _, one in self.predictions],
+            "own_error": {series: asdict(one) for series, one in self.own_error.items()},
+            "score": {series: asdict(one) for series, one in self.score.items()},
         }
         if self.link_rates:
             names = ("series", "link", "gb_per_s")
@@ -103,35 +60,62 @@ def predict_table(
 
     Raises DpscopeError for an unreadable table.
     """
-    series = series_of(without_results(read_step_table(path)))
+    series = series_of(read_step_table(path))
     configurations = [
-        MeasuredStep(_place(rows, count, per_node), batch, 0.0, None, count == 1, identity)
+        MeasuredStep(count, *_nodes(rows, count, per_node), batch, 0.0, None, count == 1, identity)
         for identity, rows in series.items()
         for batch in batch_sizes or [_usual_batch(rows)]
         for count in devices
     ]
-    return TableAnswer({identity: fit_table(rows) for identity, rows in series.items()}, configurations, gradient_bytes)
+    return _answer(series, configurations, gradient_bytes)
 
 
 def score_table(path: Path, measured: Path, gradient_bytes: float | None = None) -> TableAnswer:
     """Every row of `measured` predicted from the table alone, in its order, and compared with its time where it has one."""
     rows, truths = comparable(read_step_table(path), read_step_table(measured, times=False))
-    fits = {identity: fit_table(mine) for identity, mine in series_of(rows).items()}
-    return TableAnswer(fits, truths, gradient_bytes)
+    return _answer(series_of(rows), truths, gradient_bytes)
+
+
+def _answer(
+    table: Mapping[Identity, Sequence[MeasuredStep]], rows: Sequence[MeasuredStep], gradient_bytes: float | None
+) -> TableAnswer:
+    fits = {identity: fit_table(mine) for identity, mine in table.items()}
+    known = [_label(identity) for identity in fits]
+    listed = "; ".join(known[:_MOST_SERIES]) + f" and {len(known) - _MOST_SERIES} more" * (len(known) > _MOST_SERIES)
+    predictions = []
+    for row in rows:
+        unknown = f"the table has no rows of {_label(row.identity)}; it has {listed}"
+        predictions.append((_label(row.identity), row, predict_step(fits.get(row.identity, unknown), row)))
+    fitted = {identity: fit for identity, fit in fits.items() if isinstance(fit, TableFit)}
+    pairs = {
+        identity: [(row, one) for _, row, one in predictions if row.step_us and row.identity == identity]
+        for identity in fitted
+    }
+    return TableAnswer(
+        predictions,
+        {_label(identity): score(fit, fit.left_out) for identity, fit in fitted.items() if fit.left_out},
+        {_label(identity): score(fitted[identity], mine) for identity, mine in pairs.items() if mine},
+        [
+            (_label(identity), name, link_rate_gb_per_s(fit, link, gradient_bytes))
+            for identity, fit in fitted.items()
+            for link, name in enumerate(LINKS)
+            if gradient_bytes is not None and fit.largest(link)
+        ],
+    )
 
 
 def _usual_batch(rows: Sequence[MeasuredStep]) -> int:
     """The batch measured at most device counts; the largest of several."""
-    batches = [batch for batch, _ in {(row.batch_size, row.placement.ranks) for row in rows}]
+    batches = [batch for batch, _ in {(row.batch_size, row.ranks) for row in rows}]
     return max(batches, key=lambda batch: (batches.count(batch), batch))
 
 
-def _place(rows: Sequence[MeasuredStep], count: int, per_node: int | None) -> Placement:
+def _nodes(rows: Sequence[MeasuredStep], count: int, per_node: int | None) -> tuple[int, int]:
     """Full nodes; by default of the largest number of devices that the table has on one node, or one node if it names none."""
     if per_node is None and not any(row.placed for row in rows):
-        return Placement(count, 1, count)
-    each = per_node or max(row.placement.most_per_node for row in rows)
-    return Placement(count, -(-count // each), min(count, each))
+        return 1, count
+    each = per_node or max(row.most_per_node for row in rows)
+    return -(-count // each), min(count, each)
 
 
 def _label(identity: Identity) -> str:
@@ -141,18 +125,17 @@ def _label(identity: Identity) -> str:
 def prediction_table(answer: TableAnswer) -> TextTable:
     """The predictions with their bands, and what each rests on or why there is none."""
     rows, grounds = [], dict[str, list[int]]()
-    for row, one in zip(answer.configurations, answer.predictions, strict=True):
-        series = {"series": _label(row.identity)} if answer.several else {}
-        cells = {"devices": str(one.devices), "nodes": str(one.nodes), "batch": str(one.batch_size or "NA")}
+    for series, row, one in answer.predictions:
+        cells = {"series": series} if answer.several else {}
+        ground = ": ".join([*cells.values(), one.reason or f"rests on {one.rests_on}"])
+        grounds.setdefault(ground, []).append(one.devices)
+        cells |= {"devices": str(one.devices), "nodes": str(one.nodes), "batch": str(one.batch_size or "NA")}
         cells |= {"step [ms]": show_ms(one.step_us), f"{BAND:.0%} band [ms]": one.band}
         cells |= {"exposed [ms]": show_ms(one.exposed_us), "efficiency [%]": one.percent}
         if answer.measured:
-            error = one.step_us / row.step_us - 1 if one.step_us and row.step_us else None
-            cells["measured [ms]"] = show_ms(row.step_us or None)
-            cells["error [%]"] = "NA" if error is None else f"{100 * error:+.1f}"
-        rows.append(series | cells)
-        ground = ": ".join([*series.values(), one.reason or f"rests on {one.rests_on}"])
-        grounds.setdefault(ground, []).append(one.devices)
+            error = f"{100 * (one.step_us / row.step_us - 1):+.1f}" if one.step_us and row.step_us else "NA"
+            cells |= {"measured [ms]": show_ms(row.step_us or None), "error [%]": error}
+        rows.append(cells)
     notes = tuple(f"{_counts(sorted({*counts}))}: {text}" for text, counts in grounds.items())
     values = tuple(tuple(one.values()) for one in rows)
     return TextTable("Steps that were not measured, estimated from the table", tuple(rows[0]), values, notes=notes)
@@ -166,21 +149,21 @@ def _counts(counts: Sequence[int]) -> str:
 def table_answer_sentences(answer: TableAnswer) -> list[str]:
     """The answer in words; for measured rows, how well they were predicted."""
     if answer.measured:
-        return [_of(name) + _score_sentence(one) for name, one in answer.scores.items()]
-    labels = [counted(row.placement.ranks, "device") for row in answer.configurations]
-    for index, row in enumerate(answer.configurations):
-        if len({row.batch_size for row in answer.configurations}) > 1:
-            labels[index] += f" with {counted(row.batch_size, 'sample')} each"
-        if answer.several:
-            labels[index] = f"{_label(row.identity)}, {labels[index]}"
-    return answer_sentences(labels, answer.predictions)
+        return [_of(series) + _score_sentence(one) for series, one in answer.score.items()]
+    batches = {row.batch_size for _, row, _ in answer.predictions}
+    labels = []
+    for series, row, _ in answer.predictions:
+        label = counted(row.ranks, "device")
+        label += f" with {counted(row.batch_size, 'sample')} each" if len(batches) > 1 else ""
+        labels.append(f"{series}, {label}" if answer.several else label)
+    return answer_sentences(labels, [one for _, _, one in answer.predictions])
 
 
 def error_sentences(answer: TableAnswer) -> list[str]:
     """The model's error on the table's own rows, and the fitted rates of its links."""
     sentences = [
         f"{_of(name)}{counted(one.rows, 'measured row')} predicted without the rows of the same device count: {_errors(one)}."
-        for name, one in answer.left_out_errors.items()
+        for name, one in answer.own_error.items()
     ]
     for series, link, rate in answer.link_rates:
         text = "the transfer of the gradients hides under compute, so that its rate is not known"

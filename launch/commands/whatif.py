@@ -154,7 +154,7 @@ def _of_table(request: WhatIfRequest, requested: "WhatIfOptions", gradient_bytes
         console = Console(markup=False)
         sentences = what_if.table_answer_sentences(answer)
         print_sentences(console, sentences)
-        if not sentences or any(one.low_us is not None for one in answer.predictions):
+        if not sentences or any(one.low_us is not None for _, _, one in answer.predictions):
             print_table(console, what_if.prediction_table(answer))
         print_sentences(console, what_if.error_sentences(answer))
 

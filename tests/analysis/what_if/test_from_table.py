@@ -9,7 +9,7 @@ import pytest
 from dpscope.analysis.what_if.from_table import CountError, TableFit, fit_table, predict_step, score
 from dpscope.analysis.what_if.prediction import Prediction, answer_sentences
 from dpscope.analysis.what_if.step_model import expected_maximum
-from dpscope.analysis.what_if.step_table import MeasuredStep, Placement, read_step_table
+from dpscope.analysis.what_if.step_table import MeasuredStep, read_step_table
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
 
@@ -17,8 +17,8 @@ SERIES = DATA / "scaling"
 
 
 def row(ranks: int, step_ms: float, nodes: int = 1, batch: int = 32, sync_ms: float | None = None) -> MeasuredStep:
-    place = Placement(ranks, nodes, -(-ranks // nodes))
-    return MeasuredStep(place, batch, step_ms * 1e3, None if sync_ms is None else sync_ms * 1e3, single=ranks == 1)
+    sync_us = None if sync_ms is None else sync_ms * 1e3
+    return MeasuredStep(ranks, nodes, -(-ranks // nodes), batch, step_ms * 1e3, sync_us, single=ranks == 1)
 
 
 def at(ranks: int, nodes: int = 1, batch: int = 32) -> MeasuredStep:
@@ -169,8 +169,8 @@ def test_the_slowest_of_several() -> None:
 @pytest.mark.parametrize("name", ["cifar10", "imagenet"])
 def test_a_public_series_is_predicted_beyond_the_devices_it_was_fitted_on(name: str) -> None:
     rows = read_step_table(SERIES / f"ddp_t4_{name}.csv")
-    fit = fitted(*(one for one in rows if one.placement.ranks <= 8))
-    held = [one for one in rows if 9 <= one.placement.ranks <= 16]
+    fit = fitted(*(one for one in rows if one.ranks <= 8))
+    held = [one for one in rows if 9 <= one.ranks <= 16]
     result = score(fit, [(one, predict_step(fit, one)) for one in held])
     assert result.rows - result.declined == len(held)
     assert len(held) > 500
@@ -185,8 +185,8 @@ def test_the_v100_rows_are_within_two_percent_or_refused() -> None:
     rows = read_step_table(SERIES / "ddp_v100_pytorch_benchmark.csv")
     for model in ("resnet50", "resnet101"):
         of_model = [one for one in rows if ("model", model) in one.identity]
-        fit = fitted(*(one for one in of_model if one.placement.ranks <= 4))
-        eight, sixteen = (next(one for one in of_model if one.placement.ranks == count) for count in (8, 16))
+        fit = fitted(*(one for one in of_model if one.ranks <= 4))
+        eight, sixteen = (next(one for one in of_model if one.ranks == count) for count in (8, 16))
         step_us = known(predict_step(fit, eight).step_us)
         assert step_us == pytest.approx(eight.step_us, rel=0.02)
         assert abs(step_us - eight.step_us) <= 0.35 * (eight.step_us - known(fit.alone_us(32)))
