@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from dpscope.launch.jobs.devices import Devices, resolve_devices
@@ -24,48 +25,51 @@ def contended_bytes(sizes: Sequence[int]) -> int:
     return min(sizes, key=lambda size: abs(math.log(size / TYPICAL_BUCKET_BYTES)))
 
 
-def calibration_settings(
-    *,
-    device: str = "auto",
-    devices: str | None = None,
-    collectives: str | None = None,
-    dtype: str = "float32",
-    min_bytes: str = "4KiB",
-    max_bytes: str = "256MiB",
-    iterations: int = 20,
-    warmup_iterations: int = 5,
-    timeout_s: float = 900.0,
-    nodes: int = 1,
-) -> CalibrationSettings:
-    """Settings from the command's flags; raises DpscopeError that names the flag, its value and an alternative.
+@dataclass(frozen=True, kw_only=True)
+class CalibrationFlags:
+    """The command's flags as they are written, by the names of CalibrationSettings.
 
-    By default `devices` are 2, 4, 8, ... and all GPUs, or 2 processes on the CPU; then all of them on 2, 4, ... `nodes`.
+    By default `devices` are 2, 4, 8, ... and all GPUs, or 2 processes on the CPU; then all of them on 2, 4, ... nodes.
     """
-    _check("--dtype", dtype, dtype in ITEM_BYTES, choose_from(dtype, ITEM_BYTES))
-    kinds = ("auto", "cuda", "cpu")
-    _check("--device", device, device in kinds, choose_from(device, kinds))
-    _check("--iterations", iterations, iterations >= 1, "give 1 or more; from 5 on there are intervals")
-    _check("--warmup", warmup_iterations, warmup_iterations >= 1, "give 1 or more: the first call sets up connections")
-    _check("--timeout", timeout_s, timeout_s > 0, "give the seconds the job may take")
-    chosen = _collectives(collectives)
-    smallest, largest = _bytes("--min-bytes", min_bytes), _bytes("--max-bytes", max_bytes)
-    _check("--max-bytes", max_bytes, largest >= smallest, f"give at least --min-bytes {min_bytes}")
-    present = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device))
-    counts, layouts = _device_counts(devices, present, nodes)
-    least = max((*counts, *(one.devices for one in layouts))) * ITEM_BYTES[dtype]
-    _check("--min-bytes", min_bytes, smallest >= least, f"give {least} or more: one element for each device")
-    return CalibrationSettings(
-        device=present.kind,
-        devices=counts,
-        collectives=chosen,
-        dtype=dtype,
-        min_bytes=smallest,
-        max_bytes=largest,
-        iterations=iterations,
-        warmup_iterations=warmup_iterations,
-        timeout_s=timeout_s,
-        layouts=tuple(map(str, layouts)),
-    )
+
+    device: str = "auto"
+    devices: str | None = None
+    collectives: str | None = None
+    dtype: str = "float32"
+    min_bytes: str = "4KiB"
+    max_bytes: str = "256MiB"
+    iterations: int = 20
+    warmup_iterations: int = 5
+    timeout_s: float = 900.0
+
+    def resolved(self, nodes: int = 1) -> CalibrationSettings:
+        """The settings on so many nodes; raises DpscopeError that names the flag, its value and an alternative."""
+        dtype, iterations, warmup = self.dtype, self.iterations, self.warmup_iterations
+        _check("--dtype", dtype, dtype in ITEM_BYTES, choose_from(dtype, ITEM_BYTES))
+        kinds = ("auto", "cuda", "cpu")
+        _check("--device", self.device, self.device in kinds, choose_from(self.device, kinds))
+        _check("--iterations", iterations, iterations >= 1, "give 1 or more; from 5 on there are intervals")
+        _check("--warmup", warmup, warmup >= 1, "give 1 or more: the first call sets up connections")
+        _check("--timeout", self.timeout_s, self.timeout_s > 0, "give the seconds the job may take")
+        chosen = _collectives(self.collectives)
+        smallest, largest = _bytes("--min-bytes", self.min_bytes), _bytes("--max-bytes", self.max_bytes)
+        _check("--max-bytes", self.max_bytes, largest >= smallest, f"give at least --min-bytes {self.min_bytes}")
+        present = resolve_devices(cast(Literal["auto", "cuda", "cpu"], self.device))
+        counts, layouts = _device_counts(self.devices, present, nodes)
+        least = max((*counts, *(one.devices for one in layouts))) * ITEM_BYTES[dtype]
+        _check("--min-bytes", self.min_bytes, smallest >= least, f"give {least} or more: one element for each device")
+        return CalibrationSettings(
+            device=present.kind,
+            devices=counts,
+            collectives=chosen,
+            dtype=dtype,
+            min_bytes=smallest,
+            max_bytes=largest,
+            iterations=iterations,
+            warmup_iterations=warmup,
+            timeout_s=self.timeout_s,
+            layouts=tuple(map(str, layouts)),
+        )
 
 
 def _check(flag: str, value: object, holds: bool, advice: str) -> None:

@@ -69,7 +69,7 @@ def calibrate(request: CalibrateRequest) -> None:
     from dpscope.analysis.report.nccl_tables import calibration_chapter
     from dpscope.analysis.text.terminal import print_findings, print_table
     from dpscope.launch.calibration.run import run_calibration
-    from dpscope.launch.calibration.settings import calibration_settings
+    from dpscope.launch.calibration.settings import CalibrationFlags
     from dpscope.launch.jobs.out_folder import check_calibration_place
     from dpscope.profiling.store.folders import is_run_folder
 
@@ -88,7 +88,7 @@ def calibrate(request: CalibrateRequest) -> None:
         chosen: dict[str, Any] = {
             name: request.flags[one.option] for name, one in _SETTINGS.items() if one.option in request.flags
         }
-        settings = calibration_settings(nodes=place.count if place is not None else 1, **chosen)
+        settings = CalibrationFlags(**chosen).resolved(nodes=place.count if place is not None else 1)
         folder = calibration_path(out).parent
         with on_all_nodes(place, request, device, console, folder) as starter:
             measured = run_calibration(settings, console, stated, starter, folder)
@@ -127,7 +127,7 @@ def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
 
 def defaults() -> dict[str, str]:
     """By option."""
-    from dpscope.launch.calibration.settings import calibration_settings
+    from dpscope.launch.calibration.settings import CalibrationFlags
 
-    chosen = calibration_settings.__kwdefaults__ or {}
-    return default_texts({one.option: chosen[name] for name, one in _SETTINGS.items()})
+    flags = CalibrationFlags()
+    return default_texts({one.option: getattr(flags, name) for name, one in _SETTINGS.items()})

@@ -7,11 +7,13 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
+from torch.nn.functional import cross_entropy
 
 from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, synchronise
 from dpscope.launch.jobs.stop_request import StopRequest
@@ -130,17 +132,15 @@ def prepare(
     _seed_all(int(random_words(job.seed, 0, [place.rank])[0] >> np.uint64(1)))
     batches = open_stream(workload, cell, built, place.rank, device, job.config.augment)
     sums = LearningSums(device)
-    step = TrainStep(
-        wrapped,
-        batches,
-        job.optimizer,
-        workload.amp,
-        device,
-        micro_batching(cell),
-        job.config.label_smoothing,
-        on_forward=sums.add,
-        built=built,
-    )
+
+    def counted_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        own, smoothing = built.loss, job.config.label_smoothing
+        loss = own(outputs, targets) if own else cross_entropy(outputs, targets, label_smoothing=smoothing)
+        sums.add(outputs.detach(), targets, loss.detach())
+        return loss
+
+    fed = replace(built, loss=counted_loss)
+    step = TrainStep(wrapped, batches, job.optimizer, workload.amp, device, micro_batching(cell), fed)
     schedule = LearningRateSchedule(step.optimizer, job.config, batches.steps_per_epoch)
     state = TrainState(model=model, step=step, schedule=schedule, sums=sums)
     return state, _test(job, place, built, wrapped, precise, device)

@@ -4,7 +4,6 @@ The timed pass runs it, so it does little besides training; benchmarks/timed_pas
 (docs/measures.md).
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,15 +28,12 @@ _HALVES = frozenset(AUTOCAST_DTYPES.values())
 
 _NAMED = 4  # parameters in a message
 
-OnForward = Callable[[Any, Any, Tensor], None]
-"""Called after every forward pass with its outputs, targets and mean loss, detached from the graph."""
-
 
 class TrainStep:
     """Fetch a batch, move it, forward, backward, optimizer step; each phase is a named range in a trace.
 
     With micro-batches, forward and backward run for each of them, and the gradients add up to those of the whole batch; DDP
-    reduces them in the last backward pass only. There is one optimizer step.
+    reduces them in the last backward pass only. There is one optimizer step. The loss is that of `built`, else cross entropy.
     """
 
     def __init__(
@@ -48,8 +44,6 @@ class TrainStep:
         amp: Amp,
         device: torch.device,
         micro_batching: MicroBatching = MicroBatching(),  # noqa: B008 (frozen)
-        label_smoothing: float = 0.0,
-        on_forward: OnForward | None = None,
         built: BuiltModel | None = None,
     ) -> None:
         self.model = model
@@ -66,9 +60,7 @@ class TrainStep:
         self._graph_to_learn = isinstance(model, DistributedDataParallel) and static_graph
         self._needs_all_gradients = self._reduces_in_buckets and not static_graph
         self._device = device
-        self._label_smoothing = label_smoothing
-        self._on_forward = on_forward
-        self._loss = built.loss if built is not None else None
+        self._loss = (built.loss if built is not None else None) or nn.functional.cross_entropy
         self.optimizer = _optimizer(model, optimizer, built)
         # Only fp16's range is short enough to need its gradients scaled.
         self.scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
@@ -127,12 +119,7 @@ class TrainStep:
         """Forward and backward of a part of the batch; returns its share of the batch's mean loss."""
         with named_range(FORWARD):
             outputs = mapped(_in_full, called(self.model, inputs))
-            if self._loss is not None:
-                loss = self._loss(outputs, targets)
-            else:
-                loss = nn.functional.cross_entropy(outputs, targets, label_smoothing=self._label_smoothing)
-            if self._on_forward is not None:
-                self._on_forward(mapped(torch.detach, outputs), targets, loss.detach())
+            loss = self._loss(outputs, targets)
             if weight != 1:
                 loss = loss * weight
             self._graph = loss

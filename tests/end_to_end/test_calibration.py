@@ -14,7 +14,7 @@ from dpscope.analysis.costs.calibration_files import load_calibration
 from dpscope.analysis.costs.calibration_fit import find_fit
 from dpscope.analysis.report.calibration import calibration_tables, save_calibration
 from dpscope.launch.calibration.run import run_calibration
-from dpscope.launch.calibration.settings import calibration_settings
+from dpscope.launch.calibration.settings import CalibrationFlags
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.machine.link_specifications import parse_link
@@ -31,9 +31,9 @@ def console() -> Console:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
-    settings = calibration_settings(
+    settings = CalibrationFlags(
         device="cpu", devices="2,3", min_bytes="4K", max_bytes="64KiB", iterations=5, warmup_iterations=1, timeout_s=120
-    )
+    ).resolved()
     folder = tmp_path_factory.mktemp("calibration")
     with pytest.MonkeyPatch.context() as patch, light_jobs():
         patch.setattr(tempfile, "tempdir", str(folder))
@@ -140,7 +140,7 @@ def test_a_file_of_its_own(all_reduces: Calibration, tmp_path: Path) -> None:
 
 def test_a_job_that_passes_its_time_limit_dies_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    settings = calibration_settings(device="cpu", devices="2", timeout_s=1.0)
+    settings = CalibrationFlags(device="cpu", devices="2", timeout_s=1.0).resolved()
     with pytest.raises(DpscopeError, match=r"nothing is saved: passed its time limit of 1 s") as raised:
         run_calibration(settings, console())
     assert "\n" not in str(raised.value)
@@ -149,9 +149,9 @@ def test_a_job_that_passes_its_time_limit_dies_whole(tmp_path: Path, monkeypatch
 
 
 def test_sizes_that_cannot_be_held_are_no_crash() -> None:
-    settings = calibration_settings(
+    settings = CalibrationFlags(
         device="cpu", devices="2", collectives="all_reduce", min_bytes="4096G", max_bytes="8192G", timeout_s=60
-    )
+    ).resolved()
     with pytest.raises(DpscopeError, match=r"nothing could be timed: needs 8.8e\+03 GB on every rank"):
         run_calibration(settings, console())
 
@@ -161,7 +161,7 @@ def test_a_job_that_fails_says_why_in_one_line(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
     shown = console()
     with pytest.raises(DpscopeError, match=r"calibration failed, nothing is saved: rank \d: ") as raised:
-        run_calibration(calibration_settings(device="cpu", devices="2", timeout_s=60), shown)
+        run_calibration(CalibrationFlags(device="cpu", devices="2", timeout_s=60).resolved(), shown)
     assert "\n" not in str(raised.value)
     assert processes_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
@@ -196,9 +196,9 @@ def test_contention_that_cannot_be_timed_loses_nothing_else(tmp_path: Path, monk
     """The ranks' own code raises there, as that of a device may on which it never ran."""
     (tmp_path / "sitecustomize.py").write_text(BROKEN_CONTENTION)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    settings = calibration_settings(
+    settings = CalibrationFlags(
         device="cpu", devices="2", collectives="all_reduce", min_bytes="4K", max_bytes="8K", iterations=2, timeout_s=90
-    )
+    ).resolved()
     calibration = run_calibration(settings, console())
     assert [(one.collective, one.size_bytes, len(one.times_us)) for one in calibration.points] == [
         ("all_reduce", 4096, 2),

@@ -21,7 +21,7 @@ import torch
 from typer.testing import CliRunner
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.launch.calibration.settings import calibration_settings
+from dpscope.launch.calibration.settings import CalibrationFlags
 from dpscope.launch.cli import app
 from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.torchrun import torchrun_prefix
@@ -255,7 +255,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_calibration_is_one_of_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
     two_gpus(monkeypatch)
     options: dict[str, Any] = dict(CALIBRATION)
-    settings = calibration_settings(device="cuda", **options)
+    settings = CalibrationFlags(device="cuda", **options).resolved()
     assert (settings.devices, settings.sizes, settings.collectives) == ((2,), (64 << 20,), ("all_reduce",))
 
 

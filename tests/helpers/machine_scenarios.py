@@ -51,7 +51,7 @@ def machine(double: RecordingDevices) -> dict[str, Any]:
 
 def planning(double: RecordingDevices) -> dict[str, Any]:
     """What is planned and refused on GPUs, without touching one."""
-    from dpscope.launch.calibration.settings import calibration_settings
+    from dpscope.launch.calibration.settings import CalibrationFlags
     from dpscope.launch.equality.run import _check_sync
     from dpscope.launch.workload.strategies import _further_arguments
     from dpscope.profiling.records.run import CellOptions
@@ -64,11 +64,11 @@ def planning(double: RecordingDevices) -> dict[str, Any]:
             return str(error)
 
     _four_present()
-    counts = calibration_settings(device="cuda").devices
+    counts = CalibrationFlags(device="cuda").resolved().devices
     mixed = _further_arguments(CellOptions(ddp_args="mixed_precision=bf16"), torch.device("cuda", 0))["mixed_precision"]
     double.count = 1
     refused = [
-        refusal(lambda: calibration_settings(device="cuda")),
+        refusal(lambda: CalibrationFlags(device="cuda").resolved()),
         refusal(lambda: _check_sync(("single", "ddp"), "cuda", freeze_batch_norm=True)),
         refusal(lambda: _check_sync(("single", "dp"), "cuda", freeze_batch_norm=False)),
     ]

@@ -3,7 +3,7 @@
 import pytest
 
 from dpscope.launch.calibration.collective_timing import shares_of_iterations, sizes_that_fit
-from dpscope.launch.calibration.settings import calibration_settings
+from dpscope.launch.calibration.settings import CalibrationFlags
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -26,14 +26,18 @@ from dpscope.profiling.store.errors import DpscopeError
 )
 def test_mistakes_name_flag_and_value(flags: dict[str, str], message: str) -> None:
     with pytest.raises(DpscopeError, match=message):
-        calibration_settings(**{"device": "cpu", **flags})  # type: ignore[arg-type]
+        CalibrationFlags(**{"device": "cpu", **flags}).resolved()  # type: ignore[arg-type]
 
 
 def test_sizes() -> None:
-    chosen = calibration_settings(device="cpu", min_bytes="4KiB", max_bytes="256MiB")
+    chosen = CalibrationFlags(device="cpu", min_bytes="4KiB", max_bytes="256MiB").resolved()
     assert (len(chosen.sizes), chosen.sizes[0], chosen.sizes[-1]) == (17, 4096, 268435456)
-    assert calibration_settings(device="cpu", min_bytes="1 MB", max_bytes="4MB").sizes == (1000000, 2000000, 4000000)
-    assert calibration_settings(device="cpu", min_bytes="3000", max_bytes="12001").sizes == (3000, 6000, 12000)
+    assert CalibrationFlags(device="cpu", min_bytes="1 MB", max_bytes="4MB").resolved().sizes == (
+        1000000,
+        2000000,
+        4000000,
+    )
+    assert CalibrationFlags(device="cpu", min_bytes="3000", max_bytes="12001").resolved().sizes == (3000, 6000, 12000)
 
 
 def test_sizes_that_do_not_fit_are_left_out() -> None:
