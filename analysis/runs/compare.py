@@ -222,13 +222,16 @@ def lost_findings(before: RunData, after: RunData) -> list[Finding]:
 
 
 def parse_share(text: str) -> float:
-    """``5%`` or ``0.05`` as 0.05; raises DpscopeError."""
+    """``5%`` or ``0.05`` as 0.05; more than 100% takes the sign, since ``5`` is meant as 5%; raises DpscopeError."""
+    percent = text.endswith("%")
     try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        value = float(text.removesuffix("%")) / (100 if percent else 1)
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise DpscopeError(f"--fail-over {text}: not a share; write it as 5% or 0.05")
+    if value > 1 and not percent:
+        raise DpscopeError(f"--fail-over {text}: without a unit that is {value:.0%}; write {text}% or {value:.0%}")
     return value
 
 

@@ -114,12 +114,12 @@ def test_the_command_guards_a_ci(slower: Path) -> None:
     assert status(EXAMPLE_RUN, slower, "--fail-over", "much") == 2
 
 
-@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("0", 0.0)])
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("0", 0.0), ("1", 1.0), ("700%", 7.0)])
 def test_shares(text: str, share: float) -> None:
     assert parse_share(text) == pytest.approx(share)
 
 
-@pytest.mark.parametrize("text", ["much", "-5%", "nan", "inf"])
+@pytest.mark.parametrize("text", ["much", "-5%", "nan", "inf", "5", "1.5"])
 def test_what_is_no_share(text: str) -> None:
     with pytest.raises(DpscopeError, match="--fail-over"):
         parse_share(text)
