@@ -196,7 +196,7 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
         )
     elif any(starred):
         notes.append(
-            "* first traced step: its start was not recorded, so it is left out of averages"
+            f"* {_without_a_start(steps)}: its start was not recorded, so it is left out of averages"
             if steps.known("device").any()
             else "* last traced step: the tracer stopped during it, so late events may look longer; it is left out of averages"
         )
@@ -205,6 +205,17 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
         ("rank", "device", "step", *(f"{name} [{unit.label}]" for name in columns.values())),
         tuple(rows),
         tuple(notes),
+    )
+
+
+def _without_a_start(steps: Table) -> str:
+    """Which steps of a device are starred: its first, and any that follows a step without work."""
+    starred = steps.take(steps.truths("partial_window", missing=True))
+    devices = [(one["rank"], one["device"]) for one in starred.records()]
+    return (
+        "first traced step"
+        if len(devices) == len(set(devices))
+        else "first traced step, or one after a step without work"
     )
 
 

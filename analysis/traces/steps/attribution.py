@@ -39,7 +39,7 @@ NO_STEP = -1
 class Windows:
     """A step that launched nothing has no window: NaN. One whose work all ended before an earlier step's is hidden: NaN too.
 
-    `whole` marks those with a recorded start; the first runs from its first event.
+    `whole` marks those with a recorded start; the first, and one after a step without work, runs from its first event.
     """
 
     start_us: FloatColumn
@@ -72,7 +72,9 @@ def windows_of(events: EventTable, kind: npt.NDArray[np.uint8], step: IntColumn,
     hidden = _hidden(ends)
     reach = np.maximum.accumulate(ends) if count else ends
     starts = np.concatenate(([-np.inf], reach[:-1])) if count else ends
-    whole = np.isfinite(starts)
+    whole = (
+        np.concatenate(([False], np.isfinite(ends[:-1]))) if count else np.isfinite(ends)
+    )  # else its start is not known
     has_window = np.isfinite(ends) & ~hidden
     starts = np.where(whole, starts, first)
     return Windows(np.where(has_window, starts, np.nan), np.where(has_window, reach, np.nan), whole, hidden, outlasting)

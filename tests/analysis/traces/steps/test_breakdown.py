@@ -197,6 +197,11 @@ def test_a_step_without_work_of_a_device(tmp_path: Path, communicates: bool) -> 
     work = [launch(1, 105), on_device(name, 110, 50, 1), launch(3, 305), on_device(name, 310, 50, 3)]
     analysis = analyzed_steps(tmp_path, *work, world_size=2)
     assert analysis.steps["step"].tolist() == [1, 3]
+    assert analysis.steps["step_us"].tolist() == [
+        50.0,
+        50.0,
+    ]  # from their first events: where a step 2 ended is not known
+    assert analysis.steps["partial_window"].tolist() == [True, True]
     assert empty(analysis) == [("warning", "2 hold no work of a device (step 2, 4): their times are not given")]
 
 
