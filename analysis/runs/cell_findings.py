@@ -105,9 +105,8 @@ def _outliers(name: str, repeats: Sequence[Samples]) -> Finding | None:
     if not far or count < FEWEST_SAMPLES:
         return None
     return RunCode.OUTLIERS.finding(
-        f"{name}: {len(far)} of {counted(count, 'step')} stand far above the others, the longest at {show_time(max(far))}, "
-        f"{worst:.1f} "
-        "times its repeat's median"
+        f"{name}: {len(far)} of {counted(count, 'step')} {'stands' if len(far) == 1 else 'stand'} far above the others, "
+        f"the longest at {show_time(max(far))}, {worst:.1f} times its repeat's median"
     )
 
 

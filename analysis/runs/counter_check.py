@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN, cell_error
+from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.steps import intervals
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, FindingCode, counted
@@ -84,8 +85,8 @@ def check_counters(
     elif buckets_equal and waits_us and all(wait_us > span_us for wait_us, span_us in waits_us):
         wait_us, span_us = np.median(waits_us, axis=0)
         why = (
-            f"rank {rank}'s threads waited for a core longer ({wait_us / 1e3:.3g} ms a step) than DDP communicated "
-            f"({span_us / 1e3:.3g} ms), so the two spans may differ by as much"
+            f"rank {rank}'s threads waited for a core longer ({show_time(wait_us)} a step) than DDP communicated "
+            f"({show_time(span_us)}), so the two spans may differ by as much"
         )
     return CounterCheck(
         rank=rank,

@@ -248,12 +248,12 @@ def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
         ("reduce-scatters", _together([one.reduce_scatters for one in evidence])),
     ):
         if requested.gradients:
-            parts.append(f"{requested.gradients} {name} asked for by the backward pass alone")
+            parts.append(f"{requested.gradients} {name} started by the backward pass alone")
         if requested.activations:
             parts.append(f"{requested.activations} {name} of the backward pass like others of the forward pass")
         if requested.undetermined:
             parts.append(
-                f"{requested.undetermined} {name} asked for by the backward pass and {requested.forward} before it"
+                f"{requested.undetermined} {name} started by the backward pass and {requested.forward} before it"
             )
         if requested.after:
             parts.append(f"{requested.after} {name} after the backward pass")

@@ -349,7 +349,7 @@ def _shows_device(events: EventTable) -> bool:
 
 def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss]) -> list[Finding]:
     repaired = reading.repaired + lost["shapes"]
-    end = f"its events do; the {rows} read are whole" if rows else "its first whole event"
+    end = f"its events do; the {rows:,} read are whole" if rows else "its first whole event"
     timeless, negative = counted(lost["without_time"], "event"), counted(lost["negative"], "event")
     nowhere, unreadable = counted(lost["device"], "device event"), counted(reading.skipped, "event")
     text = f"text that is not strict JSON in {counted(repaired, 'event')} of {path}; the times could be read"

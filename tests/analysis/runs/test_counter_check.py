@@ -181,4 +181,4 @@ def test_spans_are_not_compared_where_threads_waited_longer_for_a_core_than_ddp_
     assert counter_findings(cell, [check(2_500.0)]) == []
     (finding,) = counter_findings(cell, [check(7_000.0)])
     assert (finding.code, finding.severity) == ("counters_not_read", "info")
-    assert "waited for a core longer (7 ms a step) than DDP communicated (6 ms)" in finding.message
+    assert "waited for a core longer (7.00 ms a step) than DDP communicated (6.00 ms)" in finding.message

@@ -116,7 +116,7 @@ def test_equal_layers_whose_last_is_reduced_after_the_backward_pass(tmp_path: Pa
     """Composable replicate(): three reductions of one size a step, the last when the pass has ended."""
     message = named(tmp_path, *requested("allreduce", BACKWARD, BACKWARD + 10, AFTER))
     assert message.startswith("DDP-like; seen")
-    assert "6 all-reduces asked for by the backward pass alone" in message
+    assert "6 all-reduces started by the backward pass alone" in message
 
 
 @pytest.mark.parametrize(
