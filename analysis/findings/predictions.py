@@ -141,10 +141,11 @@ def _off_finding(
     errors = "; ".join([*(_step_error(row, name) for name in off), *([_collective_errors(single)] if single else [])])
     why = likely_reasons(row, off, [one.relative_error or 0.0 for one in single], shared_cores)
     why += dict.fromkeys(f"sizes beyond the calibration: {one.extrapolated}" for one in single if one.extrapolated)
+    overlaps = traits_of(row.strategy).reducer and (row.hidden_us or 0.0) > OVERLAP * (row.communication_us or 0.0)
     compared = (
-        "the table of collectives shows which of them are off"
-        if of_script
-        else "compare with a cell whose communication does not overlap compute (--overlap off)"
+        "compare with a cell whose communication does not overlap compute (--overlap off)"
+        if overlaps and not of_script
+        else "the table of collectives shows which of them are off"
     )
     return RunCode.PREDICTION_OFF.finding(
         message=f"{row.cell}: predicted from the {'calibration' if calibrated else 'link specification'}: "
