@@ -6,7 +6,7 @@ from typing import Literal
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.ledger_text import LateRank, slowed_by_tracing
-from dpscope.analysis.text.units import sentence, show_time
+from dpscope.analysis.text.units import sentence, show_time, with_article
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
 from dpscope.profiling.records.strategies import is_known, traits_of
@@ -49,6 +49,7 @@ class _Part:
     us: float
     name: str
     advice: str
+    removed: bool = True  # by the advice; else it only shows what the part consists of
 
 
 def best_action(rows: Sequence[CellRow], situation: Situation) -> Action:
@@ -86,8 +87,9 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Action:
         )
     second = [one for one in parts[1:] if one.us >= _AS_MUCH * part.us]
     nearly = f" Nearly as much is {second[0].name} ({show_time(second[0].us)})." if second else ""
+    bound = "This saves at most" if part.removed else f"{part.name.capitalize()} takes"
     return Action(
-        f"{part.advice} This saves at most {show_time(part.us)} of a {show_time(step)} traced step "
+        f"{part.advice} {bound} {show_time(part.us)} of {with_article(show_time(step))} traced step "
         f"({part.us / step:.0%}).{nearly}",
         "traced_means",
         part.name,
@@ -155,7 +157,7 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
         if situation.not_split is not None:
             reason, next_step = situation.not_split.reason, situation.not_split.next_step
             advice = f"{sentence(next_step)} Waiting cannot be separated from transfer, because {reason}."
-        return [_Part(other, UNSPLIT, advice)] if other is not None else []
+        return [_Part(other, UNSPLIT, advice, removed=False)] if other is not None else []
     kinds = ledger.other_by_kind_us
     broadcasts = kinds.get("broadcast", 0.0)
     waiting = wait + (

@@ -9,7 +9,7 @@ from dpscope.analysis.findings.actions import Confidence, Situation, best_action
 from dpscope.analysis.findings.ledger_text import LateRank, cost_text, slowed_by_tracing, slowed_text
 from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.stats.samples import CONFIDENCE
-from dpscope.analysis.text.units import NA, sentence, show_time
+from dpscope.analysis.text.units import NA, sentence, show_time, with_article
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.strategies import traits_of
@@ -161,7 +161,7 @@ def _no_collective(facts: TracedFacts) -> str:
         return f"There is no collective in {which}."
     share = ledger.idle_us / ledger.traced_step_us
     devices = "the device is" if job.devices == 1 else "the devices are"
-    times = f"{show_time(ledger.idle_us)} of a {show_time(ledger.traced_step_us)} step"
+    times = f"{show_time(ledger.idle_us)} of {with_article(show_time(ledger.traced_step_us))} step"
     return f"There is no collective in {which}; {devices} idle {share:.0%} of the time ({times})."
 
 

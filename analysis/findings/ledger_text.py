@@ -6,7 +6,7 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.runs.traced_job import CellStraggler
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time
+from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time, with_article
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import counted
@@ -84,7 +84,7 @@ def cost_text(name: str, strategy: str, ledger: Ledger, late: LateRank | None) -
     unit = choose_unit("time", [exposed, step, ledger.exposed_wait_us, ledger.exposed_transfer_us])
     who = name if is_known(strategy) else "The job"
     what = traits_of(strategy).communication
-    text = f"{who} exposes {_time(exposed, unit)} of {what} in a {_time(step, unit)} traced step"
+    text = f"{who} exposes {_time(exposed, unit)} of {what} in {with_article(_time(step, unit))} traced step"
     text += f" ({exposed / step:.0%}{_interval(ledger, unit)})"
     return f"{text}{_parts(ledger, late, unit)}{_hidden(ledger, unit)}.{_device(ledger, unit)}{_untraced(ledger, unit)}"
 

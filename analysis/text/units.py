@@ -107,6 +107,12 @@ def show_time(microseconds: float | None) -> str:
     return NA if microseconds is None else f"{show(microseconds, unit)} {unit.label}"
 
 
+def with_article(number: str) -> str:
+    """A number and what follows it, after its indefinite article: ``an 8.1 ms step``, ``an 11.4``, ``a 118.0``."""
+    spoken = number.partition(".")[0].partition(" ")[0]
+    return f"{'an' if spoken.startswith('8') or spoken.partition(',')[0] in ('11', '18') else 'a'} {number}"
+
+
 def show_change(microseconds: float) -> str:
     """A time with its sign and unit, such as ``+12.3 ms``."""
     return f"{'+' if microseconds >= 0 else '-'}{show_time(abs(microseconds))}"
