@@ -1,6 +1,7 @@
 """Traces of a few events, written by hand: tests state each time."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ Event = dict[str, Any]
 
 HOST = 100
 MAIN = 1
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32"
 
 
 def event(category: str, name: str, start: float, duration: float, **more: Any) -> Event:
@@ -45,6 +47,22 @@ def launch(correlation: int, start: float, name: str = "cudaLaunchKernel", categ
 def record(collective: str, start: float, **args: Any) -> Event:
     """What torch records of a collective, 2 us long."""
     return operator("record_param_comms", start, 2.0, **{"Collective name": collective} | args)
+
+
+def steps_with(
+    spans: Iterable[tuple[float, float]],
+    kernel: str = ALL_REDUCE,
+    begin: float = 0.0,
+    step_us: float = 1_000.0,
+    **args: Any,
+) -> list[Event]:
+    """Steps 1, 2, ... with a kernel each, whose beginning and end count from its step's beginning."""
+    events = []
+    for index, (start, end) in enumerate(spans):
+        at = begin + step_us * index
+        events += [step(index + 1, at, step_us), launch(index + 1, at + 1)]
+        events.append(on_device(kernel, at + start, end - start, index + 1, **args))
+    return events
 
 
 def write(folder: Path, events: list[Event], rank: int = 0, world_size: int = 2, **header: Any) -> Path:

@@ -15,7 +15,7 @@ from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import ddp_trace, write_trace
-from tests.helpers.made_traces import launch, on_device, step, write
+from tests.helpers.made_traces import ALL_REDUCE, launch, on_device, step, steps_with, write
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import windows
 from tests.helpers.several_jobs import lengthened
@@ -152,11 +152,7 @@ def test_traces_of_all_ranks_are_requested_only_if_one_is_missing(tmp_path: Path
 
 def test_the_action_names_why_waiting_is_unknown(tmp_path: Path) -> None:
     """One rank of two, in an all-reduce for 900 us of each step of 1,000 us."""
-    events = []
-    for index in range(3):
-        begin = 1_000.0 * index
-        events += [step(index + 1, begin, 1_000), launch(index + 1, begin + 5)]
-        events.append(on_device("ncclDevKernel_AllReduce_Sum_f32", begin + 50, 900, index + 1, **RECORDED))
+    events = steps_with([(50, 950)] * 3, **RECORDED)
     run = traced_run(analyze_traces([write(tmp_path, events, 0, 2)]), [tmp_path])
     action = run_verdict(run, compare(run)).action.text
     assert "Read the traces of all ranks" in action
@@ -165,25 +161,16 @@ def test_the_action_names_why_waiting_is_unknown(tmp_path: Path) -> None:
     assert "saves" not in action  # reading traces shortens no step
 
 
-def in_nanoseconds(folder: Path, factor: float) -> TraceAnalysis:
-    write_trace(ddp_trace(0, 2).trace, folder / "rank0.json")
-    write_trace(lengthened(ddp_trace(1, 2).trace, factor), folder / "rank1.json")
-    return analyze_traces(folder)
-
-
-def test_times_in_nanoseconds_are_an_error_and_no_wait(tmp_path: Path) -> None:
-    analysis = in_nanoseconds(tmp_path, 1000.0)
-    found = finding(analysis, "step_times_apart")
-    assert found is not None
-    assert found.severity == "error"
-    assert analysis.collectives["wait_us"].isna().all()
-
-
-def test_a_slow_rank_is_no_error(tmp_path: Path) -> None:
-    analysis = in_nanoseconds(tmp_path, 20.0)
-    assert finding(analysis, "step_times_apart") is None
-    assert analysis.collectives["wait_us"].notna().any()
-    assert not [one for one in analysis.findings if one.severity == "error"]
+@pytest.mark.parametrize(("factor", "errors"), [(1000.0, ["step_times_apart"]), (20.0, [])])
+def test_times_in_nanoseconds_are_an_error_and_no_wait_and_a_slow_rank_is_neither(
+    tmp_path: Path, factor: float, errors: list[str]
+) -> None:
+    write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
+    write_trace(lengthened(ddp_trace(1, 2).trace, factor), tmp_path / "rank1.json")
+    analysis = analyze_traces(tmp_path)
+    assert [one.code for one in analysis.findings if one.severity == "error"] == errors
+    assert finding(analysis, "step_times_apart") is None or errors
+    assert analysis.collectives["wait_us"].notna().any() == (not errors)
 
 
 def test_a_rank_that_computes_twenty_times_longer_is_the_straggler(tmp_path: Path) -> None:
@@ -196,9 +183,7 @@ def test_a_rank_that_computes_twenty_times_longer_is_the_straggler(tmp_path: Pat
             events += [step(index, begin, 2_000), launch(2 * index + 1, begin + 1), launch(2 * index + 2, begin + 2)]
             events.append(on_device("ampere_sgemm", begin + 10, compute_us, 2 * index + 1))
             start = begin + 10 + compute_us
-            events.append(
-                on_device("ncclDevKernel_AllReduce_Sum_f32", start, begin + 1_110 - start, 2 * index + 2, 9, **recorded)
-            )
+            events.append(on_device(ALL_REDUCE, start, begin + 1_110 - start, 2 * index + 2, 9, **recorded))
         write(tmp_path, events, rank, 2, host_name="node")
     analysis = analyze_traces([tmp_path])
     assert not [one for one in analysis.findings if one.severity == "error"]

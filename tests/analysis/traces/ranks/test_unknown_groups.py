@@ -8,22 +8,29 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from tests.helpers.made_traces import event, launch, on_device, operator, step, write
+from tests.helpers.made_traces import ALL_REDUCE, event, operator, step, steps_with, write
 
 HOST = {"host_name": "node"}
 
 
 def analyzed(
-    folder: Path, starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float]], **header: str
+    folder: Path,
+    starts: Sequence[Sequence[float]],
+    ends: Sequence[Sequence[float]],
+    hosts: Sequence[str] = ("node",) * 4,
+    all_to_all: bool = False,
 ) -> TraceAnalysis:
-    """Per rank three steps of 1,000 us with an all-reduce each, from its start to its end within the step."""
-    for rank, (own_starts, own_ends) in enumerate(zip(starts, ends, strict=True)):
-        events = []
-        for index, (start, end) in enumerate(zip(own_starts, own_ends, strict=True)):
-            begin = 1_000.0 * index
-            events += [step(index + 1, begin, 1_000), launch(index + 1, begin + 5)]
-            events.append(on_device("ncclDevKernel_AllReduce_Sum_f32", begin + start, end - start, index + 1))
-        write(folder, events, rank, 4, **header)
+    """Per rank steps of 1,000 us (for an all-to-all of 3 s), an all-reduce in each, from its start to its end within the step.
+
+    The clock of the host "second" is 300 us behind the others'.
+    """
+    step_us, kernel = (3e6, "ncclDevKernel_SendRecv") if all_to_all else (1e3, ALL_REDUCE)
+    for rank, (own_starts, own_ends, host) in enumerate(zip(starts, ends, hosts, strict=True)):
+        spans = list(zip(own_starts, own_ends, strict=True))
+        events = steps_with(spans, kernel, 0.0 if host == "second" else 300.0, step_us)
+        if all_to_all:
+            events += [operator("c10d::alltoall_base_", step_us * index + 300, 4.0) for index in range(len(spans))]
+        write(folder, events, rank, 4, **({"host_name": host} if host else {}))
     return analyze_traces([folder])
 
 
@@ -34,16 +41,16 @@ def codes(analysis: TraceAnalysis) -> set[str]:
 def test_two_pairs_are_not_matched_as_one_group(tmp_path: Path) -> None:
     """100 us in each of the pairs, the second one's 300 us long: 200 us of waiting would be invented."""
     starts, ends = [[100] * 3] * 4, [[200] * 3] * 2 + [[400] * 3] * 2
-    analysis = analyzed(tmp_path, starts, ends, **HOST)
+    analysis = analyzed(tmp_path, starts, ends)
     assert analysis.collectives[["wait_us", "transfer_us", "group_size", "busbw_gb_per_s"]].isna().all(axis=None)
     assert "groups_unknown" in codes(analysis)
     assert "collectives_unmatched" not in codes(analysis)
 
 
-@pytest.mark.parametrize("header", [HOST, {}])
-def test_ranks_that_end_together_are_one_group(tmp_path: Path, header: dict[str, str]) -> None:
+@pytest.mark.parametrize("host", ["node", ""])
+def test_ranks_that_end_together_are_one_group(tmp_path: Path, host: str) -> None:
     """All end at 400; the last to come, at 300, needed 100 us, the others waited 200, 100 and 50 more."""
-    analysis = analyzed(tmp_path, [[100] * 3, [200] * 3, [250] * 3, [300] * 3], [[400] * 3] * 4, **header)
+    analysis = analyzed(tmp_path, [[100] * 3, [200] * 3, [250] * 3, [300] * 3], [[400] * 3] * 4, [host] * 4)
     first = analysis.collectives[analysis.collectives["step"] == 1]
     assert first["wait_us"].tolist() == [200, 100, 50, 0]
     assert analysis.collectives["group_size"].eq(4).all()
@@ -54,15 +61,14 @@ def test_a_clock_that_is_off_outweighs_no_steady_distance(tmp_path: Path) -> Non
     """Rank 3's clock is 500 us ahead of its host's; its ends keep that distance while its waits are 150, 0 and 90 us."""
     starts = [[200, 250, 300]] * 3 + [[550, 750, 710]]
     ends = [[300, 350, 400]] * 3 + [[800, 850, 900]]
-    analysis = analyzed(tmp_path, starts, ends, **HOST)
+    analysis = analyzed(tmp_path, starts, ends)
     assert "groups_unknown" not in codes(analysis)
     assert analysis.collectives.set_index(["rank", "step"])["wait_us"][3].tolist() == [150, 0, 90]
 
 
 def test_two_ranks_can_only_be_one_group(tmp_path: Path) -> None:
     for rank, duration in enumerate((100, 300)):
-        events = [step(1, 0, 1_000), launch(1, 5), on_device("ncclDevKernel_AllReduce_Sum_f32", 100, duration, 1)]
-        write(tmp_path, events, rank, 2, **HOST)
+        write(tmp_path, steps_with([(100, 100 + duration)]), rank, 2, **HOST)
     table = analyze_traces([tmp_path]).collectives
     assert table["wait_us"].tolist() == [0, 200]
 
@@ -71,12 +77,7 @@ def test_known_groups_are_not_judged_by_their_ends(tmp_path: Path) -> None:
     """Sums of the same traces with their group named: one of four ranks, whatever the clocks say."""
     for rank, duration in enumerate((100, 100, 300, 300)):
         recorded: dict[str, Any] = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 4}
-        events = [
-            step(1, 0, 1_000),
-            launch(1, 5),
-            on_device("ncclDevKernel_AllReduce_Sum_f32", 100, duration, 1, **recorded),
-        ]
-        write(tmp_path, events, rank, 4, **HOST)
+        write(tmp_path, steps_with([(100, 100 + duration)], **recorded), rank, 4, **HOST)
     table = analyze_traces([tmp_path]).collectives
     assert table["wait_us"].tolist() == [0, 0, 200, 200]
     assert pd.notna(table["match"]).all()
@@ -92,22 +93,12 @@ def test_ranges_of_gloo_may_end_apart(tmp_path: Path) -> None:
     assert analysis.collectives["transfer_us"].eq(100).all()
 
 
-def on_two_hosts(folder: Path, starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float]]) -> TraceAnalysis:
-    """As `analyzed`, ranks 2 and 3 on a host whose clock is 300 us behind."""
-    for rank, (own_starts, own_ends) in enumerate(zip(starts, ends, strict=True)):
-        behind = 300.0 if rank > 1 else 0.0
-        events = []
-        for index, (start, end) in enumerate(zip(own_starts, own_ends, strict=True)):
-            begin = 1_000.0 * index - behind + 300.0
-            events += [step(index + 1, begin, 1_000), launch(index + 1, begin + 5)]
-            events.append(on_device("ncclDevKernel_AllReduce_Sum_f32", begin + start, end - start, index + 1))
-        write(folder, events, rank, 4, host_name="first" if rank < 2 else "second")
-    return analyze_traces([folder])
+TWO_HOSTS = ("first", "first", "second", "second")
 
 
 def test_pairs_on_two_hosts_in_a_steady_distance_are_not_matched(tmp_path: Path) -> None:
     """Each pair reduces for itself, step after step the same, 100 and 300 us: one clock apart, that looks like one group."""
-    analysis = on_two_hosts(tmp_path, [[100] * 3] * 4, [[200] * 3] * 2 + [[400] * 3] * 2)
+    analysis = analyzed(tmp_path, [[100] * 3] * 4, [[200] * 3] * 2 + [[400] * 3] * 2, TWO_HOSTS)
     assert analysis.collectives[["wait_us", "transfer_us", "group_size"]].isna().all(axis=None)
     assert "groups_unknown" in codes(analysis)
 
@@ -116,7 +107,7 @@ def test_one_group_on_two_hosts_is_matched_whatever_their_clocks(tmp_path: Path)
     """All end at 400, 420 and 430 by the first host's clock; late by turns: rank 0 waits 150, 0 and 30 us, rank 2 0, 100, 0."""
     ends = [[400, 420, 430]] * 4
     starts = [[150, 320, 300], [200, 300, 310], [300, 220, 330], [250, 270, 320]]
-    analysis = on_two_hosts(tmp_path, starts, ends)
+    analysis = analyzed(tmp_path, starts, ends, TWO_HOSTS)
     assert "groups_unknown" not in codes(analysis)
     waits = analysis.collectives.set_index(["rank", "step"])["wait_us"]
     assert waits[0].tolist() == [150, 0, 30]
@@ -131,32 +122,19 @@ def late_by_a_second(apart_us: float) -> tuple[list[list[float]], list[list[floa
     starts: list[list[float]] = [[], [], [], []]
     ends: list[list[float]] = [[], [], [], []]
     for index in range(12):
-        begin = 3_000_000.0 * index
-        ends_at = begin + 1_000_100.0 + 300.0 * index
+        ends_at = 1_000_100.0 + 300.0 * index
         far = 0.4 * apart_us if index % 2 else 10.0
         for rank, shift in enumerate((0.0, 0.5 * apart_us, apart_us, far)):
-            starts[rank].append(ends_at - 100.0 + shift if rank == 2 else begin + 5.0)
+            starts[rank].append(ends_at - 100.0 + shift if rank == 2 else 5.0)
             ends[rank].append(ends_at + shift)
     return starts, ends
-
-
-def late_job(folder: Path, starts: list[list[float]], ends: list[list[float]], **header: str) -> TraceAnalysis:
-    for rank, (own_starts, own_ends) in enumerate(zip(starts, ends, strict=True)):
-        events = []
-        for index, (start, end) in enumerate(zip(own_starts, own_ends, strict=True)):
-            begin = 3_000_000.0 * index
-            events += [step(index + 1, begin, 2_999_000), launch(index + 1, begin + 1)]
-            events.append(on_device("ncclDevKernel_SendRecv", start, end - start, index + 1))
-            events.append(operator("c10d::alltoall_base_", begin, 4.0))
-        write(folder, events, rank, 4, **header)
-    return analyze_traces([folder])
 
 
 @pytest.mark.parametrize("apart_us", [16.0, 113.0])
 def test_one_late_rank_shows_that_all_take_part(tmp_path: Path, apart_us: float) -> None:
     """Rank 2 transfers in about 100 us and the others wait about 1 s for it, in each of 12 collectives."""
     starts, ends = late_by_a_second(apart_us)
-    analysis = late_job(tmp_path, starts, ends, **HOST)
+    analysis = analyzed(tmp_path, starts, ends, all_to_all=True)
     assert "groups_unknown" not in codes(analysis)
     waits = analysis.collectives.groupby("rank")["wait_us"].min()
     assert waits[2] == 0
@@ -171,6 +149,6 @@ def test_a_late_rank_in_each_of_two_pairs_is_no_group_of_four(tmp_path: Path) ->
     starts[2] = [start + 5_000.0 for start in starts[2]]
     for rank in (2, 3):
         ends[rank] = [end + 5_000.0 for end in ends[rank]]
-    analysis = late_job(tmp_path, starts, ends, **HOST)
+    analysis = analyzed(tmp_path, starts, ends, all_to_all=True)
     assert "groups_unknown" in codes(analysis)
     assert analysis.collectives["wait_us"].isna().all()

@@ -303,10 +303,6 @@ def test_a_brace_too_many_costs_one_event(tmp_path: Path, layout: Any, place: fl
     assert len(read_trace(tmp_path / "0_0.pt.trace.json").events) == 14
 
 
-def test_no_events_at_all_is_not_reported_as_damage(tmp_path: Path) -> None:
-    assert codes(analyzed(tmp_path / "0_0.pt.trace.json", '{"traceEvents": []}')) == {"no_events"}
-
-
 def test_text_given_back_is_not_searched_again_with_every_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

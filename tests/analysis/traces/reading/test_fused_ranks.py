@@ -73,12 +73,6 @@ def test_read_trace_names_the_function_for_it(tmp_path: Path) -> None:
     assert all(isinstance(trace.events.start_us.min(), float) for trace in read_traces(path))
 
 
-def test_one_rank_is_not_fused(tmp_path: Path) -> None:
-    analysis = analyze_traces([write_trace(ddp_trace(0, 2).trace, tmp_path / "0_0.pt.trace.json")])
-    assert "fused_ranks" not in codes(analysis)
-    assert isinstance(analysis.steps, pd.DataFrame)
-
-
 def test_one_launch_that_names_another_process_is_damage_and_no_rank(tmp_path: Path) -> None:
     trace = ddp_trace(0, 2).trace
     calls = [event for event in trace["traceEvents"] if event.get("cat") == "cuda_runtime"]

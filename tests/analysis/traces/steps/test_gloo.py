@@ -1,34 +1,37 @@
 """A gloo range that its worker thread closes late ends with the pass that waited for it."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from tests.helpers.made_traces import Event, event, operator, step, write
 
 
-def event(category: str, name: str, thread: int, start_us: float, duration_us: float) -> dict[str, object]:
-    return {
-        "ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start_us, "dur": duration_us,
-        "args": {},
-    }  # fmt: skip
+def analyzed(folder: Path, events: list[Event], rank: int = 0) -> TraceAnalysis:
+    write(folder, events, rank, backend="gloo")
+    return analyze_traces([folder])
 
 
-def trace(passes: bool, all_reduce_us: float = 700.0) -> dict[str, object]:
+def reduced(start_us: float, duration_us: float, **args: Any) -> Event:
+    return event("user_annotation", "gloo:all_reduce", start_us, duration_us, tid=3, args=args)
+
+
+def two_steps(passes: bool, all_reduce_us: float = 700.0) -> list[Event]:
     """Two steps of 1000 us: backward 300-600, optimizer 650-850; the all-reduce begins at 400 in both."""
     events = []
-    for step, start in ((1, 1000.0), (2, 2000.0)):
+    for number, start in ((1, 1000.0), (2, 2000.0)):
         events += [
-            event("user_annotation", f"ProfilerStep#{step}", 1, start, 1000),
-            event("cpu_op", "aten::convolution_backward", 2, start + 300, 200),
-            event("user_annotation", "gloo:all_reduce", 3, start + 400, all_reduce_us),
-            event("cpu_op", "aten::_foreach_add_", 1, start + 650, 200),
+            step(number, start, 1000),
+            operator("aten::convolution_backward", start + 300, 200, tid=2),
+            reduced(start + 400, all_reduce_us),
+            operator("aten::_foreach_add_", start + 650, 200),
         ]
         if passes:
-            events.append(event("user_annotation", "dpscope::forward", 1, start + 50, 200))
-            events.append(event("user_annotation", "dpscope::backward", 1, start + 300, 300))
-    return {"distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 2}, "traceEvents": events}
+            events.append(event("user_annotation", "dpscope::forward", start + 50, 200))
+            events.append(event("user_annotation", "dpscope::backward", start + 300, 300))
+    return events
 
 
 @pytest.mark.parametrize(
@@ -47,9 +50,7 @@ def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
     hidden_us: float,
     clipped_us: float,
 ) -> None:
-    path = tmp_path / "0_0.pt.trace.json"
-    path.write_text(json.dumps(trace(passes, all_reduce_us)))
-    analysis = analyze_traces([path])
+    analysis = analyzed(tmp_path, two_steps(passes, all_reduce_us))
     first = analysis.steps.iloc[0]
     assert first["communication_us"] == communication_us
     assert first["hidden_us"] == hidden_us
@@ -68,28 +69,20 @@ def test_of_somebodys_ddp_an_all_reduce_ends_before_the_optimizer_begins(
     tmp_path: Path, shows_ddp: bool, communication_us: float
 ) -> None:
     """Without dpscope's ranges, by those that torch records itself."""
-    content = trace(passes=False)
-    events = content["traceEvents"]
-    assert isinstance(events, list)
+    events = two_steps(passes=False)
     for start in (1000.0, 2000.0):
-        events.append(event("user_annotation", "Optimizer.step#AdamW.step", 1, start + 650, 300))
+        events.append(event("user_annotation", "Optimizer.step#AdamW.step", start + 650, 300))
         if shows_ddp:
-            events.append(event("user_annotation", "DistributedDataParallel.forward", 1, start + 50, 200))
-    path = tmp_path / "0_0.pt.trace.json"
-    path.write_text(json.dumps(content))
-    assert analyze_traces([path]).steps["communication_us"].iloc[0] == communication_us
+            events.append(event("user_annotation", "DistributedDataParallel.forward", start + 50, 200))
+    assert analyzed(tmp_path, events).steps["communication_us"].iloc[0] == communication_us
 
 
 def test_the_cpus_last_window_is_partial_and_a_single_one_is_not(tmp_path: Path) -> None:
     """The tracer is stopped in it."""
-    whole = trace(passes=True)
-    path = tmp_path / "0_0.pt.trace.json"
-    path.write_text(json.dumps(whole))
-    assert analyze_traces([path]).steps["partial_window"].tolist() == [False, True]
-    events = whole["traceEvents"]
-    assert isinstance(events, list)
-    path.write_text(json.dumps(whole | {"traceEvents": [one for one in events if one["ts"] < 2000]}))
-    assert analyze_traces([path]).steps["partial_window"].tolist() == [False]
+    events = two_steps(passes=True)
+    assert analyzed(tmp_path, events).steps["partial_window"].tolist() == [False, True]
+    first = [one for one in events if one["ts"] < 2000]
+    assert analyzed(tmp_path, first).steps["partial_window"].tolist() == [False]
 
 
 @pytest.mark.parametrize("last_is_there", [False, True])
@@ -99,42 +92,34 @@ def test_sizes_stay_known_where_the_tracer_stopped_before_the_last_range_was_clo
     """Three all-reduces are requested; the last range, or what it reduced, is lost; each began within its operator."""
     events = []
     for number, (start, elements) in enumerate(((1000.0, 10), (2000.0, 20), (3000.0, 30))):
-        operator = event("cpu_op", "c10d::allreduce_", 2, start + 400, 20)
-        operator["args"] = {"Input Dims": [[[elements]], [], [], []], "Input type": ["TensorList", "", "", "Scalar"]}
-        step = event("user_annotation", f"ProfilerStep#{number}", 1, start, 1000)
-        events += [step, event("cpu_op", "aten::mm", 2, start + 300, 50), operator]
-        reduced = event("user_annotation", "gloo:all_reduce", 3, start + 405, 100)
+        shapes = {"Input Dims": [[[elements]], [], [], []], "Input type": ["TensorList", "", "", "Scalar"]}
+        events += [step(number, start, 1000), operator("aten::mm", start + 300, 50, tid=2)]
+        events.append(operator("c10d::allreduce_", start + 400, 20, tid=2, **shapes))
         if number < 2:
-            reduced["args"] = {"Input Dims": [[elements]], "Input type": ["float"]}
-        if number < 2 or last_is_there:
-            events.append(reduced)
-    path = tmp_path / "0_0.pt.trace.json"
-    path.write_text(
-        json.dumps({"distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 2}, "traceEvents": events})
-    )
-    table = analyze_traces([path]).collectives
+            events.append(reduced(start + 405, 100, **floats(elements)))
+        elif last_is_there:
+            events.append(reduced(start + 405, 100))
+    table = analyzed(tmp_path, events).collectives
     assert table["bytes"].tolist()[:2] == [40, 80]
     assert table["ready_us"].tolist()[:2] == [405.0, 1405.0]  # after the trace's start, when they were created
 
 
-def sized(one: dict[str, object], *elements: int) -> dict[str, object]:
-    """With the shapes of its float tensors."""
-    return one | {"args": {"Input Dims": [[count] for count in elements], "Input type": ["float"] * len(elements)}}
+def floats(*elements: int) -> dict[str, Any]:
+    """The recorded shapes of float tensors."""
+    return {"Input Dims": [[count] for count in elements], "Input type": ["float"] * len(elements)}
 
 
 def test_a_reduce_scatter_moves_as_much_as_the_all_reduce_that_gloo_performs(tmp_path: Path) -> None:
     """Two ranks: 2 MB in, 1 MB out, 100 us. nccl-tests' factor of an all-reduce of two ranks is 1, of a reduce-scatter 1/2."""
     for rank, duration_us in ((0, 150.0), (1, 100.0)):
         events = [
-            event("user_annotation", "ProfilerStep#1", 1, 1000.0, 1000),
-            sized(event("cpu_op", "c10d::_reduce_scatter_base_", 1, 1100.0, 10), 250_000, 500_000),
-            sized(event("user_annotation", "gloo:all_reduce", 3, 1105.0, duration_us), 500_000),
-            sized(event("cpu_op", "c10d::allreduce_", 1, 1400.0, 10), 100),
-            sized(event("user_annotation", "gloo:all_reduce", 3, 1405.0, 50), 100),
+            step(1, 1000.0, 1000),
+            operator("c10d::_reduce_scatter_base_", 1100.0, 10, **floats(250_000, 500_000)),
+            reduced(1105.0, duration_us, **floats(500_000)),
+            operator("c10d::allreduce_", 1400.0, 10, **floats(100)),
+            reduced(1405.0, 50, **floats(100)),
         ]
-        content = {"distributedInfo": {"backend": "gloo", "rank": rank, "world_size": 2}, "traceEvents": events}
-        (tmp_path / f"0_{rank}.pt.trace.json").write_text(json.dumps(content))
-    table = analyze_traces([tmp_path]).collectives
+        table = analyzed(tmp_path, events, rank).collectives
     scattered = table[table["kind"] == "reduce_scatter"]
     assert scattered["moved_as"].tolist() == ["all_reduce"] * 2
     assert scattered["bytes"].tolist() == [2_000_000] * 2
