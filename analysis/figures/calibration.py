@@ -7,7 +7,6 @@ import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -16,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
 from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, moved_as, ring_hops, ring_us
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.figures.style import COLOURS, MARKERS, STYLE, literal
+from dpscope.analysis.figures.style import COLOURS, MARKERS, STYLE, literal, shared_legend
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit
@@ -52,10 +51,7 @@ def calibration_figure(calibration: Calibration) -> Figure:
             unknown = "" if link else ", link's rate unknown"
             over = "" if nodes in (None, 1) else f" over {nodes} nodes"
             axes.set_title(f"{collective}, {counted(devices, 'device')}{over}{unknown}", loc="left", fontsize=9)
-        handles: dict[str, Any] = {}
-        for axes in figure.axes:
-            handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4)
+        shared_legend(figure, figure.axes, 4)
         figure.suptitle(f"Bus bandwidth by size ({_machine(calibration)})", x=0.01, ha="left", fontsize=11)
     return figure
 
@@ -132,10 +128,7 @@ def bandwidths(run: RunData, sources: CostSources) -> Figure | None:
         _trace_panel(
             figure.add_subplot(rows, columns, index + 1), str(kind), int(own["group_size"].iloc[0]), own, sources
         )
-    once: dict[str, Artist] = {}
-    for axes in figure.axes:
-        once |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=3)
+    shared_legend(figure, figure.axes, 3)
     figure.suptitle("Bus bandwidth by message size: median, and range over transfers", x=0.01, ha="left", fontsize=11)
     return figure
 

@@ -11,7 +11,7 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import training as training_figures
 from dpscope.analysis.figures.calibration import bandwidths
-from dpscope.analysis.figures.scaling import batch_figure, scaling, study
+from dpscope.analysis.figures.scaling import batch_figure, draw_scaling, draw_study
 from dpscope.analysis.figures.step import (
     device_use,
     measured_and_estimated,
@@ -67,8 +67,8 @@ def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict
         "wait_strip": wait_strip,
         "communication": measured_and_estimated,
         "busbw": lambda run, _: bandwidths(run, sources),
-        "scaling": scaling,
-        "study": study,
+        "scaling": lambda _, comparison: draw_scaling(comparison),
+        "study": lambda _, comparison: draw_study(comparison),
     }
     with mpl.rc_context(STYLE):
         drawn = {name: draw(run, comparison) for name, draw in drawers.items()}

@@ -12,22 +12,21 @@ from dpscope.analysis.cells.columns import INTERVAL
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingSeries
-from dpscope.analysis.figures.style import COLOURS, MARKERS, new_figure
+from dpscope.analysis.figures.style import COLOURS, MARKERS, new_figure, shared_legend
 from dpscope.analysis.runs.cell_data import CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, amdahl_speedup, predicted_speedup
 from dpscope.analysis.text.units import Unit, choose_unit
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 
 
-def scaling(run: RunData, comparison: Comparison) -> Figure | None:
-    """The run's scaling; None without a single-device cell as the baseline."""
-    return draw_scaling(comparison)
-
-
 def draw_scaling(comparison: Comparison) -> Figure | None:
-    """Speedup on the left, efficiency on the right; bars if only one count above 1 was measured, else lines."""
+    """Speedup on the left, efficiency on the right; bars if only one count above 1 was measured, else lines.
+
+    None without a single-device cell as the baseline.
+    """
     if not comparison.scaling:
         return None
     figure, (left, right) = new_figure(9, columns=2)
@@ -39,19 +38,16 @@ def draw_scaling(comparison: Comparison) -> Figure | None:
         )
     if len(counts) == 2:  # a line through one point shows no more than a bar
         left.axhline(counts[-1], color="black", linestyle=":", label="ideal")
-        _bars(left, comparison.scaling, by_devices=False)
-        _bars(right, comparison.scaling, by_devices=True)
     else:
         left.plot(counts, counts, color="black", linestyle=":", label="ideal")
-        _lines(left, comparison.scaling, counts, by_devices=False)
-        _lines(right, comparison.scaling, counts, by_devices=True)
     for axes, label in ((left, "speedup"), (right, "efficiency [%]")):
+        if len(counts) == 2:
+            _bars(axes, comparison.scaling, by_devices=axes is right)
+        else:
+            _lines(axes, comparison.scaling, counts, by_devices=axes is right)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
-    handles, labels = left.get_legend_handles_labels()
-    more, more_labels = right.get_legend_handles_labels()
-    once = dict(zip([*labels, *more_labels], [*handles, *more], strict=True))
-    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=3)
+    shared_legend(figure, (left, right), 3)
     figure.suptitle("Speedup and efficiency against one device, with 95% intervals", x=0.01, ha="left", fontsize=11)
     return figure
 
@@ -69,14 +65,16 @@ def _style(series: ScalingSeries) -> dict[str, Any]:
     return {"color": COLOURS[series.strategy], "linestyle": "-" if series.scaling == "weak" else "--"}
 
 
-def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool) -> None:
-    """Points connected from one device on; whiskers are intervals."""
-    devices = np.array([1, *(point.devices for point in series.points)], dtype=float)
-    estimates = [point.speedup for point in series.points]
+def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool, from_one: bool = True) -> None:
+    """Speedups, or `by_devices` efficiencies in percent, with intervals as whiskers; connected from one device on."""
+    points = [(1, Estimate(1.0, None, None, 0))] * from_one + [
+        (point.devices, point.speedup) for point in series.points
+    ]
+    devices, estimates = np.array([count for count, _ in points], dtype=float), [one for _, one in points]
     scale = 100 / devices if by_devices else np.ones(len(devices))
-    values = np.array([1.0, *(one.value or np.nan for one in estimates)])
-    below = [0.0, *(max(0.0, (one.value or 0.0) - one.low) if one.low is not None else 0.0 for one in estimates)]
-    above = [0.0, *(max(0.0, one.high - (one.value or 0.0)) if one.high is not None else 0.0 for one in estimates)]
+    values = np.array([one.value or np.nan for one in estimates])
+    below = [max(0.0, (one.value or 0.0) - one.low) if one.low is not None else 0.0 for one in estimates]
+    above = [max(0.0, one.high - (one.value or 0.0)) if one.high is not None else 0.0 for one in estimates]
     axes.errorbar(
         devices,
         values * scale,
@@ -135,13 +133,8 @@ def _law(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
         axes.fill_between(counts, low, high, color=COLOURS[series.strategy], alpha=0.15, linewidth=0)
 
 
-def study(run: RunData, comparison: Comparison) -> Figure | None:
-    """The three panels of a run and the trainings in its folder."""
-    return draw_study(comparison)
-
-
 def draw_study(comparison: Comparison) -> Figure | None:
-    """The three panels; None without speedups or without trainings."""
+    """The three panels of a run and the trainings in its folder; None without speedups or without trainings."""
     accuracies = _accuracies(comparison)
     if not comparison.scaling or not accuracies:
         return None
@@ -150,8 +143,8 @@ def draw_study(comparison: Comparison) -> Figure | None:
     left.plot(counts, counts, color="black", linestyle=":", label="ideal")
     for index, series in enumerate(comparison.scaling):
         marker = MARKERS[index % len(MARKERS)]
-        _with_intervals(left, series, marker, 1.0)
-        _with_intervals(middle, series, marker, 100.0)
+        for axes in (left, middle):
+            _measured(axes, series, marker, by_devices=axes is middle, from_one=False)
         _amdahl(left, series)
     if comparison.target_efficiency is not None:
         target = 100 * comparison.target_efficiency
@@ -162,38 +155,8 @@ def draw_study(comparison: Comparison) -> Figure | None:
         axes.set_xticks(counts)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
-    labelled = {
-        label: handle
-        for axes in (left, middle)
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(list(labelled.values()), list(labelled), loc="outside lower center", ncols=4)
+    shared_legend(figure, (left, middle), 4)
     return figure
-
-
-def _with_intervals(axes: Axes, series: ScalingSeries, marker: str, percent: float) -> None:
-    """Speedups (`percent` 1), or efficiencies in percent (100), with their 95% intervals."""
-    points = series.points
-    estimates = [point.speedup if percent == 1 else point.efficiency for point in points]
-    values = np.array([one.value or np.nan for one in estimates]) * percent
-    ends = [
-        [
-            abs(value - end * percent) if end is not None else 0.0
-            for value, end in zip(values, (getattr(one, side) for one in estimates), strict=True)
-        ]
-        for side in ("low", "high")
-    ]
-    line = "-" if series.scaling == "weak" else "--"
-    axes.errorbar(
-        [point.devices for point in points],
-        values,
-        yerr=ends,
-        marker=marker,
-        linestyle=line,
-        capsize=2,
-        color=COLOURS[series.strategy],
-        label=series.label if percent == 1 else None,
-    )
 
 
 def _amdahl(axes: Axes, series: ScalingSeries) -> None:
@@ -269,9 +232,7 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
         axes.set_xlabel("batch per device")
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
-    handles, labels = left.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=3)
+    shared_legend(figure, [left], 3)
     figure.suptitle("Step time and throughput by batch, with 95% intervals", x=0.01, ha="left", fontsize=11)
     return figure
 

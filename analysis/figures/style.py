@@ -1,5 +1,6 @@
 """The style and colours of all figures, and helpers that several of them share."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dpscope.profiling.records.strategies import STRATEGIES
@@ -32,6 +33,14 @@ def new_figure(
 
     figure = Figure(figsize=(width, 1.5 + row_height * rows), layout="constrained")
     return figure, [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
+
+
+def shared_legend(figure: "Figure", axes: "Iterable[Axes]", columns: int) -> None:
+    """One legend below a figure, with each label of these axes once."""
+    once: dict[str, Any] = {}
+    for one in axes:
+        once |= dict(zip(*reversed(one.get_legend_handles_labels()), strict=True))
+    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=columns)
 
 
 def literal(text: str) -> str:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dpscope.analysis.figures.style import COLOURS, STYLE
+from dpscope.analysis.figures.style import COLOURS, STYLE, shared_legend
 from dpscope.analysis.training.data import Epoch, TrainedCell, Training, TrainingData
 
 TRAINING_CAPTIONS = {
@@ -68,8 +68,7 @@ def _curves(data: TrainingData, panels: Sequence[_Panel], title: str) -> Figure:
             left.set_yscale("log")
     left.set_xlabel("epochs trained")
     right.set_xlabel("training time [s], evaluation apart")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    shared_legend(figure, [left], 3)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     return figure
 

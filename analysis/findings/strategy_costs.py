@@ -31,21 +31,19 @@ def cost_sentence(cost: StrategyCost) -> str:
     name, other = traits_of(cost.strategy).label, "the unwrapped model" if cost.alone else "DDP"
     ratio, low, high = cost.ratio.value, cost.ratio.low, cost.ratio.high
     assert ratio is not None
-    shown = verdict(cost.ratio)
+    shown, steps = verdict(cost.ratio), counted(cost.ratio.count, "step")
     before = ", before anything is communicated" if cost.alone else ""
     if low is None or high is None:
         slower = "slower" if ratio >= 1 else "faster"
         text = (
             f"{name} looks {_percent(ratio)} {slower} per step than {other}{before}, but {missing_evidence(cost.ratio)}"
         )
-    elif shown == "above":
-        interval = f"95% interval {_percent(low)} to {_percent(high)}, {counted(cost.ratio.count, 'step')}"
-        text = f"{name} takes {_percent(ratio)} more time per step than {other}{before} ({interval})"
-    elif shown == "below":
-        interval = f"95% interval {_percent(high)} to {_percent(low)}, {counted(cost.ratio.count, 'step')}"
-        text = f"{name} takes {_percent(ratio)} less time per step than {other}{before} ({interval})"
+    elif shown in ("above", "below"):
+        more, least, most = ("more", low, high) if shown == "above" else ("less", high, low)
+        interval = f"95% interval {_percent(least)} to {_percent(most)}, {steps}"
+        text = f"{name} takes {_percent(ratio)} {more} time per step than {other}{before} ({interval})"
     else:
-        interval = f"ratio {ratio:.2f}, 95% interval {low:.2f} to {high:.2f}, {counted(cost.ratio.count, 'step')}"
+        interval = f"ratio {ratio:.2f}, 95% interval {low:.2f} to {high:.2f}, {steps}"
         text = f"the difference in step time between {name} and {other} is not significant{before} ({interval})"
     return text + ("" if cost.alone else _saving(cost))
 
@@ -98,23 +96,35 @@ _NAMES = dict(zip(GAP_PARTS, ("exposed communication", "host copies", "compute",
 
 def gap_finding(gap: StrategyGap) -> Finding:
     """The ratio of their step times; both must be measured."""
-    ratio, low, high = gap.ratio.value, gap.ratio.low, gap.ratio.high
-    assert ratio is not None
+    ratio = gap.ratio
+    assert ratio.value is not None
     where = f"{counted(gap.devices, 'device')}, batch {gap.batch_size} per device"
-    shown, count = verdict(gap.ratio), gap.ratio.count
-    if low is None or high is None:
-        looks = f"{gap.dp_label} looks {ratio:.2f}x slower" if ratio >= 1 else f"DDP looks {1 / ratio:.2f}x slower"
-        return RunCode.STRATEGIES_NOT_COMPARED.finding(f"{where}: {looks}, but {missing_evidence(gap.ratio)}")
-    interval = f"95% interval {low:.2f} to {high:.2f}, {counted(count, 'step')}"
-    if shown == "above":
-        text = f"DDP's step is {ratio:.2f}x as fast as {gap.dp_label}'s"
-    elif shown == "below":
-        text = f"{gap.dp_label}'s step is {1 / ratio:.2f}x as fast as DDP's"
-        interval = f"95% interval {1 / high:.2f} to {1 / low:.2f}, {counted(count, 'step')}"
+    if ratio.low is None or ratio.high is None:
+        slower, times = (gap.dp_label, ratio.value) if ratio.value >= 1 else ("DDP", 1 / ratio.value)
+        looks = f"{slower} looks {times:.2f}x slower"
+        return RunCode.STRATEGIES_NOT_COMPARED.finding(f"{where}: {looks}, but {missing_evidence(ratio)}")
+    known = f"ratio {ratio.value:.2f}, "
+    if (faster := _faster(gap)) is not None:
+        text, ratio, known = *faster, ""
     else:
         text = f"the difference between {gap.dp_label} and DDP is not significant"
-        interval = f"ratio {ratio:.2f}, {interval}"
+    interval = f"{known}{_bounds(ratio)}, {counted(ratio.count, 'step')}"
     return RunCode.STRATEGY_GAP.finding(f"{where}: {text} ({interval})", _advice(gap))
+
+
+def _faster(gap: StrategyGap) -> tuple[str, Estimate] | None:
+    """Which of DP and DDP is significantly faster, with that ratio; None if neither is."""
+    ratio = gap.ratio
+    shown = verdict(ratio)
+    if shown == "above":
+        return f"DDP's step is {ratio.value:.2f}x as fast as {gap.dp_label}'s", ratio
+    if shown != "below":
+        return None
+    assert ratio.value
+    assert ratio.low
+    assert ratio.high
+    inverse = Estimate(1 / ratio.value, 1 / ratio.high, 1 / ratio.low, ratio.count)
+    return f"{gap.dp_label}'s step is {inverse.value:.2f}x as fast as DDP's", inverse
 
 
 def _advice(gap: StrategyGap) -> str:
@@ -138,22 +148,13 @@ def gap_sentence(gap: StrategyGap) -> str:
     ratio, dp = gap.ratio, gap.dp_label
     if ratio.value is None:
         return ""
-    shown = verdict(ratio)
-    if shown == "above":
-        return f"DDP's step is {ratio.value:.2f}x as fast as {dp}'s{in_brackets(ratio)}."
-    if shown == "below":
-        return f"{dp}'s step is {1 / ratio.value:.2f}x as fast as DDP's{in_brackets(_inverse(ratio))}."
+    if (faster := _faster(gap)) is not None:
+        text, faster_by = faster
+        return f"{text}{in_brackets(faster_by)}."
     if ratio.low is None:
         more = f"--steps {FEWEST_SAMPLES} or more" if ratio.count < FEWEST_SAMPLES else "--repeats 3"
         return f"DDP's step looks {ratio.value:.2f}x as fast as {dp}'s, but {missing_evidence(ratio)}: use {more}."
     return f"DDP against {dp}: not significant (step ratio {ratio.value:.2f}, {_bounds(ratio)})."
-
-
-def _inverse(ratio: Estimate) -> Estimate:
-    assert ratio.value
-    assert ratio.low
-    assert ratio.high
-    return Estimate(1 / ratio.value, 1 / ratio.high, 1 / ratio.low, ratio.count)
 
 
 def in_brackets(estimate: Estimate) -> str:

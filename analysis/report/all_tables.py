@@ -35,6 +35,11 @@ _SOURCES = {
 _COMPARED = (
     "transfer: of the collectives that have one (rooted broadcasts and reduces have none); for DP all communication"
 )
+_ORDER = (
+    "time", "gap", "costs", "memory", "scaling", "laws", "breakdown", "contention", "device_use", "device_points", "phases",
+    "traffic", "dp_phases", "ranks", "waits", "estimates", "identity", "reasons", "epoch", "predictions", "collectives",
+    "bandwidth", "utilisation", "projection", "learning", *TRAINING_TABLES, "checks",
+)  # fmt: skip
 _MAIN = (
     "time", "gap", "costs", "memory", "scaling", "breakdown", "device_use", "device_points", "traffic", "estimates",
     "identity", "predictions", "collectives", "nccl_choices", "nccl_job", "nccl_peers", "learning", *TRAINING_TABLES,
@@ -48,15 +53,14 @@ def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> di
     Tables without values are omitted.
     """
     known = [data for data in run.measured if data.communication_known]
-    views: dict[str, TextTable | None] = {**views_by_name(comparison)}
-    tables = {
-        "time": views.get("time"),
+    views = views_by_name(comparison)
+    tables: dict[str, TextTable | None] = {
+        **views,
         "gap": gap_table(comparison),
         "costs": cost_table(comparison.costs),
         "memory": memory if (memory := views.get("memory")) and len(memory.headings) > 2 else None,  # more than steps
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
-        "breakdown": views.get("breakdown"),
         "contention": contention_table(
             {
                 name: (row.contentions, row.ledger.hidden_us)
@@ -64,29 +68,19 @@ def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> di
                 if row.contentions is not None and row.ledger is not None
             }
         ),
-        "device_use": views.get("device_use"),
-        "device_points": views.get("device_points"),
-        "phases": views.get("phases"),
-        "traffic": views.get("traffic"),
         "dp_phases": run_phases({data.cell.name: data.dp_phases for data in known}),
         "ranks": rank_table(known),
         "waits": run_waits(known),
-        "estimates": views.get("estimates"),
         "identity": identity_table(comparison),
         "reasons": error_table(comparison),
-        "epoch": views.get("epoch"),
         "predictions": _with_sources(views.get("predictions"), comparison, run),
         "collectives": collective_table(
             comparison, lambda one: nccl.choice(one.ranks, run.cells[one.cell].nodes, one.kind, one.size_bytes)
         ),
-        "bandwidth": views.get("bandwidth"),
-        "utilisation": views.get("utilisation"),
         "projection": projection_table(run),
-        "learning": views.get("learning"),
         **(training_tables(run.training) if run.training else {}),
-        "checks": views.get("checks"),
     }
-    return {name: table for name, table in tables.items() if table is not None and table.rows}
+    return {name: table for name in _ORDER if (table := tables.get(name)) is not None and table.rows}
 
 
 def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData) -> TextTable | None:

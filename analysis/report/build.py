@@ -31,7 +31,7 @@ from dpscope.analysis.report.stamp import PrintedReport, formats_there, replace_
 from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable, render, render_findings
-from dpscope.analysis.training.tables import training_tables
+from dpscope.analysis.training.tables import TRAINING_TABLES
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
@@ -113,6 +113,8 @@ def make_report(
     nccl = run_chapter(run, sources, nccl_logs)
     findings = (*conclusions(run, comparison), *nccl.findings)
     what_if = _what_if(run)
+    tables = {**report_tables(run, comparison, nccl), **nccl.tables(), **(what_if.tables if what_if else {})}
+    untrained = (reason for name in TRAINING_TABLES if name in tables for reason in tables[name].missing)
     return Report(
         run=run,
         comparison=comparison,
@@ -121,9 +123,9 @@ def make_report(
         setting=setting_of(run),
         verdict=run_verdict(run, comparison),
         first=first_tables(comparison),
-        tables={**report_tables(run, comparison, nccl), **nccl.tables(), **(what_if.tables if what_if else {})},
+        tables=tables,
         formulas=formula_table(run, comparison, sources),
-        missing=(*missing_reasons(comparison), *_untrained(run)),
+        missing=(*missing_reasons(comparison), *untrained),
         what_if=what_if,
         nccl=nccl,
     )
@@ -136,12 +138,6 @@ def _what_if(run: RunData) -> "WhatIfChapter | None":
     from dpscope.analysis.what_if.answers.written import chapter_of
 
     return chapter_of(run)
-
-
-def _untrained(run: RunData) -> list[str]:
-    """Why values in the tables of trainings are missing."""
-    shown = training_tables(run.training).values() if run.training else ()
-    return [reason for table in shown for reason in table.missing]
 
 
 def write_report(

@@ -164,9 +164,7 @@ _BY_COLUMN = frozenset({"bandwidth", "device"})  # groups of which single column
 def first_tables(comparison: Comparison) -> dict[str, TextTable]:
     """The first two tables by name: the parts of each measured cell's step, and the shortcuts on several devices."""
     shown = replace(comparison, rows={row.cell: row for row in summarised(comparison)})
-    tables = {
-        view.name: _view(shown, view, [BY_NAME[name] for name in view.columns]) for view in first_views(comparison)
-    }
+    tables = {view.name: _view(shown, view) for view in first_views(comparison)}
     return {name: table for name, table in tables.items() if table.rows}
 
 
@@ -213,10 +211,8 @@ def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
 
 
 def _named_view(comparison: Comparison, view: View) -> TextTable:
-    table = _view(comparison, view, [BY_NAME[name] for name in view.columns])
-    if view.empty:
-        empty = _missing_notes(comparison.rows.values(), view.empty)
-        table = replace(table, missing=(*table.missing, *empty))
+    table = _view(comparison, view)
+    table = replace(table, missing=(*table.missing, *_missing_notes(comparison.rows.values(), view.empty)))
     notes = {"traffic": _traffic_notes, "estimates": _ring_notes, "device_use": _peak_notes}.get(view.name)
     return replace(table, notes=tuple(notes(comparison))) if notes is not None else table
 
@@ -259,9 +255,11 @@ def shown_views(comparison: Comparison) -> list[View]:
             continue
         optional = {name for name in view.columns if BY_NAME[name].group in _OPTIONAL}
         lacking = {name for name in optional if not comparison.has(name)}
+        if optional and lacking == optional:
+            continue
         if comparison.of_traces:
-            kept += [_without_missing(view, comparison)] if not optional or len(lacking) < len(optional) else []
-        elif not optional or len(lacking) < len(optional):
+            kept.append(_without_missing(view, comparison))
+        else:
             dropped = {name for name in lacking if BY_NAME[name].group in _BY_COLUMN}
             kept.append(replace(view, columns=tuple(name for name in view.columns if name not in dropped)))
     return [_without_empty(view, comparison) if view.name == "memory" else view for view in kept]
@@ -285,8 +283,9 @@ def _without_missing(view: View, comparison: Comparison) -> View:
     return replace(view, columns=tuple(name for name in view.columns if comparison.has(name)))
 
 
-def _view(comparison: Comparison, view: View, columns: list[Column]) -> TextTable:
+def _view(comparison: Comparison, view: View) -> TextTable:
     """A view as a table; its times share one unit."""
+    columns = [BY_NAME[name] for name in view.columns]
     shown = [row for row in comparison.rows.values() if row.devices > 1 or not view.several_only]
     units = {column.name: _unit(shown, column, columns) for column in columns}
     common = next((unit.label for name, unit in units.items() if BY_NAME[name].quantity == "time"), "")
@@ -296,7 +295,7 @@ def _view(comparison: Comparison, view: View, columns: list[Column]) -> TextTabl
         title=view.title.format(unit=common),
         headings=tuple(_heading(view, column, units[column.name], titled) for column in columns),
         rows=rows,
-        missing=tuple(_missing_notes(shown, [column.name for column in columns])),
+        missing=tuple(_missing_notes(shown, view.columns)),
     )
 
 

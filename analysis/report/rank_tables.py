@@ -107,26 +107,21 @@ def run_waits(cells: Sequence["CellData"]) -> TextTable | None:
 
 def rank_table(cells: Sequence["CellData"]) -> TextTable | None:
     """Means of whole traced steps by rank and device, for cells with several; the parts of a row add up to its step."""
-    rows: list[tuple[str, ...]] = []
     tables = {data.cell.name: _rank_means(as_table(data.whole_windows)) for data in cells}
     tables = {cell: means for cell, means in tables.items() if len(means) > 1}
     if not tables:
         return None
     unit = choose_unit("time", [value for means in tables.values() for value in means["step_us"].tolist()])
-    for cell, means in tables.items():
-        for record in means.records():
-            place = (text(record[name]) for name in ("rank", "device"))
-            rows.append((cell, *place, *(show(record[name], unit) for name in RANK_PARTS)))
+    rows = tuple(
+        (cell, text(record["rank"]), text(record["device"]), *(show(record[name], unit) for name in RANK_PARTS))
+        for cell, means in tables.items()
+        for record in means.records()[:_MOST_RANKS]
+    )
     left = sum(max(0, len(means) - _MOST_RANKS) for means in tables.values())
     headings = ("cell", "rank", "device", *(f"{heading} [{unit.label}]" for heading in RANK_PARTS.values()))
     notes = (f"and {counted(left, 'rank')} more: analyze --format json shows all",) if left else ()
-    kept = [row for cell in tables for row in [row for row in rows if row[0] == cell][:_MOST_RANKS]]
-    return TextTable(
-        "Where each rank's step goes: traced step = compute + wait + transfer + other + idle",
-        headings,
-        tuple(kept),
-        notes,
-    )
+    title = "Where each rank's step goes: traced step = compute + wait + transfer + other + idle"
+    return TextTable(title, headings, rows, notes)
 
 
 def _rank_means(windows: Table) -> Table:
@@ -161,13 +156,12 @@ def contention_table(cells: Mapping[str, tuple[Contentions, float | None]]) -> T
 
     `cells` maps names to contention and hidden communication in microseconds per step.
     """
-    found = []
-    for cell, (one, hidden_us) in cells.items():
-        if one.every is None or hidden_us is None:
-            continue
-        for each in (one.every, *one.by_operator[:_MOST_OPERATORS]):
-            overlapped_us = hidden_us * each.overlapped_us / one.every.overlapped_us
-            found.append((cell, each, overlapped_us))
+    found = [
+        (cell, each, hidden_us * each.overlapped_us / one.every.overlapped_us)
+        for cell, (one, hidden_us) in cells.items()
+        if one.every is not None and hidden_us is not None
+        for each in (one.every, *one.by_operator[:_MOST_OPERATORS])
+    ]
     if not found:
         return None
     unit = choose_unit("time", [overlapped_us for _, _, overlapped_us in found])
