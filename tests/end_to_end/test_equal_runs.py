@@ -1,4 +1,4 @@
-"""`dpscope equal` with real torchrun jobs: strategies that learn the same, and planted mistakes named where they matter."""
+"""`dpscope equal` with real jobs: strategies that learn the same, and planted mistakes named where they matter."""
 
 import io
 import os
@@ -54,7 +54,8 @@ def command(out: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     out = tmp_path_factory.mktemp("equal") / "run"
-    return Sound(out, command(out, "--model", "planted_mistakes:none", "--batch-size", "8", "--steps", str(STEPS)))
+    with light_jobs():
+        return Sound(out, command(out, "--model", "planted_mistakes:none", "--batch-size", "8", "--steps", str(STEPS)))
 
 
 def report_with(mistake: str, cell: str, sound: Sound, out: Path) -> dict[str, str]:

@@ -34,6 +34,7 @@ from tests.gpu import ranks, support
 from tests.gpu.conftest import ONE_GPU_S, SEVERAL_S, pytest_runtest_logreport
 from tests.helpers import gpu_checks
 from tests.helpers.gpu_bench import CALIBRATION, LATE_RANK, RUNS, Bench, late_ranks
+from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import DATA, ROOT
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -328,7 +329,8 @@ def job(folder: Path, what: str) -> tuple[int, JobFolder]:
     folder.mkdir()
     own = JobFolder(folder)
     command = [*torchrun_prefix(2, own), "-m", "tests.gpu.ranks", str(folder), what, "cpu", str(1 << 20)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False).returncode, own
+    with light_jobs():
+        return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False).returncode, own
 
 
 def test_jobs_of_two_processes(tmp_path: Path) -> None:
@@ -350,5 +352,6 @@ def test_the_plain_script(tmp_path: Path) -> None:
 
 
 def test_a_late_rank_is_named_on_the_cpu(tmp_path: Path) -> None:
-    named = late_ranks(Bench(tmp_path, 0, kind="cpu"), "--model", "tests.gpu.models:late_tiny", "--batch-size", "4")
+    with light_jobs():
+        named = late_ranks(Bench(tmp_path, 0, kind="cpu"), "--model", "tests.gpu.models:late_tiny", "--batch-size", "4")
     assert any("rank 1" in message for message in named), named

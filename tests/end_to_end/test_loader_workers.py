@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -11,7 +10,9 @@ import msgspec
 import pytest
 
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE
-from dpscope.launch.jobs.torchrun import processes_with
+from dpscope.launch.jobs.torchrun import processes_with, torchrun_prefix
+from dpscope.profiling.store.folders import JobFolder
+from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import wait_until
 
@@ -22,7 +23,7 @@ LONGEST_END_S = 10.0
 def test_a_cell_with_loader_workers_ends_with_all_its_processes(tmp_path: Path, strategy: str, data: str) -> None:
     processes = 2 if strategy == "ddp" else 1
     token = uuid.uuid4().hex
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    torchrun = torchrun_prefix(processes, JobFolder(tmp_path))
     worker = [
         "-m",
         "dpscope.launch.worker",
@@ -36,14 +37,15 @@ def test_a_cell_with_loader_workers_ends_with_all_its_processes(tmp_path: Path, 
     worker += ["--model", "tiny_models:tiny" if data == "fake" else "resnet8_cifar", "--data", data]
     worker += ["--workers", "2", "--steps", "4", "--traced-steps", "2"]
     worker += ["--samples", "96"] if data == "fake" else []
-    job = subprocess.Popen(
-        [*torchrun, *worker],
-        cwd=USER_MODELS,
-        env={**os.environ, "OMP_NUM_THREADS": "1", JOB_TOKEN_VARIABLE: token},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    with light_jobs():
+        job = subprocess.Popen(
+            [*torchrun, *worker],
+            cwd=USER_MODELS,
+            env={**os.environ, "OMP_NUM_THREADS": "1", JOB_TOKEN_VARIABLE: token},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     try:
         wait_until(lambda: any(tmp_path.glob("run/cells/*/repeat0/result.json")) or job.poll() is not None, 120)
         written_s = time.monotonic()

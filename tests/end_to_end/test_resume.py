@@ -27,6 +27,7 @@ from dpscope.launch.training.train import run_training
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
+from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import processes_of, wait_until
 
@@ -75,7 +76,7 @@ def train_here(out: Path, resume_from: str | None = None, **flags: object) -> Tr
 
 
 def train(out: Path, model: str, **flags: object) -> None:
-    """Train under DDP on three processes that torchrun starts."""
+    """Train under DDP on three processes."""
     config = load_train_config(
         None, {**SETTINGS, "strategy": "ddp", "devices": 3, "model": f"resumed_models:{model}", "timeout": 200, **flags}
     )
@@ -155,7 +156,8 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy
 def test_ddp_stopped_and_killed_ends_as_one_that_ran_straight_through(tmp_path: Path) -> None:
     straight, killed = (tmp_path / name for name in ("straight", "killed"))
     train(killed, "stopped_and_killed", max_restarts=2, checkpoint_steps=7)
-    train(straight, "stopped_and_killed")  # the markers prevent a second time
+    with light_jobs():
+        train(straight, "stopped_and_killed")  # the markers prevent a second time
     assert {path.name for path in tmp_path.glob("marker-*")} == {"marker-SIGTERM", "marker-SIGKILL"}
     log = next((killed / "training").glob("*/seed0/log.txt")).read_text()
     assert "exitcode: 143" in log  # of all ranks: they agreed

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import half_written, in_pass, parent_of, processes_of, start_sweep, torchruns_of, wait_until
 
@@ -41,7 +42,8 @@ def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Pat
             assert result is not None
             assert result.status == "crashed"
             assert "killed by signal 9 (SIGKILL" in result.message
-    assert start_sweep(out, **flags).wait(timeout=120) == 0
+    with light_jobs():
+        assert start_sweep(out, **flags).wait(timeout=120) == 0
     assert half_written(out) == []
     assert len(RunFolder(out).done_repeats(RunFolder(out).manifest().plan[0].cell)) == 1
 
@@ -58,7 +60,8 @@ def test_a_sweep_killed_as_its_worker_starts_leaves_nothing(tmp_path: Path) -> N
         running.kill()
         running.wait()
         wait_until(lambda out=out: processes_of(out) == [], timeout_s=3)  # type: ignore[misc]
-    assert start_sweep(out, **flags).wait(timeout=120) == 0
+    with light_jobs():
+        assert start_sweep(out, **flags).wait(timeout=120) == 0
     assert half_written(out) == []
 
 

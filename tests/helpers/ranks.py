@@ -1,15 +1,17 @@
 """Ranks of one job started as torchrun would start them, without torchrun, which takes seconds more."""
 
 import contextlib
+import json
 import os
 import random
 import socket
 import subprocess
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+import tempfile
 from pathlib import Path
 
-_LONGEST_S = 240  # of a job's first rank, and of the others after it
-_AFTER_FAILURE_S = 30  # for ranks that wait for one that has failed
+from tests.helpers.paths import ROOT
+
+_LONGEST_S = 240
 
 
 def free_port() -> int:
@@ -38,31 +40,18 @@ def run_ranks(command: list[str], count: int, cwd: Path | None = None) -> None:
 
 
 def ended_ranks(command: list[str], count: int, cwd: Path | None = None) -> list[tuple[int, str, str]]:
-    """Exit status, output and errors of each rank."""
+    """Exit status, output and errors of each rank of a Python command; torch is imported once for all of them."""
     size = str(count)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    ranks = [
-        subprocess.Popen(
-            command,
+    python, *program = command
+    with tempfile.TemporaryDirectory() as folder:
+        ended = subprocess.run(
+            [python, "-u", str(ROOT / "tests" / "helpers" / "forked_ranks.py"), folder, size, *program],
             cwd=cwd,
-            env={
-                **os.environ,
-                **place,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "GROUP_RANK": "0",
-                "OMP_NUM_THREADS": "1",
-            },
+            env={**os.environ, **place, "GROUP_RANK": "0", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            timeout=_LONGEST_S,
+            check=True,
         )
-        for rank in range(count)
-    ]
-    with ThreadPoolExecutor(count) as waiting:
-        texts = [waiting.submit(process.communicate) for process in ranks]
-        wait(texts, _LONGEST_S, FIRST_COMPLETED)
-        wait(texts, _LONGEST_S if all(process.returncode in (None, 0) for process in ranks) else _AFTER_FAILURE_S)
-        for process in ranks:
-            process.kill()  # nothing where it has ended
-    return [(process.returncode, *text.result()) for process, text in zip(ranks, texts, strict=True)]
+        texts = [[Path(folder, f"{rank}.{end}").read_text() for end in ("out", "err")] for rank in range(count)]
+    return [(status, output, errors) for status, (output, errors) in zip(json.loads(ended.stdout), texts, strict=True)]

@@ -3,7 +3,7 @@
 Each of these processes lives for seconds and imports torch, whose 300,000 objects live as long as it does. At Python's own
 thresholds the garbage collector visits them dozens of times during the import and again at exit.
 
-Within `light_jobs` (tests/helpers/light_torchrun.py) torchrun becomes a process that imports no torch.
+Within `light_jobs` torchrun becomes tests/helpers/light_torchrun.py.
 """
 
 import atexit
