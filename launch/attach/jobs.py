@@ -14,7 +14,7 @@ from types import FrameType
 
 import msgspec
 
-from dpscope.launch.jobs.devices import Devices
+from dpscope.launch.jobs.devices import Devices, doubling
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, dying_with_process
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.launch.jobs.torchrun import end_processes
@@ -45,8 +45,7 @@ def check_counts(counts: Sequence[int], devices: Devices) -> None:
 
 def default_counts(devices: Devices) -> tuple[int, ...]:
     """1, 2, 4, ... and all devices; on the CPU two at most."""
-    most = min(2, usable_cores()) if devices.count is None else devices.count
-    return tuple(sorted({2**exponent for exponent in range(most.bit_length())} | {most}))
+    return doubling(min(2, usable_cores()) if devices.count is None else devices.count)
 
 
 def attach_command(count: int, out: Path, options: Sequence[str], script: Sequence[str]) -> list[str]:

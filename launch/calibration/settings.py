@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from dpscope.launch.jobs.devices import Devices, resolve_devices
+from dpscope.launch.jobs.devices import Devices, doubling, resolve_devices
 from dpscope.profiling.records.calibration import MEASURED_COLLECTIVES, CalibrationSettings, Collective
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import Layout, parse_layout
@@ -106,9 +106,7 @@ def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tupl
             )
     if text is None:
         most = present.count or 2
-        return tuple(one for one in _doubling(most) if one > 1), tuple(
-            Layout(one, most) for one in _doubling(nodes)[1:]
-        )
+        return tuple(one for one in doubling(most) if one > 1), tuple(Layout(one, most) for one in doubling(nodes)[1:])
     parts = [part.strip() for part in text.split(",")]
     try:
         layouts = tuple(sorted({parse_layout(part) for part in parts if "x" in part}))
@@ -141,8 +139,3 @@ def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tupl
         f"--devices {text} spans {spanned}; add a count over all {nodes}, such as {nodes}x1",
     )
     return counts, layouts
-
-
-def _doubling(most: int) -> list[int]:
-    """1, 2, 4, ... and the most."""
-    return sorted({2**step for step in range(most.bit_length())} | {most})

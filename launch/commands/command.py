@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, get_type_hints
 
 import msgspec
 import typer
@@ -36,6 +36,8 @@ from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from dpscope.launch.jobs.job_queue import Outcome
 
 OptionValues = Mapping[str, Any]
 
@@ -239,19 +241,7 @@ def by_device(values: Mapping[Any, Any]) -> str:
     return f"{value_text(values['cuda'])}; {value_text(values['cpu'])} on the CPU"
 
 
-class EndedJobs(Protocol):
-    """How the jobs of a command ended."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether every job that was started has its result."""
-
-    @property
-    def exit_status(self) -> int:
-        """0 if so, 128 + N when signal N stopped it, else 1."""
-
-
-def exit_after(outcome: EndedJobs, show: Callable[[], bool], console: "Console") -> NoReturn:
+def exit_after(outcome: "Outcome[Any, Any]", show: Callable[[], bool], console: "Console") -> NoReturn:
     """Show what was measured and end the command; `show` returns whether the numbers can be relied on.
 
     A report that cannot be made is an error by itself only where every job ended well; otherwise the failed jobs are its cause.

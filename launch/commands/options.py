@@ -1,10 +1,10 @@
 """Options that several commands of `dpscope` share, the situations in which they have no effect, and how they are read."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from dpscope.analysis.traces.reading.chunks import ReadLimits
     from dpscope.profiling.machine.gpu_speed import StatedFlops
     from dpscope.profiling.records.links import LinkRate
+
+_Stated = TypeVar("_Stated")
 
 DEFAULT_OUT = Path("runs/default")
 DEFAULT_DEVICES = "all GPUs in powers of two; 1,2 on the CPU"
@@ -143,26 +145,23 @@ def trainings_alone(values: Mapping[str, Any]) -> bool:
 
 def read_link(text: str | None) -> "LinkRate | None":
     """The link that --link states; raises DpscopeError for a text that states none."""
-    if text is None:
-        return None
     from dpscope.profiling.machine.link_specifications import parse_link
 
-    try:
-        return parse_link(text)
-    except ValueError as error:
-        raise DpscopeError(f"--link {error}") from error
+    return _read("--link", text, parse_link)
 
 
 def read_flops(text: str | None) -> "StatedFlops | None":
     """What --flops states; raises DpscopeError for a text that is no count."""
-    if text is None:
-        return None
     from dpscope.profiling.machine.gpu_speed import parse_flops
 
+    return _read("--flops", text, parse_flops)
+
+
+def _read(option: str, text: str | None, parse: Callable[[str], _Stated]) -> _Stated | None:
     try:
-        return parse_flops(text)
+        return None if text is None else parse(text)
     except ValueError as error:
-        raise DpscopeError(f"--flops {error}") from error
+        raise DpscopeError(f"{option} {error}") from error
 
 
 def check_targets(target_efficiency: float | None = None, target_accuracy: float | None = None) -> None:
@@ -192,12 +191,7 @@ def check_seconds(option: str, seconds: float | None) -> None:
 
 def read_size(option: str, text: str | None, unit_bytes: int = 1) -> float | None:
     """The bytes of a size such as ``4096``, ``4 MB`` or ``4MiB``; raises DpscopeError for a text that states none."""
-    if text is None:
-        return None
-    try:
-        return parse_size(text, unit_bytes)
-    except ValueError as error:
-        raise DpscopeError(f"{option} {error}") from error
+    return _read(option, text, lambda stated: parse_size(stated, unit_bytes))
 
 
 def read_limits(max_bytes: str | None, max_events: int | None) -> "ReadLimits":

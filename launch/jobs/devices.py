@@ -96,6 +96,15 @@ def _fix_for_nvidia(present: PresentGpus, built_for: str | None) -> str:
     return f"install a driver new enough for CUDA {built_for}, or a torch built for an older CUDA"
 
 
+def doubling(most: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and the most.
+
+    >>> doubling(6), doubling(1)
+    ((1, 2, 4, 6), (1,))
+    """
+    return tuple(sorted({1 << step for step in range(most.bit_length())} | {most}))
+
+
 def unknown_visible_device(count: int) -> str | None:
     """The first entry of CUDA_VISIBLE_DEVICES that CUDA does not accept; None if it accepts all of them.
 

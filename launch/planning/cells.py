@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from dpscope.launch.jobs.devices import Devices, DeviceType, resolve_devices
+from dpscope.launch.jobs.devices import Devices, DeviceType, doubling, resolve_devices
 from dpscope.launch.planning.run_config import check_idle, flag_name, raising_user_errors
 from dpscope.launch.planning.variants import (
     alone_options,
@@ -109,8 +109,9 @@ def resolved_matrix(
         )
     counts, layouts = matrix.devices, matrix.layouts
     if counts is None:
-        counts = _default_device_counts(devices)
-        layouts = _default_layouts(max(counts), nodes) if spans_nodes(matrix.strategies) else ()
+        counts = (1, 2) if devices.count is None else doubling(devices.count)
+        whole_nodes = tuple(str(Layout(count, max(counts))) for count in doubling(nodes)[1:])
+        layouts = whole_nodes if spans_nodes(matrix.strategies) else ()
     _check_layouts(counts, layouts, matrix.strategies, nodes)
     if on_this_host is None:
         _check_device_count("--devices", max((*counts, *(parse_layout(one).per_node for one in layouts))), devices)
@@ -136,19 +137,6 @@ def check_idle_options(config: RunConfig, flags: Collection[str], nodes: int = 1
     }
     if config.matrix.devices is None and given:
         check_idle(resolve(config, resolve_devices(config.workload.device), nodes=nodes), given)
-
-
-def _default_device_counts(devices: Devices) -> tuple[int, ...]:
-    if devices.count is None:
-        return (1, 2)
-    powers = [2**exponent for exponent in range(devices.count.bit_length())]
-    return tuple(sorted({count for count in powers if count <= devices.count} | {devices.count}))
-
-
-def _default_layouts(per_node: int, nodes: int) -> tuple[str, ...]:
-    """Whole nodes: 2, 4, 8, ... and all of them."""
-    doubling = [2**exponent for exponent in range(1, nodes.bit_length())]
-    return tuple(str(Layout(count, per_node)) for count in sorted({*doubling, nodes}) if 1 < count <= nodes)
 
 
 def _check_layouts(counts: Sequence[int], layouts: Sequence[str], strategies: Sequence[str], nodes: int) -> None:

@@ -33,18 +33,7 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def last(self) -> Path:
-        return self.path / "last.pt"
-
-    @property
-    def previous(self) -> Path:
-        return self.path / "previous.pt"
-
-    @property
-    def best(self) -> Path:
-        return self.path / "best.pt"
+        self.last, self.previous, self.best = path / "last.pt", path / "previous.pt", path / "best.pt"
 
     def write(self, description: CheckpointDescription, write: Callable[[BinaryIO], None], best: bool) -> None:
         """Write the last checkpoint and keep the previous one; with `best` it is also the best one.

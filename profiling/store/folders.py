@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -32,6 +32,8 @@ from dpscope.profiling.store.files import natural_order, read_json, read_json_if
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from dpscope.profiling.records.training import TrainManifest
 
 # of a folder in cells, in which an attached job's processes collect their measurements
 ATTACHED_PREFIX = ".tmp-attached-"
@@ -115,18 +117,8 @@ class JobFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def result_path(self) -> Path:
-        return self.path / RESULT_NAME
-
-    @property
-    def settings_path(self) -> Path:
-        return self.path / SETTINGS_NAME
-
-    @property
-    def log_path(self) -> Path:
-        return self.path / "log.txt"
+        self.result_path, self.settings_path = path / RESULT_NAME, path / SETTINGS_NAME
+        self.log_path = path / "log.txt"
 
     def node_log_path(self, node: int) -> Path:
         """The log of another node's part until it is added to the job's log."""
@@ -215,18 +207,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def manifest_path(self) -> Path:
-        return self.path / MANIFEST_NAME
-
-    @property
-    def calibration_path(self) -> Path:
-        return self.path / CALIBRATION_NAME
-
-    @property
-    def report_path(self) -> Path:
-        return self.path / REPORT_NAME
+        self.manifest_path, self.calibration_path = path / MANIFEST_NAME, path / CALIBRATION_NAME
+        self.report_path = path / REPORT_NAME
 
     def manifest(self) -> Manifest:
         """The manifest; raises DpscopeError if this is not a run folder or has another schema."""
@@ -237,13 +219,7 @@ class RunFolder:
                 f"{self.path} is not a run folder: it has no {MANIFEST_NAME}; "
                 "name a folder that `dpscope run` made, or trace files"
             )
-        manifest = read_json(self.manifest_path, Manifest)
-        if manifest.schema_version != SCHEMA_VERSION:
-            raise DpscopeError(
-                f"{self.manifest_path} has schema version {manifest.schema_version}, this dpscope reads "
-                f"{SCHEMA_VERSION}; read it with the dpscope {manifest.dpscope_version} that wrote it"
-            )
-        return manifest
+        return read_manifest(self.manifest_path, Manifest, SCHEMA_VERSION)
 
     def repeat(self, cell: Cell, repeat: int) -> RepeatFolder:
         return RepeatFolder(self.path / CELLS_NAME / cell.name / f"repeat{repeat}")
@@ -261,6 +237,20 @@ class RunFolder:
     def done_repeats(self, cell: Cell) -> list[tuple[int, RepeatFolder]]:
         """Repeats of a cell that ended well, in order."""
         return [(index, folder) for index, folder in self.repeats(cell) if folder.status() == "ok"]
+
+
+_Versioned = TypeVar("_Versioned", Manifest, "TrainManifest")
+
+
+def read_manifest(path: Path, kind: type[_Versioned], version: int) -> _Versioned:
+    """A manifest; raises DpscopeError if it has another schema than `version`."""
+    manifest = read_json(path, kind)
+    if manifest.schema_version != version:
+        raise DpscopeError(
+            f"{path} has schema version {manifest.schema_version}, this dpscope reads {version}; read it with the dpscope "
+            f"{manifest.dpscope_version} that wrote it"
+        )
+    return manifest
 
 
 class _AnyManifest(msgspec.Struct):

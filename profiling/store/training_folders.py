@@ -6,7 +6,7 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.training import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog, TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there
-from dpscope.profiling.store.folders import JobFolder, is_dpscope_manifest, remove_written
+from dpscope.profiling.store.folders import JobFolder, is_dpscope_manifest, read_manifest, remove_written
 
 TRAIN_LOG_NAME = "train.json"
 TRAIN_MANIFEST_NAME = "train_manifest.json"
@@ -16,13 +16,9 @@ TRAININGS_NAME = "training"
 class TrainingFolder(JobFolder):
     """One training: a cell with a seed."""
 
-    @property
-    def epochs_path(self) -> Path:
-        return self.path / "epochs.json"
-
-    @property
-    def checkpoints_path(self) -> Path:
-        return self.path / "checkpoints"
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.epochs_path, self.checkpoints_path = path / "epochs.json", path / "checkpoints"
 
     def epochs(self) -> list[EpochRecord]:
         """Its epochs so far, in order."""
@@ -43,14 +39,7 @@ class TrainFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def manifest_path(self) -> Path:
-        return self.path / TRAIN_MANIFEST_NAME
-
-    @property
-    def log_path(self) -> Path:
-        return self.path / TRAIN_LOG_NAME
+        self.manifest_path, self.log_path = path / TRAIN_MANIFEST_NAME, path / TRAIN_LOG_NAME
 
     def training(self, cell: Cell, seed: int) -> TrainingFolder:
         return TrainingFolder(self.path / TRAININGS_NAME / cell.name / f"seed{seed}")
@@ -61,13 +50,7 @@ class TrainFolder:
             raise DpscopeError(f"{self.path} does not exist; name a folder that `dpscope train` made")
         if not self.manifest_path.exists():
             raise DpscopeError(f"{self.path} holds no training: it has no {TRAIN_MANIFEST_NAME}; see `dpscope train`")
-        manifest = read_json(self.manifest_path, TrainManifest)
-        if manifest.schema_version != TRAIN_SCHEMA_VERSION:
-            raise DpscopeError(
-                f"{self.manifest_path} has schema version {manifest.schema_version}, this dpscope reads "
-                f"{TRAIN_SCHEMA_VERSION}; read it with the dpscope {manifest.dpscope_version} that wrote it"
-            )
-        return manifest
+        return read_manifest(self.manifest_path, TrainManifest, TRAIN_SCHEMA_VERSION)
 
     def log(self) -> TrainLog:
         return read_json(self.log_path, TrainLog)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -146,13 +146,6 @@ _HOROVOD = re.compile(
 _LEGACY_PROCESS = re.compile(r"^(?:CPU|CUDA) functions$")
 
 
-class _NamedEvent(Protocol):
-    ph: str
-    cat: str
-    name: str
-    pid: int | str
-
-
 class Foreign:
     """Counts the events with a duration that are in no category of torch.profiler, by what is known to write such ones."""
 
@@ -160,7 +153,7 @@ class Foreign:
         self.events = 0
         self.producers: Counter[str] = Counter()
 
-    def add(self, events: Sequence[_NamedEvent]) -> None:
+    def add(self, events: Sequence[Event]) -> None:
         """Note events that are in no table."""
         for event in events:
             if event.ph in _PHASES and not is_of_torch_profiler(event.cat):
@@ -174,7 +167,7 @@ class Foreign:
         return name if name and 2 * count > self.events else "a trace of another program"
 
 
-def _producer(event: _NamedEvent) -> str:
+def _producer(event: Event) -> str:
     if "composer" in event.cat or event.name.startswith("composer/"):
         return "a trace by Composer's own profiler"
     if (isinstance(event.pid, str) and _LEGACY_PROCESS.match(event.pid)) or (
