@@ -14,11 +14,6 @@ from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
 REQUIRED_COLUMNS = ("strategy", "batch_size", "devices", "epoch_seconds")
-OPTIONAL_COLUMNS = (
-    "study", "run", "hardware", "model", "parameters", "dataset", "samples_per_epoch", "batch_size_is",
-    "resolution_s", "provenance", "steps_per_epoch",
-)  # fmt: skip
-
 _SECONDS_RANGE = (1e-9, 1e9)
 _MAX_LISTED = 8
 
@@ -41,6 +36,9 @@ class EpochTime(NamedTuple):
     resolution_s: float | None  # None: exact
     provenance: str | None
     steps_per_epoch: int | None
+
+
+OPTIONAL_COLUMNS = tuple(name for name in EpochTime._fields if name not in REQUIRED_COLUMNS)
 
 
 class EpochTable(NamedTuple):

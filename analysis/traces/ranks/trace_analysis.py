@@ -64,6 +64,17 @@ class TraceTables(Tables):
         return waits_by_pair(self.collectives)
 
 
+class _Frame:
+    """The table of the same name as a DataFrame."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, analysis: "TraceAnalysis", owner: type) -> "pd.DataFrame":
+        table: Table = getattr(analysis.tables, self._name)
+        return table.frame
+
+
 @dataclass(frozen=True)
 class TraceAnalysis:
     """What the traces of one job's ranks show: tables, and findings about them."""
@@ -74,50 +85,15 @@ class TraceAnalysis:
     job_findings: tuple[Finding, ...]  # of what the job's steps are spent on
     timelines: tuple[StepTimeline, ...] = ()  # of the ranks that are drawn
 
-    @property
-    def steps(self) -> "pd.DataFrame":
-        """A row per (rank, device, step)."""
-        return self.tables.steps.frame
-
-    @property
-    def collectives(self) -> "pd.DataFrame":
-        """A row per collective of a rank, matched across ranks."""
-        return self.tables.collectives.frame
-
-    @property
-    def dp_phases(self) -> "pd.DataFrame":
-        """A row per (rank, device, step, phase) of `nn.DataParallel`."""
-        return self.tables.dp_phases.frame
-
-    @property
-    def exposed(self) -> "pd.DataFrame":
-        """Where communication is exposed, a row per stretch of time."""
-        return self.tables.exposed.frame
-
-    @property
-    def copies(self) -> "pd.DataFrame":
-        """Copies between devices, a row per (rank, device, step)."""
-        return self.tables.copies.frame
-
-    @property
-    def kernels(self) -> "pd.DataFrame":
-        """How long kernels run next to communication and alone."""
-        return self.tables.kernels.frame
-
-    @property
-    def steps_with_waits(self) -> "pd.DataFrame":
-        """`steps` with what each step waits and transfers."""
-        return self.tables.steps_with_waits.frame
-
-    @property
-    def exposed_parts(self) -> "pd.DataFrame":
-        """What exposed communication is: transfer, wait or other, by kind and late rank."""
-        return self.tables.exposed_parts.frame
-
-    @property
-    def waits_caused(self) -> "pd.DataFrame":
-        """A row per (late rank, waiting rank)."""
-        return self.tables.waits_caused.frame
+    steps = _Frame()  # a row per (rank, device, step)
+    collectives = _Frame()  # a row per collective of a rank, matched across ranks
+    dp_phases = _Frame()  # a row per (rank, device, step, phase) of `nn.DataParallel`
+    exposed = _Frame()  # where communication is exposed, a row per stretch of time
+    copies = _Frame()  # between devices, a row per (rank, device, step)
+    kernels = _Frame()  # how long kernels run next to communication and alone
+    steps_with_waits = _Frame()  # `steps` with what each step waits and transfers
+    exposed_parts = _Frame()  # what exposed communication is: transfer, wait or other, by kind and late rank
+    waits_caused = _Frame()  # a row per (late rank, waiting rank)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
