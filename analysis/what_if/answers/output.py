@@ -12,7 +12,16 @@ import numpy as np
 
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import choose_unit, show, show_time
-from dpscope.analysis.traces.ranks.ledger import IDLE, STEP_PARTS, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
+from dpscope.analysis.traces.ranks.ledger import (
+    BUFFER_BROADCASTS,
+    IDLE,
+    STEP_PARTS,
+    TRANSFER,
+    UNSPLIT,
+    WAITING,
+    Ledger,
+    other_part,
+)
 from dpscope.analysis.what_if.answers.bases import Question, lacks_sentence
 from dpscope.analysis.what_if.answers.cell_errors import CellErrors
 from dpscope.analysis.what_if.answers.questions import Solution
@@ -159,10 +168,15 @@ def _listed(found: Sequence[Saving]) -> str:
     for one in found:
         if abs(one.saved_us) >= _LEAST_SHOWN_US:
             error = "" if one.is_significant else " (within the error)"
-            listed.append(f"{one.change} saves {one.saved_us / 1e3:.1f} ms{error}")
+            listed.append(f"{_saves([one.change])} {one.saved_us / 1e3:.1f} ms{error}")
         else:
             nothing.append(one.change)
-    return "; ".join([*listed, *([f"nothing: {', '.join(nothing)}"] if nothing else [])])
+    return "; ".join([*listed, *([f"{_saves(nothing)} nothing"] if nothing else [])])
+
+
+def _saves(changes: Sequence[str]) -> str:
+    several = len(changes) > 1 or changes == [BUFFER_BROADCASTS]
+    return f"{', '.join(changes)} {'save' if several else 'saves'}"
 
 
 def _smaller_than_its_part(parts: Sequence[Saving], ledger: Ledger | None) -> list[str]:

@@ -68,6 +68,8 @@ class Answered:
 
 def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
     """One configuration from a base; a refusal carries its reason. Pure: the same three give the same answer."""
+    if scenario.devices == base.devices:
+        scenario = replace(scenario, devices=None)  # stated or not, it is the same configuration
     place = place_of(base, scenario)
     unanswered = Prediction(place.devices, place.nodes, step_batch(base, scenario))
     if (reason := refusal(base, scenario)) is not None:

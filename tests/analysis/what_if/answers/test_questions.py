@@ -21,7 +21,7 @@ from tests.helpers.replayed_steps import BASE, COSTS, profile, works
         # (230 - 20) / f + 20 = 125 at f = 2
         ("faster", ("step-ms", 0.125), 2.0, "2", "needs a device 2x as fast"),
         # the last bucket takes 20 x 2(N-1)/N: an efficiency of 86% allows 34.2 us, which is N = 6 (33.3), not 7 (34.3)
-        ("devices", ("efficiency", 0.86), 6, "6", "not on 7"),
+        ("devices", ("efficiency", 0.86), 6, "6", "on 7 it is"),
     ],
 )
 def test_a_target_and_the_scenario_that_meets_it(
@@ -109,10 +109,10 @@ def test_the_end_of_the_search_is_no_bandwidth() -> None:
 
 def test_the_last_count_that_meets_a_target_and_why_the_next_does_not() -> None:
     stated = solve(BASE, Scenario(), COSTS, "devices", ("step-ms", 0.22))
-    assert stated.sentence == "A step of 0.22 ms holds up to 1 device, not on 2: 0.23 ms."
+    assert stated.sentence == "A step of 0.22 ms is met on up to 1 device; on 2 it is 0.23 ms."
     one_rank = replace(BASE, lateness=Lateness())
     stated = solve(one_rank, Scenario(), COSTS, "devices", ("step-ms", 0.235))
-    assert "holds up to 2 devices; on 3: one rank was read" in stated.sentence
+    assert "is met on up to 2 devices; on 3: one rank was read" in stated.sentence
     three = replace(BASE, devices=3, per_node=3)  # eight times three is the last count with a number
     stated = solve(three, Scenario(), Costs(3, 3, COSTS.traced), "devices", ("step-ms", 10.0))
     assert stated.value == 24

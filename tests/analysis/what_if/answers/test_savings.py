@@ -94,7 +94,7 @@ def test_a_largest_part_whose_removal_saves_less_than_another_is_named() -> None
         "0.5 ms.",
         "The largest of these parts is exposed transfer (3.00 ms of the step), but its removal alone saves only 500.0 µs: other "
         "parts take its place.",
-        "For comparison: nothing: a device twice as fast.",
+        "For comparison: a device twice as fast saves nothing.",
     ]
     assert len(savings_sentences(found, 2, Ledger(10_000.0, 4000.0, 3100.0, 3000.0, 0.0, 900.0))) == 2
 
