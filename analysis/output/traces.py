@@ -60,10 +60,12 @@ def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
 
 def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
     """The exit status of a command on trace files: 2 if any was `cut_short`, named on standard error; 1 after an error."""
-    for source in cut_short[:1]:
+    if cut_short:
+        more = len(cut_short) - 1
+        which, of_them = (f"{cut_short[0]} and {more} more are", "them") if more else (f"{cut_short[0]} is", "it")
         sys.stderr.write(
-            f"dpscope: {source} is cut short or damaged: the numbers hold what could be read of it; read a whole copy of "
-            "the file, or trace again\n"
+            f"dpscope: {which} cut short or damaged: the numbers hold what could be read of {of_them}; read a whole copy, or "
+            "trace again\n"
         )
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 

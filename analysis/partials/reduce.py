@@ -88,13 +88,14 @@ _Stamp = tuple[str, int, int, str]  # file, size_bytes, modified_ns, reader
 
 @dataclass(frozen=True)
 class Reduced:
-    """The result of a call: the partial, and the numbers of traces read, kept from before, and unreadable."""
+    """The result of a call: the partial; the numbers of traces read and kept from before; those unreadable or cut short."""
 
     path: Path
     ranks: int
     read: int
     kept: int
     unread: tuple[Unread, ...]
+    cut_short: tuple[str, ...]  # files that end too early, or cannot be read to their end
 
 
 def reduce_traces(
@@ -122,6 +123,11 @@ def reduce_traces(
     return work.done(limits, executor, jobs, progress)
 
 
+def _cut_short(partial: Partial) -> tuple[str, ...]:
+    rows = partial.rows
+    return tuple(rows.column("file").filter(rows.column("cut_short")).to_pylist())
+
+
 def _place(out: Path, share: Share | None) -> Path:
     # A share's file is named by its number, since another host may continue it; otherwise by the host.
     if out.suffix == SUFFIX:
@@ -135,7 +141,7 @@ def _join(files: Sequence[Path], place: Path) -> Reduced:
     partials = [read_partial(path) for path in known.values()]
     merged = join_partials(partials)
     write_partial(merged, place)
-    return Reduced(place, merged.rows.num_rows, 0, merged.rows.num_rows, merged.unread)
+    return Reduced(place, merged.rows.num_rows, 0, merged.rows.num_rows, merged.unread, _cut_short(merged))
 
 
 class _Work:
@@ -203,7 +209,7 @@ class _Work:
         write_partial(whole, self._place)
         self._unfinished.unlink(missing_ok=True)
         read = len(self._missing) - len(self._unread)
-        return Reduced(self._place, whole.rows.num_rows, read, self._kept, whole.unread)
+        return Reduced(self._place, whole.rows.num_rows, read, self._kept, whole.unread, _cut_short(whole))
 
     def _take(self, file: Path, outcome: FileOutcome) -> None:
         if isinstance(outcome, DpscopeError):

@@ -47,6 +47,7 @@ def reduce(
         raise DpscopeError(f"--jobs {jobs}: must be 1 or more")
     from rich.console import Console
 
+    from dpscope.analysis.output.traces import trace_status
     from dpscope.analysis.partials.reduce import read_share, reduce_traces
     from dpscope.analysis.text.terminal import progress
 
@@ -58,7 +59,7 @@ def reduce(
     Console(markup=False).print(_summary(made), highlight=False, soft_wrap=True)
     for one in made.unread:
         sys.stderr.write(f"dpscope: not read: {one.message}\n")
-    raise typer.Exit(2 if made.unread else 0)
+    raise typer.Exit(2 if made.unread else trace_status((), made.cut_short))
 
 
 def _summary(made: "Reduced") -> str:

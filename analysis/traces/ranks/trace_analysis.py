@@ -184,7 +184,8 @@ def several_jobs_message(names: Sequence[str], paths: Paths, what: str) -> str:
     where = ", ".join(map(str, as_paths(paths)))
     more = len(names) - _NAMED_JOBS
     listed = ", ".join(names[: _NAMED_JOBS + (more == 1)]) + (f" and {more} more" if more > 1 else "")
-    return f"{where} holds the traces of {len(names)} jobs ({listed}): {what} takes one job; name that job's folder or files"
+    hold = "hold" if len(as_paths(paths)) > 1 else "holds"
+    return f"{where} {hold} the traces of {len(names)} jobs ({listed}): {what} takes one job; name that job's folder or files"
 
 
 def _read(

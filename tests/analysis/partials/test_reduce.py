@@ -121,6 +121,15 @@ def test_a_broken_trace_is_reported_and_the_rest_is_read(traces: Path, tmp_path:
     assert "file_not_read" not in {one.code for one in analyze_partials(tmp_path / "n0.dpscope").findings}
 
 
+def test_a_trace_that_is_cut_short_is_reduced_and_reported(traces: Path, tmp_path: Path) -> None:
+    for rank in (1, 2):
+        path = traces / f"0_{rank}.pt.trace.json.gz"
+        path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    ended = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
+    assert (ended.exit_code, "4 ranks" in ended.output) == (2, True)
+    assert "0_1.pt.trace.json.gz and 1 more are cut short or damaged" in ended.output
+
+
 @pytest.mark.parametrize("tasks", [1, 2, 3, 8, 33])
 def test_shares_hold_every_file_once(tasks: int) -> None:
     files = [f"{number}" for number in range(20)]
