@@ -98,12 +98,7 @@ COLLECTIVES = (
 )
 
 # When each runs, by role; the even ranks' last one begins up to 3 us early by rank and ends with the others'.
-_FORWARD_TIMES: dict[str, Slot] = {
-    "buffers": (44, 12),
-    "counters": (58, 6),
-    "gather": (270, 20),
-    "exchange": (300, 10),
-}
+_FORWARD_TIMES: dict[str, Slot] = {"buffers": (44, 12), "counters": (58, 6), "gather": (270, 20), "exchange": (300, 10)}
 TIMES: dict[Role, dict[str, Slot]] = {
     "even": {**_FORWARD_TIMES, "bucket0": (490, 60), "scatter": (500, 16), "bucket1": (594, 96), "bucket2": (694, 40)},
     "late": {**_FORWARD_TIMES, "bucket0": (990, 60), "bucket1": (1094, 96), "bucket2": (1194, 40)},

@@ -7,14 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.generated_traces.generator import (
-    DdpOptions,
-    GeneratedTrace,
-    Trace,
-    ddp_trace,
-    dp_trace,
-    relabel,
-)
+from tests.generated_traces.generator import DdpOptions, GeneratedTrace, Trace, ddp_trace, dp_trace, relabel
 from tests.generated_traces.grid import ALL_TRACES, DEVICE_TRACES, ddp_options
 from tests.generated_traces.raster import DEVICE_CATEGORIES, by_step, complete_events, launch_calls, span, step_ranges
 from tests.helpers.paths import ROOT
@@ -140,11 +133,7 @@ def test_peer_copies_name_both_devices_and_no_collective_of_dp_has_metadata() ->
 
 @pytest.mark.parametrize(
     "generated",
-    [
-        dp_trace(2),
-        ddp_trace(1, 4, ddp_options()["lag-unlaunched"]),
-        ddp_trace(0, 2, ddp_options()["rccl"]),
-    ],
+    [dp_trace(2), ddp_trace(1, 4, ddp_options()["lag-unlaunched"]), ddp_trace(0, 2, ddp_options()["rccl"])],
     ids=["dp", "ddp, lagging", "ddp, rccl"],
 )
 def test_relabel_moves_everything_and_changes_no_measure(generated: GeneratedTrace) -> None:

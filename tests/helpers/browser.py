@@ -4,7 +4,6 @@ Protocol: https://chromedevtools.github.io/devtools-protocol/; with --remote-deb
 zero byte, read by the browser on descriptor 3 and written on 4. Enough for tests, and no package to install.
 """
 
-import base64
 import json
 import os
 import select
@@ -104,13 +103,6 @@ class Browser:
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
         """mouseMoved, mousePressed, mouseReleased or mouseWheel at a place of the window."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextmanager

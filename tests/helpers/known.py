@@ -1,6 +1,9 @@
-"""Values that may be missing, in tests that know them to be there."""
+"""Values that may be missing, in tests that know them to be there, and the codes of findings."""
 
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+from dpscope.profiling.records.finding import Finding
 
 _Value = TypeVar("_Value")
 
@@ -9,3 +12,13 @@ def known(value: _Value | None) -> _Value:
     """The value; fails where it is missing."""
     assert value is not None
     return value
+
+
+class WithFindings(Protocol):
+    @property
+    def findings(self) -> Iterable[Finding]: ...
+
+
+def codes(reported: WithFindings) -> set[str]:
+    """Of what was found."""
+    return {finding.code for finding in reported.findings}

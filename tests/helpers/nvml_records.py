@@ -4,14 +4,15 @@ from typing import Any
 
 
 class TwoGpuNvml:
-    """NVML's answers as a two-GPU node gives them; `answers` holds one value per device and question."""
+    """NVML's answers as a two-GPU node gives them; `answers` holds one value per device and question; `lost` GPUs give none."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
     class NVMLError(Exception):
         pass
 
-    def __init__(self, **answers: tuple[Any, Any]) -> None:
+    def __init__(self, lost: tuple[int, ...] = (), **answers: tuple[Any, Any]) -> None:
+        self.lost = lost
         self.answers = {
             "UUID": ("GPU-aaaa", "GPU-bbbb"),
             "Name": ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),
@@ -31,6 +32,8 @@ class TwoGpuNvml:
         return 2
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        if index in self.lost:
+            raise self.NVMLError("GPU is lost")
         return index
 
     def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802

@@ -26,7 +26,7 @@ SIZES = ParameterSizes(
 )
 
 
-def rank_result(rank: int, world_size: int, sizes: ParameterSizes = SIZES) -> RankResult:
+def rank_result(rank: int, world_size: int) -> RankResult:
     return RankResult(
         rank=rank,
         node=0,
@@ -38,7 +38,7 @@ def rank_result(rank: int, world_size: int, sizes: ParameterSizes = SIZES) -> Ra
         nccl_engine=None,
         loader_workers=0,
         steps_per_epoch=10,
-        model=sizes,
+        model=SIZES,
         blocks=(),
         memory=(),
     )
@@ -64,33 +64,18 @@ def samples(repeats: Sequence[Sequence[float]], data_wait_us: float = 0.0) -> pd
     )
 
 
+UNKNOWN = (
+    "communication", "hidden", "exposed", "host_copy", "device_copy", "idle", "unlaunched", "transfer", "wait", "exposed_wait",
+    "data", "host_to_device", "forward", "backward", "optimizer", "exposed_transfer", "exposed_other",
+)  # fmt: skip
+"""Times of a step that are missing unless stated."""
+
+
 def windows(cell: Cell, steps: int, repeats: int = 1, /, **columns: float) -> pd.DataFrame:
     """Traced steps, all alike, of every rank (DDP) or device (DP); `columns` in microseconds."""
     ranks = range(cell.devices) if cell.strategy == "ddp" else (0,)
     devices = range(cell.devices) if cell.strategy == "dp" else (0,)
-    defaults = dict.fromkeys(
-        (
-            "communication_us",
-            "hidden_us",
-            "exposed_us",
-            "host_copy_us",
-            "device_copy_us",
-            "idle_us",
-            "unlaunched_us",
-            "transfer_us",
-            "wait_us",
-            "exposed_wait_us",
-            "data_us",
-            "host_to_device_us",
-            "forward_us",
-            "backward_us",
-            "optimizer_us",
-            "exposed_transfer_us",
-            "exposed_other_us",
-            "unlaunched_us",
-        ),
-        pd.NA,
-    )
+    defaults = dict.fromkeys((f"{name}_us" for name in UNKNOWN), pd.NA)
     if "exposed_us" in columns:  # what is not waiting or transfer
         split = columns.get("exposed_wait_us", 0.0) + columns.get("exposed_transfer_us", 0.0)
         columns.setdefault("exposed_other_us", columns["exposed_us"] - split)

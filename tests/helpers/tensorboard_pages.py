@@ -38,11 +38,7 @@ def running(*command: str | Path) -> Iterator[str]:
 
 
 def get(
-    address: str,
-    path: str,
-    body: dict[str, Any] | None = None,
-    until: Callable[[Any], bool] = bool,
-    **query: str,
+    address: str, path: str, body: dict[str, Any] | None = None, until: Callable[[Any], bool] = bool, **query: str
 ) -> Any:
     """A JSON answer; retried while the server still loads and `until` does not hold."""
     url = f"{address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")

@@ -13,7 +13,6 @@ from tests.helpers.paths import ROOT
 
 TOPS = ("profiling", "launch", "analysis")
 SOURCES = sorted(path for folder in TOPS for path in (ROOT / folder).rglob("*.py"))
-PROGRAMS = {ROOT / "launch/cli.py", ROOT / "launch/worker.py"}
 
 # What each folder may import besides itself, lowest first: a folder may name only folders listed above it.
 MAY_IMPORT: dict[str, str] = {

@@ -40,16 +40,7 @@ class PacedLayer(nn.Module):
         return found
 
 
-def _paced(layers: int, elements: int, forward_s: float, backward_s: float) -> nn.Module:
-    each = [PacedLayer(elements, forward_s / layers, backward_s / layers) for _ in range(layers)]
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), *each, nn.Linear(3, 10))
-
-
 def paced() -> nn.Module:
     """25 MB of gradients in 20 layers, 100 ms forward and 200 ms backward."""
-    return _paced(20, 312_500, 0.1, 0.2)
-
-
-def small_paced() -> nn.Module:
-    """5 MB in 8 layers, 20 and 40 ms."""
-    return _paced(8, 156_250, 0.02, 0.04)
+    layers = [PacedLayer(312_500, 0.1 / 20, 0.2 / 20) for _ in range(20)]
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), *layers, nn.Linear(3, 10))

@@ -141,8 +141,7 @@ def test_fewer_than_5_steps_have_no_interval_and_no_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "severity", "said"),
-    [(0.7, "info", "reached on 2 devices"), (0.9, "warning", "missed on 2 devices")],
+    ("target", "severity", "said"), [(0.7, "info", "reached on 2 devices"), (0.9, "warning", "missed on 2 devices")]
 )
 def test_target_efficiency(target: float, severity: str, said: str) -> None:
     weak, _ = series([steps("ddp", 2, 8, 1250.0)], SINGLES)  # 80%

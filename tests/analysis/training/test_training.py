@@ -96,10 +96,7 @@ def test_the_target_is_the_requested_one_or_what_all_reached(tmp_path: Path) -> 
     assert chosen_target(load_training(tmp_path, 91.0)) == 91.0
     table = training_tables(load_training(tmp_path, 91.0))["time_to_accuracy"]
     # single: 2 of 3; ddp: its seed 1 ends at 90.5
-    assert table.rows == (
-        ("single-d1", "2 of 3", "NA", "NA", "NA", "NA"),
-        ("ddp-d2", "2 of 3", "NA", "NA", "NA", "NA"),
-    )
+    assert table.rows == (("single-d1", "2 of 3", "NA", "NA", "NA", "NA"), ("ddp-d2", "2 of 3", "NA", "NA", "NA", "NA"))
     assert len(table.missing) == 2
     assert "1 of 3 seeds did not reach 91%" in table.missing[0]
 

@@ -37,10 +37,7 @@ from tests.helpers.attached_scripts import (
     train,
     train_attached,
 )
-
-
-def codes(rank: RankResult) -> set[str]:
-    return {finding.code for finding in rank.findings}
+from tests.helpers.known import codes
 
 
 def test_an_unchanged_loop_is_timed_and_traced_and_then_left_alone(tmp_path: Path) -> None:
@@ -554,28 +551,11 @@ def test_signals_with_a_handler_of_the_script_are_left_to_it(monkeypatch: pytest
 
 
 @pytest.mark.process
-def test_a_signal_to_a_child_of_the_script_ends_only_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str] = []
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signals = EndingSignals(ended.append)
-    signals.listen()
-    try:
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-            os._exit(0)
-        os.kill(child, signal.SIGTERM)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
-        assert ended == []
-    finally:
-        signals.stop()
-        signal.signal(signal.SIGTERM, before)
-
-
-@pytest.mark.process
-def test_a_signal_to_a_child_forked_in_another_thread_ends_only_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a thread that starts a loader's workers."""
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_signal_to_a_child_of_the_script_ends_only_the_child(
+    monkeypatch: pytest.MonkeyPatch, in_thread: bool
+) -> None:
+    """Forked in the main thread, or in another such as one that starts a loader's workers."""
     ended: list[str] = []
     killed: list[int] = []
     children: list[int] = []
@@ -593,9 +573,12 @@ def test_a_signal_to_a_child_forked_in_another_thread_ends_only_the_child(monkey
         children.append(child)
 
     try:
-        thread = threading.Thread(target=fork)
-        thread.start()
-        thread.join()
+        if in_thread:
+            thread = threading.Thread(target=fork)
+            thread.start()
+            thread.join()
+        else:
+            fork()
         os.read(reading, 1)
         os.kill(children[0], signal.SIGTERM)
         _, status = os.waitpid(children[0], 0)

@@ -225,16 +225,11 @@ def test_a_variable_that_changes_nothing_is_no_difference(monkeypatch: pytest.Mo
 
 
 def test_a_gpu_off_the_bus_is_a_finding() -> None:
-    class OneLost(TwoGpuNvml):
-        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802 (NVML's name)
-            if index == 0:
-                raise self.NVMLError("GPU is lost")
-            return index
-
-    lost, there = device_states(OneLost(), ())
+    one_lost = TwoGpuNvml(lost=(0,))
+    lost, there = device_states(one_lost, ())
     assert (lost, there.index, there.uuid) == (DeviceState(index=0), 1, "GPU-bbbb")  # the others keep their numbers
-    assert [state.uuid for state in device_states(OneLost(), (), "1,0")] == ["GPU-bbbb", None]
-    assert [state.index for state in torch_device_states(OneLost(), (), {0: "bbbb"})] == [0]
+    assert [state.uuid for state in device_states(one_lost, (), "1,0")] == ["GPU-bbbb", None]
+    assert [state.index for state in torch_device_states(one_lost, (), {0: "bbbb"})] == [0]
     (finding,) = device_findings([lost, there, there])
     assert (finding.code, finding.severity) == ("device_lost", "error")
     assert "GPU 0 does not answer its driver" in finding.message

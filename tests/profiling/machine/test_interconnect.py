@@ -9,15 +9,7 @@ import pytest
 
 from docs._tools.links_docs import links_page
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
-from dpscope.profiling.machine.link_specifications import (
-    ETHERNET_GB_PER_S,
-    INFINIBAND_GB_PER_S,
-    gpu_model,
-    model_link,
-    nvlink,
-    pcie_gb_per_s,
-    pcie_link,
-)
+from dpscope.profiling.machine.link_specifications import gpu_model, model_link, nvlink, pcie_gb_per_s, pcie_link
 from dpscope.profiling.machine.nvml import NvmlRecorder, ReplayedNvml, open_nvml
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from tests.helpers.paths import DATA, ROOT
@@ -184,11 +176,6 @@ def test_a_record_of_a_replay_is_the_record(tmp_path: Path) -> None:
 )
 def test_pcie_rates(generation: int, lanes: int, gb_per_s: float) -> None:
     assert pcie_gb_per_s(generation, lanes) == pytest.approx(gb_per_s, rel=1e-5)
-
-
-def test_networks() -> None:
-    assert ETHERNET_GB_PER_S["Ethernet 100 Gb/s"] == 12.5
-    assert INFINIBAND_GB_PER_S["InfiniBand NDR x4 (400 Gb/s)"] == 50.0
 
 
 @pytest.mark.parametrize(

@@ -51,18 +51,7 @@ def test_values_without_an_answer_are_unknown() -> None:
 
 
 def test_links_of_the_gpus_that_are_left() -> None:
-    class OneLost(TwoGpuNvml):
-        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802 (NVML's name)
-            if index == 0:
-                raise self.NVMLError("GPU is lost")
-            return index
-
-        def __getattr__(self, name: str) -> Any:
-            if name.removeprefix("nvmlDeviceGet") in self.answers:
-                return super().__getattr__(name)
-            raise AttributeError(name)
-
-    links = interconnect(OneLost())
+    links = interconnect(TwoGpuNvml(lost=(0,)))
     assert [(device.index, device.uuid, device.active_nvlinks) for device in links.devices] == [(1, "GPU-bbbb", 12)]
     assert links.pairs == ()
 

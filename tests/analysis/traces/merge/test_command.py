@@ -52,9 +52,9 @@ def test_a_file_cut_short_ends_with_status_2(tmp_path: Path) -> None:
     assert (tmp_path / "merged.json.gz").exists()
 
 
-def refused(paths: list[Path], output: Path, cell: str | None = None, repeat: int | None = None) -> str:
+def refused(paths: list[Path], output: Path) -> str:
     with pytest.raises(DpscopeError) as caught:
-        print_merge(paths, output, cell, repeat, DEFAULT_LIMITS, Console(quiet=True))
+        print_merge(paths, output, None, None, DEFAULT_LIMITS, Console(quiet=True))
     message = str(caught.value)
     assert "\n" not in message
     return message

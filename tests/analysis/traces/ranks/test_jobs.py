@@ -22,10 +22,7 @@ EPOCH = 1_700_000_000 * SECOND
 
 
 def trace(
-    rank: int | None,
-    place: str = "",
-    start_s: float | None = None,
-    **recorded: object,
+    rank: int | None, place: str = "", start_s: float | None = None, **recorded: object
 ) -> tuple[TraceIdentity, Path]:
     name = place or f"rank{rank}.json"
     start = None if start_s is None else EPOCH + round(start_s * SECOND)

@@ -60,12 +60,7 @@ def test_data_parallel_is_all_other(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "place",
-    [
-        DATA / "v100x8_ddp_dlrm",
-        DATA / "compiled_ddp",
-        ALONE,
-        *sorted((EXAMPLE_RUN / "cells").glob("*/repeat0/traces")),
-    ],
+    [DATA / "v100x8_ddp_dlrm", DATA / "compiled_ddp", ALONE, *sorted((EXAMPLE_RUN / "cells").glob("*/repeat0/traces"))],
     ids=lambda place: place.parent.parent.name if place.name == "traces" else place.name,
 )
 def test_every_step_of_real_traces_adds_up(place: Path) -> None:

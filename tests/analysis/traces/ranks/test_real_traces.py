@@ -3,7 +3,6 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,6 +13,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
+from tests.generated_traces.generator import relabel
 from tests.helpers.paths import DATA
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -59,26 +59,11 @@ def test_a100_collectives() -> None:
     assert table["lower_bound_gb_per_s"].iloc[2] == pytest.approx(8_196_000 / 3306.963 / 1e3)
 
 
-def relabelled(trace: dict[str, Any]) -> dict[str, Any]:
-    """All times shifted, correlations, streams and step numbers renamed: nothing a measure may depend on."""
-    for event in trace["traceEvents"]:
-        if "ts" in event:
-            event["ts"] = round(event["ts"] + 7_777_777.125, 3)
-        args = event.get("args", {})
-        for key in ("correlation", "External id"):
-            if key in args:
-                args[key] = 2 * args[key] + 1_000_003
-        if "stream" in args:
-            args["stream"] = event["tid"] = args["stream"] + 100
-        if str(event.get("name")).startswith("ProfilerStep#"):
-            event["name"] = f"ProfilerStep#{int(event['name'].partition('#')[2]) + 90}"
-    return trace
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("layout", ["one line", "indented"])
 def test_a100_shifted_relabelled_and_saved_again_gives_the_same_table(tmp_path: Path, layout: str) -> None:
-    trace = relabelled(json.loads(gzip.decompress(A100.read_bytes())))
+    """Nothing that is renamed or moved here may change a measure."""
+    trace = relabel(json.loads(gzip.decompress(A100.read_bytes())), 7_777_777.125, 1_000_003, 100, 90, 1_000_003)
     again = tmp_path / "rank0.json"
     again.write_text(json.dumps(trace, indent=2 if layout == "indented" else None))
     check_a100(step_breakdown(attribute(read_trace(again))), offset=90)

@@ -40,10 +40,10 @@ def job(folder: Path, *ranks: Trace) -> None:
 
 
 @maker
-def changed(folder: Path, change: Callable[[Trace], None], index: int = 0) -> None:
-    """Two sound ranks, of which rank 0's kernel of that index is changed."""
+def changed(folder: Path, change: Callable[[Trace], None]) -> None:
+    """Two sound ranks, of which rank 0's first kernel is changed."""
     traces = [ddp_trace(rank, 2).trace for rank in range(2)]
-    change([event for event in traces[0]["traceEvents"] if event.get("cat") == "kernel"][index])
+    change(next(event for event in traces[0]["traceEvents"] if event.get("cat") == "kernel"))
     job(*traces)(folder)
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from tests.helpers.known import codes
 from tests.helpers.made_traces import ALL_REDUCE, event, operator, step, steps_with, write
 
 HOST = {"host_name": "node"}
@@ -32,10 +33,6 @@ def analyzed(
             events += [operator("c10d::alltoall_base_", step_us * index + 300, 4.0) for index in range(len(spans))]
         write(folder, events, rank, 4, **({"host_name": host} if host else {}))
     return analyze_traces([folder])
-
-
-def codes(analysis: TraceAnalysis) -> set[str]:
-    return {finding.code for finding in analysis.findings}
 
 
 def test_two_pairs_are_not_matched_as_one_group(tmp_path: Path) -> None:

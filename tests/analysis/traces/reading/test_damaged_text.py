@@ -15,9 +15,9 @@ import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading import chunks
-from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.known import codes
 
 Event = dict[str, Any]
 
@@ -56,8 +56,8 @@ def compute(analysis: TraceAnalysis) -> list[float]:
     return [float(value) for value in analysis.steps["compute_us"]]
 
 
-def codes(analysis: TraceAnalysis) -> set[str]:
-    return {finding.code for finding in analysis.findings} - {"device_idle", "parallelism"}
+def damage(analysis: TraceAnalysis) -> set[str]:
+    return codes(analysis) - {"device_idle", "parallelism"}
 
 
 @pytest.mark.parametrize("layout", [one_line, kineto])
@@ -67,7 +67,7 @@ def test_a_stray_bracket_is_no_end_of_the_events(tmp_path: Path, layout: Any) ->
     place = ends[len(ends) // 2] + 1
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", text[:place] + "]" + text[place:])
     assert compute(analysis) == [100.0] * 5
-    assert codes(analysis) == {"events_repaired"}
+    assert damage(analysis) == {"events_repaired"}
 
 
 @pytest.mark.parametrize("frames", [2, 40, 3000])
@@ -76,7 +76,7 @@ def test_arguments_may_hold_objects_wherever_a_chunk_is_cut(tmp_path: Path, fram
     found = events(steps, frames=[{"file": "a", "line": line} for line in range(frames if steps == 5 else 4)])
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
     assert compute(analysis) == [100.0] * steps
-    assert codes(analysis) == set()
+    assert damage(analysis) == set()
 
 
 def test_a_cut_is_no_place_within_a_name(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_cut_is_no_place_within_a_name(tmp_path: Path) -> None:
             event["name"] = "void k<{lambda(int)#1}, {lambda(float)#2}>" + "x" * 300
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
     assert compute(analysis) == [100.0] * 600
-    assert codes(analysis) == set()
+    assert damage(analysis) == set()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_times_since_1970_are_shortened_all_or_none(tmp_path: Path, shift: str) 
         text = text.replace('"ts": 16941282', '"ts": 99999999999916941282', 1)
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", text)
     lost = {"events_without_time"} if shift == "one absurd" else set()
-    assert codes(analysis) - {"events_of_no_step"} == lost
+    assert damage(analysis) - {"events_of_no_step"} == lost
     steps = analysis.steps.iloc[2:]
     assert steps["step_us"].to_list() == pytest.approx([1000.0] * len(steps), abs=0.5)
     assert steps["compute_us"].to_list() == pytest.approx([100.0] * len(steps), abs=0.5)
@@ -158,7 +158,7 @@ def test_repair_is_linear_whatever_is_broken(tmp_path: Path, name: str) -> None:
     trace = read_trace(path)
     assert time.process_time() - begun < 5
     assert 300 <= len(trace.events) <= 360
-    assert codes_of(trace) & {"events_unreadable", "events_repaired", "trace_truncated"}
+    assert codes(trace) & {"events_unreadable", "events_repaired", "trace_truncated"}
 
 
 @pytest.mark.long
@@ -172,11 +172,7 @@ def test_events_behind_megabytes_of_damage_are_read(tmp_path: Path) -> None:
     trace = read_trace(path)
     assert time.process_time() - begun < 8
     assert len(trace.events) > 5000  # of 6000: those in the chunk where the damage ends may be lost with it
-    assert (trace.rank, codes_of(trace)) == (3, {"events_unreadable", "events_repaired"})
-
-
-def codes_of(trace: Trace) -> set[str]:
-    return {finding.code for finding in trace.findings}
+    assert (trace.rank, codes(trace)) == (3, {"events_unreadable", "events_repaired"})
 
 
 @pytest.mark.parametrize("layout", [one_line, kineto])
@@ -251,7 +247,7 @@ def test_a_time_without_end_is_none(tmp_path: Path, field: str, value: object) -
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
     assert compute(analysis) == [100.0, 100.0, 100.0, 100.0]  # a step that launched nothing has no window
     lost = "negative_durations" if value == "-Infinity" else "events_without_time"
-    assert codes(analysis) == {lost, "steps_empty"}
+    assert damage(analysis) == {lost, "steps_empty"}
 
 
 @pytest.mark.parametrize("first", [65_534, 65_535, 65_536, 65_537])
@@ -263,13 +259,13 @@ def test_gzip_members_may_end_anywhere_in_a_block(tmp_path: Path, first: int) ->
     assert len(member) == first
     analysis = analyzed(tmp_path / "0_0.pt.trace.json.gz", member + gzip.compress(text[20_000:]))
     assert compute(analysis) == [100.0] * 300
-    assert codes(analysis) == set()
+    assert damage(analysis) == set()
 
 
 def test_bytes_behind_padding_are_reported(tmp_path: Path) -> None:
     content = gzip.compress(one_line(events()).encode()) + bytes(200_000)
-    assert codes(analyzed(tmp_path / "0_0.pt.trace.json.gz", content)) == set()
-    assert codes(analyzed(tmp_path / "0_0.pt.trace.json.gz", content + b"more")) == {"gzip_trailing_bytes"}
+    assert damage(analyzed(tmp_path / "0_0.pt.trace.json.gz", content)) == set()
+    assert damage(analyzed(tmp_path / "0_0.pt.trace.json.gz", content + b"more")) == {"gzip_trailing_bytes"}
 
 
 def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
@@ -289,7 +285,7 @@ def test_an_event_without_end_is_let_go(tmp_path: Path, monkeypatch: pytest.Monk
     found[-1]["args"]["x"] = "y" * 200_000
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line([found[-1], *found[:-1]]))
     assert compute(analysis) == [100.0] * 299
-    assert codes(analysis) == {"events_unreadable", "steps_empty"}
+    assert damage(analysis) == {"events_unreadable", "steps_empty"}
 
 
 @pytest.mark.parametrize("layout", [one_line, kineto])

@@ -13,10 +13,7 @@ from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.fusing import Marking, fused_trace, renumbered
 from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, gloo_trace, write_trace
 from tests.helpers.generated_checks import check_collectives, check_steps
-
-
-def codes(analysis: TraceAnalysis) -> set[str]:
-    return {finding.code for finding in analysis.findings}
+from tests.helpers.known import codes
 
 
 @pytest.mark.parametrize(

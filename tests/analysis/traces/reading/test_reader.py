@@ -18,14 +18,11 @@ from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, Layout, ddp_trace, trace_text, write_trace
+from tests.helpers.known import codes
 from tests.helpers.made_traces import operator, step, write
 
 GENERATED = ddp_trace(0, 2)
 LAYOUTS: tuple[Layout, ...] = ("kineto", "one_line", "indented")
-
-
-def codes(trace: Trace) -> set[str]:
-    return {finding.code for finding in trace.findings}
 
 
 def events_of(trace: Trace) -> list[tuple[float, float, str]]:

@@ -16,17 +16,10 @@ from dpscope.analysis.traces.reading.reader import read_trace, read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import exposed_stretches
 from dpscope.analysis.traces.steps.event_kind import Kind, event_kinds
-from tests.generated_traces.generator import (
-    DdpOptions,
-    ddp_trace,
-    dp_trace,
-    gloo_trace,
-)
+from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace, gloo_trace
 from tests.helpers.generated_checks import analyzed, check_collectives, check_steps
 from tests.helpers.made_traces import Event, event, launch, on_device, operator, step, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
-
-RANGES = ("host_to_device", "forward", "backward", "optimizer")
 
 
 @pytest.mark.parametrize("devices", [2, 4])

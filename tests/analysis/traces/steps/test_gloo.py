@@ -43,12 +43,7 @@ def two_steps(passes: bool, all_reduce_us: float = 700.0) -> list[Event]:
     ],
 )
 def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
-    tmp_path: Path,
-    passes: bool,
-    all_reduce_us: float,
-    communication_us: float,
-    hidden_us: float,
-    clipped_us: float,
+    tmp_path: Path, passes: bool, all_reduce_us: float, communication_us: float, hidden_us: float, clipped_us: float
 ) -> None:
     analysis = analyzed(tmp_path, two_steps(passes, all_reduce_us))
     first = analysis.steps.iloc[0]

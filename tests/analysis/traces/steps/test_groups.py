@@ -7,17 +7,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.event_table import CommunicationArgs, ProcessGroup
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.collectives import NamedCollective, in_mesh
+from tests.helpers.known import codes
 from tests.helpers.made_traces import Event, event, launch, on_device, operator, record, step, write
 
 FLOATS: dict[str, Any] = {"dtype": "Float"}
-
-
-def codes(analysis: TraceAnalysis) -> set[str]:
-    return {finding.code for finding in analysis.findings}
 
 
 def gathered_by_copy(sizes: dict[str, Any]) -> list[Event]:
