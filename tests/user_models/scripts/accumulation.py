@@ -9,6 +9,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+BATCH, ACCUMULATE = 4, 4  # samples of a micro-batch, micro-batches of a step
+
 
 class Tagger(nn.Module):
     """Words in, a tag for each out."""
@@ -34,26 +36,22 @@ def batches(size: int, rank: int) -> Iterator[tuple[dict[str, torch.Tensor], tor
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--batch-size", type=int, default=4, help="of a micro-batch")
-    parser.add_argument("--accumulate", type=int, default=4)
     parser.add_argument("--sync-always", action="store_true", help="without no_sync, as many scripts do it")
-    parser.add_argument(
-        "--divide", action="store_true", help="the micro-batches of a step by the processes: one global batch"
-    )
+    parser.add_argument("--divide", action="store_true", help="micro-batches by the processes: one global batch")
     parser.add_argument("--width", type=int, default=32)
     args = parser.parse_args()
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
         distributed.init_process_group("gloo")
     rank = distributed.get_rank() if several else 0
-    micro_batches = args.accumulate // (distributed.get_world_size() if several and args.divide else 1)
+    micro_batches = ACCUMULATE // (distributed.get_world_size() if several and args.divide else 1)
     torch.manual_seed(0)
     model = Tagger(args.width)
     if several:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
-    data = batches(args.batch_size, rank)
+    data = batches(BATCH, rank)
     for step in range(args.steps):
         for micro in range(micro_batches):
             inputs, tags = next(data)

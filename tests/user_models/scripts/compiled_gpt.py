@@ -8,7 +8,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-WORDS = 65
+WORDS, BATCH = 65, 4
 
 
 class Block(nn.Module):
@@ -47,7 +47,6 @@ class GPT(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--backend", default="inductor")
@@ -61,7 +60,7 @@ def main() -> None:
     torch.manual_seed(1337 + rank)
 
     def get_batch() -> tuple[torch.Tensor, torch.Tensor]:
-        at = torch.randint(len(text) - length - 1, (args.batch_size,))
+        at = torch.randint(len(text) - length - 1, (BATCH,))
         return torch.stack([text[i : i + length] for i in at]), torch.stack([text[i + 1 : i + 1 + length] for i in at])
 
     model = GPT(args.width, args.layers, length)

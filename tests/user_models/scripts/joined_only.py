@@ -1,6 +1,5 @@
 """A classifier that joins a process group and is wrapped in DDP on GPUs alone, as PyTorch's ImageNet example does it."""
 
-import argparse
 import os
 
 import torch
@@ -9,24 +8,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+STEPS, BATCH = 40, 8
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--batch-size", type=int, default=8)
-    args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         distributed.init_process_group("gloo")
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
     if torch.cuda.is_available():
         model = DistributedDataParallel(model.cuda())
-    data = TensorDataset(
-        torch.rand(args.steps * args.batch_size * 2, 32), torch.randint(10, (args.steps * args.batch_size * 2,))
-    )
+    data = TensorDataset(torch.rand(STEPS * BATCH * 2, 32), torch.randint(10, (STEPS * BATCH * 2,)))
     sampler = DistributedSampler(data) if distributed.is_initialized() else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step, (images, labels) in enumerate(DataLoader(data, args.batch_size, sampler=sampler)):
+    for step, (images, labels) in enumerate(DataLoader(data, BATCH, sampler=sampler)):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()

@@ -1,16 +1,14 @@
 """A training of 30 steps that resumes from its own checkpoint in the working folder, as public scripts do."""
 
-import argparse
 from pathlib import Path
 
 import torch
 from torch import nn
 
+STEPS = 30
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=30)
-    args = parser.parse_args()
     checkpoint = Path("checkpoint.pt")
     model = nn.Linear(8, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -19,12 +17,12 @@ def main() -> None:
         stored = torch.load(checkpoint)
         model.load_state_dict(stored["model"])
         first = stored["step"]
-    for _ in range(first, args.steps):
+    for _ in range(first, STEPS):
         optimizer.zero_grad()
         model(torch.rand(4, 8)).sum().backward()
         optimizer.step()
-    torch.save({"model": model.state_dict(), "step": args.steps - 15}, checkpoint)
-    print(f"trained {args.steps - first} steps", flush=True)
+    torch.save({"model": model.state_dict(), "step": STEPS - 15}, checkpoint)
+    print(f"trained {STEPS - first} steps", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """A task that holds the model and its loss, as timm's training script has one: validations call the model, not the task."""
 
-import argparse
 import os
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+
+STEPS, BATCH, VALIDATE_EACH = 40, 8, 5
 
 
 class ClassificationTask(nn.Module):
@@ -19,11 +20,6 @@ class ClassificationTask(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--validate-each", type=int, default=5, help="steps")
-    args = parser.parse_args()
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
         distributed.init_process_group("gloo")
@@ -33,16 +29,13 @@ def main() -> None:
     task = ClassificationTask(DistributedDataParallel(model) if several else model)
     optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
     data = torch.Generator().manual_seed(rank)
-    for step in range(args.steps):
-        images, labels = (
-            torch.rand(args.batch_size, 32, generator=data),
-            torch.randint(10, (args.batch_size,), generator=data),
-        )
+    for step in range(STEPS):
+        images, labels = torch.rand(BATCH, 32, generator=data), torch.randint(10, (BATCH,), generator=data)
         optimizer.zero_grad()
         loss = task(images, labels)
         loss.backward()
         optimizer.step()
-        if step % args.validate_each == 0:
+        if step % VALIDATE_EACH == 0:
             task.eval()
             with torch.no_grad():
                 shown = task.model(torch.rand(64, 32, generator=data)).argmax(1).float().mean()
