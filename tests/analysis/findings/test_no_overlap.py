@@ -12,7 +12,7 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.known import known
-from tests.helpers.run_cells import all_reduces, cell_data, windows
+from tests.helpers.run_cells import SIZES, all_reduces, cell_data, windows
 
 MB = 10**6
 STEPS = 4
@@ -53,6 +53,11 @@ def planted(
 EVEN = [(4 * MB, 30e3, 5e3), (4 * MB, 50e3, 5e3), (4 * MB, 70e3, 5e3)]
 
 
+def with_ranks(data: CellData, **changes: object) -> CellData:
+    """With these fields of every rank's results."""
+    return replace(data, ranks=tuple((repeat, msgspec.structs.replace(one, **changes)) for repeat, one in data.ranks))
+
+
 def names(data: CellData) -> list[str]:
     return [reason.name for reason in overlap_reasons(data)]
 
@@ -85,8 +90,7 @@ def test_where_no_reason_is_shown_a_script_is_given_no_option_that_attach_lacks(
 ) -> None:
     data = planted(cell(strategy), EVEN, (0.2, 0.5, 0.9))
     attached = AttachedProcess(cell=cell(strategy), reduction_known=True)
-    ranks = tuple((repeat, msgspec.structs.replace(one, attached=attached)) for repeat, one in data.ranks)
-    (finding,) = no_overlap_finding(replace(data, ranks=ranks))
+    (finding,) = no_overlap_finding(with_ranks(data, attached=attached))
     assert "the traces do not show why" in finding.message
     assert advised in finding.next_step
     assert "--" not in finding.next_step
@@ -207,8 +211,7 @@ def test_advice_for_a_script_names_torchs_arguments() -> None:
     own = cell(bucket_mb=100)
     data = planted(own, [(40 * MB, 90e3, 15e3)], (0.97,), on_device=False)
     attached = AttachedProcess(cell=own, reduction_known=True)
-    ranks = tuple((repeat, msgspec.structs.replace(one, attached=attached)) for repeat, one in data.ranks)
-    (finding,) = no_overlap_finding(replace(data, ranks=ranks))
+    (finding,) = no_overlap_finding(with_ranks(data, attached=attached))
     assert "DDP's bucket_cap_mb=9.5" in finding.next_step
     assert finding.severity == "warning"  # also on a CPU: how the gradients are cut is the script's doing
 
@@ -221,8 +224,7 @@ def test_collectives_on_a_stream_that_computes() -> None:
 def test_the_engine_that_may_serialise() -> None:
     """3 x 5 of 19 ms exposed compute stood still; where it did not, the engine is not blamed."""
     data = planted(cell(), EVEN, (0.2, 0.5, 0.9))
-    ranks = tuple((repeat, msgspec.structs.replace(one, nccl_engine="ProcessGroupNCCL2")) for repeat, one in data.ranks)
-    suspected = replace(data, ranks=ranks)
+    suspected = with_ranks(data, nccl_engine="ProcessGroupNCCL2")
     assert overlap_reasons(suspected) == []
     data.collectives["held_us"] = pd.array([5e3] * len(data.collectives), dtype="Float64")
     (reason,) = overlap_reasons(suspected)
@@ -244,15 +246,12 @@ def test_unused_parameters_are_looked_for() -> None:
     """Two gradients make a map of 2 x 4 B; it is reduced after the buckets."""
     buckets = [*EVEN, (8, 90e3, 100.0)]
     data = planted(cell(ddp_args="find_unused_parameters=true"), buckets, (0.2, 0.5, 0.9, 1.0))
-    ranks = tuple(
-        (repeat, msgspec.structs.replace(one, model=msgspec.structs.replace(one.model, gradient_shapes=((3,), (4,)))))
-        for repeat, one in data.ranks
-    )
-    (reason,) = overlap_reasons(replace(data, ranks=ranks))
+    data = with_ranks(data, model=msgspec.structs.replace(SIZES, gradient_shapes=((3,), (4,))))
+    (reason,) = overlap_reasons(data)
     assert reason.name == "find_unused_parameters"
     assert reason.text.endswith("all-reduce a map of 8 B (1 per step)")
     repeats = [table.assign(repeat=index) for index in (0, 1) for table in (data.collectives,)]
-    both = replace(data, ranks=ranks, collectives=pd.concat(repeats, ignore_index=True))
+    both = replace(data, collectives=pd.concat(repeats, ignore_index=True))
     assert [one.text for one in overlap_reasons(both) if one.name == reason.name] == [
         reason.text
     ]  # a step's, not a repeat's

@@ -1,5 +1,7 @@
 """What a strategy must have moved: a trace that lacks it never reads as "no communication"."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -54,7 +56,13 @@ def checked(cell: Cell, sizes: ParameterSizes, analysis: TraceAnalysis) -> list[
     return list(checked.findings)
 
 
+def without(generated: GeneratedTrace, lost: Callable[[Trace], bool]) -> GeneratedTrace:
+    kept = [event for event in generated.trace["traceEvents"] if not lost(event)]
+    return replace(generated, trace={**generated.trace, "traceEvents": kept})
+
+
 DDP = Cell(strategy="ddp", devices=2, batch_size=4)
+DP = Cell(strategy="dp", devices=2, batch_size=4)
 
 
 def test_ddp_that_reduces_its_gradients_passes(tmp_path: Path) -> None:
@@ -71,13 +79,9 @@ def test_ddp_without_kernels_is_incomplete(tmp_path: Path) -> None:
 
 def test_ddp_with_one_bucket_cut_out_is_incomplete(tmp_path: Path) -> None:
     ranks = [ddp_trace(rank, 2) for rank in range(2)]
-    kernels = [
-        event
-        for event in ranks[1].trace["traceEvents"]
-        if event.get("cat") == "kernel" and "AllReduce" in event["name"]
-    ]
-    ranks[1].trace["traceEvents"].remove(kernels[-1])
-    (finding,) = check(tmp_path, DDP, *ranks)
+    events = ranks[1].trace["traceEvents"]
+    last = [event for event in events if event.get("cat") == "kernel" and "AllReduce" in event["name"]][-1]
+    (finding,) = check(tmp_path, DDP, ranks[0], without(ranks[1], lambda event: event is last))
     assert finding.code == "trace_incomplete"
     assert "(rank 1, step" in finding.message
 
@@ -103,7 +107,7 @@ def test_dp_on_amd_passes_though_no_name_tells_a_collective_or_a_peer(
     generated = dp_trace(2, transport, named_ranges=named_ranges, rccl=True)  # type: ignore[arg-type]
     names = {one["name"] for one in generated.trace["traceEvents"] if one.get("cat") in ("kernel", "gpu_memcpy")}
     assert not [name for name in names if "Broadcast" in name or "Reduce" in name or "PtoP" in name]
-    assert check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated) == []
+    assert check(tmp_path, DP, generated) == []
     collectives = analyze_traces([tmp_path]).collectives
     counts = collectives.groupby(["device", "step", "kind"]).size()
     assert counts.tolist() == ([4, 2] * 6 if transport == "nccl" else [])
@@ -112,21 +116,16 @@ def test_dp_on_amd_passes_though_no_name_tells_a_collective_or_a_peer(
 def test_dp_on_amd_with_its_reduces_cut_out_is_incomplete(tmp_path: Path) -> None:
     generated = dp_trace(2, "nccl", rccl=True)
     reduced = launched_in(generated.trace, "ReduceAddCoalesced")
-    generated.trace["traceEvents"] = [one for one in generated.trace["traceEvents"] if one not in reduced]
-    (finding,) = check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated)
+    (finding,) = check(tmp_path, DP, without(generated, lambda event: event in reduced))
     assert finding.code == "trace_incomplete"
     assert "4 and 0 on device 0" in finding.message
 
 
 @pytest.mark.parametrize(("transport", "word"), [("nccl", "Reduce"), ("nccl", "Broadcast"), ("peer_copy", "PtoP")])
 def test_dp_with_its_traffic_cut_out_is_incomplete(tmp_path: Path, transport: str, word: str) -> None:
-    generated = dp_trace(2, transport)  # type: ignore[arg-type]
-    generated.trace["traceEvents"] = [
-        event
-        for event in generated.trace["traceEvents"]
-        if not (event.get("cat") in ("kernel", "gpu_memcpy") and word in event["name"])
-    ]
-    (finding,) = check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated)
+    whole = dp_trace(2, transport)  # type: ignore[arg-type]
+    cut = without(whole, lambda event: event.get("cat") in ("kernel", "gpu_memcpy") and word in event["name"])
+    (finding,) = check(tmp_path, DP, cut)
     assert finding.code == "trace_incomplete"
 
 
@@ -136,7 +135,7 @@ def test_dp_reduces_the_zeros_of_frozen_parameters_too(tmp_path: Path, transport
     generated = dp_trace(2, transport)  # type: ignore[arg-type]
     write_trace(generated.trace, tmp_path / "0_0.pt.trace.json")
     frozen = msgspec.structs.replace(sizes_of(generated), gradient_bytes=6 * MIB)
-    assert checked(Cell(strategy="dp", devices=2, batch_size=4), frozen, analyze_traces([tmp_path])) == []
+    assert checked(DP, frozen, analyze_traces([tmp_path])) == []
 
 
 def launched_in(trace: Trace, operator: str) -> list[Trace]:
@@ -163,9 +162,7 @@ def test_large_inputs_do_not_stand_in_for_lost_gradients(tmp_path: Path) -> None
     assert scattered
     for copy in scattered:
         copy["args"]["bytes"] = 10**9
-    kept = [one for one in generated.trace["traceEvents"] if one not in reduced]
-    generated.trace["traceEvents"] = kept
-    (finding,) = check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated)
+    (finding,) = check(tmp_path, DP, without(generated, lambda event: event in reduced))
     assert finding.code == "trace_incomplete"
 
 
@@ -177,17 +174,13 @@ def test_devices_need_not_begin_at_0(tmp_path: Path) -> None:
             event["pid"] += 2
             places = {name: event["args"][name] + 2 for name in ("device", "inDevice") if name in event["args"]}
             event["args"] = event["args"] | places
-    assert check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated) == []
+    assert check(tmp_path, DP, generated) == []
 
 
 def test_a_lost_device_is_incomplete(tmp_path: Path) -> None:
-    generated = dp_trace(2, "nccl")
-    generated.trace["traceEvents"] = [
-        event
-        for event in generated.trace["traceEvents"]
-        if not (event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and event["pid"] == 1)
-    ]
-    (finding,) = check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated)
+    on_device = ("kernel", "gpu_memcpy", "gpu_memset")
+    one_lost = without(dp_trace(2, "nccl"), lambda event: event.get("cat") in on_device and event["pid"] == 1)
+    (finding,) = check(tmp_path, DP, one_lost)
     assert "expected 2 devices at work, the trace shows 1" in finding.message
 
 
