@@ -188,6 +188,19 @@ class TraceBuilder:
         return events
 
 
+def one_group(rank: int, ranks: int, backend: str = "nccl") -> Trace:
+    """The `distributedInfo` of a rank whose only group is that of all ranks."""
+    engine = f"{'cuda' if backend == 'nccl' else 'cpu'}:{backend}"
+    group = {
+        "pg_name": "0",
+        "pg_desc": "default_pg",
+        "backend_config": engine,
+        "pg_size": ranks,
+        "ranks": [*range(ranks)],
+    }
+    return {"backend": backend, "rank": rank, "world_size": ranks, "pg_count": 1, "pg_config": [group]}
+
+
 def _complete(
     category: str, name: str, pid: int, tid: int, start: float, duration: float, args: dict[str, object]
 ) -> Trace:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.generated_traces.builder import DeviceWork, TraceBuilder
+from tests.generated_traces.builder import DeviceWork, TraceBuilder, one_group
 from tests.generated_traces.model import Trace
-from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS
+from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS, all_reduce_of_two
 from tests.generated_traces.writing import write_trace
 
 MAIN, COMPUTE, OWN = 5100, 7, 40
@@ -51,10 +51,7 @@ def _trace(rank: int, ranks: int, options: Contended) -> Trace:
     for step in range(options.steps):
         with builder.annotation(f"ProfilerStep#{step}", MAIN):
             builder.synchronize(MAIN, _step(builder, rank, step, options, generator) + 20.0)
-    ids = list(range(ranks))
-    group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": ranks, "ranks": ids}
-    header: Trace = {"backend": "nccl", "rank": rank, "world_size": ranks, "pg_count": 1, "pg_config": [group]}
-    return builder.trace(["NVIDIA A100-SXM4-80GB"] * ranks, header)
+    return builder.trace(["NVIDIA A100-SXM4-80GB"] * ranks, one_group(rank, ranks))
 
 
 def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, generator: np.random.Generator) -> float:
@@ -86,11 +83,8 @@ def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, gener
 
 
 def _all_reduce(builder: TraceBuilder, rank: int, start: float, duration: float) -> None:
-    operator, _, called = OPERATORS["all_reduce"]
-    fields: dict[str, object] = {
-        "Collective name": called, "In msg nelems": 1000, "Out msg nelems": 1000, "Group size": 2, "dtype": "Float",
-        "Process Group Name": "0", "Process Group Ranks": "[0, 1]",
-    }  # fmt: skip
+    operator, _, _ = OPERATORS["all_reduce"]
+    fields = all_reduce_of_two(1000)
     with builder.op(operator, MAIN), builder.op("record_param_comms", MAIN, **fields):
         name = KERNEL_NAMES["nccl_2_19"]["all_reduce"]
         builder.launch(MAIN, DeviceWork(rank, OWN, name, start, duration, metadata=fields))

@@ -3,7 +3,7 @@
 Times are microseconds after the step's beginning; steps 5 to 7 begin at 0, 1005 and 2010 and last 1000, 1000, 1040.
 """
 
-from tests.generated_traces.builder import ZERO_US, TraceBuilder
+from tests.generated_traces.builder import ZERO_US, TraceBuilder, one_group
 from tests.generated_traces.model import Expected, ExpectedCollective, GeneratedTrace
 from tests.generated_traces.raster import cpu_steps
 
@@ -65,10 +65,7 @@ def gloo_trace(rank: int = 0, world_size: int = 2) -> GeneratedTrace:
     builder = TraceBuilder(pid=MAIN + 1000 * rank)
     for index, step in enumerate(STEPS):
         _add_step(builder, index, step, LATE_START_US[world_size][rank])
-    ranks = list(range(world_size))
-    group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cpu:gloo", "pg_size": world_size}
-    distributed = {"backend": "gloo", "rank": rank, "world_size": world_size, "pg_count": 1}
-    trace = builder.trace([], distributed | {"pg_config": [{**group, "ranks": ranks}]})
+    trace = builder.trace([], one_group(rank, world_size, "gloo"))
     collectives = tuple(
         _collective(rank, world_size, index, number) for index in range(len(STEPS)) for number in range(len(WORKS))
     )

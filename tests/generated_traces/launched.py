@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.generated_traces.builder import CALL_US, ENTER_US, DeviceWork, TraceBuilder
+from tests.generated_traces.builder import CALL_US, ENTER_US, DeviceWork, TraceBuilder, one_group
 from tests.generated_traces.model import Trace
-from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS
+from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS, all_reduce_of_two
 from tests.generated_traces.writing import write_trace
 
 MAIN, AUTOGRAD = 5100, 5150
@@ -58,15 +58,7 @@ class _Program:
             with self.builder.annotation(f"ProfilerStep#{step}", MAIN):
                 self._step()
                 self.builder.synchronize(MAIN, max(max(self.free.values()), self.builder.clock[MAIN]) + 4.0)
-        group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": 2, "ranks": [0, 1]}
-        distributed: Trace = {
-            "backend": "nccl",
-            "rank": self.rank,
-            "world_size": 2,
-            "pg_count": 1,
-            "pg_config": [group],
-        }
-        return self.builder.trace(["NVIDIA A100-SXM4-80GB"] * 2, distributed)
+        return self.builder.trace(["NVIDIA A100-SXM4-80GB"] * 2, one_group(self.rank, 2))
 
     def _step(self) -> None:
         with self.builder.annotation("DistributedDataParallel.forward", MAIN):
@@ -99,11 +91,8 @@ class _Program:
         stream = COMPUTE if self.options.on_compute_stream else OWN
         self._after(self.free[COMPUTE], stream)
         self.sequence += 1
-        operator, annotation, called = OPERATORS["all_reduce"]
-        fields: dict[str, object] = {
-            "Collective name": called, "In msg nelems": ELEMENTS, "Out msg nelems": ELEMENTS, "Group size": 2, "dtype": "Float",
-            "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": self.sequence,
-        }  # fmt: skip
+        operator, annotation, _ = OPERATORS["all_reduce"]
+        fields = all_reduce_of_two(ELEMENTS, Seq=self.sequence)
         with (
             self.builder.op(operator, AUTOGRAD),
             self.builder.op("record_param_comms", AUTOGRAD, **fields),

@@ -87,10 +87,10 @@ class Cluster:
         return {devices: {size: every[devices][size] for size in sizes} for devices in counts}
 
 
-def log_text(times_us: dict[int, float], devices: int, prefix: str = "", per_node: int = PER_NODE) -> str:
+def log_text(times_us: dict[int, float], devices: int, prefix: str = "") -> str:
     """What `all_reduce_perf` prints for one count."""
     ranks = "".join(
-        f"#  Rank {rank:2d} Group  0 Pid {1000 + rank} on node{rank // per_node:04d} device {rank % per_node:2d} [0x07] NVIDIA "
+        f"#  Rank {rank:2d} Group  0 Pid {1000 + rank} on node{rank // PER_NODE:04d} device {rank % PER_NODE:2d} [0x07] NVIDIA "
         "A100-SXM4-40GB\n"
         for rank in range(devices)
     )

@@ -58,3 +58,10 @@ OPERATORS: dict[str, tuple[str, str, str]] = {
     "send": ("c10d::send", "nccl:send", "send"),
     "recv": ("c10d::recv_", "nccl:recv", "recv"),
 }
+
+
+def all_reduce_of_two(elements: int, **more: object) -> dict[str, object]:
+    """What is recorded of an all-reduce of ranks 0 and 1."""
+    sizes = {"In msg nelems": elements, "Out msg nelems": elements, "Group size": 2, "dtype": "Float"}
+    group = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+    return {"Collective name": OPERATORS["all_reduce"][2], **sizes, **group, **more}
