@@ -235,9 +235,9 @@ def test_a_gpu_off_the_bus_is_a_finding() -> None:
     assert "GPU 0 does not answer its driver" in finding.message
     # A GPU lost after its handle was returned answers nothing; one with any answer is not lost.
     answers = {name: (None, value[1]) for name, value in TwoGpuNvml().answers.items()} | {"NvLinks": (0, 12)}
-    silent, _ = device_states(TwoGpuNvml(**answers), ())
+    silent, _ = device_states(TwoGpuNvml((), **answers), ())
     assert [finding.code for finding in device_findings([silent])][:1] == ["device_lost"]
-    warm, _ = device_states(TwoGpuNvml(**{**answers, "Temperature": (41, 83)}), ())
+    warm, _ = device_states(TwoGpuNvml((), **{**answers, "Temperature": (41, 83)}), ())
     assert device_findings([warm]) == []
 
 
