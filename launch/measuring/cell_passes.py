@@ -101,6 +101,7 @@ def run_passes(process: CellProcess) -> PassResults:
         # DataParallel's replicas, and PowerSGD's second and third all-reduce, run on threads that are not traced by default.
         all_threads=process.cell.traits.threaded or process.cell.options.comm_hook == "powersgd",
         synchronise=process.synchronise,
+        replica_threads=process.cell.devices if process.cell.traits.threaded else 0,
     )
     if isinstance(process.model, DistributedDataParallel) and process.cell.devices > 1:
         process.report("counters")

@@ -50,16 +50,24 @@ class StepTrace:
 
     It covers `traced_steps` whole steps and the one before them, after WARMUP_STEPS with a profiler that discards its events, and
     is saved (gzip) at `path` when the last of its `steps` ends. `all_threads` also records Python threads on which the profiler
-    was not started, such as those of DataParallel. `synchronise` waits for the device's work, and may wait for other processes.
+    was not started, such as those of DataParallel, of which each step starts `replica_threads` at a time. `synchronise` waits for
+    the device's work, and may wait for other processes.
     """
 
     def __init__(
-        self, traced_steps: int, path: Path, device: torch.device, all_threads: bool, synchronise: Callable[[], None]
+        self,
+        traced_steps: int,
+        path: Path,
+        device: torch.device,
+        all_threads: bool,
+        synchronise: Callable[[], None],
+        replica_threads: int = 0,
     ) -> None:
         self.steps = WARMUP_STEPS + traced_steps + 1
         self.complete = False
         self._path = path
         self._synchronise = synchronise
+        self._replica_threads = replica_threads
         self._step = 0
         self._timer = StepTimer(device)
         self._outcomes: list[StepCounts] = []
@@ -74,7 +82,7 @@ class StepTrace:
     def start(self) -> None:
         """Begin the first step."""
         self._synchronise()
-        self._heap.enter_context(touched_heap(self.steps - WARMUP_STEPS, _EVENT_BYTES))
+        self._heap.enter_context(touched_heap(self.steps - WARMUP_STEPS, _EVENT_BYTES, self._replica_threads))
         self._profiler.start()
 
     def batch_arrived(self) -> None:
@@ -127,12 +135,13 @@ def record_trace(
     all_threads: bool,
     synchronise: Callable[[], None],
     after_step: Callable[[int], None] | None = None,
+    replica_threads: int = 0,
 ) -> list[StepSample]:
     """Run and trace steps with a `StepTrace`; returns a sample of each recorded step.
 
     `after_step` is called with each finished step's number.
     """
-    trace = StepTrace(traced_steps, path, device, all_threads, synchronise)
+    trace = StepTrace(traced_steps, path, device, all_threads, synchronise, replica_threads)
     with ranges_recorded():
         trace.start()
         try:

@@ -9,6 +9,8 @@ was also touched before.
 
 import ctypes
 import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc accepts no more on 64 bits
 _BLOCK_BYTES = 64 << 10  # below every threshold at which glibc maps a block separately
 _FREE_SHARE = 1 / 8  # of the free memory
 _MOST_BYTES = 1 << 30
+_ENDING_S = 0.02  # a thread gives back its heap a moment after it was joined
 _TUNED_BY = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD")
 
 
@@ -42,11 +45,12 @@ class _Touched:
 
 
 @contextmanager
-def touched_heap(steps: int, kept_bytes: int) -> Iterator[None]:
+def touched_heap(steps: int, kept_bytes: int, replica_threads: int = 0) -> Iterator[None]:
     """Within this context malloc has touched memory for steps that keep `kept_bytes` each and free the rest in fragments.
 
-    Only the calling thread's heap: the threads of DataParallel's replicas have separate ones. A single heap for all threads
-    (M_ARENA_MAX) is not an option: with it torch 2.14's profiler crashed in half of the jobs with two ranks.
+    In equal shares of the calling thread's heap and of those that new threads get, such as the threads that DataParallel starts
+    for its replicas in each pass: twice `replica_threads`, as the previous ones may still be ending. A single heap for all
+    threads (M_ARENA_MAX) is not an option: with it torch 2.14's profiler crashed in half of the jobs with two ranks.
     The memory of a step is what malloc holds unused after one, known from glibc 2.33 on. At most 1 GiB is touched, and by all
     processes of this host together an eighth of the free memory.
     """
@@ -54,19 +58,40 @@ def touched_heap(steps: int, kept_bytes: int) -> Iterator[None]:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     most = min(_MOST_BYTES, int(free_host_bytes() * _FREE_SHARE / processes))
     lacking = min(steps * (step_bytes + kept_bytes), most) - _Touched.bytes
+    heaps = 1 + 2 * replica_threads
+    blocks_each = max(0, lacking // _BLOCK_BYTES // heaps)
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
-    blocks = [block for _ in range(lacking // _BLOCK_BYTES) if (block := libc.malloc(ctypes.c_size_t(_BLOCK_BYTES)))]
-    for block in blocks:
-        ctypes.memset(block, 0, _BLOCK_BYTES)
-    _Touched.bytes += len(blocks) * _BLOCK_BYTES
-    last = blocks.pop() if blocks else None  # malloc returns only what is above every block in use to the system
-    for block in blocks:
-        libc.free(block)
+    together = threading.Barrier(heaps - 1) if replica_threads else None
+    last: list[int] = []  # malloc returns only what is above every block in use to the system
+
+    def touch(together: threading.Barrier | None) -> None:
+        blocks = [block for _ in range(blocks_each) if (block := libc.malloc(ctypes.c_size_t(_BLOCK_BYTES)))]
+        for block in blocks:
+            ctypes.memset(block, 0, _BLOCK_BYTES)
+        if blocks:
+            last.append(blocks.pop())
+        for block in blocks:
+            libc.free(block)
+        if together is not None:  # else a later thread would get the heap of one that has ended
+            together.wait()
+
+    touch(None)
+    if replica_threads:
+        time.sleep(_ENDING_S)
+    threads = [threading.Thread(target=touch, args=(together,)) for _ in range(heaps - 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if replica_threads:
+        time.sleep(_ENDING_S)
+    _Touched.bytes += blocks_each * _BLOCK_BYTES * heaps
     try:
         yield
     finally:
-        libc.free(last)
+        for block in last:
+            libc.free(block)
 
 
 def _free_heap_bytes() -> int:

@@ -36,6 +36,22 @@ with touched_heap(3, 16 << 20):
     print(faults(kept_and_step) + faults(kept_and_step) + faults(kept_and_step))
 print(faults(touched_heap(3, 16 << 20).__enter__))
 """
+THREADS = """
+import threading
+def threads():  # those of a replica each: a step, of which a tracer keeps 16 MiB
+    together = threading.Barrier(2)
+    def run():
+        together.wait()
+        step()
+        libc.malloc(ctypes.c_size_t(1 << 24))
+        together.wait()
+    both = [threading.Thread(target=run) for _ in range(2)]
+    for thread in both: thread.start()
+    for thread in both: thread.join()
+keep_freed_memory(); threads(); threads()
+with touched_heap(3, 96 << 20, REPLICAS):
+    print(faults(threads) + faults(threads))
+"""
 PAGES = (64 << 20) // 4096
 glibc = pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
 
@@ -68,6 +84,13 @@ def test_traced_steps_fault_no_page_in_and_a_second_trace_touches_nothing_again(
     traced, again = printed(TOUCH)
     assert traced < PAGES / 100
     assert again < 100
+
+
+@pytest.mark.process
+@glibc
+def test_the_heaps_of_replicas_threads_are_touched_too() -> None:
+    (touched,), (untouched,) = (printed(THREADS.replace("REPLICAS", count)) for count in ("2", "0"))
+    assert touched < PAGES / 2 < PAGES < untouched
 
 
 def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:
