@@ -199,20 +199,11 @@ def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
             else "compile each block separately",
             of_script=True,
         )
-    elif evidence.data.cell.traits.reduces_early or evidence.sharded:
-        yield OverlapReason(
-            "late_buckets",
-            text,
-            "find out why gradients are late: one layer with most of the compute, or weights shared by several layers",
-            of_script=True,
-        )
     else:
-        yield OverlapReason(
-            "late_buckets",
-            text,
-            "reduce gradients during the backward pass, as DistributedDataParallel does, rather than after it",
-            of_script=True,
-        )
+        advice = "reduce gradients during the backward pass, as DistributedDataParallel does, rather than after it"
+        if evidence.data.cell.traits.reduces_early or evidence.sharded:
+            advice = "find out why gradients are late: one layer with most of the compute, or weights shared by several layers"
+        yield OverlapReason("late_buckets", text, advice, of_script=True)
 
 
 def little_computing(evidence: Evidence) -> Iterator[OverlapReason]:

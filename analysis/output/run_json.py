@@ -10,13 +10,20 @@ import pandas as pd
 from dpscope.analysis.cells.columns import NAMES
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import Value
-from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, WAIT_FIELDS, contention_records, decimals
+from dpscope.analysis.output.traces import (
+    COLLECTIVE_FIELDS,
+    STEP_FIELDS,
+    WAIT_FIELDS,
+    contention_records,
+    decimals,
+    records,
+)
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.scaling_laws import ScalingFit
-from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
+from dpscope.analysis.traces.reading.table import as_table
 from dpscope.analysis.training.tables import training_content
 from dpscope.profiling.mirrors.wandb_mirror import CellSummary
 
@@ -75,20 +82,15 @@ def _rows(
 ) -> list[dict[str, object]]:
     """Rows of the cells whose communication is known, or of all."""
     return [
-        record
+        {"cell": data.cell.name, **record}
         for data in report.run.measured
         if (data.communication_known or not of_known) and len(table := table_of(data))
-        for record in frame_records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
+        for record in records(as_table(table), ("repeat", *fields))
     ]
 
 
 def _steps(data: CellData) -> pd.DataFrame:
     return data.steps if data.communication_known else data.steps.assign(**dict.fromkeys(UNKNOWN_WITH_COMMUNICATION))
-
-
-def frame_records(table: pd.DataFrame, fields: tuple[str, ...]) -> list[dict[str, object]]:
-    """Rows as plain Python, these fields of each, with six decimals; missing values and missing columns are None."""
-    return [{name: decimals(plain(row.get(name))) for name in fields} for row in table.to_dict("records")]
 
 
 def memory_records(report: Report) -> list[dict[str, object]]:

@@ -21,7 +21,7 @@ _STYLES = {"error": "bold red", "warning": "yellow"}
 
 def print_summary(console: Console, report: PrintedReport, page: Path | None, whole: bool = False) -> None:
     """At most 30 lines at 80 columns. `whole`: the answers with a row for every cell, and nothing after them."""
-    answers = _answers(report)
+    answers = answer_grid(report.warnings, report.answers)
     tables = _tables(report, whole)
     console.print(answers)
     for table in tables:
@@ -56,10 +56,6 @@ def place_of_page(page: Path | None) -> str:
     )
 
 
-def _answers(report: PrintedReport) -> Trimmed:
-    return answer_grid(report.warnings, report.answers)
-
-
 def answer_grid(warnings: Sequence[str], answers: Sequence[tuple[str, str]]) -> Trimmed:
     """The answers with their labels, after what comes before any conclusion."""
     grid = Table.grid(padding=(0, 1))
@@ -78,17 +74,11 @@ def answer_grid(warnings: Sequence[str], answers: Sequence[tuple[str, str]]) -> 
 
 def _tables(report: PrintedReport, whole: bool) -> list[TextTable]:
     """Where a step goes, and the shortcuts for the cells that are shown."""
-    first = report.summary if whole else _first_rows(report)
-    second = report.shortcuts
-    if second is None:
-        return [first]
-    cells = {row[0] for row in first.rows}
-    return [first, second if whole else replace(second, rows=tuple(row for row in second.rows if row[0] in cells))]
-
-
-def _first_rows(report: PrintedReport) -> TextTable:
-    table = report.summary
-    return replace(table, rows=tuple(table.rows[index] for index in report.first_rows))
+    tables = [report.summary, *([] if report.shortcuts is None else [report.shortcuts])]
+    if whole:
+        return tables
+    cells = {report.summary.rows[index][0] for index in report.first_rows}
+    return [replace(table, rows=tuple(row for row in table.rows if row[0] in cells)) for table in tables]
 
 
 def _findings(findings: Sequence[Finding]) -> Trimmed:

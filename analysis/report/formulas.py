@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 
@@ -91,47 +92,24 @@ def _why_unmeasured(lines: list[FormulaLine], comparison: Comparison) -> Iterato
 
 
 def _lines(data: CellData, row: CellRow, comparison: Comparison, sources: CostSources) -> Iterator[FormulaLine]:
+    line = partial(FormulaLine, data.cell.name)
+    source, ring_source = map(_source, (row.prediction_source, row.ring_source))
     if (ring := row.ring_us) is not None:
-        yield FormulaLine(
-            data.cell.name,
-            _ring_name(data),
-            _ring(data, sources),
-            "calibration" if row.ring_source == "calibration" else _SPECIFICATION,
-            ring,
-            minus(ring, row.ring_error_us),
-        )
+        yield line(_ring_name(data), _ring(data, sources), ring_source, ring, minus(ring, row.ring_error_us))
     predicted = [one for one in comparison.predictions if one.cell == data.cell.name and one.predicted_us is not None]
     for one in predicted[:MOST_COLLECTIVES]:
-        yield FormulaLine(
-            one.cell,
-            f"{one.kind}, {one.per_step:.3g} a step",
-            _collective(one, sources),
-            _source(row),
-            one.predicted_us,
-            one.measured_us,
-        )
+        what = f"{one.kind}, {one.per_step:.3g} a step"
+        yield line(what, _collective(one, sources), source, one.predicted_us, one.measured_us)
     if data.cell.traits.peer_copies and row.predicted_transfer_us is not None:
-        yield FormulaLine(
-            data.cell.name,
-            "DataParallel, all transfers of a step",
-            _data_parallel(data, predicted, sources),
-            _source(row),
-            row.predicted_transfer_us,
-            row.communication_us,
-        )
+        what, formula = "DataParallel, all transfers of a step", _data_parallel(data, predicted, sources)
+        yield line(what, formula, source, row.predicted_transfer_us, row.communication_us)
     elif (exposed := row.predicted_exposed_us) is not None:
-        yield FormulaLine(
-            data.cell.name,
-            "DDP's schedule, exposed communication",
-            _schedule(data, sources),
-            _source(row),
-            exposed,
-            row.exposed_us,
-        )
+        what = "DDP's schedule, exposed communication"
+        yield line(what, _schedule(data, sources), source, exposed, row.exposed_us)
 
 
-def _source(row: CellRow) -> str:
-    return "calibration" if row.prediction_source == "calibration" else _SPECIFICATION
+def _source(name: str | None) -> str:
+    return "calibration" if name == "calibration" else _SPECIFICATION
 
 
 def _ring(data: CellData, sources: CostSources) -> str:

@@ -27,19 +27,16 @@ def setting_of(run: RunData) -> str:
         if model
         else ""
     )
-    if manifest.script is not None:
-        return (
-            f"{manifest.script}, attached to: {workload.model}{size}; {_machine(run)}, torch {environment.torch_version}, "
-            f"{environment.platform}; {counted(manifest.threads_per_process, 'thread')} per process; "
-            f"{repeats_text(run)}; measured {manifest.created_at}."
-        )
-    normalised = f" (normalised by {manifest.normalisation})" if manifest.normalisation is not None else ""
-    return (
-        f"{workload.model}{size}, {workload.data} data{normalised}, "
-        f"amp {workload.amp}, SGD; {_machine(run)}, torch {environment.torch_version}, "
-        f"{environment.platform}; {counted(manifest.threads_per_process, 'thread')} per process; "
-        f"seed {workload.seed}; {repeats_text(run)}; measured {manifest.created_at}."
+    where = (
+        f"{_machine(run)}, torch {environment.torch_version}, {environment.platform}; "
+        f"{counted(manifest.threads_per_process, 'thread')} per process"
     )
+    measured = f"{repeats_text(run)}; measured {manifest.created_at}."
+    if manifest.script is not None:
+        return f"{manifest.script}, attached to: {workload.model}{size}; {where}; {measured}"
+    normalised = f" (normalised by {manifest.normalisation})" if manifest.normalisation is not None else ""
+    what = f"{workload.model}{size}, {workload.data} data{normalised}, amp {workload.amp}, SGD"
+    return f"{what}; {where}; seed {workload.seed}; {measured}"
 
 
 def _machine(run: RunData) -> str:

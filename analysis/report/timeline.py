@@ -100,7 +100,7 @@ def timeline_view(
     lanes = [
         lane
         for one in drawn
-        for lane in _rank_lanes(one, places[_rank(one)] - zero_us, collectives, data.cell.strategy, len(ranks) > 1)
+        for lane in _rank_lanes(one, places[_rank(one)] - zero_us, collectives, data.cell.strategy)
     ]
     shortest = _SHORTEST_SHARE * (end_us - zero_us)
     return TimelineView(
@@ -167,9 +167,7 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
     return f"{how}; these ends are {apart}" if moved else f"{how}; the ends of shared collectives are {apart}"
 
 
-def _rank_lanes(
-    one: StepTimeline, shift_us: float, collectives: pd.DataFrame, strategy: JobStrategy, several: bool
-) -> Iterator[Lane]:
+def _rank_lanes(one: StepTimeline, shift_us: float, collectives: pd.DataFrame, strategy: JobStrategy) -> Iterator[Lane]:
     on_host = all(device.device is None for device in one.devices)
     rank = f"rank {one.rank}"
     ranges = tuple(_bar(mark, shift_us, mark.name) for mark in one.ranges)

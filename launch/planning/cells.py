@@ -210,9 +210,9 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
         *((one, 1) for one in matrix.devices),
         *((one.devices, one.nodes) for one in layouts_of(matrix)),
     ):
-        for size in _weak_sizes(matrix, samples, count) if matrix.scaling != "strong" else ():
+        for size in _sizes(matrix, samples // count) if matrix.scaling != "strong" else ():
             _add(cells, matrix, kind, count, size, nodes)
-        for size in _strong_sizes(matrix, samples, count) if matrix.scaling != "weak" else ():
+        for size in _sizes(matrix, samples) if matrix.scaling != "weak" else ():
             _add(cells, matrix, kind, count, size // count, nodes)
             for strategy in (one for one in matrix.strategies if traits_of(one).baseline):
                 _add_each(cells, _cell(strategy, kind, 1, size // count), other_options(matrix))
@@ -233,24 +233,14 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
     return tuple(sorted(planned, key=key))
 
 
-def _weak_sizes(matrix: ResolvedMatrix, samples: int, count: int) -> tuple[int, ...]:
+def _sizes(matrix: ResolvedMatrix, largest: int) -> tuple[int, ...]:
+    """The batch sizes; those that grow end at the largest."""
     if matrix.batch_growth is None:
         return matrix.batch_sizes
-    return _grown(matrix.batch_sizes[0], matrix.batch_growth, samples // count)
-
-
-def _strong_sizes(matrix: ResolvedMatrix, samples: int, count: int) -> tuple[int, ...]:
-    if matrix.batch_growth is None:
-        return matrix.batch_sizes
-    return _grown(matrix.batch_sizes[0], matrix.batch_growth, samples)
-
-
-def _grown(first: int, growth: int, largest: int) -> tuple[int, ...]:
-    sizes = []
-    size = first
+    sizes, size = [], matrix.batch_sizes[0]
     while size <= largest:
         sizes.append(size)
-        size *= growth
+        size *= matrix.batch_growth
     return tuple(sizes)
 
 

@@ -162,7 +162,7 @@ def _works(
 ) -> tuple[Works, float]:
     """The columns of `Works`, and when the host was last known to be somewhere before the first launch."""
     count = len(works.launch_us)
-    needs = _needs(works, split.buckets, gradients)
+    needs = _needs(works, split.buckets)
     held = _held_until(works, split, needs, began)
     wait = _waits(attribution, works, step, began)
     host = np.diff(works.launch_us, prepend=wait.before_us)
@@ -189,7 +189,7 @@ def _works(
     )
 
 
-def _needs(works: _Launched, reduced: pd.DataFrame, gradients: Gradients) -> np.ndarray:
+def _needs(works: _Launched, reduced: pd.DataFrame) -> np.ndarray:
     """The share of the gradients' bytes that each work waits for: only works launched after the last all-reduce do."""
     needs = np.zeros(len(works.launch_us))
     if reduced.empty:
