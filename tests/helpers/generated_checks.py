@@ -14,12 +14,20 @@ TIMES = (
     "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us", "idle_us",
     "clipped_us",
 )  # fmt: skip
+RECORDED = ("group", "sequence", "bytes", "group_size", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
 
 def analyzed(tmp_path: Path, *ranks: GeneratedTrace) -> TraceAnalysis:
     for rank, generated in enumerate(ranks):
         write_trace(generated.trace, tmp_path / f"0_{rank}.pt.trace.json.gz")
     return analyze_traces([tmp_path])
+
+
+def check_job(analysis: TraceAnalysis, ranks: list[GeneratedTrace]) -> None:
+    """Every expected step and collective of each rank."""
+    for rank, generated in enumerate(ranks):
+        check_steps(analysis.steps, rank, generated)
+    check_collectives(analysis, ranks)
 
 
 def check_steps(steps: pd.DataFrame, rank: int, generated: GeneratedTrace) -> None:
@@ -56,16 +64,7 @@ def check_collectives(analysis: TraceAnalysis, ranks: list[GeneratedTrace]) -> N
         for record, one in zip(found, expected, strict=True):
             assert (record["kind"], record["step"]) == (one.kind, one.step)
             assert record["duration_us"] == pytest.approx(one.duration_us, abs=1e-3)
-            for name in (
-                "group",
-                "sequence",
-                "bytes",
-                "group_size",
-                "transfer_us",
-                "wait_us",
-                "algbw_gb_per_s",
-                "busbw_gb_per_s",
-            ):
+            for name in RECORDED:
                 value = getattr(one, name)
                 if value is None:
                     assert pd.isna(record[name]), (name, record, one)

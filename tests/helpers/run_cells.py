@@ -1,7 +1,9 @@
 """Cells of a run made by hand: known samples, windows and collectives, without traces."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import msgspec
 import pandas as pd
 
 from dpscope.analysis.runs.cell_data import CellData
@@ -160,6 +162,11 @@ def _fit(
         collective=kind, devices=devices, pieces=(piece,), sizes=10, smallest_bytes=smallest, largest_bytes=largest,
         median_relative_error=0.0, largest_relative_error=0.0, prediction_relative_error=0.1, interval_source="samples",
     )  # fmt: skip
+
+
+def with_ranks(data: CellData, **changes: object) -> CellData:
+    """With these fields of every rank's results."""
+    return replace(data, ranks=tuple((repeat, msgspec.structs.replace(one, **changes)) for repeat, one in data.ranks))
 
 
 def run_of(*cells: CellData) -> RunData:

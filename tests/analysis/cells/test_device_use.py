@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -21,16 +20,16 @@ from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import write_ddp_job
 from tests.helpers.examples import loaded
+from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
-from tests.helpers.run_cells import cell_data, run_of, windows
+from tests.helpers.run_cells import cell_data, run_of, windows, with_ranks
 
 A100 = "NVIDIA A100-SXM4-40GB"
 
 
 def test_convolutions_and_products_have_their_own_peak() -> None:
     """156 TFLOP of convolutions at TF32's 156 TFLOP/s take 1 s, 39 TFLOP of products in single precision at 19.5 another 2 s."""
-    speed = gpu_speed(A100)
-    assert speed is not None
+    speed = known(gpu_speed(A100))
     flops = StepFlops(total=195 * 10**12, convolutions=156 * 10**12, convolution_precision="tf32")
     assert least_step_us(flops, speed) == pytest.approx(3e6)
 
@@ -49,11 +48,7 @@ def test_convolutions_and_products_have_their_own_peak() -> None:
 def test_a_cells_row(flops: StepFlops | None, name: str, least_us: float | None, reason: str) -> None:
     run = loaded()
     cell = next(iter(run.cells))
-    data = run.cells[cell]
-    ranks = tuple(
-        (repeat, msgspec.structs.replace(rank, flops=flops, device_names=(name,))) for repeat, rank in data.ranks
-    )
-    changed = replace(run, cells={**run.cells, cell: replace(data, ranks=ranks)})
+    changed = replace(run, cells={**run.cells, cell: with_ranks(run.cells[cell], flops=flops, device_names=(name,))})
     comparison = compare(changed)
     row = comparison.table.set_index("cell").loc[cell]
     if least_us is None:
@@ -83,8 +78,7 @@ def test_published_utilisation(
 
     Tokens per second and GPU give its MFU: 6 FLOPs a parameter and token, 12 x width x context a layer for attention.
     """
-    speed = gpu_speed("NVIDIA H100 80GB HBM3")
-    assert speed is not None
+    speed = known(gpu_speed("NVIDIA H100 80GB HBM3"))
     a_second = StepFlops(
         total=tokens_per_s * (6 * parameters + 12 * layers * width * context), product_precision="half"
     )
@@ -97,11 +91,7 @@ SINGLE, DDP = Cell("single", 1, 8), Cell("ddp", 2, 8)
 def on(data: CellData, device: str, flops: StepFlops | None, tflops: float | None = None) -> CellData:
     """The cell on a device, with FLOPs that rank 0 counted and the rate at which each process multiplied matrices."""
     peak = None if tflops is None else MatmulPeak(tflops, side=512, dtype="float32", threads=1)
-    ranks = tuple(
-        (repeat, msgspec.structs.replace(one, device_names=(device,), flops=flops, matmul_peak=peak))
-        for repeat, one in data.ranks
-    )
-    return replace(data, ranks=ranks)
+    return with_ranks(data, device_names=(device,), flops=flops, matmul_peak=peak)
 
 
 def ddp_cell(step_us: float = 1000.0) -> CellData:
@@ -169,8 +159,7 @@ def test_two_runs_compared() -> None:
     assert (change.before_tflops, change.after_tflops, change.ratio.value) == pytest.approx((78, 107.25, 1.375))
     assert (change.before_share, change.after_share) == pytest.approx((0.5, 0.6875))
     assert change.record()["mfu_after"] == pytest.approx(0.6875)
-    table = use_table([change])
-    assert table is not None
+    table = known(use_table([change]))
     assert table.rows[0][1:4] == ("78.0", "107.2", "1.375")
     assert use_changes(before, run_of(ddp_cell())) == []
 

@@ -29,6 +29,7 @@ from dpscope.analysis.stats.scaling_laws import amdahl_speedup
 from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
+from tests.helpers.known import known
 from tests.helpers.run_cells import cell_data, run_of, windows
 
 
@@ -67,8 +68,7 @@ def test_weak_and_strong_series_with_intervals() -> None:
     assert weak.fit is not None
     assert weak.fit.law == "karp_flatt"
     assert law_table(comparison((weak, strong))) is None  # one count each: no law
-    table = scaling_table(comparison((weak, strong)))
-    assert table is not None
+    table = known(scaling_table(comparison((weak, strong))))
     assert [row[:2] for row in table.rows] == [("DDP weak, b = 8", "2"), ("DDP strong, G = 16", "2")]
 
 
@@ -77,8 +77,7 @@ def test_three_counts_fit_a_law() -> None:
     (strong,) = [one for one in series(cells, {16: SINGLES[16]}) if one.scaling == "strong"]
     assert strong.fit is not None
     assert strong.fit.law == "usl"
-    table = law_table(comparison((strong,)))
-    assert table is not None
+    table = known(law_table(comparison((strong,))))
     contention, coherency, predicted = table.rows
     assert contention[:4] == ("DDP strong, G = 16", "USL", "contention", "0.100")
     assert coherency[3] == "0.000"
@@ -90,8 +89,7 @@ def test_three_counts_fit_a_law() -> None:
 def test_karp_flatt_is_missing_where_several_devices_are_slower_than_one(step_us: float, shown: str) -> None:
     # 2 x 1,000 / 2,100 = 0.952: (1/0.952 - 1/2) / (1/2) = 1.1, no fraction; at 1,980 us it is 0.98
     (weak,) = series([steps("ddp", 2, 8, step_us)], {8: SINGLES[8]})
-    table = scaling_table(comparison((weak,)))
-    assert table is not None
+    table = known(scaling_table(comparison((weak,))))
     assert table.headings[-1] == "Karp-Flatt"
     assert table.rows[0][-1].startswith(shown)
     assert any("slower than one device" in note for note in table.notes) == (shown == "NA")
@@ -99,8 +97,7 @@ def test_karp_flatt_is_missing_where_several_devices_are_slower_than_one(step_us
 
 def test_one_count_above_1_is_drawn_as_bars_with_their_intervals() -> None:
     found = series([steps("ddp", 2, 8, 1250.0), steps("dp", 2, 8, 2500.0)], {8: SINGLES[8]})
-    figure = draw_scaling(comparison(found))
-    assert figure is not None
+    figure = known(draw_scaling(comparison(found)))
     left, right = figure.axes
     heights = [bar.get_height() for bar in left.patches if isinstance(bar, Rectangle)]
     assert heights == [pytest.approx(1.6, rel=0.01), pytest.approx(0.8, rel=0.01)]  # 2 x 1,000 / 1,250 and / 2,500
@@ -113,8 +110,7 @@ def test_figure_shows_ideal_law_band_and_target() -> None:
     cells = [steps("ddp", n, 16 // n, 1800.0 / amdahl_speedup(0.1, n)) for n in (2, 4, 8)]
     found = series(cells, {16: SINGLES[16]})
     shown = Comparison(scaling=found, target_efficiency=0.8)
-    figure = draw_scaling(shown)
-    assert figure is not None
+    figure = known(draw_scaling(shown))
     left, right = figure.axes
     labels = {line.get_label() for line in (*left.lines, *right.lines)}
     assert {"ideal", "target efficiency"} <= labels

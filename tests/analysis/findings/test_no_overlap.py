@@ -12,7 +12,7 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.known import known
-from tests.helpers.run_cells import SIZES, all_reduces, cell_data, windows
+from tests.helpers.run_cells import SIZES, all_reduces, cell_data, windows, with_ranks
 
 MB = 10**6
 STEPS = 4
@@ -51,11 +51,6 @@ def planted(
 
 
 EVEN = [(4 * MB, 30e3, 5e3), (4 * MB, 50e3, 5e3), (4 * MB, 70e3, 5e3)]
-
-
-def with_ranks(data: CellData, **changes: object) -> CellData:
-    """With these fields of every rank's results."""
-    return replace(data, ranks=tuple((repeat, msgspec.structs.replace(one, **changes)) for repeat, one in data.ranks))
 
 
 def names(data: CellData) -> list[str]:

@@ -16,6 +16,7 @@ from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.examples import loaded
 from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.run_cells import with_ranks
 from tests.helpers.trainings import write_trained
 
 
@@ -32,15 +33,7 @@ def messages(run: RunData, samples: int, steps_per_epoch: int, epochs: int | Non
         workload=msgspec.structs.replace(had.workload, samples=samples, data="synthetic"),
         measurement=msgspec.structs.replace(had.measurement, epochs=epochs, steps=None if epochs else 10),
     )
-    cells = {
-        name: replace(
-            data,
-            ranks=tuple(
-                (repeat, msgspec.structs.replace(rank, steps_per_epoch=steps_per_epoch)) for repeat, rank in data.ranks
-            ),
-        )
-        for name, data in run.cells.items()
-    }
+    cells = {name: with_ranks(data, steps_per_epoch=steps_per_epoch) for name, data in run.cells.items()}
     changed = replace(run, recorded=msgspec.structs.replace(run.manifest, config=config), cells=cells)
     found = conclusions(changed, compare(changed))
     return [finding.message for finding in found if finding.code == "synthetic_epochs"]
@@ -143,9 +136,7 @@ def test_cells_of_a_script_with_different_threads_do_not_compare(run: RunData) -
 
     def with_threads(*threads: int) -> RunData:
         cells = {
-            name: replace(
-                data, ranks=tuple((repeat, msgspec.structs.replace(rank, threads=count)) for repeat, rank in data.ranks)
-            )
+            name: with_ranks(data, threads=count)
             for (name, data), count in zip(run.cells.items(), threads, strict=True)
         }
         return replace(run, recorded=msgspec.structs.replace(run.manifest, script="train.py"), cells=cells)

@@ -12,7 +12,7 @@ from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.known import known
-from tests.helpers.run_cells import cell_data, run_of, windows
+from tests.helpers.run_cells import cell_data, run_of, windows, with_ranks
 
 GB = 10**9
 
@@ -67,13 +67,8 @@ def measured(strategy: CellStrategy, devices: int, step_us: float, peak: int | N
     data = cell_data(cell, repeats, windows(cell, 3, 3, step_us=step_us, compute_us=step_us))
     if peak is None:
         return data
-    from dataclasses import replace
-
-    import msgspec
-
     memory = (DeviceMemory(device=0, allocated_bytes=peak, reserved_bytes=peak),)
-    ranks = tuple((repeat, msgspec.structs.replace(rank, memory=memory, state_bytes=7)) for repeat, rank in data.ranks)
-    return replace(data, ranks=ranks)
+    return with_ranks(data, memory=memory, state_bytes=7)
 
 
 def test_a_run_pairs_each_strategy_with_the_simpler_one() -> None:

@@ -31,6 +31,7 @@ from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.run import Cell, Commit, DeviceState
 from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.folders import RepeatFolder
+from tests.helpers.known import known
 from tests.helpers.nvml_records import TwoGpuNvml
 from tests.helpers.paths import DATA
 
@@ -259,10 +260,8 @@ def test_the_links_of_the_visible_gpus_are_recorded(monkeypatch: pytest.MonkeyPa
     for gpus, gb_per_s in (((0, 1), 300.0), ((1, 2), 31.508)):
         visible = tuple(DeviceState(index=index, uuid=uuids[gpu]) for index, gpu in enumerate(gpus))
         monkeypatch.setattr(environment_module, "device_states", lambda *_, visible=visible: visible)
-        links = collect_environment(nvml, on_gpus=True).interconnect
-        assert links is not None
-        rate = group_rate(links, range(2))
-        assert rate is not None
+        links = known(collect_environment(nvml, on_gpus=True).interconnect)
+        rate = known(group_rate(links, range(2)))
         assert rate.gb_per_s == pytest.approx(gb_per_s, abs=1e-3)
     assert collect_environment(None, on_gpus=False).interconnect is None
 

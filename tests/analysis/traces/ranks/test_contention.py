@@ -18,6 +18,7 @@ from tests.generated_traces.contended import Contended, write_contended_job
 from tests.generated_traces.ddp_schedule import DdpOptions
 from tests.generated_traces.generator import ddp_trace
 from tests.helpers.generated_checks import analyzed
+from tests.helpers.known import known
 from tests.helpers.paths import DATA
 
 CASES = 20
@@ -25,9 +26,7 @@ FEWEST_INSIDE = 17  # of 20 at 95%: fewer happen once in 400 sets
 
 
 def measured(folder: Path, options: Contended) -> Contention:
-    found = analyze_traces(write_contended_job(folder, options)).contentions.every
-    assert found is not None
-    return found
+    return known(analyze_traces(write_contended_job(folder, options)).contentions.every)
 
 
 @pytest.mark.long
@@ -90,14 +89,12 @@ def test_a_run_compares_with_one_device(tmp_path: Path, shapes: bool) -> None:
         CellData(Cell("ddp" if devices > 1 else "single", devices, 8), None, kernels=analysis.kernels.assign(repeat=0))
         for devices, analysis in ((2, job), (1, alone))
     ]
-    found = cell_contentions(*data).every
-    assert found is not None
+    found = known(cell_contentions(*data).every)
     assert found.ratio_interval is not None
     assert found.ratio_interval.low < 1.3 < found.ratio_interval.high
     only_overlapped = replace(data[0], kernels=data[0].kernels[data[0].kernels["overlapped"]])
     assert cell_contentions(only_overlapped, None).every is None
-    against_one = cell_contentions(only_overlapped, data[1]).every
-    assert against_one is not None
+    against_one = known(cell_contentions(only_overlapped, data[1]).every)
     assert against_one.ratio == pytest.approx(found.ratio)
 
 
@@ -108,15 +105,13 @@ def test_ranks_are_compared_with_themselves() -> None:
          "count": 1, "time_us": (rank + 1) * (120.0 if overlapped else 100.0), "overlap_us": (rank + 1) * 120.0 * overlapped}
         for rank in range(2) for unit in range(6) for overlapped in (True, False)
     ]  # fmt: skip
-    found = contentions(Table.from_frame(pd.DataFrame(rows))).every
-    assert found is not None
+    found = known(contentions(Table.from_frame(pd.DataFrame(rows))).every)
     assert found.ratio == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize(("factor", "stated"), [(1.3, True), (1.0, False)])
 def test_the_cost_sentence_names_significant_contention_only(tmp_path: Path, factor: float, stated: bool) -> None:
-    found = analyze_traces(write_contended_job(tmp_path, Contended(factor=factor, seed=2))).ledger
-    assert found is not None
+    found = known(analyze_traces(write_contended_job(tmp_path, Contended(factor=factor, seed=2))).ledger)
     text = cost_text("DDP", "ddp", found, None)
     assert "more is hidden behind compute" in text
     assert ("which slows that compute (1.3" in text) is stated

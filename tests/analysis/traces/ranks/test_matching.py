@@ -7,6 +7,7 @@ from dpscope.analysis.traces.ranks.frames import match_ranks, step_waits, waits_
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.traces.reading.table import Table
 from tests.helpers.collective_tables import rank_table
+from tests.helpers.known import known
 
 
 @pytest.mark.parametrize(
@@ -97,8 +98,7 @@ def test_straggler_is_the_rank_that_comes_last() -> None:
     for rank, wait in ((0, 50.0), (1, 0.0), (2, 50.0)):
         rows = [{"step": step, "group_size": 3, "duration_us": 10.0 + wait} for step in (1, 1, 2, 2)]
         tables.append(rank_table(rank, rows))
-    straggler = find_straggler(Table.from_frame(match_ranks(tables).table))
-    assert straggler is not None
+    straggler = known(find_straggler(Table.from_frame(match_ranks(tables).table)))
     assert (straggler.rank, straggler.steps, straggler.of_steps) == (1, 2, 2)
     assert straggler.lateness_us == 50.0
     assert straggler.share == 1.0
@@ -114,8 +114,7 @@ def test_lateness_is_a_mean_over_the_others_and_shares_are_those_of_the_pairs() 
         rank_table(rank, [{"step": step, "group_size": 3, "duration_us": 10.0 + own[step - 1]} for step in (1, 2)])
         for rank, own in waits.items()
     ]
-    straggler = find_straggler(Table.from_frame(match_ranks(tables).table))
-    assert straggler is not None
+    straggler = known(find_straggler(Table.from_frame(match_ranks(tables).table)))
     assert (straggler.rank, straggler.steps, straggler.of_steps) == (1, 1, 2)
     assert straggler.lateness_us == 20.0
     assert straggler.share == pytest.approx(80 / 120)

@@ -9,7 +9,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import Job, Trace, parallel_trace, write_trace
 from tests.generated_traces.grid import RANKS
 from tests.helpers import made_traces
-from tests.helpers.generated_checks import analyzed, check_collectives, check_steps, parallelism
+from tests.helpers.generated_checks import analyzed, check_job, parallelism
 from tests.helpers.made_traces import Event, event, operator, record, step
 
 NAMED = {
@@ -25,9 +25,7 @@ NAMED = {
 def test_every_number_of_the_job(tmp_path: Path, job: Job) -> None:
     ranks = [parallel_trace(job, rank) for rank in range(RANKS[job])]
     analysis = analyzed(tmp_path, *ranks)
-    for rank, generated in enumerate(ranks):
-        check_steps(analysis.steps, rank, generated)
-    check_collectives(analysis, ranks)
+    check_job(analysis, ranks)
     assert "collectives_unmatched" not in {finding.code for finding in analysis.findings}
     assert parallelism(analysis).startswith(NAMED[job])
 

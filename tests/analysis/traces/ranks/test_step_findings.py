@@ -15,6 +15,7 @@ from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import ddp_trace, write_trace
+from tests.helpers.known import known
 from tests.helpers.made_traces import ALL_REDUCE, launch, on_device, step, steps_with, write
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import windows
@@ -134,8 +135,7 @@ def test_steps_of_other_series_are_not_matched(tmp_path: Path) -> None:
     analysis = numbered(tmp_path, (5, 105), sequence=False, kinds=("AllReduce", "AllGather"))
     assert analysis.collectives["wait_us"].isna().all()
     assert finding(analysis, "steps_numbered_differently") is None
-    unmatched = finding(analysis, "collectives_unmatched")
-    assert unmatched is not None
+    unmatched = known(finding(analysis, "collectives_unmatched"))
     assert unmatched.next_step == "trace the same steps on every rank"
     assert analysis.not_split is not None
     assert analysis.not_split.reason == "the ranks' collectives differ in number, kind or size"
@@ -188,7 +188,6 @@ def test_a_rank_that_computes_twenty_times_longer_is_the_straggler(tmp_path: Pat
     analysis = analyze_traces([tmp_path])
     assert not [one for one in analysis.findings if one.severity == "error"]
     run = traced_run(analysis, [tmp_path])
-    late = run_verdict(run, compare(run)).late
-    assert late is not None
+    late = known(run_verdict(run, compare(run)).late)
     assert (late.rank, late.significant) == (1, True)
     assert late.wait_us == 475.0  # the mean over both ranks

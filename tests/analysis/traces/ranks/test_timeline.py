@@ -10,12 +10,12 @@ from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from tests.generated_traces.builder import TraceBuilder
 from tests.generated_traces.generator import Trace, Transport, ddp_trace, dp_trace, gloo_trace, write_trace
+from tests.helpers.known import known
 from tests.helpers.paths import DATA
 
 
 def timeline_of(tmp_path: Path, trace: Trace) -> StepTimeline:
-    found = step_timeline(attribute(read_trace(write_trace(trace, tmp_path / "0_0.pt.trace.json.gz"))))
-    assert found is not None
+    found = known(step_timeline(attribute(read_trace(write_trace(trace, tmp_path / "0_0.pt.trace.json.gz")))))
     return found
 
 
@@ -80,8 +80,7 @@ def test_the_smallest_gaps_are_closed_first() -> None:
 
 def test_a_trace_without_a_whole_step_is_drawn_from_its_first_event() -> None:
     # The real job recorded one step a rank, whose start it does not hold.
-    timeline = step_timeline(attribute(read_trace(DATA / "v100x8_ddp_dlrm" / "rank0.json.gz")))
-    assert timeline is not None
+    timeline = known(step_timeline(attribute(read_trace(DATA / "v100x8_ddp_dlrm" / "rank0.json.gz"))))
     assert timeline.step == 10
     assert timeline.end_us > timeline.start_us
     assert sum(length(device.compute) for device in timeline.devices) > 0

@@ -12,7 +12,7 @@ from dpscope.analysis.traces.reading.reader import read_trace, read_traces
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.fusing import Marking, fused_trace, renumbered
 from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, gloo_trace, write_trace
-from tests.helpers.generated_checks import check_collectives, check_steps
+from tests.helpers.generated_checks import check_job, check_steps
 from tests.helpers.known import codes
 
 
@@ -25,9 +25,7 @@ def test_each_rank_is_read_by_itself(tmp_path: Path, marking: Marking, options: 
     ranks = [ddp_trace(rank, 4, options) for rank in range(4)]
     path = write_trace(fused_trace([rank.trace for rank in ranks], marking), tmp_path / "all.json.gz")
     analysis = analyze_traces([path])
-    for rank, generated in enumerate(ranks):
-        check_steps(analysis.steps, rank, generated)
-    check_collectives(analysis, ranks)
+    check_job(analysis, ranks)
     assert "fused_ranks" in codes(analysis)
     assert [summary.rank for summary in analysis.summaries] == [0, 1, 2, 3]
     assert [one.severity for one in analysis.findings if one.code == "fused_ranks"] == [
@@ -49,9 +47,7 @@ def test_ranks_without_devices(tmp_path: Path) -> None:
     fused = fused_trace([rank.trace for rank in ranks], "plain")
     fused["distributedInfo"]["backend"] = "gloo"
     analysis = analyze_traces([write_trace(fused, tmp_path / "all.json")])
-    for rank, generated in enumerate(ranks):
-        check_steps(analysis.steps, rank, generated)
-    check_collectives(analysis, ranks)
+    check_job(analysis, ranks)
 
 
 def test_ambiguous_launches_are_left_out_and_reported(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import exposed_stretches
 from dpscope.analysis.traces.steps.event_kind import Kind, event_kinds
 from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace, gloo_trace
-from tests.helpers.generated_checks import analyzed, check_collectives, check_steps
+from tests.helpers.generated_checks import analyzed, check_job, check_steps
 from tests.helpers.made_traces import Event, event, launch, on_device, operator, step, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
@@ -68,18 +68,14 @@ MATCHED = ("plain", "no sequence", "no metadata", "straggler", "extra groups")  
 def test_ddp(tmp_path: Path, world_size: int, options: DdpOptions) -> None:
     ranks = [ddp_trace(rank, world_size, options) for rank in range(world_size)]
     analysis = analyzed(tmp_path, *ranks)
-    for rank, generated in enumerate(ranks):
-        check_steps(analysis.steps, rank, generated)
-    check_collectives(analysis, ranks)
+    check_job(analysis, ranks)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_gloo(tmp_path: Path, world_size: int) -> None:
     ranks = [gloo_trace(rank, world_size) for rank in range(world_size)]
     analysis = analyzed(tmp_path, *ranks)
-    for rank, generated in enumerate(ranks):
-        check_steps(analysis.steps, rank, generated)
-    check_collectives(analysis, ranks)
+    check_job(analysis, ranks)
 
 
 def test_operators_that_communicate_without_kernels_never_read_as_no_communication(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.generated_traces.collective_cases import (
 )
 from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, dp_trace, write_trace
 from tests.generated_traces.nccl_names import Generation
-from tests.helpers.generated_checks import check_collectives, check_steps, parallelism
+from tests.helpers.generated_checks import check_job, parallelism
 
 
 def analyzed(tmp_path: Path, *traces: Trace) -> TraceAnalysis:
@@ -61,9 +61,7 @@ def test_ddp_on_the_second_engine(tmp_path: Path, kernel_names: Generation) -> N
     """Steps and collectives as on the first; only the ranks of groups are not recorded."""
     ranks = [ddp_trace(rank, 2, DdpOptions(kernel_names=kernel_names)) for rank in range(2)]
     analysis = analyzed(tmp_path, *(as_second_engine(one.trace) for one in ranks))
-    for rank, generated in enumerate(ranks):
-        check_steps(analysis.steps, rank, generated)
-    check_collectives(analysis, ranks)
+    check_job(analysis, ranks)
 
 
 def test_a_copy_at_world_size_one_is_no_communication(tmp_path: Path) -> None:
@@ -143,9 +141,7 @@ def test_several_groups(tmp_path: Path, world_size: int, metadata: str) -> None:
     options = DdpOptions(extra_groups=True, metadata=metadata)  # type: ignore[arg-type]
     ranks = [ddp_trace(rank, world_size, options) for rank in range(world_size)]
     analysis = analyzed(tmp_path, *(rank.trace for rank in ranks))
-    for rank, generated in enumerate(ranks):
-        check_steps(analysis.steps, rank, generated)
-    check_collectives(analysis, ranks)
+    check_job(analysis, ranks)
     assert "sharded" in parallelism(analysis)
     assert "process groups" in parallelism(analysis)
 
