@@ -7,8 +7,9 @@ HSDP each group then all-reduces its part with the other groups. Each parameter 
 parts, the last ones padded: what moves is that much larger than the parameter.
 """
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,12 +62,23 @@ def incomplete(cell: Cell, expected: str, found: str, cause: str) -> Finding:
     )
 
 
-def check_ranks(cell: Cell, steps: pd.DataFrame) -> list[Finding]:
+def _check_ranks(cell: Cell, steps: pd.DataFrame) -> Iterator[Finding]:
     """Whether every rank of a cell saved a trace."""
     found = len(set(steps["rank"].dropna()))
-    if found == cell.devices:
-        return []
-    return [incomplete(cell, f"traces of {counted(cell.devices, 'rank')}", f"{found}", "a rank saved no trace")]
+    if found != cell.devices:
+        yield incomplete(cell, f"traces of {counted(cell.devices, 'rank')}", f"{found}", "a rank saved no trace")
+
+
+def _rank_steps(steps: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
+    return steps[["rank", "step"]].drop_duplicates().itertuples(index=False)
+
+
+def _moved_bytes(collectives: pd.DataFrame, kind: str) -> dict[Any, float]:
+    """Bytes of a kind of collective by rank and step, where any has its size."""
+    if collectives.empty:  # it may lack its columns
+        return {}
+    moved = collectives[collectives["kind"] == kind].groupby(["rank", "step"])["bytes"].sum(min_count=1).dropna()
+    return dict(moved.astype(float))
 
 
 def padded_bytes(shape: Sequence[int], element_bytes: int, shards: int) -> int:
@@ -101,27 +113,20 @@ def expected_bytes(cell: Cell, units: Sequence[ShardedUnit]) -> dict[str, int]:
 
 def check_sharded(
     cell: Cell, units: Sequence[ShardedUnit], steps: pd.DataFrame, collectives: pd.DataFrame
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Whether every rank of a cell moved in every step what it must have."""
-    if lacking := check_ranks(cell, steps):
-        return lacking
-    moved: Mapping[Any, Any] = (
-        dict(collectives.groupby(["rank", "step", "kind"])["bytes"].sum(min_count=1)) if len(collectives) else {}
-    )
-    for rank, step in steps[["rank", "step"]].drop_duplicates().itertuples(index=False):
-        for kind, expected in expected_bytes(cell, units).items():
-            entry = moved.get((rank, step, kind))
-            found = float(entry) if entry is not None and pd.notna(entry) else 0.0
-            if abs(found - expected) > BYTES_TOLERANCE * expected:
-                return [
-                    incomplete(
-                        cell,
-                        f"{_NAMES[kind]} of {expected:,} B a step",
-                        f"{f'{found:,.0f} B' if found else 'none with a size'} (rank {rank}, step {step})",
-                        "the tracer lost events, or the model does not use all of its blocks",
-                    )
-                ]
-    return []
+    yield from _check_ranks(cell, steps)
+    expected = expected_bytes(cell, units)
+    moved = {kind: _moved_bytes(collectives, kind) for kind in expected}
+    for (rank, step), kind in itertools.product(_rank_steps(steps), expected):
+        found = moved[kind].get((rank, step), 0.0)
+        if abs(found - expected[kind]) > BYTES_TOLERANCE * expected[kind]:
+            yield incomplete(
+                cell,
+                f"{_NAMES[kind]} of {expected[kind]:,} B a step",
+                f"{f'{found:,.0f} B' if found else 'none with a size'} (rank {rank}, step {step})",
+                "the tracer lost events, or the model does not use all of its blocks",
+            )
 
 
 def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
@@ -158,12 +163,13 @@ def check_traffic(
 ) -> TrafficCheck:
     """Whether a multi-device cell's trace shows what it must have moved, and findings where it does not.
 
-    They are `trace_incomplete`, or `variant_not_kept` where the trace is whole and shows something else than the cell's
-    options promise. `steps` and `collectives` are of all ranks of one repeat; `ranges` are its processes' range counts,
-    `copies` its peer copies. DDP must all-reduce `reduced_bytes` on every rank; DP must, for each micro-batch, broadcast
-    parameters and buffers in that many chunks and reduce the gradients, or copy as much, on every device; dp-host must pass
-    its four ranges for each replica and micro-batch; FSDP must gather and scatter its `units` (`sharded_traffic`). Kernels
-    without metadata are counted, not summed.
+    A check yields all that it finds lacking, of which the first is given, as `trace_incomplete`; a trace that is whole and shows
+    something else than the cell's options promise gives `variant_not_kept`.
+
+    `steps` and `collectives` are of all ranks of one repeat; `ranges` are its processes' range counts, `copies` its peer copies.
+    DDP must all-reduce `reduced_bytes` on every rank; DP must, for each micro-batch, broadcast parameters and buffers in that
+    many chunks and reduce the gradients, or copy as much, on every device; dp-host must pass its four ranges for each replica
+    and micro-batch; FSDP must gather and scatter its `units`. Kernels without metadata are counted, not summed.
 
     On the CPU the last step of a trace is not looked at, unless it is the only one: when the tracer stops there, gloo's workers
     may not have closed their last ranges.
@@ -175,21 +181,23 @@ def check_traffic(
         return TrafficCheck(True)
     steps = steps if cell.traits.host_copies else _closed(steps)
     if steps.empty:
-        missing = [incomplete(cell, "traced steps", "none", "the traced pass saved no steps")]
+        lacking = iter([incomplete(cell, "traced steps", "none", "the traced pass saved no steps")])
     elif attached is not None and not (attached.reduction_known and (cell.traits.reducer or cell.traits.peer_copies)):
-        if cell.traits.transport == "unknown" and collectives.empty and not check_ranks(cell, steps):
+        if cell.traits.transport == "unknown" and collectives.empty and not any(_check_ranks(cell, steps)):
             return TrafficCheck(False, (trained_alone(cell, steps),))
-        missing = _check_any(cell, steps, collectives)
+        lacking = _check_any(cell, steps, collectives)
     elif cell.traits.all_reduces:
-        missing = _check_ddp(cell, sizes, steps, collectives, at_least=attached is not None)
+        lacking = _check_ddp(cell, sizes, steps, collectives, at_least=attached is not None)
     elif cell.traits.sharded:
-        missing = check_sharded(cell, units, steps, collectives)
+        lacking = check_sharded(cell, units, steps, collectives)
     elif cell.traits.host_copies:
-        missing = _check_dp_host(cell, steps, ranges)
+        lacking = _check_dp_host(cell, steps, ranges)
     else:
-        missing = _check_dp(cell, sizes, steps, collectives, copies)
-    if missing or not cell.traits.reducer or attached is not None:
-        return TrafficCheck(not missing, tuple(missing))
+        lacking = _check_dp(cell, sizes, steps, collectives, copies)
+    if missing := next(lacking, None):
+        return TrafficCheck(False, (missing,))
+    if not cell.traits.reducer or attached is not None:
+        return TrafficCheck(True)
     return TrafficCheck(True, tuple(_check_options(cell, sizes, collectives)))
 
 
@@ -200,49 +208,39 @@ def _closed(steps: pd.DataFrame) -> pd.DataFrame:
     return steps if cut.all() else steps[~cut]
 
 
-def _check_any(cell: Cell, steps: pd.DataFrame, collectives: pd.DataFrame) -> list[Finding]:
+def _check_any(cell: Cell, steps: pd.DataFrame, collectives: pd.DataFrame) -> Iterator[Finding]:
     """Whether every rank communicates in every step, whatever it moves."""
-    if lacking := check_ranks(cell, steps):
-        return lacking
+    yield from _check_ranks(cell, steps)
     seen = set(zip(collectives["rank"], collectives["step"], strict=True))
-    for rank, step in steps[["rank", "step"]].drop_duplicates().itertuples(index=False):
+    for rank, step in _rank_steps(steps):
         if (rank, step) not in seen:
-            return [
-                incomplete(
-                    cell,
-                    "a collective in every step of every rank",
-                    f"none in step {step} of rank {rank}",
-                    "the tracer lost events, or the script does not communicate in every step",
-                )
-            ]
-    return []
+            yield incomplete(
+                cell,
+                "a collective in every step of every rank",
+                f"none in step {step} of rank {rank}",
+                "the tracer lost events, or the script does not communicate in every step",
+            )
 
 
 def _check_ddp(
     cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame, at_least: bool
-) -> list[Finding]:
-    if lacking := check_ranks(cell, steps):
-        return lacking
-    reduced = collectives[collectives["kind"] == "all_reduce"]
-    moved = reduced.groupby(["rank", "step"])["bytes"].sum(min_count=1)
-    expected = reduced_bytes(cell, sizes)
-    for rank, step in steps[["rank", "step"]].drop_duplicates().itertuples(index=False):
-        entry = moved.get((rank, step))
-        found = float(entry) if entry is not None and pd.notna(entry) else None
-        most = math.inf if at_least else BYTES_TOLERANCE * expected
+) -> Iterator[Finding]:
+    yield from _check_ranks(cell, steps)
+    moved, expected = _moved_bytes(collectives, "all_reduce"), reduced_bytes(cell, sizes)
+    most = math.inf if at_least else BYTES_TOLERANCE * expected
+    for rank, step in _rank_steps(steps):
+        found = moved.get((rank, step))
         if found is not None and -BYTES_TOLERANCE * expected <= found - expected <= most:
             continue
-        count = int(((reduced["rank"] == rank) & (reduced["step"] == step)).sum())
+        own = collectives[(collectives["rank"] == rank) & (collectives["step"] == step)]
+        count = int((own["kind"] == "all_reduce").sum())
         seen = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"
-        return [
-            incomplete(
-                cell,
-                f"all-reduces of {expected:,} B a step (the gradients{_hook_text(cell)})",
-                f"{seen} (rank {rank}, step {step})",
-                "the tracer lost events, or the model leaves parameters unused",
-            )
-        ]
-    return []
+        yield incomplete(
+            cell,
+            f"all-reduces of {expected:,} B a step (the gradients{_hook_text(cell)})",
+            f"{seen} (rank {rank}, step {step})",
+            "the tracer lost events, or the model leaves parameters unused",
+        )
 
 
 def _hook_text(cell: Cell) -> str:
@@ -278,23 +276,19 @@ def _not_kept(cell: Cell, promised: str, found: str) -> Finding:
 
 def _check_dp_host(
     cell: Cell, steps: pd.DataFrame, ranges: Iterable[dict[str, dict[int | None, int]]]
-) -> list[Finding]:
+) -> Iterator[Finding]:
     counts = next(iter(ranges), {})
-    for phase in phases.DP_COMMUNICATION_PHASES:
-        for replica in range(cell.devices):
-            name = phases.replica_range(phase, replica)
-            for step in steps["step"].dropna().unique():
-                found = counts.get(name, {}).get(int(step), 0)
-                if found < cell.options.accumulate:
-                    return [
-                        incomplete(
-                            cell,
-                            f"range {name} in every step{_micro_batch_text(cell)}",
-                            f"{found or 'none'} (step {step})",
-                            "the tracer did not see the replicas' threads",
-                        )
-                    ]
-    return []
+    traced = steps["step"].dropna().unique()
+    for phase, replica, step in itertools.product(phases.DP_COMMUNICATION_PHASES, range(cell.devices), traced):
+        name = phases.replica_range(phase, replica)
+        found = counts.get(name, {}).get(int(step), 0)
+        if found < cell.options.accumulate:
+            yield incomplete(
+                cell,
+                f"range {name} in every step{_micro_batch_text(cell)}",
+                f"{found or 'none'} (step {step})",
+                "the tracer did not see the replicas' threads",
+            )
 
 
 def _micro_batch_text(cell: Cell) -> str:
@@ -303,7 +297,7 @@ def _micro_batch_text(cell: Cell) -> str:
 
 def _check_dp(
     cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame, copies: pd.DataFrame
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """NCCL kernels in the expected number on every device, or copies of the expected bytes between them."""
     passes = cell.options.accumulate  # DataParallel replicates in every forward and reduces in every backward
     broadcasts = passes * len(broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors))
@@ -313,14 +307,8 @@ def _check_dp(
     copy_bytes = passes * (cell.devices - 1) * (2 * sizes.parameter_bytes + sizes.buffer_bytes)
     devices = sorted(steps["device"].dropna().unique())  # ROCm's may not begin at 0
     if len(devices) != cell.devices:
-        return [
-            incomplete(
-                cell,
-                f"{counted(cell.devices, 'device')} at work",
-                f"{len(devices)}",
-                "the tracer lost a device's events",
-            )
-        ]
+        at_work = f"{counted(cell.devices, 'device')} at work"
+        yield incomplete(cell, at_work, f"{len(devices)}", "the tracer lost a device's events")
     for step in steps["step"].dropna().unique():
         copied = int(copies.loc[copies["step"] == step, "model_bytes"].sum()) if len(copies) else 0
         if abs(copied - copy_bytes) <= BYTES_TOLERANCE * copy_bytes:
@@ -330,12 +318,9 @@ def _check_dp(
             on_device = own.loc[own["device"] == device, "kind"]
             found = (int((on_device == "broadcast").sum()), int((on_device == "reduce").sum()))
             if found != (broadcasts, reduces):
-                return [
-                    incomplete(
-                        cell,
-                        f"{broadcasts} broadcasts and {reduces} reduces on every device, or {copy_bytes:,} B copied",
-                        f"{found[0]} and {found[1]} on device {device}, {copied:,} B copied (step {step})",
-                        "the tracer lost events, or the model replicates otherwise",
-                    )
-                ]
-    return []
+                yield incomplete(
+                    cell,
+                    f"{broadcasts} broadcasts and {reduces} reduces on every device, or {copy_bytes:,} B copied",
+                    f"{found[0]} and {found[1]} on device {device}, {copied:,} B copied (step {step})",
+                    "the tracer lost events, or the model replicates otherwise",
+                )

@@ -68,7 +68,7 @@ def job_outcome(
     """
     if folder.status() == "ok":
         return JobOutcome(status="ok")
-    log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
+    log = _log(folder)
     if exit_status is None:
         message = f"passed its time limit of {timeout_s:g} s ({_where(last_pass)}); raise --timeout if it was only slow"
         return JobOutcome(status="timed_out", message=message, log_tail=_log_tail(log, None))
@@ -90,18 +90,20 @@ def job_outcome(
 
 def interrupted(folder: JobFolder, last_pass: str | None) -> JobOutcome:
     """The outcome of a job that was stopped on request."""
-    log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
     message = f"interrupted ({_where(last_pass)}); the same command resumes the run"
-    return JobOutcome(status="interrupted", message=message, log_tail=_log_tail(log, None))
+    return JobOutcome(status="interrupted", message=message, log_tail=_log_tail(_log(folder), None))
 
 
 def node_lost(folder: JobFolder, lost: str, last_pass: str | None) -> JobOutcome:
     """The outcome of a job on several nodes that lost a node; `lost` names it and the evidence."""
     if folder.status() == "ok":
         return JobOutcome(status="ok")
-    log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
     message = f"{lost} ({_where(last_pass)}); the same command on all nodes resumes the run"
-    return JobOutcome(status="crashed", message=message, log_tail=_log_tail(log, None))
+    return JobOutcome(status="crashed", message=message, log_tail=_log_tail(_log(folder), None))
+
+
+def _log(folder: JobFolder) -> str:
+    return folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
 
 
 def _where(last_pass: str | None) -> str:

@@ -267,8 +267,8 @@ CELL = Cell(strategy="fsdp", devices=2, batch_size=4)
 
 
 def test_a_trace_that_shows_all_is_sound() -> None:
-    assert check_sharded(CELL, (BLOCK, ROOT), *tables(CELL, all_gather=284, reduce_scatter=132)) == []
-    assert check_sharded(CELL, (BLOCK, ROOT), *tables(CELL, all_gather=290, reduce_scatter=130)) == []  # within 5%
+    assert not any(check_sharded(CELL, (BLOCK, ROOT), *tables(CELL, all_gather=284, reduce_scatter=132)))
+    assert not any(check_sharded(CELL, (BLOCK, ROOT), *tables(CELL, all_gather=290, reduce_scatter=130)))  # within 5%
 
 
 @pytest.mark.parametrize(
@@ -287,12 +287,12 @@ def test_a_trace_that_shows_all_is_sound() -> None:
     ],
 )
 def test_a_trace_that_lacks_something_is_told(moved: dict[str, int | None], said: str) -> None:
-    (finding,) = check_sharded(CELL, (BLOCK, ROOT), *tables(CELL, **moved))
+    finding = next(check_sharded(CELL, (BLOCK, ROOT), *tables(CELL, **moved)))
     assert finding.code == "trace_incomplete"
     assert said in finding.message
 
 
 def test_a_rank_without_a_trace_is_told() -> None:
     steps, collectives = tables(CELL, all_gather=284, reduce_scatter=132)
-    (finding,) = check_sharded(CELL, (BLOCK, ROOT), steps[steps["rank"] == 0], collectives[collectives["rank"] == 0])
+    finding = next(check_sharded(CELL, (BLOCK, ROOT), steps[steps["rank"] == 0], collectives[collectives["rank"] == 0]))
     assert "traces of 2 ranks" in finding.message
