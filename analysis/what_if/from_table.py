@@ -180,9 +180,8 @@ def _refusal(fit: TableFit, row: MeasuredStep) -> str | None:
         return f"batch {row.batch_size} is too far from what {measured} ({known})"
     if row.ranks == 1:
         return None if single.measured else "no row of one device"
-    return (
-        None if fit.largest(row.link) else f"no row {LINKS[row.link]} was measured: the cost of that link is not known"
-    )
+    unknown = f"no row {LINKS[row.link]} was measured: the cost of that link is not known"
+    return None if fit.largest(row.link) else unknown
 
 
 def _rests_on(fit: TableFit, row: MeasuredStep) -> str:

@@ -87,14 +87,12 @@ def _answer(
         unknown = f"the table has no rows of {_label(row.identity)}; it has {listed}"
         predictions.append((_label(row.identity), row, predict_step(fits.get(row.identity, unknown), row)))
     fitted = {identity: fit for identity, fit in fits.items() if isinstance(fit, TableFit)}
-    pairs = {
-        identity: [(row, one) for _, row, one in predictions if row.step_us and row.identity == identity]
-        for identity in fitted
-    }
+    truths = [(row, one) for _, row, one in predictions if row.step_us]
+    measured = {identity: [pair for pair in truths if pair[0].identity == identity] for identity in fitted}
     return TableAnswer(
         predictions,
         {_label(identity): score(fit, fit.left_out) for identity, fit in fitted.items() if fit.left_out},
-        {_label(identity): score(fitted[identity], mine) for identity, mine in pairs.items() if mine},
+        {_label(identity): score(fitted[identity], mine) for identity, mine in measured.items() if mine},
         [
             (_label(identity), name, link_rate_gb_per_s(fit, link, gradient_bytes))
             for identity, fit in fitted.items()
