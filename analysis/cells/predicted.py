@@ -46,7 +46,7 @@ class CollectivePrediction:
     extrapolated: str | None = None
     in_step_us: float | None = None
     measured_slowest_us: float | None = None  # the median over collectives of their slowest rank, waiting included
-    predicted_slowest_us: float | None = None  # of the slowest rank, alone
+    predicted_slowest_us: float | None = None  # of the slowest rank, alone, as calibrated
 
     @property
     def expected_us(self) -> float | None:
@@ -244,7 +244,7 @@ def _prediction(
         predicted_us=predicted_us,
         reason=sources.why_unknown(kind, ranks) if predicted_us is None else "",
         extrapolated=sources.extrapolated(*key),
-        predicted_slowest_us=sources.cost(*key),
+        predicted_slowest_us=sources.cost(*key) if sources.source(ranks) == "calibration" else None,
     )
 
 

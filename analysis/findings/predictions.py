@@ -36,6 +36,7 @@ def collective_table(
         return None
     time = choose_unit("time", [time for one in shown for time in (one.measured_us, one.expected_us)])
     slowest = any(one.measured_slowest_us is not None for one in shown)
+    calibrated = any(one.predicted_slowest_us is not None for one in shown)
     choices = [choice(one) for one in shown]
     with_choice = any(one is not None for one in choices)
     chosen_headings = ("NCCL chose", f"ring [{time.label}]", f"its formula [{time.label}]")
@@ -46,7 +47,8 @@ def collective_table(
         f"measured [{time.label}]",
         f"predicted [{time.label}]",
         "error [%]",
-        *((f"slowest [{time.label}]", f"calib. [{time.label}]") if slowest else ()),
+        *((f"slowest [{time.label}]",) if slowest else ()),
+        *((f"calib. [{time.label}]",) if slowest and calibrated else ()),
     )
     return TextTable(
         title="Predicted and measured, per collective (median transfer)",
@@ -61,7 +63,8 @@ def collective_table(
                 show(one.measured_us, time),
                 show(one.expected_us, time),
                 show(one.relative_error, _ERROR),
-                *((show(one.measured_slowest_us, time), show(one.predicted_slowest_us, time)) if slowest else ()),
+                *((show(one.measured_slowest_us, time),) if slowest else ()),
+                *((show(one.predicted_slowest_us, time),) if slowest and calibrated else ()),
             )
             for one, chosen in zip(shown, choices, strict=True)
         ),
@@ -86,8 +89,12 @@ def _table_notes(shown: list[CollectivePrediction], left_out: int) -> Iterator[s
         yield "predictions for overlapping all-reduces include the slowdown that the calibration measured next to other work"
     if any(one.measured_slowest_us is not None for one in shown):
         yield (
-            "measured and predicted: the fastest rank, as transfers are defined; slowest: the slowest rank, waiting included; "
-            "calib.: the slowest rank of a calibration, in which all ranks start together"
+            "measured and predicted: the fastest rank, as transfers are defined; slowest: the slowest rank, waiting included"
+            + (
+                "; calib.: the slowest rank of a calibration, in which all ranks start together"
+                if any(one.predicted_slowest_us is not None for one in shown)
+                else ""
+            )
         )
     if left_out:
         yield f"{left_out} smaller sizes are not shown"

@@ -258,7 +258,8 @@ def shown_views(comparison: Comparison) -> list[View]:
         if optional and lacking == optional:
             continue
         if comparison.of_traces:
-            kept.append(_without_missing(view, comparison))
+            if len((known := _without_missing(view, comparison)).columns) > 1:  # more than the cell's name
+                kept.append(known)
         else:
             dropped = {name for name in lacking if BY_NAME[name].group in _BY_COLUMN}
             kept.append(replace(view, columns=tuple(name for name in view.columns if name not in dropped)))

@@ -108,7 +108,7 @@ def timeline_view(
         length_us=end_us - zero_us,
         lanes=tuple(_without_dust(lane, shortest) for lane in lanes),
         notes=(
-            *_notes(repeat, step, ranks, clocks, data.cell.processes),
+            *_notes(repeat, step, ranks, clocks, data.cell.processes, untraced=not data.samples.empty),
             *((_PARTIAL,) if _is_partial(data, repeat, step) else ()),
             *(() if data.communication_known else (_INCOMPLETE,)),
         ),
@@ -143,10 +143,12 @@ def _of_step(data: CellData, repeat: int, step: int | None) -> pd.DataFrame:
 
 
 def _notes(
-    repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock], of: int
+    repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock], of: int, untraced: bool
 ) -> Iterator[str]:
     which = "the only one" if step is None else f"number {step}"
-    yield f"one traced step ({which}, repeat {repeat}); tracing slows a step, see tracer cost among the checks"
+    yield f"one traced step ({which}, repeat {repeat}); tracing slows a step" + (
+        ", see tracer cost among the checks" if untraced else ", by how much is not known"
+    )
     if max(of, len(ranks)) > MOST_RANKS:
         yield f"{min(len(ranks), MOST_RANKS)} of {counted(max(of, len(ranks)), 'rank')} are drawn"
     if len(ranks) > 1:

@@ -32,6 +32,7 @@ from dpscope.analysis.output.traced_report import (
     traces_json,
 )
 from dpscope.analysis.report.build import Report
+from dpscope.analysis.report.comparison_tables import shown_views
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
@@ -171,6 +172,14 @@ def test_one_rank_of_two_has_the_formula_and_no_transfer(traces: Path) -> None:
     assert row["transfer_us"] is None or row["transfer_us"] != row["transfer_us"]
 
 
+def test_a_table_of_the_cells_name_alone_is_left_out(tmp_path: Path) -> None:
+    """No range in the trace names a phase."""
+    write(tmp_path, [step(1, 0, 100), launch(1, 5), on_device("ncclDevKernel_AllReduce_Sum_f32", 10, 50, 1)], 0, 2)
+    views = {view.name: view.columns for view in shown_views(reported(tmp_path).comparison)}
+    assert "phases" not in views
+    assert all(len(columns) > 1 for columns in views.values())
+
+
 def test_data_parallel_runs_no_ring(tmp_path: Path) -> None:
     write_trace(dp_trace(devices=2, transport="peer_copy", named_ranges=False).trace, tmp_path / "dp.json")
     report = reported(tmp_path)
@@ -198,6 +207,8 @@ def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path:
     page = (folder / "report.html").read_text()
     assert all(f'id="{chapter}"' in page for chapter in ("answers", "breakdown", "timeline", "bandwidth", "models"))
     assert 'id="scaling"' not in page
+    assert "tracer cost among the checks" not in page
+    assert "calib. [" not in page  # predicted from the link
     assert {path.stem for path in (folder / "figures").iterdir()} >= {"step_split", "busbw"}
     assert (folder / "comparison.csv").read_text().startswith("cell,strategy,devices,")
 
