@@ -182,12 +182,13 @@ def describe_plan(
 ) -> PlanDescription:
     """Print and return the plan of a run, with its estimates and exact commands; starts nothing.
 
-    The commands work by hand: those of a run that has begun name a cell of its manifest, others name all settings.
+    The commands of the jobs to do work by hand: those of a run that has begun name a cell of its manifest, others name all
+    settings.
     """
     description = plan_run(config, out, fresh, nodes=nodes)
     print_plan(description, console)
     begun = is_run_folder(out) and not fresh
-    for job in description.jobs:
+    for job in (one for one in description.jobs if not one.done):
         command = job.command if begun else standalone_worker_command(description.config, job.cell, job.repeat, out)
         console.print(Text(shlex.join(command)), soft_wrap=True)
     return description

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
 from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.launch.measuring import worker_arguments
+from dpscope.launch.measuring import planned_jobs, worker_arguments
 from dpscope.launch.measuring.planned_jobs import describe_plan, plan_run
 from dpscope.launch.measuring.worker_arguments import job_from_arguments
 from dpscope.launch.planning import cells as plan
@@ -61,6 +62,18 @@ def test_the_commands_of_a_dry_run_compute_with_the_runs_threads(
         processes = int(command[command.index("--standalone") + 1].removeprefix("--nproc-per-node="))
         place = TorchrunPlace(rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0)
         assert job_from_arguments(command[command.index("dpscope.launch.worker") + 1 :], place).threads == 2
+
+
+def test_the_commands_of_jobs_that_are_done_are_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be refused: the repeat is measured already."""
+    planned = plan_run(load_config(None, TINY), tmp_path / "run")
+    jobs = tuple(replace(job, done=job.repeat == 0) for job in planned.jobs)
+    monkeypatch.setattr(planned_jobs, "plan_run", lambda *_, **__: replace(planned, jobs=jobs))
+    printed = io.StringIO()
+    describe_plan(load_config(None, TINY), tmp_path / "run", Console(file=printed, width=1000))
+    commands = [line for line in printed.getvalue().splitlines() if "torch.distributed.run" in line]
+    assert len(commands) == 3
+    assert all("--repeat 1" in command for command in commands)
 
 
 def test_repeats_are_interleaved(tmp_path: Path) -> None:
