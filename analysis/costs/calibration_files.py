@@ -129,7 +129,7 @@ def _sections(path: Path) -> list[_Section]:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise DpscopeError(f"--from-nccl-tests: {unreadable(path, error)}; name a log of nccl-tests") from error
+        raise DpscopeError(f"{unreadable(path, error)}; name a log of nccl-tests") from error
     by_prefix: dict[str, list[tuple[int, str]]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         found = _PREFIX.match(line)
@@ -137,7 +137,7 @@ def _sections(path: Path) -> list[_Section]:
         by_prefix.setdefault(prefix, []).append((number, line[found.end() :] if found else line))
     sections = [section for lines in by_prefix.values() for section in _sections_of(path, lines) if section.rows]
     if not sections:
-        raise DpscopeError(f"--from-nccl-tests {path}: has no row of nccl-tests' table (size, count, type, time, ...)")
+        raise DpscopeError(f"{path}: has no row of nccl-tests' table (size, count, type, time, ...)")
     return sections
 
 
@@ -181,7 +181,7 @@ def _name_in(text: str) -> Collective | None:
 def _points(path: Path, section: _Section, in_place: bool) -> list[CalibrationPoint]:
     if len(section.ranks) < 2:
         raise DpscopeError(
-            f"--from-nccl-tests {path}: lists {counted(len(section.ranks), 'rank')} (# Rank 0 ...); a collective needs two, "
+            f"{path}: lists {counted(len(section.ranks), 'rank')} (# Rank 0 ...); a collective needs two, "
             "and without the list their number is not known: give the whole log"
         )
     collective = _collective(path, section)
@@ -193,7 +193,7 @@ def _points(path: Path, section: _Section, in_place: bool) -> list[CalibrationPo
             continue
         time_us = _number(path, row[time_column])
         if time_us <= 0:
-            raise DpscopeError(f"--from-nccl-tests {path}: a time of {row[time_column]} µs at size {size}")
+            raise DpscopeError(f"{path}: a time of {row[time_column]} µs at size {size}")
         points.append(
             CalibrationPoint(
                 collective=collective,
@@ -206,7 +206,7 @@ def _points(path: Path, section: _Section, in_place: bool) -> list[CalibrationPo
         )
     if not points:
         kind = "in-place" if in_place else "out-of-place"
-        raise DpscopeError(f"--from-nccl-tests {path}: has no {kind} time above size 0")
+        raise DpscopeError(f"{path}: has no {kind} time above size 0")
     return points
 
 
@@ -215,7 +215,7 @@ def _column(path: Path, section: _Section, name: str, in_place: bool) -> int:
     places = [index for index, heading in enumerate(section.headings) if heading == name]
     if len(places) <= in_place:
         kind = "in-place" if in_place else "out-of-place"
-        raise DpscopeError(f"--from-nccl-tests {path}: has no {kind} column {name}")
+        raise DpscopeError(f"{path}: has no {kind} column {name}")
     return places[1 if in_place else 0]
 
 
@@ -231,9 +231,7 @@ def _collective(path: Path, section: _Section) -> Collective:
     named = section.named or _name_in(path.name)
     if named is not None and (not candidates or named in candidates):
         return named
-    raise DpscopeError(
-        f"--from-nccl-tests {path}: its columns fit several collectives; name the file after it, such as all_gather.log"
-    )
+    raise DpscopeError(f"{path}: its columns fit several collectives; name the file after it, such as all_gather.log")
 
 
 def _by_columns(section: _Section) -> list[Collective]:
@@ -257,9 +255,7 @@ def _number(path: Path, text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise DpscopeError(
-            f"--from-nccl-tests {path}: {text} stands where a number must; the log is damaged"
-        ) from error
+        raise DpscopeError(f"{path}: {text} stands where a number must; the log is damaged") from error
 
 
 LOG_READERS: Mapping[str, Callable[[Sequence[Path]], Calibration]] = dict.fromkeys(
