@@ -172,7 +172,9 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
         (
             "all_gather",
             "all-gathers, which the next block waits for",
-            "try larger blocks, --strategy fsdp-no-reshard if memory allows, or prefetching (set_modules_to_forward_prefetch)",
+            "try larger blocks, "
+            + ("--strategy fsdp-no-reshard if memory allows, " if evidence.data.cell.traits.reshards else "")
+            + "or prefetching (set_modules_to_forward_prefetch)",
         ),
     ):
         of_kind = communication.loc[communication["kind"] == kind, "duration_us"]

@@ -21,7 +21,9 @@ _MEMORY = {"peak": "of peak memory", "state": "of parameters, buffers and optimi
 def strategy_cost_finding(cost: StrategyCost, of_script: bool = False) -> Finding:
     """The cost of a strategy compared with a simpler one; `of_script`: both were measured by attaching to a script."""
     code = RunCode.DDP_ALONE if cost.alone else RunCode.STRATEGY_COST
-    found = code.finding(f"{_where(cost)}: {cost_sentence(cost)}")
+    saves_none = not cost.alone and cost.saved_bytes is not None and cost.saved_bytes <= 0
+    next_step = "it saves no memory here: use it only if it costs no time" if saves_none else None
+    found = code.finding(f"{_where(cost)}: {cost_sentence(cost)}", next_step)
     return msgspec.structs.replace(found, next_step=in_a_script(found.next_step)) if of_script else found
 
 
@@ -75,7 +77,8 @@ def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
 
 
 def _where(cost: StrategyCost) -> str:
-    return f"{devices_text(cost.devices, cost.nodes)}, batch {cost.batch_size} per device"
+    variant = cost.cell.partition(f"-b{cost.batch_size}-")[2]  # both cells have it
+    return f"{devices_text(cost.devices, cost.nodes)}, batch {cost.batch_size} per device{f', {variant}' if variant else ''}"
 
 
 def _saving(cost: StrategyCost) -> str:

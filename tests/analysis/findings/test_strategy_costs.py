@@ -6,7 +6,7 @@ from dpscope.analysis.cells.comparison import StrategyGap, compare
 from dpscope.analysis.cells.strategy_costs import StrategyCost
 from dpscope.analysis.figures.step import _title
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table, gap_finding
+from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table, gap_finding, strategy_cost_finding
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
@@ -30,6 +30,17 @@ def test_what_fsdp_costs_and_saves_is_one_sentence() -> None:
         == "FSDP takes 7.0% more time per step than DDP (95% interval 5.0% to 9.0%, 60 steps); it saves 2.10 GB of peak memory "
         "per device"
     )
+
+
+def test_a_finding_names_the_variant_and_claims_no_memory_that_is_not_saved() -> None:
+    plain, hooked = (
+        StrategyCost(f"fsdp-d4-b32{variant}", "ddp", "fsdp", 4, 32, Estimate(1.07, 1.05, 1.09, 60), saved, "state")
+        for variant, saved in (("", 2.1 * GB), ("-hook-fp16", 0.0))
+    )
+    assert strategy_cost_finding(plain).message.startswith("4 devices, batch 32 per device: FSDP takes")
+    assert strategy_cost_finding(plain).next_step.startswith("use it if you need the memory that it saves")
+    assert strategy_cost_finding(hooked).message.startswith("4 devices, batch 32 per device, hook-fp16: FSDP takes")
+    assert strategy_cost_finding(hooked).next_step == "it saves no memory here: use it only if it costs no time"
 
 
 def test_a_strategy_may_be_faster_and_take_more() -> None:
