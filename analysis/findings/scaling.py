@@ -124,7 +124,9 @@ def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
 
 def strong_or_weak(choice: ScalingChoice) -> Finding:
     """Whether a batch size per device (weak) or in total (strong) has the higher throughput, and by how much."""
-    name = f"{traits_of(choice.strategy).label} on {counted(choice.devices, 'device')}, batch {choice.batch_size}"
+    variant = choice.weak.partition(f"-b{choice.batch_size}-")[2]  # both cells have it
+    label = f"{traits_of(choice.strategy).label}{f' {variant}' if variant else ''}"
+    name = f"{label} on {counted(choice.devices, 'device')}, batch {choice.batch_size}"
     keeping = {
         "weak": f"keeping {counted(choice.batch_size, 'sample')} per device",
         "strong": f"splitting {choice.batch_size} over all devices",

@@ -159,6 +159,12 @@ def test_strong_or_weak() -> None:
     )
 
 
+def test_strong_or_weak_names_the_variant() -> None:
+    ratio = Estimate(0.8, 0.75, 0.82, 20)
+    choice = ScalingChoice("ddp", 2, 16, "ddp-d2-b16-hook-fp16", "ddp-d2-b8-hook-fp16", ratio)
+    assert strong_or_weak(choice).message.startswith("DDP hook-fp16 on 2 devices, batch 16: splitting")
+
+
 @pytest.mark.parametrize(
     ("ratio", "said"),
     [
