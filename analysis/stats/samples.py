@@ -375,8 +375,15 @@ def _half_width_within(first: Sequence[Samples], second: Sequence[Samples], pool
 
 def _log_medians(repeats: Sequence[Samples]) -> Samples | None:
     """None without samples, or where a median has no logarithm."""
-    medians = np.array([np.median(repeat) for repeat in repeats if len(repeat)])
+    medians = _medians([repeat for repeat in repeats if len(repeat)])
     return np.log(medians) if len(medians) and medians.min() > 0 else None
+
+
+def _medians(samples: Sequence[Samples]) -> Samples:
+    """The median of each: of equal lengths in one call of numpy, which takes longer to begin than to find a few medians."""
+    if samples and all(len(one) == len(samples[0]) for one in samples):
+        return np.asarray(np.median(np.stack(samples), axis=1))
+    return np.array([np.median(one) for one in samples])
 
 
 def _around(value: float, half: float, count: int) -> Estimate:

@@ -47,7 +47,7 @@ def test_epochs_end_within_the_steps(batch_size: int, steps: int, expected: int)
         ({"batch_size": "4x2"}, "--batch-size 4x2: one global batch is compared"),
         ({"batch_size": "8", "samples": 5}, "--batch-size 8: the data set has 5 samples"),
         ({"steps": 0}, "--steps 0"),
-        ({"model": "resnet19"}, "--model resnet19: no such model"),
+        pytest.param({"model": "resnet19"}, "--model resnet19: no such model", marks=pytest.mark.long),  # imports torch
         ({"data": "cifar10", "data_dir": "/nowhere"}, "--data cifar10: /nowhere/cifar-10-batches-py does not exist"),
     ],
 )
