@@ -48,6 +48,8 @@ check-tests: $(VENV)/.installed-dev
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory --jobs=2 lint test-tests
 
+# Jobs and their nodes also wait, for each other and for time limits: one more process than cores keeps these busy.
+test-tests: WORKERS := $(shell echo $$(($(WORKERS) + 1)))
 test-tests: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(TESTED_ALONE) tests/gpu)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTED_ALONE)
