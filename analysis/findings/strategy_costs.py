@@ -77,8 +77,13 @@ def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
 
 
 def _where(cost: StrategyCost) -> str:
-    variant = cost.cell.partition(f"-b{cost.batch_size}-")[2]  # both cells have it
-    return f"{devices_text(cost.devices, cost.nodes)}, batch {cost.batch_size} per device{f', {variant}' if variant else ''}"
+    return f"{devices_text(cost.devices, cost.nodes)}, {_batch_and_variant(cost.cell, cost.batch_size)}"
+
+
+def _batch_and_variant(cell: str, batch_size: int) -> str:
+    """Such as ``batch 32 per device, hook-fp16`` of ddp-d2-b32-hook-fp16."""
+    variant = cell.partition(f"-b{batch_size}-")[2]
+    return f"batch {batch_size} per device{f', {variant}' if variant else ''}"
 
 
 def _saving(cost: StrategyCost) -> str:
@@ -101,7 +106,7 @@ def gap_finding(gap: StrategyGap) -> Finding:
     """The ratio of their step times; both must be measured."""
     ratio = gap.ratio
     assert ratio.value is not None
-    where = f"{counted(gap.devices, 'device')}, batch {gap.batch_size} per device"
+    where = f"{counted(gap.devices, 'device')}, {_batch_and_variant(gap.ddp, gap.batch_size)}"
     if ratio.low is None or ratio.high is None:
         slower, times = (gap.dp_label, ratio.value) if ratio.value >= 1 else ("DDP", 1 / ratio.value)
         looks = f"{slower} looks {times:.2f}x slower"

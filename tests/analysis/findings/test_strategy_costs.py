@@ -1,5 +1,7 @@
 """Pairs of strategies, by hand: ratios, sentences, and one rule for what explains the gap between DP and DDP."""
 
+from dataclasses import replace
+
 import pytest
 
 from dpscope.analysis.cells.comparison import StrategyGap, compare
@@ -132,6 +134,12 @@ def test_sentence_and_hatching_follow_one_rule(tracer_us: float, explained: bool
     assert one.explained is explained
     assert ("Tracing changed the timing too much" in gap_finding(one).next_step) is not explained
     assert ("hatched" in _title(one)) is not explained
+
+
+def test_a_gap_names_the_variant() -> None:
+    accumulated = replace(gap(0.0), dp="dp-d2-b8-accumulate-2", ddp="ddp-d2-b8-accumulate-2")
+    assert gap_finding(gap(0.0)).message.startswith("2 devices, batch 8 per device: ")
+    assert gap_finding(accumulated).message.startswith("2 devices, batch 8 per device, accumulate-2: ")
 
 
 def test_a_part_smaller_than_the_tracers_explains_nothing() -> None:
