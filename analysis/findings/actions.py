@@ -73,7 +73,7 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Action:
             "not_measured",
         )
     ledger = situation.chosen.ledger
-    parts = sorted(_parts(situation, ledger), key=lambda one: -one.us) if ledger is not None else []
+    parts = sorted(_parts(rows, situation, ledger), key=lambda one: -one.us) if ledger is not None else []
     if ledger is None or not parts:
         return Action("Measure the cell again: its trace does not show where the step's time goes.", "not_measured")
     part, step = parts[0], ledger.traced_step_us
@@ -121,10 +121,10 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Action | Non
     )
 
 
-def _parts(situation: Situation, ledger: Ledger) -> list[_Part]:
+def _parts(rows: Sequence[CellRow], situation: Situation, ledger: Ledger) -> list[_Part]:
     chosen = situation.chosen
     loaded, unloaded = chosen.step_us, chosen.step_without_wait_us
-    parts = [*_exposed(situation, ledger)]
+    parts = _copies(rows, chosen, ledger) if traits_of(chosen.strategy).one_process else _exposed(situation, ledger)
     if loaded is not None and unloaded is not None:
         parts.append(
             _Part(
@@ -145,13 +145,26 @@ def _idle_advice(situation: Situation, ledger: Ledger) -> str:
     return f"Check what the host does between launches; the devices are idle{nothing}{_itself(situation, 'and ')}."
 
 
+def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> list[_Part]:
+    """DataParallel's copies of the model: DDP makes none, but is not chosen where it was measured and is no faster."""
+    if ledger.exposed_other_us is None:
+        return []
+    alike = [row for row in rows if (row.devices, row.batch_size) == (chosen.devices, chosen.batch_size)]
+    if any(traits_of(row.strategy).reducer for row in alike):
+        advice = (
+            "Raise the batch per device, so that each copy of the model serves more samples: DDP, which makes none, is not "
+            "significantly faster here."
+        )
+        return [_Part(ledger.exposed_other_us, UNSPLIT, advice, removed=False)]
+    return [
+        _Part(ledger.exposed_other_us, UNSPLIT, "Use DDP: DP copies the model in every step, and hides none of that.")
+    ]
+
+
 def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
     """Waiting, transfer and other communication, each with what removes it."""
     late, strategy = situation.late, situation.chosen.strategy
     other, wait, transfer = ledger.exposed_other_us, ledger.exposed_wait_us, ledger.exposed_transfer_us
-    if traits_of(strategy).one_process:
-        advice = "Use DDP: DP copies the model in every step, and hides none of that."
-        return [_Part(other, UNSPLIT, advice)] if other is not None else []
     if wait is None or transfer is None:
         advice = "Trace every rank: without all of them, waiting for a late rank cannot be separated from transfer."
         if situation.not_split is not None:

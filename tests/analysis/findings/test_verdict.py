@@ -115,6 +115,20 @@ def test_dp_is_recommended_where_it_wins() -> None:
     assert found.which.text.endswith("DP's step is 1.25x as fast as DDP's (95% interval 1.18 to 1.33).")
 
 
+def test_ddp_is_advised_against_dps_copies_only_where_it_was_not_measured() -> None:
+    copies = cell("dp", 4, 32, exposed_wait_us=None, exposed_transfer_us=None, exposed_other_us=20e3)
+    behind = Estimate(0.8, 0.75, 0.85, 60)
+    found = answer(comparison(SINGLE, copies, DDP, speedups={"dp-d4-b32": FASTER}, ratio=behind), "cuda")
+    assert found.which.text.startswith("Use DP: ")
+    assert found.action.text.startswith(
+        "Raise the batch per device, so that each copy of the model serves more samples"
+    )
+    assert found.action.text.endswith("Exposed communication takes 20.0 ms of a 100.0 ms traced step (20%).")
+    found = answer(comparison(SINGLE, copies, speedups={"dp-d4-b32": FASTER}), "cuda")
+    assert found.action.text.startswith("Use DDP: DP copies the model in every step")
+    assert found.action.text.endswith("This saves at most 20.0 ms of a 100.0 ms traced step (20%).")
+
+
 def test_without_a_significant_difference_either_will_do() -> None:
     even = Estimate(1.05, 0.9, 1.2, 60)
     found = answer(comparison(SINGLE, DP, DDP, speedups={"ddp-d4-b32": FASTER}, ratio=even), "cuda")
