@@ -79,32 +79,49 @@ def run_jobs(commands: Sequence[Sequence[str]], environment: Mapping[str, str] |
     for command in commands:
         token = uuid.uuid4().hex
         job_variables = {**(os.environ if environment is None else environment), JOB_TOKEN_VARIABLE: token}
-        job = subprocess.Popen(dying_with_process(os.getpid(), command), env=job_variables)
-        with _passed_on(job) as received:
+        with _signals_passed_on() as signals:
+            job = subprocess.Popen(dying_with_process(os.getpid(), command), env=job_variables)
+            signals.pass_to(job)
             status = job.wait()
-        if received or status < 0:
+        if signals.received or status < 0:
             end_processes(f"{JOB_TOKEN_VARIABLE}={token}")
-        if received:
-            name = signal.Signals(received[0]).name
-            raise StoppedError(f"stopped by {name}; `dpscope analyze` reports earlier measurements", 128 + received[0])
+        if signals.received:
+            number = signals.received[0]
+            name = signal.Signals(number).name
+            raise StoppedError(f"stopped by {name}; `dpscope analyze` reports earlier measurements", 128 + number)
         if status:
             return status if status > 0 else 128 - status
     return 0
 
 
-@contextmanager
-def _passed_on(job: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Pass the signals that end a process on to the job; yields the list of those received."""
-    received: list[int] = []
+class _PassedOn:
+    """Signals for a job: those that arrive before it has started are passed on when it has."""
 
-    def send(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if number != signal.SIGINT or not _in_foreground():
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._early: list[int] = []
+        self._job: subprocess.Popen[bytes] | None = None
+
+    def arrived(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        if self._job is None:
+            self._early.append(number)
+        elif number != signal.SIGINT or not _in_foreground():
+            self._job.send_signal(number)
+
+    def pass_to(self, job: subprocess.Popen[bytes]) -> None:
+        self._job = job
+        for number in self._early:  # also one from a terminal, which the job was not yet there to receive
             job.send_signal(number)
 
-    before = {one: signal.signal(one, send) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+
+@contextmanager
+def _signals_passed_on() -> Iterator[_PassedOn]:
+    """Take the signals that end a process, for a job that is started in this context."""
+    signals = _PassedOn()
+    before = {one: signal.signal(one, signals.arrived) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
-        yield received
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,16 +1,20 @@
 """The jobs of `dpscope attach`: commands, environments, working folders, and records of failed ones."""
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.launch.attach.jobs import AttachedJob, plan_jobs, record_jobs
+from dpscope.launch.attach import jobs
+from dpscope.launch.attach.jobs import AttachedJob, plan_jobs, record_jobs, run_jobs
 from dpscope.launch.commands.attach import parse_jobs
 from dpscope.launch.jobs.devices import Devices
+from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.attached_scripts import WHOLE, attached, net_with_sgd, train
@@ -128,6 +132,20 @@ def test_a_script_that_starts_its_other_process_itself_is_refused(tmp_path: Path
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_arrives_as_a_job_starts_ends_it(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    def with_signal(parent: int, command: Sequence[str]) -> list[str]:
+        os.kill(parent, number)
+        return list(command)
+
+    monkeypatch.setattr(jobs, "dying_with_process", with_signal)
+    before = signal.getsignal(number)
+    with pytest.raises(StoppedError) as stopped:
+        run_jobs([["sleep", "60"]])
+    assert stopped.value.exit_status == 128 + number
+    assert signal.getsignal(number) is before
+
+
 def test_nccls_log_of_the_job_is_in_the_report(tmp_path: Path) -> None:
     """A log that appears while the script runs, as NCCL_DEBUG_FILE's does."""
     log, out = tmp_path / "nccl.log", tmp_path / "run"
