@@ -146,6 +146,7 @@ def test_a_signal_that_arrives_as_a_job_starts_ends_it(monkeypatch: pytest.Monke
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.process
 def test_nccls_log_of_the_job_is_in_the_report(tmp_path: Path) -> None:
     """A log that appears while the script runs, as NCCL_DEBUG_FILE's does."""
     log, out = tmp_path / "nccl.log", tmp_path / "run"
