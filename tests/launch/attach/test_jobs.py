@@ -164,6 +164,7 @@ for _ in range(40):
     model(torch.ones(8, 3)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+distributed.destroy_process_group()  # else torch 2.14 aborts now and then as the process ends
 """)
     command = [sys.executable, "-m", "dpscope.launch.cli", "attach", "--devices", "2", "--out", str(out), *WINDOWS]
     ended = subprocess.run(
