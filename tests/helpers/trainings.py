@@ -9,7 +9,7 @@ import msgspec
 
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.matrix import ResolvedMatrix
-from dpscope.profiling.records.run import Cell, Environment, PlannedCell
+from dpscope.profiling.records.run import Cell, PlannedCell
 from dpscope.profiling.records.training import (
     TRAIN_SCHEMA_VERSION,
     CheckpointDescription,
@@ -21,6 +21,7 @@ from dpscope.profiling.records.training import (
 )
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainFolder
+from tests.helpers.environments import environment
 
 
 def plain_epochs(
@@ -119,10 +120,6 @@ def write_trained(folder: Path, cells: Sequence[Cell], records: Sequence[EpochRe
         matrix=ResolvedMatrix(devices=(1, 2), batch_sizes=(8,)),
         epochs=epochs,
     )
-    environment = Environment(
-        hostname="host", platform="linux", cpu_name=None, cpu_count=2, memory_bytes=None, python_version="3.12",
-        torch_version="2", torchvision_version=None, cuda_version=None, nccl_version=None, driver_version=None,
-    )  # fmt: skip
     manifest = TrainManifest(
         schema_version=TRAIN_SCHEMA_VERSION,
         dpscope_version="0",
@@ -130,7 +127,7 @@ def write_trained(folder: Path, cells: Sequence[Cell], records: Sequence[EpochRe
         config=config,
         device_type="cpu",
         threads_per_process=1,
-        environment=environment,
+        environment=environment(),
         plan=tuple(
             PlannedTraining(planned=PlannedCell(cell=cell), learning_rate=0.1, train_samples=1437, repeated_samples=1)
             for cell in cells

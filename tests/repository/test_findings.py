@@ -11,8 +11,8 @@ from dpscope.profiling.records.finding import FindingCode, Trait
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 from tests.helpers.paths import ROOT
+from tests.helpers.sources import SOURCES, syntax_nodes, syntax_tree
 
-SOURCES = [path for top in ("profiling", "launch", "analysis") for path in sorted((ROOT / top).rglob("*.py"))]
 CODES = {f"{codes.__name__}.{code.name}": code for codes in REGISTERED for code in codes}
 
 
@@ -27,7 +27,7 @@ def raised(tree: ast.AST) -> Iterator[str]:
 
 
 def test_every_code_is_raised_somewhere() -> None:
-    found = {name for path in SOURCES for name in raised(ast.parse(path.read_text()))}
+    found = {name for path in SOURCES for name in raised(syntax_tree(path))}
     assert len(CODES) > 100
     assert set(CODES) - found == set()
 
@@ -50,7 +50,7 @@ def test_findings_are_made_by_their_codes_alone() -> None:
     made = {
         str(path.relative_to(ROOT))
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in syntax_nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
     }
     assert made == {"profiling/records/finding.py"}

@@ -5,14 +5,13 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.paths import ROOT
-
-TOPS = ("profiling", "launch", "analysis")
-SOURCES = sorted(path for folder in TOPS for path in (ROOT / folder).rglob("*.py"))
+from tests.helpers.sources import SOURCES, TOPS, syntax_nodes
 
 # What each folder may import besides itself, lowest first: a folder may name only folders listed above it.
 MAY_IMPORT: dict[str, str] = {
@@ -103,10 +102,11 @@ def folder_of(path: Path) -> str:
     return str(path.parent.relative_to(ROOT))
 
 
+@cache
 def imported_files(path: Path) -> set[Path]:
     """Every file of dpscope that a file imports, wherever in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -118,6 +118,7 @@ def imported_files(path: Path) -> set[Path]:
     return found
 
 
+@cache
 def file_of(name: str) -> Path:
     """The file that holds a dotted name: a module, or something in it."""
     inside = ROOT.joinpath(*name.split(".")[1:])
@@ -186,7 +187,7 @@ def test_folders_files_and_functions_stay_small() -> None:
     functions = {
         f"{path.relative_to(ROOT)}:{node.name}": (node.end_lineno or 0) - node.body[0].lineno + 1
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in syntax_nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert {name: length for name, length in functions.items() if length > MOST_FUNCTION_LINES} == {}

@@ -45,6 +45,7 @@ def simulate(spreads: Sequence[float], repeats: int, pairs: int, slower: float =
     return Coverage(shares.mean(), shares.max(), found / pairs / len(spreads), float(np.median(widths)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 @pytest.mark.parametrize("spread", [0.02, 0.05])
 def test_equal_runs_of_one_cell_seldom_differ(spread: float, repeats: int) -> None:
@@ -52,6 +53,7 @@ def test_equal_runs_of_one_cell_seldom_differ(spread: float, repeats: int) -> No
     assert simulate([spread], repeats, pairs=400).outside <= 0.08
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 @pytest.mark.parametrize("spreads", [ALIKE, UNLIKE])
 def test_equal_runs_of_six_cells_seldom_differ(spreads: Sequence[float], repeats: int) -> None:
@@ -105,6 +107,7 @@ def ratios_in_turns(
     return float(np.mean(outside)), float(np.median(widths))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [0.0, 0.05, 0.15])
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 @pytest.mark.parametrize("spreads", [ALIKE, ALIKE[:3], UNLIKE])
@@ -113,6 +116,7 @@ def test_ratios_within_a_run_hold_the_truth(spreads: Sequence[float], repeats: i
     assert ratios_in_turns(spreads, repeats, shared)[0] <= 0.08
 
 
+@pytest.mark.long
 def test_what_the_cells_of_a_turn_share_widens_their_ratio_little() -> None:
     alone, alike = ratios_in_turns(ALIKE[:3], 5, shared=0.0), ratios_in_turns(ALIKE[:3], 5, shared=0.15)
     assert alike[1] < 1.5 * alone[1]  # not 1: medians of all steps lie around those of one or two repeats

@@ -13,7 +13,7 @@ from rich.console import Console
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.nccl_tables import calibration_chapter
-from dpscope.launch.calibration import worker
+from dpscope.launch.calibration import run, worker
 from dpscope.launch.calibration.nccl_choices import log_variables
 from dpscope.launch.calibration.run import run_calibration
 from dpscope.launch.calibration.worker import TimedCollectives
@@ -23,6 +23,7 @@ from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import JobFolder, RunFolder
+from tests.helpers.environments import environment
 from tests.helpers.nccl_logs import all_reduce, nccl_log
 
 SETTINGS = CalibrationSettings(
@@ -90,6 +91,7 @@ def timed(settings: CalibrationSettings) -> TimedCollectives:
 def calibrated(starter: Stub, monkeypatch: pytest.MonkeyPatch, settings: CalibrationSettings = SETTINGS) -> Calibration:
     for name in log_variables(Path()):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(run, "collect_environment", lambda *_, **__: environment())
     return run_calibration(settings, Console(file=io.StringIO()), starter=starter)
 
 

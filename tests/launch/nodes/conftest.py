@@ -15,19 +15,12 @@ from dpscope.launch.nodes.follower import Follower
 from dpscope.launch.nodes.meeting import found_meeting, opened_meeting
 from dpscope.launch.nodes.team import Team
 from dpscope.profiling.machine.interfaces import host_at
-from dpscope.profiling.records.run import Environment
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.environments import environment
 from tests.helpers.ranks import free_port
 from tests.helpers.sweeps import wait_until
 
 OPTIONS = {"--devices": "2x1"}
-
-
-def environment(hostname: str) -> Environment:
-    return Environment(
-        hostname=hostname, platform="-", cpu_name=None, cpu_count=1, memory_bytes=None, python_version="3", torch_version=None,
-        torchvision_version=None, cuda_version=None, nccl_version=None, driver_version=None,
-    )  # fmt: skip
 
 
 class Nodes:

@@ -16,8 +16,9 @@ from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.node_place import Address
 from dpscope.profiling.machine.interfaces import free_port
 from dpscope.profiling.store.folders import JobFolder
+from tests.helpers.environments import environment
 from tests.helpers.sweeps import wait_until
-from tests.launch.nodes.conftest import Nodes, environment
+from tests.launch.nodes.conftest import Nodes
 
 
 def stranger(port: int) -> TCPStore:

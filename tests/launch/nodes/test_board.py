@@ -13,8 +13,9 @@ from dpscope.launch.nodes.board import Board, Meeting, NodeInfo, sealed, unseale
 from dpscope.launch.nodes.team import Team
 from dpscope.profiling.machine.interfaces import host_at
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.environments import environment
 from tests.helpers.sweeps import wait_until
-from tests.launch.nodes.conftest import Nodes, environment
+from tests.launch.nodes.conftest import Nodes
 
 
 class Pair:

@@ -18,7 +18,8 @@ from dpscope.launch.nodes.meeting import found_meeting
 from dpscope.profiling.machine.interfaces import free_port
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
-from tests.launch.nodes.conftest import OPTIONS, Nodes, environment
+from tests.helpers.environments import environment
+from tests.launch.nodes.conftest import OPTIONS, Nodes
 
 STATED = Meeting("1", "n0", 2, {}, False, None, ("127.0.0.1",), 1, "secret")
 
@@ -59,6 +60,7 @@ def test_nodes_meet_by_the_folder_and_ignore_an_earlier_start(nodes: Nodes) -> N
     assert nodes.ended == {1: 7}
 
 
+@pytest.mark.long
 def test_missing_and_joined_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpscope.launch.nodes.team.NOTE_EVERY_S", 1.0)
     nodes = Nodes(tmp_path / "run", count=3)
@@ -73,6 +75,7 @@ def test_missing_and_joined_nodes_are_named(tmp_path: Path, monkeypatch: pytest.
     assert "Waiting for node 1, 1 s of 3 s." in nodes.notes
 
 
+@pytest.mark.long
 def test_a_folder_that_is_not_shared_is_reported_in_seconds(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +128,7 @@ def test_a_duplicate_node_rank_is_an_error_on_the_second_node(nodes: Nodes) -> N
     assert nodes.ended == {1: 7}
 
 
+@pytest.mark.long
 def test_a_node_of_another_job_does_not_take_part(nodes: Nodes) -> None:
     nodes.start(1, job="slurm-8-0-0", wait_s=1.5)
     threading.Timer(2.0, lambda: nodes.start(1, job="slurm-7-0-0")).start()
@@ -171,6 +175,7 @@ def test_a_host_name_that_resolves_to_loopback_listens_everywhere(
         assert any("on all addresses" in one for one in nodes.notes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("host", "why"), [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "resolution|not known")]
 )
@@ -185,6 +190,7 @@ def test_the_reason_why_node_0_is_not_found_is_printed(
     assert any(one.startswith("Still looking for node 0, ") and f"{host}:{nodes.port}: " in one for one in notes)
 
 
+@pytest.mark.long
 def test_a_listener_that_never_answers_blocks_no_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_ATTEMPT_S", 1.0)
     with (
