@@ -26,6 +26,7 @@ MINIMUM_WARMUP_STEPS = 5  # DDP rebuilds its buckets in the first iterations
 _LONGEST_TIMEOUT_S = 1e7  # 115 days; what waits for it counts in nanoseconds
 SEED_CHECK = holds(lambda seed: 0 <= seed < 2**63, "must be 0 or more and below 2^63")
 ABOVE_0 = holds(lambda value: 0 < value < math.inf, "must be a number above 0")
+BELOW_1 = holds(lambda value: 0 <= value < 1, "must be 0 or more and below 1")
 _FROM_0 = holds(lambda value: 0 <= value < math.inf, "must be a number, 0 or more")
 TIMEOUT_CHECK = holds(lambda value: 0 < value <= _LONGEST_TIMEOUT_S, "must be above 0 seconds and at most 1e7")
 
@@ -137,7 +138,7 @@ class Optimizer(ConfigPart, frozen=True):
     heading: ClassVar[str] = DATA
 
     learning_rate: Annotated[float, Setting(help="SGD's learning rate", option="lr", check=ABOVE_0)] = 0.1
-    momentum: Annotated[float, Setting(help="SGD's momentum", check=_FROM_0)] = 0.9
+    momentum: Annotated[float, Setting(help="SGD's momentum", check=BELOW_1)] = 0.9
     weight_decay: Annotated[float, Setting(help="SGD's weight decay", check=_FROM_0)] = 5e-4
 
 

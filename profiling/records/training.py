@@ -13,11 +13,11 @@ percent, losses are means over samples, times are seconds.
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from dpscope.profiling.records.config import ABOVE_0, SEED_CHECK, TIMEOUT_CHECK, Optimizer, Workload
+from dpscope.profiling.records.config import ABOVE_0, BELOW_1, SEED_CHECK, TIMEOUT_CHECK, Optimizer, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Matrix, ResolvedMatrix
 from dpscope.profiling.records.run import Cell, CellStatus, Environment, Host, PlannedCell
-from dpscope.profiling.records.settings import AMOUNT, DATA, Setting, at_least, holds
+from dpscope.profiling.records.settings import AMOUNT, DATA, Setting, at_least
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.records.typed_text import whole_numbers
@@ -89,13 +89,7 @@ class TrainConfig(Stored, frozen=True):
     warmup_epochs: Annotated[
         int, Setting(help="epochs over which the learning rate grows, step by step", check=at_least(0))
     ] = 0
-    label_smoothing: Annotated[
-        float,
-        Setting(
-            help="of the training loss, 0 for none",
-            check=holds(lambda value: 0 <= value < 1, "must be 0 or more and below 1"),
-        ),
-    ] = 0.0
+    label_smoothing: Annotated[float, Setting(help="of the training loss, 0 for none", check=BELOW_1)] = 0.0
     augment: Annotated[bool, Setting(help="random shifts, and flips of cifar10", idle=_augment_idle)] = True
     eval_batch_size: Annotated[
         int, Setting(help="samples a device tests at a time", heading=AMOUNT, check=at_least(1))

@@ -79,7 +79,7 @@ def test_batch_sizes_and_growth() -> None:
         ({"lr": "inf"}, ["--lr inf", "a number above 0"]),
         ({"lr": "nan"}, ["--lr nan", "a number above 0"]),
         ({"lr": "fast"}, ["--lr fast", "must be a number"]),
-        ({"momentum": "inf"}, ["--momentum inf", "0 or more"]),
+        ({"momentum": "inf"}, ["--momentum inf", "0 or more and below 1"]),
         ({"seed": 2**63}, [f"--seed {2**63}", "below 2^63"]),
         ({"seed": -1}, ["--seed -1", "0 or more"]),
         ({"timeout": "inf"}, ["--timeout inf", "at most 1e7"]),

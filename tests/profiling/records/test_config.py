@@ -21,7 +21,9 @@ from dpscope.profiling.records.training import TrainConfig
     ("make", "message"),
     [
         (lambda: Workload(samples=0), "samples 0: an epoch needs 1 sample or more"),
-        (lambda: Optimizer(momentum=-1.0), r"momentum -1\.0: must be a number, 0 or more"),
+        (lambda: Optimizer(momentum=-1.0), r"momentum -1\.0: must be 0 or more and below 1"),
+        (lambda: Optimizer(momentum=1.0), r"momentum 1\.0: must be 0 or more and below 1"),
+        (lambda: Optimizer(weight_decay=-1.0), r"weight_decay -1\.0: must be a number, 0 or more"),
         (lambda: RunConfig(measurement=Measurement(warmup_steps=4)), "warmup_steps 4: must be 5 or more"),
         (lambda: Measurement(steps=3, epochs=1), "steps 3 and epochs 1: give one of them"),
         (lambda: Matrix(batch_sizes=(8, 16), batch_growth=2), "batch_growth 2: growth needs one batch size"),
