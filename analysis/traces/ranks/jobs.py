@@ -37,333 +37,284 @@ class FoundJobs:
         return self.findings.get(name, ())
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Trace(TraceIdentity):
+    """A trace with its index among all, and the absolute folder of its file."""
+
+    index: int
+    folder: str
+
+    @property
+    def process(self) -> tuple[str | None, int, int | None] | None:
+        return None if self.process_id is None else (self.host, self.process_id, self.rank)
+
+    @property
+    def span_ns(self) -> tuple[int, int]:
+        """Of a trace that records its times."""
+        assert self.start_ns is not None
+        assert self.end_ns is not None
+        return self.start_ns, self.end_ns
+
+
+_Part = list[_Trace]
+
+
 def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path]) -> FoundJobs:
     """The jobs among traces; `places` are the files that hold them, whose folders name the jobs.
 
     A job of several folders is named by the folder that contains them, one whose files lie next to the others' folders ``.``. A
     single trace in a folder with a job of several, but not of that job, is left out with a finding.
     """
-    kept, copies = _without_copies(traces)
-    parts = _grouped(kept, lambda index: traces[index].world_size)
-    parts = [piece for part in parts for piece in _by_time(traces, part)]
-    parts = [piece for part in parts for piece in _by_groups(traces, part)]
-    parts, apart = _with_unique_ranks(traces, places, parts)
-    parts.sort(key=lambda part: (min(traces[index].start_ns or 0 for index in part), part[0]))
-    jobs, strays = _without_strays(places, parts)
-    names = _names(traces, places, jobs)
-    found: dict[str, list[Finding]] = defaultdict(list)
-    for index, original in copies:
-        found[_name_of(original, names)].append(_copied(traces[index], traces[original]))
-    for index, job in strays:
-        found[_name_of(job[0], names)].append(_left_out(traces, index, job))
+    first: dict[tuple[int | None, str], _Trace] = {}
+    kept: _Part = []
+    copies: list[tuple[_Trace, _Trace]] = []
+    for index, (trace, place) in enumerate(zip(traces, places, strict=True)):
+        one = _Trace(**vars(trace), index=index, folder=os.path.dirname(os.path.abspath(place)))
+        original = one if one.content is None else first.setdefault((one.rank, one.content), one)
+        if original is one:
+            kept.append(one)
+        else:
+            copies.append((one, original))
+    parts = _grouped(kept, lambda one: one.world_size)
+    parts = [piece for part in parts for piece in _by_time(part)]
+    parts = [piece for part in parts for piece in _by_groups(part)]
+    parts, apart = _with_unique_ranks(parts)
+    parts.sort(key=lambda part: (min(one.start_ns or 0 for one in part), part[0].index))
+    jobs, strays = _without_strays(parts)
+    names = _names(jobs)
+    job_of = {one.index: name for name, job in names.items() for one in job}
+    found: dict[str, list[Finding]] = {name: [] for name in names}
+    default = next(iter(names))  # for findings on traces of no job
+    for copy, original in copies:
+        which = "" if original.rank is None else f" of rank {original.rank}"
+        message = f"{copy.source} holds the same trace{which} as {original.source}: it is counted once"
+        found[job_of.get(original.index, default)].append(TraceCode.TRACE_COPIED.finding(message))
+    for stray, job in strays:
+        reason = "; ".join(_differences([stray], job, "the other traces"))
+        message = f"{stray.source} was left out, since it is of another job: " + (
+            reason or "another file of the job claims its rank"
+        )
+        found[job_of[job[0].index]].append(TraceCode.TRACE_OF_ANOTHER_JOB.finding(message))
     for part in apart:
-        found[_name_of(part[0], names)].append(_not_unique(traces, part))
+        found[job_of.get(part[0].index, default)].append(_not_unique(part))
     if len(jobs) > 1:
         for name, job in names.items():
-            if _shares_folder(places, job, jobs):
-                found[name].append(_several_jobs(traces, names, name))
-    return FoundJobs(names, {name: tuple(findings) for name, findings in found.items()})
+            elsewhere = {one.folder for other in jobs if other is not job for one in other}
+            if not elsewhere.isdisjoint(one.folder for one in job):
+                found[name].append(_several_jobs(names, name))
+    return FoundJobs(
+        {name: [one.index for one in job] for name, job in names.items()},
+        {name: tuple(findings) for name, findings in found.items() if findings},
+    )
 
 
 def windows_of(traces: Sequence[TraceIdentity]) -> list[Indices]:
     """One job's traces by profiled window, in order of time: each process once in each; one window unless one is there twice."""
-    everything = list(range(len(traces)))
     if len({trace.rank for trace in traces}) == len(traces):
-        return [everything]
-    if all(trace.start_ns is not None for trace in traces):
-        return _stretches_joined(traces, [[index] for index in everything], 0)
-    by_step: dict[int, Indices] = defaultdict(list)
-    for index in everything:
-        by_step[traces[index].first_step or 0].append(index)
-    return [by_step[step] for step in sorted(by_step)]
+        return [list(range(len(traces)))]
+    every = [_Trace(**vars(trace), index=index, folder="") for index, trace in enumerate(traces)]
+    if all(one.start_ns is not None for one in every):
+        windows = _stretches_joined([[one] for one in every], 0)
+    else:
+        by_step: dict[int, _Part] = defaultdict(list)
+        for one in every:
+            by_step[one.first_step or 0].append(one)
+        windows = [by_step[step] for step in sorted(by_step)]
+    return [[one.index for one in window] for window in windows]
 
 
-def _without_copies(traces: Sequence[TraceIdentity]) -> tuple[Indices, list[tuple[int, int]]]:
-    """The traces with each content of a rank once, and the copies with their originals."""
-    first: dict[tuple[int | None, str], int] = {}
-    kept, copies = [], []
-    for index, trace in enumerate(traces):
-        original = index if trace.content is None else first.setdefault((trace.rank, trace.content), index)
-        if original == index:
-            kept.append(index)
-        else:
-            copies.append((index, original))
-    return kept, copies
-
-
-def _grouped(part: Indices, key: Callable[[int], object]) -> list[Indices]:
+def _grouped(part: _Part, key: Callable[[_Trace], object]) -> list[_Part]:
     """By a recorded value; traces that record none go with the others where there is one value, else by themselves."""
-    by_key: dict[object, Indices] = defaultdict(list)
-    for index in part:
-        by_key[key(index)].append(index)
-    known = [found for found in by_key if found is not None]
-    return [part] if len(known) <= 1 else list(by_key.values())
+    by_key: dict[object, _Part] = defaultdict(list)
+    for one in part:
+        by_key[key(one)].append(one)
+    return [part] if len(by_key.keys() - {None}) <= 1 else list(by_key.values())
 
 
-def _by_groups(traces: Sequence[TraceIdentity], part: Indices) -> list[Indices]:
+def _by_groups(part: _Part) -> list[_Part]:
     """Traces that list a group of one name and a common rank with different ranks are of different jobs."""
-    pieces: list[_OneGroups] = []
-    for index in part:
-        own = traces[index].groups
-        piece = next((one for one in pieces if one.accepts(own)), None)
-        if piece is None:
-            pieces.append(piece := _OneGroups())
-        piece.add(index, own)
-    return [piece.members for piece in pieces]
+    pieces: list[tuple[_Part, set[Group], dict[tuple[str, int], tuple[int, ...]]]] = []
+    for one in part:
+        for piece in pieces:
+            new = [group for group in one.groups if group not in piece[1]]
+            if all(piece[2].get((name, rank), ranks) == ranks for name, ranks in new for rank in ranks):
+                break
+        else:
+            pieces.append(piece := ([], set(), {}))
+            new = list(one.groups)
+        members, known, ranks_of = piece
+        members.append(one)
+        known.update(new)
+        ranks_of.update(((name, rank), ranks) for name, ranks in new for rank in ranks)
+    return [members for members, _, _ in pieces]
 
 
-@dataclass
-class _OneGroups:
-    """Traces whose process groups do not contradict each other."""
-
-    members: Indices = field(default_factory=list)
-    groups: set[Group] = field(default_factory=set)
-    ranks_of: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
-
-    def accepts(self, groups: Sequence[Group]) -> bool:
-        new = (group for group in groups if group not in self.groups)
-        return all(self.ranks_of.get((name, rank), ranks) == ranks for name, ranks in new for rank in ranks)
-
-    def add(self, index: int, groups: Sequence[Group]) -> None:
-        self.members.append(index)
-        for name, ranks in groups:
-            if (name, ranks) not in self.groups:
-                self.groups.add((name, ranks))
-                self.ranks_of.update(dict.fromkeys(((name, rank) for rank in ranks), ranks))
-
-
-def _by_time(traces: Sequence[TraceIdentity], part: Indices) -> list[Indices]:
+def _by_time(part: _Part) -> list[_Part]:
     """By times that overlap, host by host; hosts that each have one stretch of time are one job's, however far their clocks."""
-    undated = [index for index in part if traces[index].start_ns is None]
-    by_host: dict[str | None, Indices] = defaultdict(list)
-    for index in part:
-        if traces[index].start_ns is not None:
-            by_host[traces[index].host].append(index)
-    stretches: list[Indices] = []
+    undated = [one for one in part if one.start_ns is None]
+    by_host: dict[str | None, _Part] = defaultdict(list)
+    for one in part:
+        if one.start_ns is not None:
+            by_host[one.host].append(one)
+    stretches: list[_Part] = []
     for own in by_host.values():
-        on_one_clock = _stretches_joined(traces, [[index] for index in own], _ONE_CLOCK_NS)
-        stretches += _joined_windows(traces, on_one_clock)
+        stretches += _joined_windows(_stretches_joined([[one] for one in own], _ONE_CLOCK_NS))
     if len(by_host) > 1:
         limit = _TWO_CLOCKS_NS if len(stretches) == len(by_host) else _ONE_CLOCK_NS
-        stretches = _stretches_joined(traces, stretches, limit)
+        stretches = _stretches_joined(stretches, limit)
     if undated:
         return [*stretches, undated] if len(stretches) > 1 else [part]
     return stretches
 
 
-def _span_ns(traces: Sequence[TraceIdentity], part: Iterable[int]) -> tuple[int, int]:
-    starts = [traces[index].start_ns for index in part]
-    ends = [traces[index].end_ns for index in part]
-    return min(one for one in starts if one is not None), max(one for one in ends if one is not None)
+def _span_ns(part: _Part) -> tuple[int, int]:
+    starts, ends = zip(*(one.span_ns for one in part), strict=True)
+    return min(starts), max(ends)
 
 
-def _stretches_joined(traces: Sequence[TraceIdentity], parts: list[Indices], limit_ns: int) -> list[Indices]:
+def _in_order(part: Iterable[_Trace]) -> _Part:
+    return sorted(part, key=lambda one: one.index)
+
+
+def _stretches_joined(parts: list[_Part], limit_ns: int) -> list[_Part]:
     """Parts joined where they overlap, or lie no farther apart than the limit."""
-    found: list[Indices] = []
+    found: list[_Part] = []
     last_ns = 0
-    for (start_ns, end_ns), part in sorted((_span_ns(traces, part), part) for part in parts):
+    for part in sorted(parts, key=lambda part: (_span_ns(part), [one.index for one in part])):
+        start_ns, end_ns = _span_ns(part)
         if found and start_ns - last_ns <= limit_ns:
-            found[-1] = found[-1] + part
+            found[-1] += part
             last_ns = max(last_ns, end_ns)
         else:
             found.append(list(part))
             last_ns = end_ns
-    return [sorted(one) for one in found]
+    return [_in_order(one) for one in found]
 
 
-def _joined_windows(traces: Sequence[TraceIdentity], stretches: list[Indices]) -> list[Indices]:
+def _joined_windows(stretches: list[_Part]) -> list[_Part]:
     """Stretches of time joined where each is a further window of the same processes, with later steps."""
-    found: list[Indices] = []
+    found: list[_Part] = []
     for stretch in stretches:
-        for earlier in found:
-            if _are_later_windows(traces, earlier, stretch):
-                earlier += stretch
-                break
-        else:
+        earlier = next((one for one in found if _are_later_windows(one, stretch)), None)
+        if earlier is None:
             found.append(list(stretch))
-    return [sorted(one) for one in found]
+        else:
+            earlier += stretch
+    return [_in_order(one) for one in found]
 
 
-def _are_later_windows(traces: Sequence[TraceIdentity], earlier: Indices, later: Indices) -> bool:
+def _are_later_windows(earlier: _Part, later: _Part) -> bool:
     last_step: dict[object, int] = {}
-    for index in earlier:
-        step = traces[index].last_step
-        if (process := _process(traces[index])) is None or step is None:
+    for one in earlier:
+        if one.process is None or one.last_step is None:
             return False
-        last_step[process] = max(step, last_step.get(process, step))
+        last_step[one.process] = max(one.last_step, last_step.get(one.process, one.last_step))
     return all(
-        (first := traces[index].first_step) is not None
-        and (process := _process(traces[index])) in last_step
-        and first > last_step[process]
-        for index in later
+        one.first_step is not None and one.process in last_step and one.first_step > last_step[one.process]
+        for one in later
     )
 
 
-def _process(trace: TraceIdentity) -> tuple[str | None, int, int | None] | None:
-    return None if trace.process_id is None else (trace.host, trace.process_id, trace.rank)
-
-
-def _with_unique_ranks(
-    traces: Sequence[TraceIdentity], places: Sequence[Path], parts: list[Indices]
-) -> tuple[list[Indices], list[Indices]]:
+def _with_unique_ranks(parts: list[_Part]) -> tuple[list[_Part], list[_Part]]:
     """Parts whose processes are all different, and those of them that could only be divided into single traces."""
-    splits: tuple[Callable[[Indices], list[Indices]], ...] = (
-        lambda part: _by_folder(traces, places, part),
-        lambda part: _grouped(part, lambda index: traces[index].host),
-        lambda part: _by_process_ids(traces, part),
+    splits: tuple[Callable[[_Part], list[_Part]], ...] = (
+        _by_folder,
+        lambda part: _grouped(part, lambda one: one.host),
+        _by_process_ids,
     )
     for split in splits:
-        parts = [one for part in parts for one in ([part] if _is_one_job(traces, part) else split(part))]
-    apart = [part for part in parts if not _is_one_job(traces, part)]
-    return [part for part in parts if part not in apart] + [[index] for part in apart for index in part], apart
+        parts = [piece for part in parts for piece in ([part] if _is_one_job(part) else split(part))]
+    apart = [part for part in parts if not _is_one_job(part)]
+    return [part for part in parts if part not in apart] + [[one] for part in apart for one in part], apart
 
 
-def _is_one_job(traces: Sequence[TraceIdentity], part: Indices) -> bool:
+def _is_one_job(part: _Part) -> bool:
     """Whether each rank is there once, or several times as windows of one process with steps of different numbers."""
-    by_rank: dict[int | None, Indices] = defaultdict(list)
-    for index in part:
-        by_rank[traces[index].rank].append(index)
-    return all(len(own) == 1 or _are_windows(traces, own) for own in by_rank.values())
+    by_rank: dict[int | None, _Part] = defaultdict(list)
+    for one in sorted(part, key=lambda one: (one.start_ns or 0, one.first_step or 0)):
+        by_rank[one.rank].append(one)
+    return all(_are_later_windows([one], [other]) for own in by_rank.values() for one, other in pairwise(own))
 
 
-def _are_windows(traces: Sequence[TraceIdentity], own: Indices) -> bool:
-    ordered = sorted(own, key=lambda index: (traces[index].start_ns or 0, traces[index].first_step or 0))
-    return all(_are_later_windows(traces, [one], [other]) for one, other in pairwise(ordered))
-
-
-def _by_folder(traces: Sequence[TraceIdentity], places: Sequence[Path], part: Indices) -> list[Indices]:
+def _by_folder(part: _Part, depth: int = 0) -> list[_Part]:
     """By the folders that hold them, as few levels deep as make ranks differ."""
-    parts = _folders(places)
-
-    def split(own: Indices, place: tuple[str, ...]) -> list[Indices]:
-        inside: dict[tuple[str, ...], Indices] = defaultdict(list)
-        for index in own:
-            inside[parts[index][: len(place) + 1]].append(index)
-        if _is_one_job(traces, own) or set(inside) == {place}:
-            return [own]
-        return [
-            one for folder, below in inside.items() for one in ([below] if folder == place else split(below, folder))
-        ]
-
-    return split(part, ())
-
-
-def _folders(places: Sequence[Path]) -> list[tuple[str, ...]]:
-    """The folder of each file, below the folder that contains all of them."""
-    absolute = [Path(os.path.abspath(place)).parent for place in places]
-    common = Path(os.path.commonpath(absolute))
-    return [folder.relative_to(common).parts for folder in absolute]
-
-
-def _by_process_ids(traces: Sequence[TraceIdentity], part: Indices) -> list[Indices]:
-    """Processes of one host in the order of their ids: a launcher starts its ranks one after another."""
-    ids = [traces[index].process_id for index in part]
-    if any(one is None for one in ids) or len(set(ids)) < len(ids):
+    inside: dict[tuple[str, ...], _Part] = defaultdict(list)
+    for one in part:
+        inside[Path(one.folder).parts[: depth + 1]].append(one)
+    if _is_one_job(part) or all(len(folder) == depth for folder in inside):
         return [part]
-    found: list[Indices] = []
-    for _, index in sorted((one or 0, index) for one, index in zip(ids, part, strict=True)):
-        if not found or traces[index].rank in {traces[one].rank for one in found[-1]}:
+    return [
+        piece
+        for folder, own in inside.items()
+        for piece in ([own] if len(folder) == depth else _by_folder(own, depth + 1))
+    ]
+
+
+def _by_process_ids(part: _Part) -> list[_Part]:
+    """Processes of one host in the order of their ids: a launcher starts its ranks one after another."""
+    by_id = {one.process_id: one for one in part if one.process_id is not None}
+    if len(by_id) < len(part):
+        return [part]
+    found: list[_Part] = []
+    for _, one in sorted(by_id.items()):
+        if not found or one.rank in {other.rank for other in found[-1]}:
             found.append([])
-        found[-1].append(index)
+        found[-1].append(one)
     complete = len({len(one) for one in found}) == 1
-    return [sorted(one) for one in found] if complete else [part]
+    return [_in_order(one) for one in found] if complete else [part]
 
 
-def _without_strays(places: Sequence[Path], parts: list[Indices]) -> tuple[list[Indices], list[tuple[int, Indices]]]:
+def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace, _Part]]]:
     """The jobs, and single traces that lie among the files of a job of several, each with that job."""
-    folders = [os.path.dirname(os.path.abspath(place)) for place in places]
     several = sorted((part for part in parts if len(part) > 1), key=len, reverse=True)
     jobs, strays = [], []
     for part in parts:
-        others = [job for job in several if any(folders[one] == folders[part[0]] for one in job)]
-        if len(part) == 1 and others:
-            strays.append((part[0], others[0]))
+        around = next((job for job in several if any(one.folder == part[0].folder for one in job)), None)
+        if len(part) == 1 and around is not None:
+            strays.append((part[0], around))
         else:
             jobs.append(part)
     return jobs, strays
 
 
-def _names(traces: Sequence[TraceIdentity], places: Sequence[Path], jobs: list[Indices]) -> dict[str, Indices]:
-    """Each job by its folder; jobs of one folder by their number in order of time, single traces by their file."""
+def _names(jobs: list[_Part]) -> dict[str, _Part]:
+    """Each job by its folder, as many levels of it as distinguish it; jobs of one folder by their number in order of time.
+
+    Single traces by their file.
+    """
     if len(jobs) == 1:
         return {"": jobs[0]}
-    parts = _folders([places[index] for job in jobs for index in job])
-    of_job: list[tuple[str, ...]] = []
-    for job in jobs:
-        own, parts = parts[: len(job)], parts[len(job) :]
-        of_job.append(_common_parts(own))
-    named: dict[str, Indices] = {}
+    shared = [os.path.commonpath([one.folder for one in job]) for job in jobs]
+    folders = [Path(folder).relative_to(os.path.commonpath(shared)).parts for folder in shared]
+    named: dict[str, _Part] = {}
     numbers: Counter[str] = Counter()
-    for place, (job, folder) in enumerate(zip(jobs, of_job, strict=True)):
-        others = of_job[:place] + of_job[place + 1 :]
-        name = "/".join(_shortest(folder, others)) or "."
+    for place, (job, folder) in enumerate(zip(jobs, folders, strict=True)):
+        others = folders[:place] + folders[place + 1 :]
+        depths = range(1, len(folder))
+        depth = next((one for one in depths if folder[:one] not in [other[:one] for other in others]), len(folder))
+        name = "/".join(folder[:depth]) or "."
         if folder in others:
             numbers[name] += 1
-            own_name = Path(traces[job[0]].source).name if len(job) == 1 else f"job {numbers[name]}"
+            own_name = Path(job[0].source).name if len(job) == 1 else f"job {numbers[name]}"
             name = own_name if name == "." else f"{name}/{own_name}"
         named[name if name not in named else f"{name} ({len(named) + 1})"] = job
     return {name: named[name] for name in sorted(named, key=lambda name: natural_order(Path(name)))}
 
 
-def _common_parts(folders: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    common: list[str] = []
-    for level in zip(*folders, strict=False):
-        if len(set(level)) > 1:
-            break
-        common.append(level[0])
-    return tuple(common)
-
-
-def _shortest(folder: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """As many levels as distinguish the folder from the others."""
-    for depth in range(1, len(folder)):
-        if not any(other[:depth] == folder[:depth] for other in others):
-            return folder[:depth]
-    return folder
-
-
-def _name_of(index: int, names: Mapping[str, Indices]) -> str:
-    """The job of a trace; findings on traces of no job go to the first."""
-    return next((name for name, job in names.items() if index in job), next(iter(names)))
-
-
-def _shares_folder(places: Sequence[Path], job: Indices, jobs: Sequence[Indices]) -> bool:
-    own = {os.path.dirname(os.path.abspath(places[index])) for index in job}
-    return any(
-        os.path.dirname(os.path.abspath(places[index])) in own for other in jobs if other is not job for index in other
-    )
-
-
-def _copied(copy: TraceIdentity, original: TraceIdentity) -> Finding:
-    which = "" if original.rank is None else f" of rank {original.rank}"
-    return TraceCode.TRACE_COPIED.finding(
-        f"{copy.source} holds the same trace{which} as {original.source}: it is counted once"
-    )
-
-
-def _left_out(traces: Sequence[TraceIdentity], index: int, job: Indices) -> Finding:
-    reason = (
-        "; ".join(_differences(traces, [index], job, "the other traces")) or "another file of the job claims its rank"
-    )
-    return TraceCode.TRACE_OF_ANOTHER_JOB.finding(
-        f"{traces[index].source} was left out, since it is of another job: {reason}"
-    )
-
-
-def _differences(traces: Sequence[TraceIdentity], part: Indices, job: Indices, others: str) -> Iterator[str]:
+def _differences(part: _Part, job: _Part, others: str) -> Iterator[str]:
     """How a part of the traces differs from a job, which the text calls `others`."""
-    own_sizes, sizes = ({traces[index].world_size for index in one} - {None} for one in (part, job))
+    own_sizes, sizes = ({trace.world_size for trace in one} - {None} for one in (part, job))
     if own_sizes and sizes and own_sizes != sizes:
         yield f"a world size of {_joined(own_sizes)}, against {_joined(sizes)} of {others}"
-    if all(traces[index].start_ns is not None for index in [*part, *job]):
-        (start_ns, end_ns), (first_ns, last_ns) = _span_ns(traces, part), _span_ns(traces, job)
+    if all(one.start_ns is not None for one in [*part, *job]):
+        (start_ns, end_ns), (first_ns, last_ns) = _span_ns(part), _span_ns(job)
         if start_ns > last_ns:
             yield f"recorded {show_time((start_ns - last_ns) / 1e3)} after {others}"
         elif end_ns < first_ns:
             yield f"recorded {show_time((first_ns - end_ns) / 1e3)} before {others}"
-    if len(_by_groups(traces, [*job, *part])) > 1:
+    if len(_by_groups([*job, *part])) > 1:
         yield f"a process group has other ranks than in {others}"
-    hosts, other_hosts = ({traces[index].host for index in one} - {None} for one in (part, job))
+    hosts, other_hosts = ({trace.host for trace in one} - {None} for one in (part, job))
     if hosts and other_hosts and not hosts & other_hosts:
         yield f"recorded on {_joined(hosts)}"
 
@@ -372,26 +323,26 @@ def _joined(values: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, values)))
 
 
-def _not_unique(traces: Sequence[TraceIdentity], part: Indices) -> Finding:
-    ranks = Counter(traces[index].rank for index in part)
+def _not_unique(part: _Part) -> Finding:
+    ranks = Counter(one.rank for one in part)
     twice = sorted(rank for rank, count in ranks.items() if rank is not None and count > 1)
     reasons = [f"several files are of rank {_joined(twice)}"] if twice else []
     reasons += [f"{counted(ranks[None], 'file')} without a rank"] if ranks[None] else []
     return TraceCode.RANKS_NOT_UNIQUE.finding(
         f"{' and '.join(reasons)}: nothing recorded shows which of them are of one job, so that each is analysed by itself "
-        f"({_listed(traces, part)})"
+        f"({_listed(part)})"
     )
 
 
-def _several_jobs(traces: Sequence[TraceIdentity], named: Mapping[str, Indices], name: str) -> Finding:
+def _several_jobs(named: Mapping[str, _Part], name: str) -> Finding:
     first, job = next(iter(named)), named[name]
-    message = f"{counted(len(job), 'trace')} in a folder with those of other jobs: {_listed(traces, job)}"
+    message = f"{counted(len(job), 'trace')} in a folder with those of other jobs: {_listed(job)}"
     if name != first:
-        message = "; ".join([message, *_differences(traces, job, named[first], first)])
+        message = "; ".join([message, *_differences(job, named[first], first)])
     return TraceCode.SEVERAL_JOBS.finding(message)
 
 
-def _listed(traces: Sequence[TraceIdentity], part: Indices) -> str:
-    named = [Path(traces[index].source).name for index in part[:_NAMED_FILES]]
+def _listed(part: _Part) -> str:
+    named = [Path(one.source).name for one in part[:_NAMED_FILES]]
     more = len(part) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")
