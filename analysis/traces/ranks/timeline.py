@@ -6,7 +6,6 @@ microseconds after the trace's start. Small on purpose: it travels from the proc
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -156,19 +155,20 @@ def _device_timelines(attribution: Attribution, index: int, window: tuple[float,
     by_phase = launch_phases(attribution).phase if is_data_parallel(attribution) else None
     for device in np.unique(events.device[launched]).tolist():
         own = launched & (events.device == device)
-        compute = own & attribution.rows(Kind.COMPUTE)
-        peers = np.flatnonzero(_within(events, own & attribution.rows(Kind.PEER_COPY), window))
-        others = np.flatnonzero(_within(events, own & attribution.rows(Kind.HOST_COPY), window))
-        in_phase = () if by_phase is None else tuple(_launched_in(events, by_phase, own, window))
-        yield _timeline(
-            int(device),
-            intervals.of_events(events, compute),
-            intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS)),
-            window,
+        compute, peers, others = (
+            own & attribution.rows(kind) for kind in (Kind.COMPUTE, Kind.PEER_COPY, Kind.HOST_COPY)
+        )
+        communication = intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS))
+        marks: list[tuple[None, Mark]] = []  # where the work launched in each of DataParallel's phases ran
+        for code, name in enumerate(PHASES if by_phase is not None else ()):
+            in_phase = intervals.clip(intervals.of_events(events, own & (by_phase == code)), *window)
+            marks += [(None, Mark(start, end, name)) for start, end in thinned(in_phase, MOST_PHASE_MARKS)[0].tolist()]
+        yield replace(
+            _unions(int(device), intervals.of_events(events, compute), communication, window),
             named=_longest(events, np.flatnonzero(_within(events, compute, window)), MOST_NAMED),
-            copies=_longest(events, peers, MOST_COPIES),
-            host_copies=_longest(events, others, MOST_NAMED),
-            dp_phases=tuple((None, mark) for mark in in_phase),
+            copies=_longest(events, np.flatnonzero(_within(events, peers, window)), MOST_COPIES),
+            host_copies=_longest(events, np.flatnonzero(_within(events, others, window)), MOST_NAMED),
+            dp_phases=tuple(marks),
         )
 
 
@@ -177,57 +177,48 @@ def _cpu_timeline(attribution: Attribution, index: int, window: tuple[float, flo
     in_step = attribution.step == index
     communication = in_step & attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE)
     operators = np.flatnonzero(_within(events, attribution.rows(Kind.COMPUTE), window))
-    yield _timeline(
-        None,
-        cpu_compute(attribution),
-        intervals.of_events(events, communication),
-        window,
+    replicas: list[tuple[int | None, Mark]] = []
+    for row in np.flatnonzero(in_step & named_annotations(events, f"{phases.PREFIX}dp_")).tolist():
+        base, _, replica = events.names[events.name[row]].partition("#")
+        if base in phases.DP_PHASES:
+            name = base.removeprefix(f"{phases.PREFIX}dp_")
+            own = Mark(float(events.start_us[row]), float(events.end_us[row]), name)
+            replicas.append((int(replica) if replica.isdigit() else None, own))
+    yield replace(
+        _unions(None, cpu_compute(attribution), intervals.of_events(events, communication), window),
         named=_longest(events, _outermost(events, operators), MOST_NAMED),
-        dp_phases=tuple(_replica_ranges(events, in_step)),
+        dp_phases=tuple(replicas),
     )
 
 
-def _timeline(
-    device: int | None,
-    compute: Intervals,
-    communication: Intervals,
-    window: tuple[float, float],
-    named: tuple[Mark, ...],
-    copies: tuple[Mark, ...] = (),
-    host_copies: tuple[Mark, ...] = (),
-    dp_phases: tuple[tuple[int | None, Mark], ...] = (),
+def _unions(
+    device: int | None, compute: Intervals, communication: Intervals, window: tuple[float, float]
 ) -> DeviceTimeline:
+    """What the device computed and communicated in the window, without marks."""
     computed, moved = intervals.clip(compute, *window), intervals.clip(communication, *window)
-    exposed = intervals.difference(moved, computed)
-    drawn, gaps_us = zip(*(thinned(spans, MOST_INTERVALS) for spans in (computed, moved, exposed)), strict=True)
-    return DeviceTimeline(
-        device,
-        compute=_spans(drawn[0]),
-        communication=_spans(drawn[1]),
-        exposed=_spans(drawn[2]),
-        closed_gap_us=max(gaps_us),
-        named=named,
-        copies=copies,
-        host_copies=host_copies,
-        dp_phases=dp_phases,
-    )
+    drawn, gap_us = _drawn([computed, moved, intervals.difference(moved, computed)], MOST_INTERVALS)
+    return DeviceTimeline(device, drawn[0], drawn[1], drawn[2], gap_us)
 
 
 def coarser(device: DeviceTimeline, most_spans: int, most_named: int) -> DeviceTimeline:
     """The same with fewer intervals of each kind and fewer named events, the longest ones."""
-    kept = [
-        thinned(np.array(spans).reshape(-1, 2), most_spans)
-        for spans in (device.compute, device.communication, device.exposed)
-    ]
+    unions = [np.array(spans).reshape(-1, 2) for spans in (device.compute, device.communication, device.exposed)]
+    (compute, communication, exposed), gap_us = _drawn(unions, most_spans)
     named = sorted(device.named, key=lambda mark: mark.start_us - mark.end_us)[:most_named]
     return replace(
         device,
-        compute=_spans(kept[0][0]),
-        communication=_spans(kept[1][0]),
-        exposed=_spans(kept[2][0]),
-        closed_gap_us=max(device.closed_gap_us, *(gap_us for _, gap_us in kept)),
+        compute=compute,
+        communication=communication,
+        exposed=exposed,
+        closed_gap_us=max(device.closed_gap_us, gap_us),
         named=tuple(sorted(named, key=lambda mark: mark.start_us)),
     )
+
+
+def _drawn(unions: Sequence[Intervals], most: int) -> tuple[list[Spans], float]:
+    """At most so many intervals of each union, and the largest gap that was closed for it."""
+    thin = [thinned(spans, most) for spans in unions]
+    return [_spans(spans) for spans, _ in thin], max(gap_us for _, gap_us in thin)
 
 
 def _spans(rows: Intervals) -> Spans:
@@ -255,37 +246,11 @@ def _longest(events: EventTable, rows: IntColumn, most: int) -> tuple[Mark, ...]
         Mark(
             float(events.start_us[row]),
             float(events.end_us[row]),
-            _short(events.names[events.name[row]]),
+            name if len(name := events.names[events.name[row]]) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…",
             int(events.bytes[row]) if events.bytes[row] >= 0 else None,
         )
         for row in chosen.tolist()
     )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-
-
-def _launched_in(
-    events: EventTable, by_phase: IntColumn, own: BoolColumn, window: tuple[float, float]
-) -> Iterator[Mark]:
-    """DataParallel's phases on a device: where the work launched in each of them ran."""
-    for code, name in enumerate(PHASES):
-        spans, _ = thinned(
-            intervals.clip(intervals.of_events(events, own & (by_phase == code)), *window), MOST_PHASE_MARKS
-        )
-        for start, end in spans.tolist():
-            yield Mark(start, end, name)
-
-
-def _replica_ranges(events: EventTable, in_step: BoolColumn) -> Iterator[tuple[int | None, Mark]]:
-    """dp-host's ranges with the index of their replica."""
-    for row in np.flatnonzero(in_step & named_annotations(events, f"{phases.PREFIX}dp_")).tolist():
-        base, _, replica = events.names[events.name[row]].partition("#")
-        if base in phases.DP_PHASES:
-            name = base.removeprefix(f"{phases.PREFIX}dp_")
-            own = int(replica) if replica.isdigit() else None
-            yield own, Mark(float(events.start_us[row]), float(events.end_us[row]), name)
 
 
 def _host_ranges(attribution: Attribution, index: int, window: tuple[float, float]) -> Iterator[Mark]:
@@ -303,46 +268,44 @@ def _host_ranges(attribution: Attribution, index: int, window: tuple[float, floa
             yield Mark(float(events.start_us[row]), float(events.end_us[row]), name.removeprefix(phases.PREFIX))
 
 
+# What is stored of a timeline: the fields in order, times as whole nanoseconds, each as its distance from the one before.
+_Steps = list[int]
 _Marks = list[tuple[int, int, str, int | None]]
-
-
-class _Device(msgspec.Struct, array_like=True):
-    device: int | None
-    compute: list[int]
-    communication: list[int]
-    exposed: list[int]
-    closed_gap_us: float
-    named: _Marks
-    copies: _Marks
-    host_copies: _Marks
-    replicas: list[int | None]  # of dp_phases
-    dp_phases: _Marks
-
-
-class _Step(msgspec.Struct, array_like=True):
-    rank: int | None
-    zero_ns: int
-    host: str | None
-    step: int | None
-    window: list[int]
-    devices: list[_Device]
-    ranges: _Marks
+_Replicas = list[int | None]  # of `dp_phases`
+_Device = tuple[int | None, _Steps, _Steps, _Steps, float, _Marks, _Marks, _Marks, _Replicas, _Marks]
+_Step = tuple[int | None, int, str | None, int | None, _Steps, list[_Device], _Marks]
 
 
 def timeline_bytes(timeline: StepTimeline | None) -> bytes | None:
-    """A timeline as msgpack, times as whole nanoseconds, each as its distance from the one before; None for none.
+    """A timeline as msgpack, times as whole nanoseconds; None for none.
 
     Traces state nanoseconds at best, so that a timeline loses nothing that a page could show.
     """
     if timeline is None:
         return None
-    step = _Step(
+    devices: list[_Device] = [
+        (
+            one.device,
+            _steps(one.compute),
+            _steps(one.communication),
+            _steps(one.exposed),
+            one.closed_gap_us,
+            _marks(one.named),
+            _marks(one.copies),
+            _marks(one.host_copies),
+            [replica for replica, _ in one.dp_phases],
+            _marks([mark for _, mark in one.dp_phases]),
+        )
+        for one in timeline.devices
+    ]
+    window = _steps(((timeline.start_us, timeline.end_us),))
+    step: _Step = (
         timeline.rank,
         timeline.zero_ns,
         timeline.host,
         timeline.step,
-        _steps(((timeline.start_us, timeline.end_us),)),
-        [_device(one) for one in timeline.devices],
+        window,
+        devices,
         _marks(timeline.ranges),
     )
     return msgspec.msgpack.encode(step)
@@ -352,63 +315,39 @@ def timeline_of(content: bytes | None) -> StepTimeline | None:
     """The timeline that `timeline_bytes` was given, its times to the nanosecond."""
     if content is None:
         return None
-    step = msgspec.msgpack.decode(content, type=_Step)
-    ((start_us, end_us),) = _spans_of_steps(step.window)
-    return StepTimeline(
-        rank=step.rank,
-        zero_ns=step.zero_ns,
-        host=step.host,
-        step=step.step,
-        start_us=start_us,
-        end_us=end_us,
-        devices=tuple(_drawn(one) for one in step.devices),
-        ranges=_drawn_marks(step.ranges),
-    )
+    rank, zero_ns, host, step, window, packed, ranges = msgspec.msgpack.decode(content, type=_Step)
+    devices = []
+    for device, compute, communication, exposed, gap_us, named, copies, host_copies, replicas, dp_phases in packed:
+        devices.append(
+            DeviceTimeline(
+                device,
+                _spans_of_steps(compute),
+                _spans_of_steps(communication),
+                _spans_of_steps(exposed),
+                gap_us,
+                _drawn_marks(named),
+                _drawn_marks(copies),
+                _drawn_marks(host_copies),
+                tuple(zip(replicas, _drawn_marks(dp_phases), strict=True)),
+            )
+        )
+    ((start_us, end_us),) = _spans_of_steps(window)
+    return StepTimeline(rank, zero_ns, host, step, start_us, end_us, tuple(devices), _drawn_marks(ranges))
 
 
-def _device(one: DeviceTimeline) -> _Device:
-    return _Device(
-        one.device,
-        _steps(one.compute),
-        _steps(one.communication),
-        _steps(one.exposed),
-        one.closed_gap_us,
-        _marks(one.named),
-        _marks(one.copies),
-        _marks(one.host_copies),
-        [replica for replica, _ in one.dp_phases],
-        _marks(tuple(mark for _, mark in one.dp_phases)),
-    )
-
-
-def _drawn(one: _Device) -> DeviceTimeline:
-    return DeviceTimeline(
-        one.device,
-        compute=_spans_of_steps(one.compute),
-        communication=_spans_of_steps(one.communication),
-        exposed=_spans_of_steps(one.exposed),
-        closed_gap_us=one.closed_gap_us,
-        named=_drawn_marks(one.named),
-        copies=_drawn_marks(one.copies),
-        host_copies=_drawn_marks(one.host_copies),
-        dp_phases=tuple(zip(one.replicas, _drawn_marks(one.dp_phases), strict=True)),
-    )
-
-
-def _steps(spans: Spans) -> list[int]:
+def _steps(spans: Sequence[tuple[float, float]]) -> _Steps:
     """Starts and ends in order, each less the one before."""
     times_ns = np.rint(np.array(spans, dtype=float).ravel() * 1e3).astype(np.int64)
     steps: list[int] = np.diff(times_ns, prepend=0).tolist()
     return steps
 
 
-def _spans_of_steps(steps: list[int]) -> Spans:
-    times = (np.cumsum(np.array(steps, dtype=np.int64)) / 1e3).reshape(-1, 2)
-    return tuple((start, end) for start, end in times.tolist())
+def _spans_of_steps(steps: Sequence[int]) -> Spans:
+    return _spans((np.cumsum(np.array(steps, dtype=np.int64)) / 1e3).reshape(-1, 2))
 
 
-def _marks(marks: tuple[Mark, ...]) -> _Marks:
-    steps = _steps(tuple((mark.start_us, mark.end_us) for mark in marks))
+def _marks(marks: Sequence[Mark]) -> _Marks:
+    steps = _steps([(mark.start_us, mark.end_us) for mark in marks])
     return [
         (start, length, mark.name, mark.bytes)
         for start, length, mark in zip(steps[::2], steps[1::2], marks, strict=True)
@@ -416,8 +355,5 @@ def _marks(marks: tuple[Mark, ...]) -> _Marks:
 
 
 def _drawn_marks(marks: _Marks) -> tuple[Mark, ...]:
-    flat: list[Any] = [step for start, length, _, _ in marks for step in (start, length)]
-    return tuple(
-        Mark(start_us, end_us, name, size)
-        for (start_us, end_us), (_, _, name, size) in zip(_spans_of_steps(flat), marks, strict=True)
-    )
+    spans = _spans_of_steps([step for start, length, _, _ in marks for step in (start, length)])
+    return tuple(Mark(*span, name, size) for span, (_, _, name, size) in zip(spans, marks, strict=True))
