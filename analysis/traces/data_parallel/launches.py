@@ -4,7 +4,6 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, FloatColumn, IntColumn
 from dpscope.analysis.traces.steps import intervals
@@ -68,15 +67,11 @@ class _Launches:
 
 def launch_phases(attribution: Attribution) -> LaunchPhases:
     """Phase of every device event of a step; what has no launch is OTHER."""
-    events = attribution.events
     launches = _Launches(attribution)
-    forward = _forward_calls(attribution)
-    codes = np.full(len(launches.rows), _CODE[OTHER], dtype=np.int64)
-    for name, where in _rules(launches, forward):  # later rules win
-        codes[where & (launches.launch >= 0)] = _CODE[name]
-    phase = np.full(len(events), -1, dtype=np.int64)
-    phase[launches.rows] = codes
-    coalesced = np.full(len(events), -1, dtype=np.int64)
+    phase, coalesced = np.full((2, len(attribution.events)), -1, dtype=np.int64)
+    phase[launches.rows] = _CODE[OTHER]
+    for name, where in _rules(launches, attribution):  # later rules win
+        phase[launches.rows[where & (launches.launch >= 0)]] = _CODE[name]
     coalesced[launches.rows] = launches.innermost(_COALESCED, Category.CPU_OP)
     return LaunchPhases(phase, coalesced)
 
@@ -95,18 +90,23 @@ def kinds_by_phase(attribution: Attribution) -> dict[int, str]:
     return {row: kinds[code] for row, code in zip(rows.tolist(), codes, strict=True) if code in kinds}
 
 
-def _rules(launches: _Launches, forward: "_Calls") -> list[tuple[str, BoolColumn]]:
+def _rules(launches: _Launches, attribution: Attribution) -> list[tuple[str, BoolColumn]]:
     """Phases and the launches that belong to them, from the widest rule to the narrowest."""
-    events = launches.events
+    events, steps_us = attribution.events, np.sort(attribution.steps.start_us)
+    starts, ends, threads = _forward_calls(attribution)
+    optimizers = events.is_category(Category.USER_ANNOTATION) & events.named(_OPTIMIZER.match)
+    updated_us = np.sort(events.end_us[optimizers])
+    forwarded = _ended_in_step(launches.times, steps_us, ends, starts)
+    updated = _ended_in_step(launches.times, steps_us, updated_us, updated_us)
     backward = launches.inside(_BACKWARD_NODE, Category.CPU_OP)
     backward |= launches.during(phases.BACKWARD) >= 0
     zeroing = launches.inside(_ZERO_GRAD, Category.USER_ANNOTATION)
     updating = launches.inside(_OPTIMIZER, Category.USER_ANNOTATION) | (launches.during(phases.OPTIMIZER) >= 0)
     from_host = events.named(_FROM_HOST.search)
-    call = forward.at(launches.times)
-    on_caller = (call >= 0) & (launches.threads == np.append(forward.thread, -1)[call])  # there may be no call at all
+    call = intervals.index_at(starts, ends, launches.times)
+    on_caller = (call >= 0) & (launches.threads == np.append(threads, -1)[call])  # there may be no call at all
     return [
-        ("loss_backward", forward.before(launches.times) & ~zeroing & ~launches_after(launches, _OPTIMIZER)),
+        ("loss_backward", forwarded & ~zeroing & ~updated),
         ("loss_backward", launches.during(phases.FORWARD) >= 0),
         ("host_to_device", from_host[launches.rows] & (call < 0)),
         ("host_to_device", launches.during(phases.HOST_TO_DEVICE) >= 0),
@@ -128,61 +128,33 @@ def _rules(launches: _Launches, forward: "_Calls") -> list[tuple[str, BoolColumn
     ]  # fmt: skip
 
 
-def launches_after(launches: _Launches, pattern: re.Pattern[str]) -> BoolColumn:
-    """Launches behind the end of the step's last range of that name."""
-    events = launches.events
-    annotations = events.is_category(Category.USER_ANNOTATION)
-    ranges = np.flatnonzero(annotations & events.named(pattern.match))
-    steps = np.flatnonzero(annotations & events.named(lambda name: name.startswith("ProfilerStep#")))
-    step_starts = np.sort(events.start_us[steps])
-    ends = np.sort(events.end_us[ranges])
-    last_end = np.searchsorted(ends, launches.times, side="right") - 1
-    own_step = np.searchsorted(step_starts, launches.times, side="right") - 1
-    begun = step_starts[np.maximum(own_step, 0)] if len(step_starts) else np.full(len(launches.times), -np.inf)
-    found = ends[np.maximum(last_end, 0)] if len(ends) else np.full(len(launches.times), -np.inf)
-    return np.asarray((last_end >= 0) & (found >= begun))
+def _ended_in_step(times: FloatColumn, steps_us: FloatColumn, ends: FloatColumn, marks: FloatColumn) -> BoolColumn:
+    """Whether a range has ended before each time, and the last one has its mark, such as its start, in the same step."""
+    if not len(ends):
+        return np.zeros(len(times), dtype=bool)
+    last = np.searchsorted(ends, times, side="right") - 1
+    step = np.searchsorted(steps_us, times, side="right") - 1
+    return np.asarray((last >= 0) & (marks[np.maximum(last, 0)] >= steps_us[np.maximum(step, 0)]))
 
 
-@dataclass(frozen=True)
-class _Calls:
-    """DataParallel's forward calls in order: where each begins and ends, and on which thread."""
+def _forward_calls(attribution: Attribution) -> tuple[FloatColumn, FloatColumn, IntColumn]:
+    """Starts, ends and threads of the `DataParallel.forward` ranges, in order.
 
-    start_us: FloatColumn
-    end_us: FloatColumn
-    thread: IntColumn
-    step_start_us: FloatColumn  # of the step each launch may be in
-
-    def at(self, times: FloatColumn) -> IntColumn:
-        """The call that contains each time, -1 for none."""
-        return intervals.index_at(self.start_us, self.end_us, times)
-
-    def before(self, times: FloatColumn) -> BoolColumn:
-        """Whether a call of the same step has ended before each time."""
-        if not len(self.start_us):
-            return np.zeros(len(times), dtype=bool)
-        index = np.searchsorted(self.end_us, times, side="right") - 1
-        step = np.searchsorted(self.step_start_us, times, side="right") - 1
-        begun = self.step_start_us[np.maximum(step, 0)]
-        return np.asarray((index >= 0) & (self.start_us[np.maximum(index, 0)] >= begun))
-
-
-def _forward_calls(attribution: Attribution) -> _Calls:
-    """The `DataParallel.forward` ranges; without them, from the first to the last operator of a step's forward."""
+    Without such ranges, a step's forward is from its first to its last operator.
+    """
     events = attribution.events
-    steps = np.sort(attribution.steps.start_us)
     named = events.named(lambda name: name == "DataParallel.forward")
     rows = np.flatnonzero(events.is_category(Category.USER_ANNOTATION, Category.CPU_OP) & named)
     if len(rows):
         rows = rows[np.argsort(events.start_us[rows], kind="stable")]
-        return _Calls(events.start_us[rows], events.end_us[rows], events.thread[rows], steps)
+        return events.start_us[rows], events.end_us[rows], events.thread[rows]
     rows = _forward_operators(events)
     of_step = attribution.steps.index_at(events.start_us[rows])
-    spans: list[tuple[float, float, int]] = []
-    for step in np.unique(of_step[of_step >= 0]):
-        own = rows[of_step == step]
-        spans.append((float(events.start_us[own].min()), float(events.end_us[own].max()), int(events.thread[own[0]])))
-    columns: npt.NDArray[np.float64] = np.array(spans, dtype=np.float64).reshape(-1, 3)
-    return _Calls(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.int64), steps)
+    calls = [rows[of_step == step] for step in np.unique(of_step[of_step >= 0])]
+    starts, ends = (
+        [reach(times[own]) for own in calls] for reach, times in ((np.min, events.start_us), (np.max, events.end_us))
+    )
+    return np.array(starts), np.array(ends), np.array([events.thread[own[0]] for own in calls], dtype=np.int64)
 
 
 def _forward_operators(events: EventTable) -> IntColumn:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from dpscope.analysis.traces.data_parallel.launches import OTHER, PHASES, LaunchPhases, kinds_by_phase, launch_phases
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn
+from dpscope.analysis.traces.reading.event_table import Category, EventTable, IntColumn
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
 from dpscope.analysis.traces.steps import intervals
@@ -37,20 +37,16 @@ def peer_copies(attribution: Attribution) -> Table:
         step=[attribution.steps.numbers[step] for step in attribution.step[rows]],
     )
     places = copies.group("device", "step", in_order=True)
-    sizes, of_model = events.bytes[rows], _moves_the_model(attribution, rows)
+    sizes, of_model = events.bytes[rows], np.zeros(len(rows), dtype=bool)
+    if len(rows) and is_data_parallel(attribution):
+        moving = [PHASES.index(name) for name in ("replicate", "gradient_reduce")]
+        of_model = np.isin(launch_phases(attribution).phase[rows], moving)
     totals = np.zeros((2, len(places)), dtype=np.int64)
     np.add.at(totals[0], places.code, sizes)
     np.add.at(totals[1], places.code, np.where(of_model, sizes, 0))
     return copies.take(places.first).assign(
         rank=attribution.trace.rank, bytes=totals[0], model_bytes=totals[1], count=places.sizes
     )
-
-
-def _moves_the_model(attribution: Attribution, rows: IntColumn) -> BoolColumn:
-    if not len(rows) or not is_data_parallel(attribution):
-        return np.zeros(len(rows), dtype=np.bool_)
-    moving = [PHASES.index(name) for name in ("replicate", "gradient_reduce")]
-    return np.isin(launch_phases(attribution).phase[rows], moving)
 
 
 COLUMNS = (
@@ -73,10 +69,7 @@ def dp_phase_table(attribution: Attribution) -> Table:
     dp-host has no device: a row per phase and `replica` for that replica's own ranges, and one without a replica for the
     time in which any of them was in the phase, with `exposed_us`; bytes are NA.
     """
-    if not attribution.on_device:
-        rows = list(_host_phase_rows(attribution))
-    else:
-        rows = list(_device_rows(attribution)) if is_data_parallel(attribution) else []
+    rows = _device_rows(attribution) if attribution.on_device else _host_phase_rows(attribution)
     return Table.from_records(rows, COLUMNS).assign(rank=attribution.trace.rank)
 
 
@@ -95,10 +88,12 @@ def collective_kinds(attribution: Attribution) -> dict[int, str]:
 
 
 def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
+    if not is_data_parallel(attribution):
+        return
     events = attribution.events
     launches = launch_phases(attribution)
     own = np.flatnonzero(launches.phase >= 0)
-    exposed_us = _device_exposed_us(attribution, launches.phase, PHASES)
+    exposed_us = _device_exposed_us(attribution, launches.phase)
     keys = np.stack((attribution.step[own], events.device[own], launches.phase[own]), axis=1)
     places, inverse, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
     rows_of_place = np.split(own[np.argsort(inverse.ravel(), kind="stable")], np.cumsum(counts)[:-1])
@@ -109,11 +104,10 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
         name = PHASES[phase]
         yield {
             "device": device,
-            "replica": None,
             "step": attribution.steps.numbers[step],
             "phase": name,
             "time_us": intervals.length(intervals.of_events(events, rows)),
-            "exposed_us": exposed_us.get((step, device, phase)),  # unknown of a step without a window
+            "exposed_us": exposed_us.get((step, device, name)),  # unknown of a step without a window
             "copied_bytes": int(events.bytes[copies].sum()) if (events.bytes[copies] >= 0).all() else None,
             "collective_count": len(collectives),
             "collective_bytes": _collective_bytes(attribution, launches, collectives, name, devices),
@@ -158,9 +152,6 @@ def phase_means(phases: Table) -> Table:
     return table
 
 
-_PhasePlace = tuple[int, int, int]  # step's index, device, phase's code
-
-
 def _exposed_parts(spans: Mapping[str, Intervals], compute: Intervals, start: float, end: float) -> dict[str, float]:
     """Length of each phase's communication inside a window that neither compute nor an earlier phase covers."""
     taken = intervals.clip(compute, start, end)
@@ -172,27 +163,20 @@ def _exposed_parts(spans: Mapping[str, Intervals], compute: Intervals, start: fl
     return parts
 
 
-def _device_exposed_us(attribution: Attribution, phase: np.ndarray, names: tuple[str, ...]) -> dict[_PhasePlace, float]:
-    """Exposed microseconds of every (step, device, phase); `phase` holds an index into `names` per event, -1 for none."""
-    events = attribution.events
-    starts, ends = attribution.windows.start_us, attribution.windows.end_us
+def _device_exposed_us(attribution: Attribution, phase: IntColumn) -> dict[tuple[int, int, str], float]:
+    """Exposed microseconds by step's index, device and phase; `phase` holds an index into PHASES per event, -1 for none."""
+    events, windows = attribution.events, attribution.windows
     launched = phase >= 0
-    communication = launched & attribution.rows(*COMMUNICATION_KINDS)
-    compute_rows = launched & attribution.rows(Kind.COMPUTE)
-    found: dict[_PhasePlace, float] = {}
+    found: dict[tuple[int, int, str], float] = {}
     for device in np.unique(events.device[launched]).tolist():
-        own = events.device == device
-        computed = compute_rows & own
-        compute = intervals.of_events(events, computed)
-        own_of_step = attribution.by_step(communication & own)
-        for step in np.flatnonzero(np.isfinite(ends)).tolist():
-            in_step = own_of_step[step]
-            spans = {}
-            for code, name in enumerate(names):
-                rows = in_step[phase[in_step] == code]
-                spans[name] = intervals.of_events(events, rows)
-            parts = _exposed_parts(spans, compute, float(starts[step]), float(ends[step]))
-            found |= {(step, device, names.index(name)): length_us for name, length_us in parts.items()}
+        own = launched & (events.device == device)
+        compute = intervals.of_events(events, own & attribution.rows(Kind.COMPUTE))
+        own_of_step = attribution.by_step(own & attribution.rows(*COMMUNICATION_KINDS))
+        for step in np.flatnonzero(np.isfinite(windows.end_us)).tolist():
+            rows = own_of_step[step]
+            spans = {name: intervals.of_events(events, rows[phase[rows] == code]) for code, name in enumerate(PHASES)}
+            parts = _exposed_parts(spans, compute, float(windows.start_us[step]), float(windows.end_us[step]))
+            found |= {(step, device, name): length_us for name, length_us in parts.items()}
     return found
 
 
@@ -221,29 +205,29 @@ def _host_phase_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     compute = cpu_compute(attribution)
     annotations_of_step = attribution.by_step(events.is_category(Category.USER_ANNOTATION))
     for step, annotations in enumerate(annotations_of_step):
-        named = list(_named(events, annotations))
-        by_place = _ranges(events, named)
+        rows_of: dict[tuple[str, int | None], list[int]] = defaultdict(list)
+        copies_of: dict[str, list[int]] = defaultdict(list)
+        for row, name in _named(events, annotations):
+            replica = events.names[events.name[row]].partition("#")[2]
+            rows_of[name, int(replica) if replica.isdigit() else None].append(row)
+            if attribution.kind[row] == Kind.HOST_RANGE:
+                copies_of[name].append(row)
+        by_place = {place: intervals.of_events(events, np.array(rows)) for place, rows in rows_of.items()}
         passes = intervals.merge(*(by_place.pop((name, None), intervals.EMPTY) for name in _OF_STEP))
         together: dict[str, Intervals] = {}
-        for (name, replica), spans in sorted(by_place.items(), key=lambda item: (item[0][1] or 0, item[0][0])):
+        common: dict[str, object] = {"step": attribution.steps.numbers[step], "collective_count": 0}
+        for (name, index), spans in sorted(by_place.items(), key=lambda item: (item[0][1] or 0, item[0][0])):
             together[name] = intervals.merge(together.get(name, intervals.EMPTY), spans)
-            if replica is not None:
-                yield _row(attribution, step, name, replica, spans)
+            if index is not None:
+                yield common | {"phase": name, "replica": index, "time_us": intervals.length(spans)}
         taken = intervals.merge(*(spans for name, spans in together.items() if name != _BACKWARD))
         together[_BACKWARD] = intervals.difference(passes, taken)
-        copies = [(row, name) for row, name in named if attribution.kind[row] == Kind.HOST_RANGE]
-        exposed_us = _exposed_us(attribution, step, copies, compute)
+        copied = {name: intervals.of_events(events, np.array(rows)) for name, rows in copies_of.items()}
+        bounds = float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step])
+        exposed_us = _exposed_parts(copied, compute, *bounds)
         for name, spans in together.items():
-            yield _row(attribution, step, name, None, spans) | {"exposed_us": exposed_us.get(name, 0.0)}
-
-
-def _ranges(events: EventTable, named: list[tuple[int, str]]) -> dict[tuple[str, int | None], Intervals]:
-    """A step's ranges by (phase, replica); forward and backward under their own names."""
-    spans: dict[tuple[str, int | None], list[int]] = {}
-    for row, name in named:
-        _, _, index = events.names[events.name[row]].partition("#")
-        spans.setdefault((name, int(index) if index.isdigit() else None), []).append(row)
-    return {place: intervals.of_events(events, np.array(rows)) for place, rows in spans.items()}
+            exposed = exposed_us.get(name, 0.0)
+            yield common | {"phase": name, "time_us": intervals.length(spans), "exposed_us": exposed}
 
 
 def _named(events: EventTable, annotations: IntColumn) -> Iterator[tuple[int, str]]:
@@ -257,33 +241,6 @@ def _named(events: EventTable, annotations: IntColumn) -> Iterator[tuple[int, st
         in_backward = ((starts[backward] <= start) & (start < ends[backward])).any()
         is_replicas = base in (phases.SCATTER, phases.PARALLEL_APPLY)
         yield row, _BACKWARD if is_replicas and in_backward else _NAMES.get(base, base)
-
-
-def _exposed_us(
-    attribution: Attribution, step: int, copies: list[tuple[int, str]], compute: Intervals
-) -> dict[str, float]:
-    """What of each phase's host copies no replica's compute hides, as `step_breakdown` counts it."""
-    events = attribution.events
-    spans: dict[str, Intervals] = {}
-    for row, name in copies:
-        own = intervals.spans(events, np.array([row]))
-        spans[name] = intervals.merge(spans.get(name, intervals.EMPTY), own)
-    start, end = float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step])
-    return _exposed_parts(spans, compute, start, end)
-
-
-def _row(attribution: Attribution, step: int, phase: str, replica: int | None, spans: Intervals) -> dict[str, object]:
-    return {
-        "device": None,
-        "replica": replica,
-        "step": attribution.steps.numbers[step],
-        "phase": phase,
-        "time_us": intervals.length(spans),
-        "exposed_us": None,
-        "copied_bytes": None,
-        "collective_count": 0,
-        "collective_bytes": None,
-    }
 
 
 DP_CHUNK_BYTES = 10 << 20  # torch/nn/parallel/replicate.py and comm.py: the buffer size of the coalesced calls

@@ -59,24 +59,25 @@ class Windows:
 
 
 def windows_of(events: EventTable, kind: npt.NDArray[np.uint8], step: IntColumn, count: int) -> Windows:
-    """Windows of `count` steps, from the device events that each of them launched (`step`, NO_STEP for none)."""
+    """Windows of `count` steps, at least one, from the device events that each of them launched (`step`, NO_STEP for none)."""
     rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (step >= 0))
     ends = _latest(step[rows], events.end_us[rows], count)
     outlasting: IntColumn = np.empty(0, dtype=np.int64)
-    if _hidden(ends).any():  # a checkpoint's copy on a separate stream may last for steps, and holds none of them up
-        outlasting = _outlasting(events, rows[is_among(kind[rows], COPY_KINDS)], step, ends)
+    if (
+        hidden := _hidden(ends)
+    ).any():  # a checkpoint's copy on a separate stream may last for steps, and holds none of them up
+        copies = rows[is_among(kind[rows], COPY_KINDS)]
+        first_hidden = np.minimum.accumulate(np.where(hidden, ends, np.inf)[::-1])[::-1]  # from each step on
+        outlasting = copies[events.end_us[copies] >= np.append(first_hidden[1:], np.inf)[step[copies]]]
         rows = rows[~np.isin(rows, outlasting)]
         ends = _latest(step[rows], events.end_us[rows], count)
+        hidden = _hidden(ends)
     first = np.full(count, np.inf)
     np.minimum.at(first, step[rows], events.start_us[rows])
-    hidden = _hidden(ends)
-    reach = np.maximum.accumulate(ends) if count else ends
-    starts = np.concatenate(([-np.inf], reach[:-1])) if count else ends
-    whole = (
-        np.concatenate(([False], np.isfinite(ends[:-1]))) if count else np.isfinite(ends)
-    )  # else its start is not known
+    reach = np.maximum.accumulate(ends)
+    whole = np.concatenate(([False], np.isfinite(ends[:-1])))  # else its start is not known
+    starts = np.where(whole, np.concatenate(([-np.inf], reach[:-1])), first)
     has_window = np.isfinite(ends) & ~hidden
-    starts = np.where(whole, starts, first)
     return Windows(np.where(has_window, starts, np.nan), np.where(has_window, reach, np.nan), whole, hidden, outlasting)
 
 
@@ -88,15 +89,8 @@ def _latest(step: IntColumn, ends_us: FloatColumn, count: int) -> FloatColumn:
 
 def _hidden(ends: FloatColumn) -> BoolColumn:
     """Steps that launched something, all of which had ended when an earlier step's work did."""
-    before = np.concatenate(([-np.inf], np.maximum.accumulate(ends)[:-1])) if len(ends) else ends
+    before = np.concatenate(([-np.inf], np.maximum.accumulate(ends)[:-1]))
     return np.isfinite(ends) & (ends <= before)
-
-
-def _outlasting(events: EventTable, copies: IntColumn, step: IntColumn, ends: FloatColumn) -> IntColumn:
-    """Of the copies those that end after a later step which they hide."""
-    hidden_ends = np.where(_hidden(ends), ends, np.inf)
-    later = np.concatenate((np.minimum.accumulate(hidden_ends[::-1])[::-1][1:], [np.inf]))
-    return copies[events.end_us[copies] >= later[step[copies]]]
 
 
 _HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Host", re.IGNORECASE)
@@ -115,7 +109,11 @@ def with_engine_copies(events: EventTable, kind: npt.NDArray[np.uint8], launch_r
     between_devices = events.is_category(Category.MEMCPY) & ~events.named(_HOST_COPY.search)
     copies = np.flatnonzero(between_devices & (launch_row >= 0))
     copy_range = innermost(events, launch_row[copies], ranges)
-    moves = (copy_range >= 0) & ~_within_one_rank(events, launch_row[copies])
+    alone = np.zeros(len(events), dtype=bool)  # records, operators and ranges of a group of one rank
+    for row, args in events.communication.items():
+        alone[row] = group_size(args, collective_kind(args.collective_name or events.names[events.name[row]])) == 1
+    alone &= events.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
+    moves = (copy_range >= 0) & (innermost(events, launch_row[copies], alone) < 0)
     copies, copy_range = copies[moves], copy_range[moves]
     if not len(copies):
         return kind
@@ -126,21 +124,10 @@ def with_engine_copies(events: EventTable, kind: npt.NDArray[np.uint8], launch_r
     in_order = np.argsort(events.start_us[copies], kind="stable")
     for row, own_range in zip(copies[in_order].tolist(), copy_range[in_order].tolist(), strict=True):
         place = (own_range, int(events.device[row]))
-        if place in with_kernel:
-            continue
-        marked[row] = Kind.COLLECTIVE_PART if place in begun else Kind.COLLECTIVE
-        begun.add(place)
+        if place not in with_kernel:
+            marked[row] = Kind.COLLECTIVE_PART if place in begun else Kind.COLLECTIVE
+            begun.add(place)
     return marked
-
-
-def _within_one_rank(events: EventTable, launch_row: IntColumn) -> BoolColumn:
-    """Whether each launch was for a collective of a group of one rank, by any record, operator or range around it."""
-    alone = np.zeros(len(events), dtype=bool)
-    for row, args in events.communication.items():
-        kind = collective_kind(args.collective_name or events.names[events.name[row]])
-        alone[row] = group_size(args, kind) == 1
-    on_host = events.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
-    return np.asarray(innermost(events, launch_row, alone & on_host) >= 0)
 
 
 _IN_ORDER = 0.9  # of successive calls: threads may begin theirs in another order than they are numbered in
@@ -211,10 +198,10 @@ def empty_steps(attribution: Attribution) -> IntColumn:
         known = np.isfinite(attribution.windows.end_us) | attribution.windows.hidden
         return np.flatnonzero(~known)
     rows = np.flatnonzero(~named_annotations(events, "ProfilerStep#"))
-    starts, ends = steps.start_us[:, None], steps.end_us[:, None]
-    begun = np.bincount(attribution.step[rows][attribution.step[rows] >= 0], minlength=len(steps)) > 0
-    for index in np.flatnonzero(~begun).tolist():  # an event may have begun in an earlier step
-        begun[index] = bool(((events.start_us[rows] < ends[index]) & (events.end_us[rows] > starts[index])).any())
+    begun = np.isin(np.arange(len(steps)), attribution.step[rows])
+    starts, ends = events.start_us[rows], events.end_us[rows]
+    for index in np.flatnonzero(~begun):  # an event may have begun in an earlier step
+        begun[index] = ((starts < steps.end_us[index]) & (ends > steps.start_us[index])).any()
     return np.flatnonzero(~begun)
 
 
@@ -255,11 +242,10 @@ def _with_those_of_no_launch(
     during its range, and so gets a window; the rest goes by the windows. What was launched before the trace belongs to none.
     """
     rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (launched == NO_STEP))
-    if not len(rows):
-        return launched, windows_of(events, kind, launched, len(steps))
     step = launched.copy()
     if not steps.marked:
         step[rows] = 0
+    if not steps.marked or not len(rows):
         return step, windows_of(events, kind, step, len(steps))
     rows = rows[~_launched_before(events, rows)]
     silent = np.ones(len(steps), dtype=bool)
@@ -309,13 +295,10 @@ def step_ranges(events: EventTable) -> StepRanges:
     rows = np.flatnonzero(named_annotations(events, "ProfilerStep#"))
     longest: dict[int, tuple[float, float]] = {}
     for row in rows:
-        match = _STEP_NAME.match(events.names[events.name[row]])
-        if match is None:
-            continue
-        start, duration = float(events.start_us[row]), float(events.duration_us[row])
-        number = int(match[1])
-        if number not in longest or duration > longest[number][1] - longest[number][0]:
-            longest[number] = (start, start + duration)
+        if match := _STEP_NAME.match(events.names[events.name[row]]):
+            start, duration, number = float(events.start_us[row]), float(events.duration_us[row]), int(match[1])
+            if number not in longest or duration > longest[number][1] - longest[number][0]:
+                longest[number] = (start, start + duration)
     if not longest:
         return StepRanges((None,), np.array([-np.inf]), np.array([np.inf]))
     ordered = sorted(longest.items(), key=lambda item: item[1])

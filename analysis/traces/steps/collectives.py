@@ -1,7 +1,6 @@
 """One row per collective per rank: kind, group, size, time. Matching across ranks is `rank_matching`'s."""
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -53,16 +52,10 @@ def in_mesh(named: Sequence[NamedCollective], groups: Sequence[ProcessGroup]) ->
     }
     found = []
     for (args, kind), own in zip(named, gathered, strict=True):
-        of_a_shard = kind == "all_reduce" and args.input_elements in shards
-        group = within if own else between if of_a_shard else None
-        found.append(
-            (
-                args
-                if group is None
-                else replace(args, group=group.name, group_ranks=str(list(group.ranks)), group_size=len(group.ranks)),
-                kind,
-            )
-        )
+        group = within if own else between if kind == "all_reduce" and args.input_elements in shards else None
+        if group is not None:
+            args = replace(args, group=group.name, group_ranks=str(list(group.ranks)), group_size=len(group.ranks))
+        found.append((args, kind))
     return found
 
 
@@ -120,7 +113,8 @@ def _rows(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, s
     if not attribution.on_device:
         known = in_mesh(known, attribution.trace.process_groups)
     sizes = [group_size(args, kind) for args, kind in known]
-    assumed = _assumed_group_size(attribution, sizes)
+    world_size = attribution.trace.world_size  # which a collective is taken to span where no other size is shown
+    assumed = None if set(sizes) - {None, 1, world_size} else world_size
     for index, row in enumerate(rows):
         args, kind = known[index]
         step = attribution.step[row]
@@ -141,24 +135,26 @@ def _rows(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, s
         }
 
 
-def _named(attribution: Attribution, rows: IntColumn) -> Iterator[tuple[CommunicationArgs, str | None]]:
-    """What each collective's own arguments, and those of what launched it, say of it; and which collective it is."""
+def _named(attribution: Attribution, rows: IntColumn) -> Iterator[NamedCollective]:
+    """What each collective's own arguments, and those of what launched it, say of it; and which collective it is.
+
+    Each argument is the first that is known; the kind is that of the first name that has one: metadata, operators and ranges
+    before the kernel's own name.
+    """
     events = attribution.events
     sources = _sources(attribution, rows)
     shared = [_shared(events, source, rows) for source in sources]
     for index, row in enumerate(rows):
         linked = [int(source[index]) for source in sources]
-        found = [events.communication.get(source, _NO_ARGS) for source in linked]
-        of_several = [several[index] for several in shared]
-        found = [replace(one, **_NO_SIZES) if several else one for one, several in zip(found, of_several, strict=True)]
-        args = _first_known([events.communication.get(int(row), _NO_ARGS), *found])
-        names = [events.names[events.name[source]] for source in linked if source >= 0]
-        yield args, _kind([args.collective_name, *names, events.names[events.name[row]]])
-
-
-def _kind(names: list[str | None]) -> str | None:
-    """The collective of the first name that has one: metadata, operators and ranges before the kernel's own name."""
-    return next((found for name in names if name and (found := collective_kind(name))), None)
+        found = [events.communication.get(int(row), _NO_ARGS)]
+        for source, of_several in zip(linked, shared, strict=True):
+            one = events.communication.get(source, _NO_ARGS)
+            found.append(replace(one, **_NO_SIZES) if of_several[index] else one)
+        values = ([getattr(one, name) for one in found] for name in CommunicationArgs.__slots__)
+        args = CommunicationArgs(*(next((one for one in known if one is not None), None) for known in values))
+        names = [events.names[events.name[one]] for one in (*linked, row) if one >= 0]
+        kinds = (collective_kind(name) for name in (args.collective_name, *names) if name)
+        yield args, next((kind for kind in kinds if kind is not None), None)
 
 
 def _sources(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
@@ -170,12 +166,8 @@ def _sources(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
     if not attribution.on_device:
         return [creators(events, rows)]
     operators = events.is_category(Category.CPU_OP)
-    launches = attribution.launch_row[rows]
-    found = []
-    for pattern in (_RECORD, _OPERATOR):
-        found.append(innermost(events, launches, operators & events.named(pattern.match)))
-    found.append(innermost(events, launches, nccl_ranges(events)))
-    return found
+    candidates = (*(operators & events.named(one.match) for one in (_RECORD, _OPERATOR)), nccl_ranges(events))
+    return [innermost(events, attribution.launch_row[rows], one) for one in candidates]
 
 
 def _shared(events: EventTable, source: IntColumn, rows: IntColumn) -> BoolColumn:
@@ -209,22 +201,6 @@ def _ends(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     return ends
 
 
-def _assumed_group_size(attribution: Attribution, sizes: list[int | None]) -> int | None:
-    """Without metadata a collective is taken to span the job; not where the trace shows groups of other sizes."""
-    world_size = attribution.trace.world_size
-    return None if set(sizes) - {None, 1, world_size} else world_size
-
-
-def _first_known(sources: list[CommunicationArgs]) -> CommunicationArgs:
-    """Each field from the first source that has it."""
-    return CommunicationArgs(
-        *(
-            next((value for source in sources if (value := getattr(source, name)) is not None), None)
-            for name in CommunicationArgs.__slots__
-        )
-    )
-
-
 def ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     """For each collective (event rows) when its data were ready, microseconds after the trace's start; NaN if unknown.
 
@@ -253,8 +229,9 @@ def concurrent(attribution: Attribution, rows: IntColumn) -> IntColumn:
     events = attribution.events
     spans = intervals.spans(events, rows) if attribution.on_device else in_flight(events, rows)
     others = np.zeros(len(rows), dtype=np.int64)
-    for device in np.unique(events.device[rows]) if attribution.on_device else [None]:
-        own = np.flatnonzero(events.device[rows] == device) if device is not None else np.arange(len(rows))
+    devices = events.device[rows] if attribution.on_device else np.zeros(len(rows), dtype=np.int64)
+    for device in np.unique(devices):
+        own = np.flatnonzero(devices == device)
         begun = np.searchsorted(np.sort(spans[own, 0]), spans[own, 1], side="left")
         ended = np.searchsorted(np.sort(spans[own, 1]), spans[own, 0], side="right")
         others[own] = begun - ended - (spans[own, 1] > spans[own, 0])
@@ -263,11 +240,10 @@ def concurrent(attribution: Attribution, rows: IntColumn) -> IntColumn:
 
 def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:
     """How often each of dpscope's ranges occurs in each step."""
-    counts: dict[str, dict[int | None, int]] = defaultdict(lambda: defaultdict(int))
-    events = attribution.events
-    steps = attribution.steps.index_at(events.start_us)
-    for row in np.flatnonzero(named_annotations(events, phases.PREFIX)):
-        step = steps[row]
+    events, counts = attribution.events, dict[str, dict[int | None, int]]()
+    rows = np.flatnonzero(named_annotations(events, phases.PREFIX))
+    for row, step in zip(rows, attribution.steps.index_at(events.start_us[rows]), strict=True):
         if step != NO_STEP:
-            counts[events.names[events.name[row]]][attribution.steps.numbers[step]] += 1
-    return {name: dict(by_step) for name, by_step in counts.items()}
+            own, number = counts.setdefault(events.names[events.name[row]], {}), attribution.steps.numbers[step]
+            own[number] = own.get(number, 0) + 1
+    return counts

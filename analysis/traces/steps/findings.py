@@ -7,12 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import (
-    BoolColumn,
     Category,
     CommunicationArgs,
-    EventTable,
-    IntColumn,
-    Trace,
 )
 from dpscope.analysis.traces.reading.reader import launching_calls
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
@@ -51,19 +47,13 @@ def communication_lost(attribution: Attribution) -> bool:
     shown = COMMUNICATION_KINDS if attribution.on_device else (Kind.COLLECTIVE, Kind.HOST_RANGE)
     if attribution.trace.world_size == 1 or attribution.rows(*shown).any():
         return False
-    return _asks_for_communication(attribution.events)
-
-
-def _asks_for_communication(events: EventTable) -> bool:
+    events = attribution.events
     asking = events.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & events.named(_COMMUNICATES.match)
-    rows = np.flatnonzero(asking)
-    recorded = []
-    for row in rows.tolist():
-        args = events.communication.get(row, _NO_ARGS)
-        kind = collective_kind(args.collective_name or "")
-        if kind is not None and kind != "barrier":
-            recorded.append(group_size(args, kind))
-    return any(size != 1 for size in recorded) if recorded else len(rows) > 0
+    rows = np.flatnonzero(asking).tolist()
+    records = [events.communication.get(row, _NO_ARGS) for row in rows]
+    named = [(args, collective_kind(args.collective_name or "")) for args in records]
+    sizes = [group_size(args, kind) for args, kind in named if kind not in (None, "barrier")]
+    return any(size != 1 for size in sizes) if sizes else len(rows) > 0
 
 
 def attribution_findings(attribution: Attribution) -> list[Finding]:
@@ -73,39 +63,32 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
     source = f"what could be read of {trace.source}" if cut else trace.source
     if not len(trace.events) and not cut and not trace.unread:
         return [TraceCode.NO_EVENTS.finding(f"{source} holds no event with a duration")]
-    findings = []
-    no_kernels = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
+    found = [*_device_findings(attribution, source, cut), *_step_findings(attribution)]
+    return [*found, *_unknown_communication(attribution)]
+
+
+def _device_findings(attribution: Attribution, source: str, cut: bool) -> Iterator[Finding]:
+    """What is lacking of the device's work, and of communication."""
+    trace, on_device = attribution.trace, attribution.on_device
+    no_kernels = on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
+    next_step: str | None
     if trace.unread:
-        findings.append(_device_not_read(trace, nothing_read=no_kernels))
+        categories = ", ".join(f"{count:,} {name}" for name, count in trace.unread)
+        yield TraceCode.DEVICE_NOT_READ.finding(
+            severity="error" if no_kernels else "warning",
+            message=f"{trace.source} holds events of a device in categories that dpscope does not read: {categories}"
+            + ("; its compute and communication are not given" if no_kernels else "; no sum includes them"),
+        )
     elif no_kernels:
-        findings.append(_no_kernels(attribution, source, cut))
-    if communication_lost(attribution) and not (cut and no_kernels):
-        findings.append(_communication_without_kernels(source, cut, attribution.on_device))
-    findings += _step_findings(attribution)
-    findings += _unknown_communication(attribution)
-    return findings
-
-
-def _device_not_read(trace: Trace, nothing_read: bool) -> Finding:
-    categories = ", ".join(f"{count:,} {name}" for name, count in trace.unread)
-    return TraceCode.DEVICE_NOT_READ.finding(
-        severity="error" if nothing_read else "warning",
-        message=f"{trace.source} holds events of a device in categories that dpscope does not read: {categories}"
-        + ("; its compute and communication are not given" if nothing_read else "; no sum includes them"),
-    )
-
-
-def _no_kernels(attribution: Attribution, source: str, cut: bool) -> Finding:
-    if launching_calls(attribution.events).any():
-        message = f"{source} holds calls that launch work on a device but no kernel: nothing is known of the device"
-        next_step = None
-    else:
-        message = f"{source} holds collectives of NCCL and nothing of a device: it records the CPU alone"
-        next_step = "trace again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-    return TraceCode.NO_KERNELS.finding(message, _WHOLE_FILE if cut else next_step)
-
-
-def _communication_without_kernels(source: str, cut: bool, on_device: bool) -> Finding:
+        if launching_calls(attribution.events).any():
+            message = f"{source} holds calls that launch work on a device but no kernel: nothing is known of the device"
+            next_step = None
+        else:
+            message = f"{source} holds collectives of NCCL and nothing of a device: it records the CPU alone"
+            next_step = "trace again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        yield TraceCode.NO_KERNELS.finding(message, _WHOLE_FILE if cut else next_step)
+    if not communication_lost(attribution) or (cut and no_kernels):
+        return
     if on_device:
         missing = "no kernel of theirs"
         next_step = (
@@ -114,85 +97,76 @@ def _communication_without_kernels(source: str, cut: bool, on_device: bool) -> F
     else:
         missing = "no range of gloo and no kernel of a device that show how long they took"
         next_step = "trace the device too, where there is one; of backends on the CPU dpscope reads gloo's ranges alone"
-    return TraceCode.TRACE_INCOMPLETE.finding(
+    yield TraceCode.TRACE_INCOMPLETE.finding(
         message=f"{source} holds operators that communicate and {missing}: its communication is not given",
         next_step=_WHOLE_FILE if cut else next_step,
     )
 
 
 def _step_findings(attribution: Attribution) -> Iterator[Finding]:
-    trace = attribution.trace
-    kinds = DEVICE_KINDS if attribution.on_device else (Kind.COLLECTIVE, Kind.HOST_RANGE)
-    outside = attribution.rows(*kinds) & (attribution.step == NO_STEP)
-    if attribution.on_device:
-        if _share_of_device_time(attribution, outside | attribution.by_time) > _LEAST_SHARE:
-            yield _events_of_no_step(attribution, outside)
-    elif outside.any():
-        total_us = float(attribution.events.duration_us[outside].sum())
-        yield TraceCode.EVENTS_OF_NO_STEP.finding(
-            message=f"{int(outside.sum())} communication ranges of {trace.source} ({total_us:,.1f} µs) begin outside every "
-            "traced step and are not in any step's sums",
-            next_step="usual at a trace's edges; if they are many, call profiler.step() after each training step",
-        )
-    if attribution.on_device and not attribution.steps.marked:
+    trace, steps, windows = attribution.trace, attribution.steps, attribution.windows
+    yield from (_outside_on_device if attribution.on_device else _outside_on_cpu)(attribution)
+    if attribution.on_device and not steps.marked:
         yield TraceCode.NO_STEPS.finding(
             message=f"{trace.source} marks no ProfilerStep: its whole length is taken as one step"
         )
     if len(empty := empty_steps(attribution)) and not shows_no_device(attribution):
-        yield _steps_empty(attribution, empty)
-    if len(attribution.windows.outlasting) or attribution.windows.hidden.any():
-        yield _outlasted(attribution)
+        what = "work of a device" if attribution.on_device else "event"
+        named = ", ".join(str(steps.numbers[index]) for index in empty[:_NAMED].tolist())
+        more = f" and {len(empty) - _NAMED} more" if len(empty) > _NAMED else ""
+        yield TraceCode.STEPS_EMPTY.finding(
+            f"{len(empty)} of {counted(len(steps), 'step')} of {trace.source} hold no {what} (step {named}{more}): "
+            "their times are not given",
+            severity="error" if len(empty) == len(steps) else "warning",
+        )
+    copies, hidden = len(windows.outlasting), int(windows.hidden.sum())
+    parts = [f"{copies} copies end after a later step does: they bound no step"] if copies else []
+    if hidden:
+        parts.append(f"{counted(hidden, 'step')} ended before an earlier one's work did: their times are unknown")
+    if parts:
+        yield TraceCode.STEPS_OUTLASTED.finding(f"in {trace.source} {'; '.join(parts)}")
 
 
-def _share_of_device_time(attribution: Attribution, rows: BoolColumn) -> float:
-    """What part of the time of all device events these rows are; all of it where none of them took any."""
-    durations_us = attribution.events.duration_us
-    own_us, all_us = (float(durations_us[one].sum()) for one in (rows, attribution.rows(*DEVICE_KINDS)))
-    return own_us / all_us if all_us > 0 else float(rows.any())
+def _outside_on_cpu(attribution: Attribution) -> Iterator[Finding]:
+    outside = attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE) & (attribution.step == NO_STEP)
+    if outside.any():
+        total_us = float(attribution.events.duration_us[outside].sum())
+        yield TraceCode.EVENTS_OF_NO_STEP.finding(
+            message=f"{int(outside.sum())} communication ranges of {attribution.trace.source} ({total_us:,.1f} µs) begin "
+            "outside every traced step and are not in any step's sums",
+            next_step="usual at a trace's edges; if they are many, call profiler.step() after each training step",
+        )
 
 
-def _events_of_no_step(attribution: Attribution, outside: BoolColumn) -> Finding:
-    events, collectives = attribution.events, attribution.rows(Kind.COLLECTIVE)
+def _outside_on_device(attribution: Attribution) -> Iterator[Finding]:
+    durations_us, on_device = attribution.events.duration_us, attribution.rows(*DEVICE_KINDS)
+    outside = on_device & (attribution.step == NO_STEP)
+    either = outside | attribution.by_time
+    own_us, all_us = float(durations_us[either].sum()), float(durations_us[on_device].sum())
+    if (own_us / all_us if all_us > 0 else float(either.any())) <= _LEAST_SHARE:
+        return
     parts = []
     for rows, text in (
         (attribution.by_time, "are counted in the step during which they ran (by_time_us)"),
         (outside, "are not in any step's sums"),
     ):
         if count := int(rows.sum()):
-            total_us = float(events.duration_us[rows].sum())
-            parts.append(f"{count} ({total_us:,.1f} µs, {int((rows & collectives).sum())} of them collectives) {text}")
-    return TraceCode.EVENTS_OF_NO_STEP.finding(
+            collectives = int((rows & attribution.rows(Kind.COLLECTIVE)).sum())
+            parts.append(
+                f"{count} ({float(durations_us[rows].sum()):,.1f} µs, {collectives} of them collectives) {text}"
+            )
+    yield TraceCode.EVENTS_OF_NO_STEP.finding(
         message=f"device events of {attribution.trace.source} were launched in no traced step: {'; '.join(parts)}"
     )
 
 
-def _steps_empty(attribution: Attribution, empty: IntColumn) -> Finding:
-    source, count = attribution.trace.source, len(attribution.steps)
-    what = "work of a device" if attribution.on_device else "event"
-    named = ", ".join(str(attribution.steps.numbers[index]) for index in empty[:_NAMED].tolist())
-    more = f" and {len(empty) - _NAMED} more" if len(empty) > _NAMED else ""
-    return TraceCode.STEPS_EMPTY.finding(
-        f"{len(empty)} of {counted(count, 'step')} of {source} hold no {what} (step {named}{more}): their times are not given",
-        severity="error" if len(empty) == count else "warning",
-    )
-
-
-def _outlasted(attribution: Attribution) -> Finding:
-    windows = attribution.windows
-    copies, hidden = len(windows.outlasting), int(windows.hidden.sum())
-    parts = [f"{copies} copies end after a later step does: they bound no step"] if copies else []
-    if hidden:
-        parts.append(f"{counted(hidden, 'step')} ended before an earlier one's work did: their times are unknown")
-    return TraceCode.STEPS_OUTLASTED.finding(f"in {attribution.trace.source} {'; '.join(parts)}")
-
-
 def _unknown_communication(attribution: Attribution) -> Iterator[Finding]:
     """Kernels of a job of several ranks that look as if they communicated, and count as compute."""
-    if not attribution.on_device or attribution.trace.world_size == 1:
+    world_size, events = attribution.trace.world_size, attribution.events
+    if not attribution.on_device or world_size == 1:
         return
-    if attribution.trace.world_size is None and not attribution.rows(*COMMUNICATION_KINDS).any():
+    if world_size is None and not attribution.rows(*COMMUNICATION_KINDS).any():
         return
-    events = attribution.events
     rows = np.flatnonzero(attribution.rows(Kind.COMPUTE) & events.named(may_communicate))
     if not len(rows):
         return
