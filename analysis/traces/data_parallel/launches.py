@@ -8,7 +8,7 @@ import numpy as np
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, FloatColumn, IntColumn
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind
+from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS
 from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records import range_names as phases
 
@@ -74,20 +74,6 @@ def launch_phases(attribution: Attribution) -> LaunchPhases:
         phase[launches.rows[where & (launches.launch >= 0)]] = _CODE[name]
     coalesced[launches.rows] = launches.innermost(_COALESCED, Category.CPU_OP)
     return LaunchPhases(phase, coalesced)
-
-
-def kinds_by_phase(attribution: Attribution) -> dict[int, str]:
-    """Which collective DataParallel's are by the phase they were launched in, by event row: it broadcasts and reduces.
-
-    For kernels whose name names no collective, such as RCCL's; DataParallel calls NCCL outside of process groups, so that nothing
-    else records which collective it is.
-    """
-    rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
-    if not len(rows):
-        return {}
-    kinds = {_CODE["replicate"]: "broadcast", _CODE["gradient_reduce"]: "reduce"}
-    codes = launch_phases(attribution).phase[rows].tolist()
-    return {row: kinds[code] for row, code in zip(rows.tolist(), codes, strict=True) if code in kinds}
 
 
 def _rules(launches: _Launches, attribution: Attribution) -> list[tuple[str, BoolColumn]]:

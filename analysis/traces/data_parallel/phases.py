@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dpscope.analysis.traces.data_parallel.launches import OTHER, PHASES, LaunchPhases, kinds_by_phase, launch_phases
+from dpscope.analysis.traces.data_parallel.launches import OTHER, PHASES, LaunchPhases, launch_phases
 from dpscope.analysis.traces.reading.event_table import Category, EventTable, IntColumn
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
@@ -83,8 +83,17 @@ def is_data_parallel(attribution: Attribution) -> bool:
 
 
 def collective_kinds(attribution: Attribution) -> dict[int, str]:
-    """`kinds_by_phase` of a trace of DataParallel on devices; of any other trace nothing."""
-    return kinds_by_phase(attribution) if attribution.on_device and is_data_parallel(attribution) else {}
+    """Which collective DataParallel's are by the phase they were launched in, by event row: it broadcasts and reduces.
+
+    For kernels whose name names no collective, such as RCCL's; DataParallel calls NCCL outside of process groups, so that nothing
+    else records which collective it is. Empty for any other trace.
+    """
+    rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
+    if not len(rows) or not attribution.on_device or not is_data_parallel(attribution):
+        return {}
+    kinds = {PHASES.index("replicate"): "broadcast", PHASES.index("gradient_reduce"): "reduce"}
+    codes = launch_phases(attribution).phase[rows].tolist()
+    return {row: kinds[code] for row, code in zip(rows.tolist(), codes, strict=True) if code in kinds}
 
 
 def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:

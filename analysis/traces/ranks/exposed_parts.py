@@ -138,17 +138,13 @@ def exposed_parts(table: Table, exposed: Table) -> Table:
     """
     if not len(exposed):
         return Table.of(**{name: [] for name in COLUMNS})
-    collectives = _of_steps(table, exposed)
+    # A collective that no traced step launched is in no step's sums, unless the rank's trace marks no steps.
+    marked = np.unique(exposed["rank"][exposed.known("step")])
+    collectives = table.take(table.known("step") | ~np.isin(table["rank"], marked))
     collectives = collectives.assign(late_rank=late_ranks(collectives) if "match" in collectives else None)
     pieces = joined([_cut(own, stretches) for own, stretches in _by_ranks(collectives, exposed)])
     keys = pieces.group(*COLUMNS[:-1], in_order=True)
     return pieces.take(keys.first).assign(time_us=keys.sums(pieces["time_us"]))
-
-
-def _of_steps(table: Table, exposed: Table) -> Table:
-    """Without collectives that no traced step launched, for ranks whose traces mark steps: they are in no step's sums."""
-    marked = np.unique(exposed["rank"][exposed.known("step")])
-    return table.take(table.known("step") | ~np.isin(table["rank"], marked))
 
 
 def _by_ranks(collectives: Table, stretches: Table) -> Iterator[tuple[Table, Table]]:

@@ -181,31 +181,25 @@ _VARIABLE_SIZE = "all_to_all"  # each rank may send another amount
 _APART = 1 << 40  # positions from here on agree with no other rank's
 
 
-def order_in_step(table: Table) -> IntColumn:
+def aligned_order(table: Table) -> IntColumn:
     """Position of a collective among its rank's of the same group and step.
 
     A device runs a group's collectives in order. gloo's run on several threads and may begin out of order, so there the
-    position is counted among those of the same kind and size.
+    position is counted among those of the same kind and size. Where a rank's series of a group and step begins at another
+    collective, its positions are shifted: so that all that two ranks share agrees in kind and size, with as much shared as
+    possible. Where no shift fits, positions stay, and the disagreement shows; where several fit as well, nothing is matched.
     """
     on_device = table.known("device")
-    own = table.assign(
+    places = table.assign(
         on_device=on_device,
         kind=table.words("kind").where(~on_device),
         bytes=np.where(on_device, UNKNOWN, table["bytes"]),
     )
-    return own.group("rank", "group", "step", "on_device", "kind", "bytes").places
-
-
-def aligned_order(table: Table) -> IntColumn:
-    """`order_in_step`, shifted where a rank's series of a group and step begins at another collective.
-
-    The shift is the one at which all that two ranks share agrees in kind and size, with as much shared as possible. Where
-    none fits, positions stay, and the disagreement shows; where several fit as well, nothing is matched.
-    """
-    order = order_in_step(table)
-    unnumbered = np.flatnonzero(table.known("device") & ~table.known("sequence"))
-    ordered = table.take(unnumbered)
-    if _are_alike(ordered.assign(order=order[unnumbered])):
+    order = places.group("rank", "group", "step", "on_device", "kind", "bytes").places
+    unnumbered = np.flatnonzero(on_device & ~table.known("sequence"))
+    ordered = table.take(unnumbered).assign(order=order[unnumbered])
+    alike = len(ordered.group("group", "step", "order", "kind", "bytes")) * len(ordered.group("rank"))
+    if alike == len(ordered):  # every rank has the same kinds and sizes in the same places
         return order
     for rows in ordered.group("group", "step").rows():
         own = ordered.take(rows)
@@ -218,12 +212,6 @@ def aligned_order(table: Table) -> IntColumn:
             shift = 0 if index == reference else _shift(series[reference], series[index])
             order[unnumbered[rows[of_rank]]] += _APART * (index + 1) if shift is None else shift
     return order
-
-
-def _are_alike(ordered: Table) -> bool:
-    """Whether every rank shows the same kinds and sizes in the same places, so that nothing is shifted."""
-    places = ordered.group("group", "step", "order", "kind", "bytes")  # a rank has one collective at most in each
-    return len(places) * len(ordered.group("rank")) == len(ordered)
 
 
 def _series(own: Table, by_rank: list[IntColumn]) -> Iterator[tuple[IntColumn, IntColumn]]:

@@ -49,18 +49,6 @@ class Requests(msgspec.Struct, frozen=True, rename={"undetermined": "untold"}):
     seen: int = 0  # in all
 
 
-def has_autograd(events: EventTable) -> bool:
-    """Whether the trace shows autograd's nodes, the only evidence of a backward pass."""
-    return bool((events.is_category(Category.CPU_OP) & events.named(_NODE.match)).any())
-
-
-def requested_kinds(events: EventTable) -> frozenset[str]:
-    """Kinds of all `c10d` operators: gloo carries some out by others, as a reduce-scatter by an all-reduce."""
-    operators = events.is_category(Category.CPU_OP) & events.named(_REQUEST.match)
-    kinds = {collective_kind(events.names[code]) for code in np.unique(events.name[operators])}
-    return frozenset(kind for kind in kinds if kind is not None)
-
-
 def requests(events: EventTable, steps: StepRanges, kind: str) -> Requests:
     """Which part of the steps requested a trace's collectives of one kind."""
     rows = _request_rows(events, kind)
@@ -105,24 +93,20 @@ def _places(events: EventTable, steps: StepRanges, rows: IntColumn) -> tuple[Boo
 def _request_rows(events: EventTable, kind: str) -> IntColumn:
     """One event for each: its record where records name what they record, else its operator, else its range."""
     host = events.is_category(Category.CPU_OP)
+
+    def is_named(pattern: re.Pattern[str]) -> BoolColumn:
+        return events.named(lambda name: pattern.match(name) and collective_kind(name) == kind)
+
     records = np.flatnonzero(host & events.named(_RECORD.match)).tolist()
-    named = [row for row in records if _recorded_kind(events, row) == kind]
+    recorded = [events.communication.get(row, _NO_ARGS).collective_name or "" for row in records]
+    named = [row for row, name in zip(records, recorded, strict=True) if collective_kind(name) == kind]
     if named:
         return np.array(named, dtype=np.int64)
-    functional = host & _named(events, _FUNCTIONAL, kind)
-    plain = np.flatnonzero(host & _named(events, _OPERATOR, kind))
+    functional, plain = host & is_named(_FUNCTIONAL), np.flatnonzero(host & is_named(_OPERATOR))
     operators = np.concatenate((np.flatnonzero(functional), plain[innermost(events, plain, functional) < 0]))
-    if len(operators):
-        return operators
-    return np.flatnonzero(events.is_category(Category.USER_ANNOTATION) & _named(events, _RANGE, kind))
-
-
-def _recorded_kind(events: EventTable, row: int) -> str | None:
-    return collective_kind(events.communication.get(row, _NO_ARGS).collective_name or "")
-
-
-def _named(events: EventTable, pattern: re.Pattern[str], kind: str) -> BoolColumn:
-    return events.named(lambda name: pattern.match(name) and collective_kind(name) == kind)
+    return (
+        operators if len(operators) else np.flatnonzero(events.is_category(Category.USER_ANNOTATION) & is_named(_RANGE))
+    )
 
 
 _MESSAGES = frozenset({"send", "recv", "send_recv"})
@@ -141,13 +125,16 @@ class ParallelismEvidence(msgspec.Struct, frozen=True, rename={"requested_kinds"
     stand_in: bool  # dp-host's ranges
     ddp_forward: bool  # the range of DistributedDataParallel's forward call
     autograd: bool  # nodes of a backward pass; without them the origin of collectives is unknown
-    requested_kinds: frozenset[str]  # of the operators
+    requested_kinds: frozenset[str]  # of all `c10d` operators: gloo carries out a reduce-scatter by an all-reduce
     all_reduces: Requests
     reduce_scatters: Requests
 
 
 def parallelism_evidence(attribution: Attribution) -> ParallelismEvidence:
     events = attribution.events
+    operators = events.is_category(Category.CPU_OP)
+    requested = np.unique(events.name[operators & events.named(_REQUEST.match)])
+    kinds = {collective_kind(events.names[code]) for code in requested}
     working = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
     return ParallelismEvidence(
         devices=len(np.unique(events.device[working])) if attribution.on_device else 0,
@@ -155,8 +142,8 @@ def parallelism_evidence(attribution: Attribution) -> ParallelismEvidence:
         data_parallel=attribution.on_device and is_data_parallel(attribution),
         stand_in=bool(attribution.rows(Kind.HOST_RANGE).any()) and not attribution.on_device,
         ddp_forward=bool(named_annotations(events, "DistributedDataParallel.forward").any()),
-        autograd=has_autograd(events),
-        requested_kinds=requested_kinds(events),
+        autograd=bool((operators & events.named(_NODE.match)).any()),
+        requested_kinds=frozenset(kind for kind in kinds if kind is not None),
         all_reduces=requests(events, attribution.steps, "all_reduce"),
         reduce_scatters=requests(events, attribution.steps, "reduce_scatter"),
     )
@@ -201,7 +188,9 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
         _SHARDED_FORWARD if scattered.activations or scattered.forward else ""
     )
     if not any(one.autograd for one in evidence):
-        return _without_autograd(evidence, kinds)
+        if any(one.ddp_forward for one in evidence) and "all_reduce" in kinds:
+            return _DDP_BY_RANGE
+        return "unknown: no operators of a backward pass in the trace show what launched its collectives"
     is_ddp = reduced.gradients and any(one.ddp_forward for one in evidence)
     if scattered.gradients or (scattered.after and "all_gather" in kinds and not is_ddp):
         also = ", with all-reduces of gradients in the backward pass" if reduced.gradients else ""
@@ -212,12 +201,6 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
     if scattered.undetermined:
         return "sharded or sequence-parallel: the sizes that distinguish gradients from activations are not recorded"
     return _without_gradients(reduced, kinds, besides)
-
-
-def _without_autograd(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:
-    if any(one.ddp_forward for one in evidence) and "all_reduce" in kinds:
-        return _DDP_BY_RANGE
-    return "unknown: no operators of a backward pass in the trace show what launched its collectives"
 
 
 def _without_gradients(reduced: Requests, kinds: set[str], besides: str) -> str:

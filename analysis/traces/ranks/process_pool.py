@@ -121,10 +121,8 @@ def _result(file: Path, future: Any, own: bool) -> FileOutcome:
     try:
         outcome: FileOutcome = future.result()
         return outcome
-    except (BrokenExecutor, CancelledError, PickleError, OSError) as error:
-        return _unanswered(file, f"{type(error).__name__}: {error}")
-    except Exception as error:  # of another library's kind
-        if own:
+    except Exception as error:  # without `own` it may be of another library's kind
+        if own and not isinstance(error, BrokenExecutor | CancelledError | PickleError | OSError):
             raise
         return _unanswered(file, f"{type(error).__name__}: {error}")
 

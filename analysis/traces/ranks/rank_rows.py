@@ -175,12 +175,8 @@ def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
     return tuple(
         TraceSummary(
             **dict(zip(_OWN, values, strict=True)),
-            range_counts=found.range_counts,
-            parallelism=found.parallelism,
-            reduction_ends_us=found.reduction_ends_us,
-            identity=replace(found.identity, source=values[0], rank=values[1], host=values[2]),
+            **vars(replace(found, identity=replace(found.identity, source=values[0], rank=values[1], host=values[2]))),
             read_on=host,
-            device_name=found.device_name,
         )
         for values, found, host in zip(zip(*own, strict=True), evidence, read_on, strict=True)
     )

@@ -159,19 +159,15 @@ def read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
     try:
         status = path.stat()
     except OSError:
-        return _read_attributed(path, limits)
-    if status.st_size > _KEPT_BYTES:
-        return _read_attributed(path, limits)
-    return _kept_attributed(path, limits, (status.st_size, status.st_mtime_ns))
-
-
-def _read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
-    return [attribute(trace) for trace in read_traces(path, limits)]
+        status = None  # which reading it reports
+    if status is None or status.st_size > _KEPT_BYTES:
+        return _attributed.__wrapped__(path, limits)
+    return _attributed(path, limits, (status.st_size, status.st_mtime_ns))
 
 
 @lru_cache(maxsize=_KEPT_FILES)
-def _kept_attributed(path: Path, limits: ReadLimits, written: tuple[int, int]) -> Sequence[Attribution]:
-    return _read_attributed(path, limits)
+def _attributed(path: Path, limits: ReadLimits, written: tuple[int, int] = (0, 0)) -> Sequence[Attribution]:
+    return [attribute(trace) for trace in read_traces(path, limits)]
 
 
 def named_collectives(attribution: Attribution) -> Table:
@@ -198,22 +194,19 @@ def _rank_tables(attribution: Attribution) -> RankTables:
 
 
 def _summary(attribution: Attribution) -> TraceSummary:
+    trace = attribution.trace
+    idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
     return TraceSummary(
-        source=attribution.trace.source,
-        rank=attribution.trace.rank,
+        source=trace.source,
+        rank=trace.rank,
         on_device=attribution.on_device,
         range_counts=range_counts(attribution),
         parallelism=parallelism_evidence(attribution),
-        communication_shown=_communication_shown(attribution),
+        communication_shown=not idle_device and not communication_lost(attribution),
         reduction_ends_us=reduction_ends_us(attribution),
-        zero_ns=attribution.trace.zero_ns,
-        host=attribution.trace.host,
-        cut_short=attribution.trace.cut_short,
-        device_name=next(iter(attribution.trace.device_names), None),
+        zero_ns=trace.zero_ns,
+        host=trace.host,
+        cut_short=trace.cut_short,
+        device_name=next(iter(trace.device_names), None),
         identity=trace_identity(attribution),
     )
-
-
-def _communication_shown(attribution: Attribution) -> bool:
-    idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
-    return not idle_device and not communication_lost(attribution)

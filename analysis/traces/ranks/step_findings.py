@@ -1,6 +1,6 @@
 """Findings about the steps of a job: idle devices, and steps with many more collectives than the others."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def idle_findings(steps: Table, name: str = "", data_wait_us: float | None = Non
 
 TIMES_AS_MANY = 2.0  # collectives of a step over the median of its rank's steps
 _FEWEST_STEPS = 3  # whole windows of a rank: of two none is the usual one
-_NAMED = 3
+_NAMED_STEPS = 3  # in a message
 
 
 def uneven_steps(steps: Table) -> Iterator[Finding]:
@@ -82,8 +82,8 @@ def uneven_steps(steps: Table) -> Iterator[Finding]:
     place = int(np.where(many, counts, 0.0).argmax())
     numbers = np.unique(whole["step"][many & whole.known("step")]).tolist()
     exposed_us = whole["exposed_us"]
-    named = ", ".join(str(number) for number in numbers[:_NAMED])
-    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+    named = ", ".join(str(number) for number in numbers[:_NAMED_STEPS])
+    more = f" and {len(numbers) - _NAMED_STEPS} more" if len(numbers) > _NAMED_STEPS else ""
     mean_us, median_us = float(exposed_us.mean()), float(np.median(exposed_us))
     yield TraceCode.STEPS_UNEVEN.finding(
         f"{counted(len(numbers), 'step')} (step {named}{more}) {'holds' if len(numbers) == 1 else 'hold'} at least "
@@ -94,7 +94,7 @@ def uneven_steps(steps: Table) -> Iterator[Finding]:
 
 
 FAR_APART = 100.0  # ratio of two ranks' median steps: ranks of one job wait for each other, so their units differ
-_NAMED = 8  # ranks in a message
+_NAMED_RANKS = 8  # in a message
 
 _Series = list[list[tuple[str | None, int]]]
 
@@ -127,7 +127,14 @@ def number_steps_alike(table: Table) -> tuple[IntColumn, list[Finding]]:
             changed[rank] = labels[rank]
     if not changed:
         return steps, []
-    return steps, [_numbered_differently({reference: labels[reference]} | changed)]
+    numbers_of = {reference: labels[reference]} | changed
+    named = [f"rank {rank} {as_ranges(own)}" for rank, own in list(numbers_of.items())[:_NAMED_RANKS]]
+    more = f" and {len(numbers_of) - _NAMED_RANKS} more" if len(numbers_of) > _NAMED_RANKS else ""
+    finding = TraceCode.STEPS_NUMBERED_DIFFERENTLY.finding(
+        f"the ranks number their steps differently: {', '.join(named)}{more}; their series of collectives are equal, so "
+        "steps were matched in order"
+    )
+    return steps, [finding]
 
 
 def _series(own: Table) -> _Series:
@@ -136,15 +143,6 @@ def _series(own: Table) -> _Series:
     sizes = np.where(kinds.isin("all_to_all"), UNKNOWN, own["bytes"])
     pairs = list(zip(kinds.tolist(), sizes.tolist(), strict=True))
     return [[pairs[row] for row in rows] for rows in own.group("step", in_order=True).rows()]
-
-
-def _numbered_differently(labels: Mapping[int, list[int]]) -> Finding:
-    named = [f"rank {rank} {as_ranges(numbers)}" for rank, numbers in list(labels.items())[:_NAMED]]
-    more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
-    return TraceCode.STEPS_NUMBERED_DIFFERENTLY.finding(
-        f"the ranks number their steps differently: {', '.join(named)}{more}; their series of collectives are equal, so "
-        "steps were matched in order"
-    )
 
 
 def step_times_apart(steps: Table) -> list[Finding]:
@@ -157,7 +155,7 @@ def step_times_apart(steps: Table) -> list[Finding]:
     typical = float(np.median(list(medians.values())))
     limits = typical / FAR_APART**0.5, typical * FAR_APART**0.5
     far = {rank: median for rank, median in medians.items() if not limits[0] <= median <= limits[1]}
-    named = ", ".join(f"rank {rank} {show_time(value)}" for rank, value in list(far.items())[:_NAMED])
+    named = ", ".join(f"rank {rank} {show_time(value)}" for rank, value in list(far.items())[:_NAMED_RANKS])
     return [
         TraceCode.STEP_TIMES_APART.finding(
             f"steps of ranks of one job are more than {FAR_APART:.0f}x apart: {named}, against a median of {show_time(typical)}; "

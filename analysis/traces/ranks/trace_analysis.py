@@ -230,11 +230,18 @@ def analyze_job(
     `timelines` gives the drawn steps of ranks by their places, once it is known which ranks are drawn.
     """
     analysis = _analysis(job, findings)
-    analysis = replace(analysis, job_findings=_job_findings(analysis))
-    tables, many = analysis.tables, len(analysis.summaries) > MOST_TO_DRAW
-    ranks = [one.rank for one in analysis.summaries]
+    tables, summaries = analysis.tables, analysis.summaries
+    job_findings = (
+        *step_times_apart(whole_steps(tables.steps)),
+        *idle_findings(tables.steps),
+        *uneven_steps(tables.steps),
+        *parallelism_finding([one.parallelism for one in summaries], tables.collectives),
+    )
+    ranks = [one.rank for one in summaries]
+    many = len(ranks) > MOST_TO_DRAW
     chosen = drawn_ranks(ranks, tables.steps_with_waits, tables.waits_caused) if many else range(len(ranks))
-    return replace(analysis, timelines=tuple(one for one in timelines(chosen) if one is not None))
+    drawn = tuple(one for one in timelines(chosen) if one is not None)
+    return replace(analysis, job_findings=job_findings, timelines=drawn)
 
 
 def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
@@ -266,15 +273,6 @@ def _analysis(job: JobTables, findings: Sequence[Finding]) -> TraceAnalysis:
         summaries=job.summaries,
         file_findings=(*findings, *job.findings, *matched.findings),
         job_findings=(),
-    )
-
-
-def _job_findings(found: TraceAnalysis) -> tuple[Finding, ...]:
-    return (
-        *step_times_apart(whole_steps(found.tables.steps)),
-        *idle_findings(found.tables.steps),
-        *uneven_steps(found.tables.steps),
-        *parallelism_finding([one.parallelism for one in found.summaries], found.tables.collectives),
     )
 
 

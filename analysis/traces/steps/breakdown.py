@@ -23,7 +23,6 @@ from dpscope.analysis.traces.steps.event_kind import (
 )
 from dpscope.analysis.traces.steps.findings import communication_lost, shows_no_device
 from dpscope.analysis.traces.steps.intervals import Intervals, innermost
-from dpscope.analysis.traces.steps.readiness import launched
 from dpscope.profiling.records import range_names as phases
 
 EXPOSED_COLUMNS = ("rank", "device", "step", "start_us", "end_us")
@@ -125,23 +124,27 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
         by_time_us = _length_in(windows, intervals.of_events(events, own & attribution.by_time))
         own_of_step = attribution.by_step(own)
         for index in np.flatnonzero(np.isfinite(windows.end_us) | windows.hidden):
-            in_step = own_of_step[index]
-            times: dict[str, float | None] = {name: lengths[index] for name, lengths in inside.items()}
-            phases_us = _device_phases(attribution, in_step, phase_of_row)
-            if by_time_us[index] > 0.0:  # launched who knows when
-                times["unlaunched_us"] = None
-            if windows.hidden[index]:  # its own work ran, but its begin and end are unknown
-                times, phases_us = dict.fromkeys(inside, None), dict.fromkeys(_PHASE_COLUMNS, None)
-            yield {
+            in_step, start_us = own_of_step[index], windows.start_us[index]
+            early = in_step[(events.start_us[in_step] < start_us) & ~attribution.by_time[in_step]]
+            row: dict[str, object] = {
                 "device": int(device),
                 "step": attribution.steps.numbers[index],
-                "clipped_us": _clipped_us(attribution, in_step, windows.start_us[index]),
+                "clipped_us": intervals.length(intervals.clip(intervals.of_events(events, early), -np.inf, start_us)),
                 "partial_window": not windows.whole[index] or windows.hidden[index],
                 "collective_count": int((attribution.kind[in_step] == Kind.COLLECTIVE).sum()),
                 "by_time_us": by_time_us[index],
-                **times,
-                **phases_us,
             }
+            if windows.hidden[index]:  # its own work ran, but its begin and end are unknown
+                yield row
+                continue
+            row |= {name: lengths[index] for name, lengths in inside.items()}
+            if by_time_us[index] > 0.0:  # launched who knows when
+                row["unlaunched_us"] = None
+            if phase_of_row is not None:  # device time of the work launched in each phase, communication left out
+                work = in_step[~is_among(attribution.kind[in_step], COMMUNICATION_KINDS)]
+                for code, column in enumerate(_PHASE_COLUMNS):
+                    row[column] = intervals.length(intervals.of_events(events, work[phase_of_row[work] == code]))
+            yield row
 
 
 def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, FloatColumn]:
@@ -156,7 +159,8 @@ def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, 
     either_us = _length_in(windows, either)
     with_host_copies_us = _length_in(windows, intervals.merge(either, host_copies))
     step_us = windows.end_us - windows.start_us
-    unlaunched_us = step_us - _length_in(windows, launched(attribution, own))
+    # From the begin of the call that launched it: the time that a launch takes is none in which nothing was launched.
+    launched = intervals.union(np.fmin(attribution.launch_us[own], events.start_us[own]), events.end_us[own])
     return {
         "step_us": step_us,
         "compute_us": compute_us,
@@ -166,18 +170,12 @@ def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, 
         "host_copy_us": with_host_copies_us - either_us,
         "device_copy_us": _length_in(windows, intervals.merge(either, copies)) - with_host_copies_us,
         "idle_us": step_us - either_us,
-        "unlaunched_us": unlaunched_us,
+        "unlaunched_us": step_us - _length_in(windows, launched),
     }
 
 
 def _length_in(windows: Windows, own: Intervals) -> FloatColumn:
     return intervals.lengths_within(own, windows.start_us, windows.end_us)
-
-
-def _clipped_us(attribution: Attribution, in_step: IntColumn, window_start: float) -> float:
-    """Device time, in an earlier window, of events that this step launched."""
-    early = in_step[(attribution.events.start_us[in_step] < window_start) & ~attribution.by_time[in_step]]
-    return intervals.length(intervals.clip(intervals.of_events(attribution.events, early), -np.inf, window_start))
 
 
 def _phase_of_launch(attribution: Attribution) -> np.ndarray | None:
@@ -221,48 +219,36 @@ def _device_reduction_ends(attribution: Attribution) -> list[list[float]]:
 
 
 def _cpu_reduction_ends(attribution: Attribution) -> list[list[float]]:
-    events, steps = attribution.events, attribution.steps
-    copies = np.flatnonzero(events.named(lambda name: name == _COPY_OUT))
+    events = attribution.events
+    copies = events.named(lambda name: name == _COPY_OUT)
     forwards_us = np.sort(events.start_us[named_annotations(events, _DDP_FORWARD)])
-    ends_us: list[list[float]] = [[] for _ in steps.numbers]
-    of_step = steps.index_at(events.start_us[copies])
-    of_forward = np.searchsorted(forwards_us, events.start_us[copies])
-    for step, forward in dict.fromkeys(zip(of_step.tolist(), of_forward.tolist(), strict=True)):
-        if step >= 0:
-            ends_us[step].append(float(events.end_us[copies[(of_step == step) & (of_forward == forward)]].max()))
-    return [sorted(found) for found in ends_us]
-
-
-def _device_phases(attribution: Attribution, in_step: IntColumn, phase_of_row: np.ndarray | None) -> dict[str, object]:
-    """Device time of the work launched in each phase, communication left out; NA without ranges."""
-    if phase_of_row is None:
-        return dict.fromkeys(_PHASE_COLUMNS, None)
-    own = in_step[~is_among(attribution.kind[in_step], COMMUNICATION_KINDS)]
-    return {
-        column: intervals.length(intervals.of_events(attribution.events, own[phase_of_row[own] == code]))
-        for code, column in enumerate(_PHASE_COLUMNS)
-    }
+    ends_us = []
+    for rows in attribution.by_step(copies):
+        of_forward = np.searchsorted(forwards_us, events.start_us[rows])
+        ends_us.append(sorted(float(events.end_us[rows[of_forward == one]].max()) for one in np.unique(of_forward)))
+    return ends_us
 
 
 def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
-    events = attribution.events
+    events, numbers = attribution.events, attribution.steps.numbers
     compute, empty = cpu_compute(attribution), set(empty_steps(attribution).tolist())
-    ranges_of_step = _cpu_phase_ranges(attribution)
+    annotations = events.is_category(Category.USER_ANNOTATION)
+    ranges_of_step = {
+        column: attribution.by_step(annotations & events.named(phase.__eq__))
+        for column, phase in _PHASE_COLUMNS.items()
+        if phases.FORWARD in events.names  # else the trace has no such ranges at all
+    }
     for index, (start, end), rows in _cpu_steps(attribution):
+        if index in empty:
+            yield {"step": numbers[index], "step_us": end - start, "partial_window": True}
+            continue
         own = intervals.of_events(events, rows)
         communication = intervals.clip(own, start, end)
         compute_us = intervals.length_within(compute, np.array([[start, end]]))
         communication_us = intervals.length(communication)
         hidden_us = intervals.length_within(compute, communication)
-        if index in empty:
-            yield {"step": attribution.steps.numbers[index], "step_us": end - start, "partial_window": True}
-            continue
-        in_phases = {
-            column: intervals.length_within(compute, intervals.of_events(events, of_step[index])) if of_step else None
-            for column, of_step in ranges_of_step.items()
-        }
         yield {
-            "step": attribution.steps.numbers[index],
+            "step": numbers[index],
             "step_us": end - start,
             "compute_us": compute_us,
             "communication_us": communication_us,
@@ -270,22 +256,12 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "exposed_us": communication_us - hidden_us,
             "idle_us": (end - start) - compute_us - (communication_us - hidden_us),
             "clipped_us": intervals.length(own) - communication_us,
-            "partial_window": attribution.steps.numbers[index] is None or index == len(attribution.steps) - 1 > 0,
+            "partial_window": numbers[index] is None or index == len(numbers) - 1 > 0,
             "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
-            **in_phases,
+        } | {
+            column: intervals.length_within(compute, intervals.of_events(events, of_step[index]))
+            for column, of_step in ranges_of_step.items()
         }
-
-
-def _cpu_phase_ranges(attribution: Attribution) -> dict[str, list[IntColumn]]:
-    """Rows of each phase's ranges in each step; no list of steps where the trace has no such ranges at all."""
-    events = attribution.events
-    if phases.FORWARD not in events.names:
-        return {column: [] for column in _PHASE_COLUMNS}
-    annotations = events.is_category(Category.USER_ANNOTATION)
-    return {
-        column: attribution.by_step(annotations & events.named(phase.__eq__))
-        for column, phase in _PHASE_COLUMNS.items()
-    }
 
 
 def cpu_compute(attribution: Attribution) -> Intervals:

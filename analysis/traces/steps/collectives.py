@@ -23,7 +23,7 @@ from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations, nccl_ranges
 from dpscope.analysis.traces.steps.gloo import created_us, creators, in_flight, queue_us
 from dpscope.analysis.traces.steps.intervals import innermost
-from dpscope.analysis.traces.steps.readiness import compiled_share, compute_done, held_us, on_compute_stream
+from dpscope.analysis.traces.steps.readiness import compute_shares, held_us, on_compute_stream
 from dpscope.profiling.records import range_names as phases
 
 SHARD, REPLICATE = "mesh_shard", "mesh_replicate"  # torch's names for the two dimensions of dpscope's mesh
@@ -91,14 +91,15 @@ def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = 
     rows = rows[np.argsort(launched, kind="stable")]
     table = Table.from_records(_rows(attribution, rows, kind_of_row), [name for name in COLUMNS if name not in _ADDED])
     ready = ready_us(attribution, rows)
+    done, compiled = compute_shares(attribution, rows, ready)
     table = table.assign(
         rank=attribution.trace.rank,
         order=table.group("group", "group_ranks").places,
         ready_us=ready,
         concurrent=concurrent(attribution, rows),
-        compute_done=compute_done(attribution, rows, ready),
+        compute_done=done,
         compute_stream=on_compute_stream(attribution, rows),
-        compiled_share=compiled_share(attribution, rows, ready),
+        compiled_share=compiled,
         held_us=held_us(attribution, rows, table.words("kind").tolist()),
     )
     return table.select(COLUMNS)

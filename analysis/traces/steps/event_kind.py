@@ -1,7 +1,6 @@
 """What an event is: compute, collective, peer copy, other copy, host work; and which collective a name means."""
 
 import re
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 
@@ -12,49 +11,35 @@ from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, Ev
 from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, base_name
 
-
-@dataclass(frozen=True)
-class Family:
-    """Kernels of one library; `kind` is the collective they carry out, where that does not stand in their names."""
-
-    pattern: re.Pattern[str]
-    kind: str | None = None
-
-
-def _family(pattern: str, kind: str | None = None) -> Family:
-    return Family(re.compile(pattern, re.IGNORECASE), kind)
-
-
-# One entry per library, with where its kernel names are defined. A kernel of no library here counts as compute; if its name
-# contains reduce, gather, all-to-all or nvshmem, and no library of computation is known for such names, a finding reports it.
-FAMILIES = (
+# Kernel names by library, with where they are defined, and the collective of those whose names do not state it. A kernel of no
+# library here counts as compute; if its name contains reduce, gather, all-to-all or nvshmem, and no library of computation is
+# known for such names, a finding reports it.
+_FAMILIES: tuple[tuple[str, str | None], ...] = (
     # NCCL by its generations (ncclAllReduceRingLLKernel..., ncclKernel_..., ncclDevKernel_..., ncclSymkDevKernel_...), RCCL
     # and MSCCL among them.
-    _family(r"nccl|rccl|mscclKernel"),
-    _family(r"mscclpp"),  # MSCCL++: namespace mscclpp
+    (r"nccl|rccl|mscclKernel", None),
+    (r"mscclpp", None),  # MSCCL++: namespace mscclpp
     # vLLM and SGLang (csrc/custom_all_reduce.cuh), aiter: cross_device_reduce_1stage, _2stage; quick all-reduce.
-    _family(r"cross_device_reduce|allreduce_prototype_(?:one|two)shot", "all_reduce"),
+    (r"cross_device_reduce|allreduce_prototype_(?:one|two)shot", "all_reduce"),
     # FlashInfer, TensorRT-LLM and aiter: all-reduces fused with the norm that follows.
-    _family(r"all_?reduce_fusion_kernel|lamport_style_one_shot_all_reduce|moe_finalize_all_?reduce", "all_reduce"),
+    (r"all_?reduce_fusion_kernel|lamport_style_one_shot_all_reduce|moe_finalize_all_?reduce", "all_reduce"),
     # torch symmetric memory (CUDASymmetricMemoryOps.cu), torch's earlier IntraNodeComm, FBGEMM's, TensorRT-LLM's.
-    _family(r"(?:one|two)_?shot_?all_?reduce|hybridCubeMeshAllReduce|multimem_(?:one_shot_)?all_?reduce", "all_reduce"),
-    _family(r"multimem_all_?gather", "all_gather"),
-    _family(r"multimem_(?:one_shot_)?reduce", "reduce"),
-    _family(r"all_to_all_vdev|allToAllV", "all_to_all"),
-    _family(r"nvshmem"),  # nvshmemi_..., nvshmem_..., and torch's kernels over it
+    (r"(?:one|two)_?shot_?all_?reduce|hybridCubeMeshAllReduce|multimem_(?:one_shot_)?all_?reduce", "all_reduce"),
+    (r"multimem_all_?gather", "all_gather"),
+    (r"multimem_(?:one_shot_)?reduce", "reduce"),
+    (r"all_to_all_vdev|allToAllV", "all_to_all"),
+    (r"nvshmem", None),  # nvshmemi_..., nvshmem_..., and torch's kernels over it
     # DeepEP (csrc/kernels): intranode::, internode::, internode_ll:: with dispatch and combine; PPLX likewise.
-    _family(
-        r"deep_?ep::|\b(?:intranode|internode|internode_ll)::(?:cached_)?(?:notify_)?(?:dispatch|combine)", "all_to_all"
-    ),
-    _family(r"pplx::all_?to_?all", "all_to_all"),
-    _family(r"oneccl|\boneapi::ccl|(?<![a-z])ccl_(?:all|reduce|broad|send|recv)"),  # oneCCL
-    _family(r"(?<![a-z])(?:hccl|cncl|mccl|bkcl|xccl)"),  # Ascend, Gaudi, Cambricon, MTIA, Kunlun
-    _family(r"userbuffers_"),  # Transformer Engine
+    (r"deep_?ep::|\b(?:intranode|internode|internode_ll)::(?:cached_)?(?:notify_)?(?:dispatch|combine)", "all_to_all"),
+    (r"pplx::all_?to_?all", "all_to_all"),
+    (r"oneccl|\boneapi::ccl|(?<![a-z])ccl_(?:all|reduce|broad|send|recv)", None),  # oneCCL
+    (r"(?<![a-z])(?:hccl|cncl|mccl|bkcl|xccl)", None),  # Ascend, Gaudi, Cambricon, MTIA, Kunlun
+    (r"userbuffers_", None),  # Transformer Engine
 )
 
 # TorchInductor names a fused Triton kernel by the operators that it replaces, collectives before or behind it among them.
 _INDUCTOR = re.compile(r"^triton_[a-z_]+?_fused_")
-_ANY_FAMILY = re.compile("|".join(f"(?:{family.pattern.pattern})" for family in FAMILIES), re.IGNORECASE)
+_ANY_FAMILY = re.compile("|".join(f"(?:{pattern})" for pattern, _ in _FAMILIES), re.IGNORECASE)
 # Within one device it is a warp or a block that "all-reduces".
 _COLLECTIVE = re.compile(
     r"(?<!warp)(?<!block)(?<!warp_)(?<!block_)all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|nvshmem",
@@ -71,21 +56,14 @@ _COMPUTES = re.compile(
 
 
 @lru_cache(maxsize=4096)
-def family_of(name: str) -> Family | None:
-    """The library that a kernel's name belongs to; None for one that is not known to communicate."""
-    if not _ANY_FAMILY.search(name) or _INDUCTOR.match(name):
-        return None
-    return next(family for family in FAMILIES if family.pattern.search(name))
-
-
 def is_collective_kernel(name: str) -> bool:
     """Whether a kernel of this name is a collective's."""
-    return family_of(name) is not None
+    return bool(_ANY_FAMILY.search(name)) and not _INDUCTOR.match(name)
 
 
 def may_communicate(name: str) -> bool:
     """Whether a kernel that is of no known library looks by its name as if it communicated."""
-    if family_of(name) is not None or _INDUCTOR.match(name):
+    if _ANY_FAMILY.search(name) or _INDUCTOR.match(name):
         return False
     return bool(_COLLECTIVE.search(name) or (_MAY_COMMUNICATE.search(name) and not _COMPUTES.search(name)))
 
@@ -119,20 +97,10 @@ _HOOKS = re.compile(r"^(?:FSDP::|FullyShardedDataParallel\.)")
 _NO_OPERATOR = re.compile(r"^(?:ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)|DistributedDataParallel\.)")
 
 # The longer names first: "reduce" is part of three others.
-_COLLECTIVE_WORDS = (
-    ("allreduce", "all_reduce"),
-    ("reducescatter", "reduce_scatter"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("sendrecv", "send_recv"),
-    ("broadcast", "broadcast"),
-    ("barrier", "barrier"),
-    ("scatter", "scatter"),
-    ("gather", "gather"),
-    ("reduce", "reduce"),
-    ("send", "send"),
-    ("recv", "recv"),
-)
+_COLLECTIVES = (
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send_recv", "broadcast", "barrier", "scatter", "gather",
+    "reduce", "send", "recv",
+)  # fmt: skip
 
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather", "send", "recv", "send_recv"})
 """Collectives that do not make every rank wait for every other: they have no transfer and no wait."""
@@ -147,14 +115,12 @@ def collective_kind(name: str) -> str | None:
     >>> collective_kind("nccl:_all_gather_base")
     'all_gather'
     """
-    family = family_of(name)
-    if family is not None and family.kind is not None:
-        return family.kind
-    letters = re.sub(r"[^a-z]", "", name.partition("(")[0].lower())
-    for word, kind in _COLLECTIVE_WORDS:
-        if word in letters:
+    if is_collective_kernel(name):
+        kind = next(kind for pattern, kind in _FAMILIES if re.search(pattern, name, re.IGNORECASE))
+        if kind is not None:
             return kind
-    return None
+    letters = re.sub(r"[^a-z]", "", name.partition("(")[0].lower())
+    return next((kind for kind in _COLLECTIVES if kind.replace("_", "") in letters), None)
 
 
 def with_peer_calls(events: EventTable, kind: npt.NDArray[np.uint8], launch_row: IntColumn) -> npt.NDArray[np.uint8]:

@@ -105,37 +105,23 @@ def ended_in_their_pass(events: EventTable) -> EventTable:
     """The table, with `gloo:` ranges ending at the latest where what waited for them did.
 
     Those that begin in dpscope's own range of a forward or backward pass end with it. In a trace without such ranges that
-    shows DDP they end before the next optimizer step begins: DDP's backward pass has waited for them by then.
+    shows DDP they end before the next optimizer step begins, both by torch's own ranges: DDP's backward pass has waited for
+    them by then.
     """
     rows = np.flatnonzero(named_annotations(events, "gloo:"))
     if not len(rows):
         return events
+    starts = events.start_us[rows]
     passes = np.flatnonzero(named_annotations(events, phases.FORWARD) | named_annotations(events, phases.BACKWARD))
     if len(passes):
-        latest = _ends_of_their_pass(events, rows, passes)
-    elif named_annotations(events, _DDP_FORWARD).any():
-        latest = _next_optimizer_step(events, rows)
+        passes = passes[np.argsort(events.start_us[passes], kind="stable")]
+        ends_us = events.end_us[passes]
+        latest = np.append(ends_us, np.inf)[intervals.index_at(events.start_us[passes], ends_us, starts)]
+    elif named_annotations(events, "DistributedDataParallel.forward").any():
+        begins = np.sort(events.start_us[named_annotations(events, "Optimizer.step#")])
+        latest = np.append(begins, np.inf)[np.searchsorted(begins, starts, side="right")]
     else:
         return events
-    late = events.end_us[rows] > latest
     duration_us = events.duration_us.copy()
-    duration_us[rows[late]] = latest[late] - events.start_us[rows[late]]
+    duration_us[rows] = np.where(events.end_us[rows] > latest, latest - starts, duration_us[rows])
     return replace(events, duration_us=duration_us)
-
-
-_DDP_FORWARD = "DistributedDataParallel.forward"  # ranges that torch itself records, as that of optimizers
-_OPTIMIZER_STEP = "Optimizer.step#"
-
-
-def _ends_of_their_pass(events: EventTable, rows: IntColumn, passes: IntColumn) -> FloatColumn:
-    """The end of the pass in which each range begins; infinite for those that begin in none."""
-    passes = passes[np.argsort(events.start_us[passes], kind="stable")]
-    ends_us = events.end_us[passes]
-    place = intervals.index_at(events.start_us[passes], ends_us, events.start_us[rows])
-    return np.append(ends_us, np.inf)[place]
-
-
-def _next_optimizer_step(events: EventTable, rows: IntColumn) -> FloatColumn:
-    """The start of the first optimizer step behind each range's start; infinite behind the last."""
-    begins = np.sort(events.start_us[named_annotations(events, _OPTIMIZER_STEP)])
-    return np.append(begins, np.inf)[np.searchsorted(begins, events.start_us[rows], side="right")]
