@@ -6,7 +6,7 @@ from it is the residual. Ranks of one host share its clock: they are moved only 
 scatter, since ranks may also end in a steady order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,38 +45,41 @@ def align_clocks(collectives: "Table | pd.DataFrame", origins: Sequence[RankOrig
     `collectives` is `match_tables`' table; only rows with a transfer synchronise. Ranks that share none with the others
     keep their clocks as recorded.
     """
-    ends = _ends(as_table(collectives), origins)
+    place_us = np.array([(origin.zero_ns - origins[0].zero_ns) / 1e3 for origin in origins])
+    ends = _ends(as_table(collectives), {origin.rank: row for row, origin in enumerate(origins)}, place_us)
     anchor = np.full(ends.shape[1], np.nan)  # when each collective ended, by the first rank placed that shares it
     clocks: dict[int, RankClock] = {}
     while len(clocks) < len(origins):
-        index = _next(ends, anchor, set(clocks))
-        moved_us = _correction(
-            ends[index], anchor, origins[0].host is not None and origins[index].host == origins[0].host
-        )
+        shared = (np.isfinite(ends) & np.isfinite(anchor)).sum(axis=1)  # of equals the first
+        index = max((index for index in range(len(ends)) if index not in clocks), key=lambda index: shared[index])
+        origin = origins[index]
+        one_host = origins[0].host is not None and origin.host == origins[0].host
+        moved_us = _correction(ends[index], anchor, one_host)
         own = ends[index] + moved_us
-        clocks[index] = _clock(origins[index], origins[0], moved_us, np.abs(own - anchor))
+        apart = np.abs(own - anchor)
+        apart = apart[np.isfinite(apart)]
+        clocks[index] = RankClock(
+            rank=origin.rank,
+            place_us=round(float(place_us[index]) + moved_us, 3),  # a trace states nanoseconds
+            moved_us=round(moved_us, 3),
+            collectives=len(apart),
+            residual_us=round(float(np.median(apart)), 3) if len(apart) else None,
+            worst_us=round(float(apart.max()), 3) if len(apart) else None,
+        )
         anchor = np.where(np.isnan(anchor), own, anchor)
     return tuple(clocks[index] for index in range(len(origins)))
 
 
-def _ends(collectives: Table, origins: Sequence[RankOrigin]) -> _FloatColumn:
+def _ends(collectives: Table, row_of: Mapping[int, int], place_us: _FloatColumn) -> _FloatColumn:
     """Ends of synchronising collectives, (ranks, collectives), microseconds as recorded; NaN where a rank has no part."""
     known = collectives.take(collectives.known("transfer_us")) if len(collectives) else collectives
     if not len(known):
-        return np.empty((len(origins), 0))
+        return np.empty((len(row_of), 0))
     columns = known.group("match").code
-    ends = np.full((len(origins), columns.max() + 1), np.nan)
-    row_of = {origin.rank: index for index, origin in enumerate(origins)}
+    ends = np.full((len(row_of), columns.max() + 1), np.nan)
     rows = np.array([row_of[rank] for rank in known["rank"].tolist()], dtype=np.int64)
-    recorded = np.array([_recorded_us(origin, origins[0]) for origin in origins])
-    ends[rows, columns] = known["start_us"] + known["duration_us"] + recorded[rows]
+    ends[rows, columns] = known["start_us"] + known["duration_us"] + place_us[rows]
     return ends
-
-
-def _next(ends: _FloatColumn, anchor: _FloatColumn, placed: set[int]) -> int:
-    """The rank to place next: the one that shares most with those placed; the first of equals."""
-    shared = (np.isfinite(ends) & np.isfinite(anchor)).sum(axis=1)
-    return max((index for index in range(len(ends)) if index not in placed), key=lambda index: shared[index])
 
 
 def _correction(own: _FloatColumn, anchor: _FloatColumn, one_host: bool) -> float:
@@ -87,19 +90,3 @@ def _correction(own: _FloatColumn, anchor: _FloatColumn, one_host: bool) -> floa
     median = float(np.median(apart))
     scatter = float(np.abs(apart - median).max())
     return 0.0 if one_host and abs(median) <= scatter else median
-
-
-def _clock(origin: RankOrigin, reference: RankOrigin, moved_us: float, apart: _FloatColumn) -> RankClock:
-    known = apart[np.isfinite(apart)]
-    return RankClock(
-        rank=origin.rank,
-        place_us=round(_recorded_us(origin, reference) + moved_us, 3),  # a trace states nanoseconds
-        moved_us=round(moved_us, 3),
-        collectives=len(known),
-        residual_us=round(float(np.median(known)), 3) if len(known) else None,
-        worst_us=round(float(known.max()), 3) if len(known) else None,
-    )
-
-
-def _recorded_us(origin: RankOrigin, reference: RankOrigin) -> float:
-    return (origin.zero_ns - reference.zero_ns) / 1e3

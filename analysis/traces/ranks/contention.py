@@ -81,7 +81,8 @@ def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
     every = _estimate(None, matched, freedom, compared)
     if every is None:
         return Contentions(None, reason="the kernels took longer next to communication than that communication lasted")
-    return Contentions(every, tuple(_of_operators(matched, overlapped, operators, freedom)))
+    by_operator = _of_operators(matched, overlapped, operators, freedom)
+    return Contentions(every, tuple(sorted(by_operator, key=lambda one: -one.cost_us(one.overlapped_us))))
 
 
 def with_contention(ledger: Ledger, found: Contentions) -> Ledger:
@@ -154,13 +155,11 @@ class _Matched:
 
 def _of_operators(matched: _Matched, overlapped: Table, operators: Groups, freedom: int) -> Iterator[Contention]:
     names, totals_us = overlapped.words("operator")[operators.first], operators.sums(overlapped["overlap_us"])
-    found = []
     for code, (operator, total_us) in enumerate(zip(names.tolist(), totals_us, strict=True)):
         own = matched.take(matched.operator == code)
         one = _estimate(operator, own, freedom, float(own.overlap_us.sum() / total_us)) if len(own.kernels) else None
         if one is not None:
-            found.append(one)
-    yield from sorted(found, key=lambda one: -one.cost_us(one.overlapped_us))
+            yield one
 
 
 def _estimate(operator: str | None, matched: _Matched, freedom: int, compared: float) -> Contention | None:

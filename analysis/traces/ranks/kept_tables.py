@@ -51,7 +51,10 @@ def read_files_once(files: Sequence[Path]) -> list[FileOutcome]:
     for file, outcome in zip(missing, read_files(missing, RUN_LIMITS), strict=True):
         found[file] = outcome
         if not isinstance(outcome, DpscopeError) and len(outcome) == 1 and keys[file] == _key(file):
-            _keep(to_rows(outcome), file, keys[file])
+            with contextlib.suppress(OSError, pa.ArrowException):  # the cache folder may not be writable
+                tables_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+                with atomic_path(_place(keys[file])) as temporary:
+                    write_rows(renamed(to_rows(outcome), str(file), _TRACE), temporary, {_KEY: keys[file]})
     if missing:
         _remove_least_recently_used(MOST_BYTES)
     return [found[file] for file in files]
@@ -107,14 +110,6 @@ def code_digest(folders: Iterable[Path]) -> str:
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _keep(rows: pa.Table, trace: Path, key: str) -> None:
-    """Write one rank's row, unless the cache folder cannot be written."""
-    with contextlib.suppress(OSError, pa.ArrowException):
-        tables_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        with atomic_path(_place(key)) as temporary:
-            write_rows(renamed(rows, str(trace), _TRACE), temporary, {_KEY: key})
 
 
 def _remove_least_recently_used(most_bytes: int) -> None:

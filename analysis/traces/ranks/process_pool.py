@@ -114,17 +114,13 @@ def _submitted(files: Sequence[Path], limits: ReadLimits, executor: Executor) ->
     places = {future: place for place, future in enumerate(futures)}
     own = all(isinstance(future, Future) for future in futures)
     for future in as_completed(futures) if own else futures:  # submitit's jobs are no futures: waited for in turn
-        yield places[future], _result(files[places[future]], future, own)
-
-
-def _result(file: Path, future: Any, own: bool) -> FileOutcome:
-    try:
-        outcome: FileOutcome = future.result()
-        return outcome
-    except Exception as error:  # without `own` it may be of another library's kind
-        if own and not isinstance(error, BrokenExecutor | CancelledError | PickleError | OSError):
-            raise
-        return _unanswered(file, f"{type(error).__name__}: {error}")
+        try:
+            outcome = future.result()
+        except Exception as error:  # such a job's may be of another library's kind
+            if own and not isinstance(error, BrokenExecutor | CancelledError | PickleError | OSError):
+                raise
+            outcome = _unanswered(files[places[future]], f"{type(error).__name__}: {error}")
+        yield places[future], outcome
 
 
 def _unanswered(file: Path, how: str) -> DpscopeError:
@@ -136,10 +132,9 @@ def _unanswered(file: Path, how: str) -> DpscopeError:
 
 def _text_bytes(file: Path) -> int:
     try:
-        size = file.stat().st_size
+        return file.stat().st_size * (_GZIP_RATIO if file.suffix == ".gz" else 1)
     except OSError:
         return 0
-    return size * _GZIP_RATIO if file.suffix == ".gz" else size
 
 
 def _usable_cores() -> int:

@@ -88,8 +88,7 @@ class _Evidence:
 
 def to_rows(ranks: Sequence[RankTables]) -> pa.Table:
     """A row for each rank, SCHEMA."""
-    batches = [_row(one) for one in ranks]
-    return pa.Table.from_batches(batches, SCHEMA)
+    return pa.Table.from_batches([_row(one) for one in ranks], SCHEMA)
 
 
 def _row(one: RankTables) -> pa.RecordBatch:

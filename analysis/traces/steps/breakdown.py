@@ -247,7 +247,7 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
         compute_us = intervals.length_within(compute, np.array([[start, end]]))
         communication_us = intervals.length(communication)
         hidden_us = intervals.length_within(compute, communication)
-        yield {
+        row: dict[str, object] = {
             "step": numbers[index],
             "step_us": end - start,
             "compute_us": compute_us,
@@ -258,10 +258,10 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "clipped_us": intervals.length(own) - communication_us,
             "partial_window": numbers[index] is None or index == len(numbers) - 1 > 0,
             "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
-        } | {
-            column: intervals.length_within(compute, intervals.of_events(events, of_step[index]))
-            for column, of_step in ranges_of_step.items()
         }
+        for column, of_step in ranges_of_step.items():
+            row[column] = intervals.length_within(compute, intervals.of_events(events, of_step[index]))
+        yield row
 
 
 def cpu_compute(attribution: Attribution) -> Intervals:

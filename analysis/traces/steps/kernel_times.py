@@ -71,10 +71,6 @@ def _kernels(attribution: Attribution) -> Table:
         launch=events.shape[rows],
         sizes=np.where(operator >= 0, events.shape[caller], -1),
     )
-    return _with_classes(kernels)
-
-
-def _with_classes(kernels: Table) -> Table:
     steps = kernels.group("device", "step")
     position, count = steps.places, steps.sizes[steps.code]
     kernels = kernels.assign(edge=(position == 0) + 2 * (position == count - 1))
