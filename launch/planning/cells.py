@@ -144,13 +144,16 @@ def _check_layouts(counts: Sequence[int], layouts: Sequence[Layout], strategies:
             f"--devices {written}: {there} available, {most} are needed; start the same command on {counted(most, 'node')}, with "
             f"--nodes {most} or --nodes auto"
         )
+    given, example = f"--nodes {nodes} with --devices {written}", f"{nodes}x{max(counts, default=1)}"
+    if nodes > most > 1:
+        raise DpscopeError(
+            f"{given}: only {most} of the nodes would be used; name counts over all of them, such as {example}, or give "
+            f"--nodes {most}"
+        )
     if nodes > most:
         raise DpscopeError(
-            f"--nodes {nodes} with --devices {written}: only {most} of the nodes would be used; name counts over "
-            f"all of them, such as {nodes}x{max(counts, default=1)}, or give --nodes {most}"
-            if most > 1
-            else f"--nodes {nodes} with --devices {written} and --strategy {','.join(strategies)}: nothing spans nodes; "
-            f"name counts over all of them, such as --devices {nodes}x{max(counts, default=1)} with ddp, or omit --nodes"
+            f"{given} and --strategy {','.join(strategies)}: nothing spans nodes; name counts over all of them, such as "
+            f"--devices {example} with ddp, or omit --nodes"
         )
 
 
@@ -233,38 +236,31 @@ def plan_findings(
 ) -> list[Finding]:
     """Findings about what in this plan may mislead a reader; `on_this_host` as for `resolve`."""
     findings = []
-    largest, cores = max(matrix.counts), usable_cores()
+    largest, cores, in_all = max(matrix.counts), usable_cores(), workload.workers_total
     here = matrix.most_on_a_node if on_this_host is None else on_this_host
+    each = 0 if workload.data == "synthetic" else workload.workers
+    workers = each * here if in_all is None or each == 0 else in_all
     if kind == "cpu" and here > cores:
         findings.append(
             PlanCode.CPU_OVERSUBSCRIBED.finding(
-                message=f"{counted(here, 'process')} share {counted(cores, 'core')}: they wait for each other, so times on "
+                f"{counted(here, 'process')} share {counted(cores, 'core')}: they wait for each other, so times on "
                 f"{counted(largest, 'device')} do not show scaling.",
-                next_step=f"Use --devices up to {cores} on this machine.",
+                f"Use --devices up to {cores} on this machine.",
             )
         )
-    if kind == "cuda":
-        findings += _few_cores(workload, here, cores)
-    if workload.data != "synthetic" and any_reducer(matrix.strategies) and 0 < (workload.workers_total or 0) < largest:
+    if kind == "cuda" and here + workers > cores:  # each GPU is fed by a process, which has loader workers
+        loaders = f" and {counted(workers, 'loader worker')}" if workers else ""
+        findings.append(
+            PlanCode.FEW_HOST_CORES.finding(
+                f"{counted(here, 'GPU')}{loaders} on {counted(cores, 'host core')}: GPUs wait for the processes that feed them."
+            )
+        )
+    if workload.data != "synthetic" and any_reducer(matrix.strategies) and in_all and in_all < largest:
         findings.append(
             PlanCode.LOADER_WORKERS_UNEVEN.finding(
-                message=f"{counted(workload.workers_total or 0, 'loader worker')} in all for {largest} DDP processes: some of "
+                f"{counted(in_all, 'loader worker')} in all for {largest} DDP processes: some of "
                 "the processes load their batches themselves, in the middle of a step, and the others wait for them.",
-                next_step=f"Use --workers-total {largest} or more, or 0 for all of them to load themselves.",
+                f"Use --workers-total {largest} or more, or 0 for all of them to load themselves.",
             )
         )
     return findings
-
-
-def _few_cores(workload: Workload, gpus: int, cores: int) -> list[Finding]:
-    """Whether a host has fewer cores than processes that feed its GPUs: one a GPU, and its loader workers."""
-    each = 0 if workload.data == "synthetic" else workload.workers
-    workers = each * gpus if workload.workers_total is None or each == 0 else workload.workers_total
-    if gpus + workers <= cores:
-        return []
-    loaders = f" and {counted(workers, 'loader worker')}" if workers else ""
-    return [
-        PlanCode.FEW_HOST_CORES.finding(
-            f"{counted(gpus, 'GPU')}{loaders} on {counted(cores, 'host core')}: GPUs wait for the processes that feed them."
-        )
-    ]

@@ -10,7 +10,7 @@ from dpscope.profiling.records.config import MAY_CHANGE, RunConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Environment, Manifest
-from dpscope.profiling.records.settings import setting_names, settings_of
+from dpscope.profiling.records.settings import declarations, settings_of
 from dpscope.profiling.records.training import TrainManifest
 
 _SET_FOR_JOBS = {
@@ -109,7 +109,7 @@ def timing_variables(environment: Environment) -> dict[str, str]:
 
 
 _OF_NO_CELL = (*MAY_CHANGE, "steps", "data_dir", "devices", "batch_sizes", "strategies")
-SETTINGS = tuple(name for name in setting_names(RunConfig) if name not in _OF_NO_CELL)
+SETTINGS = tuple(name for name in declarations(RunConfig) if name not in _OF_NO_CELL)
 """Settings on which the times of a cell may depend, without those of the amount of measurement and the choice of cells."""
 
 

@@ -14,7 +14,7 @@ from dpscope.profiling.records.settings import (
     Setting,
     SettingError,
     at_least,
-    field_declarations,
+    declarations,
     holds,
 )
 from dpscope.profiling.records.strategies import STRATEGY_LIST, Strategy, any_reducer, ddp_arguments, traits_of
@@ -209,7 +209,7 @@ class Variants(ConfigPart, frozen=True):
         for name in VARIANTS:
             if not getattr(self, name):
                 raise SettingError(
-                    f"no value; write it as {field_declarations(Variants)[name].setting.example}",
+                    f"no value; write it as {declarations(Variants)[name].setting.example}",
                     **{name: getattr(self, name)},
                 )
         super().__post_init__()
@@ -217,7 +217,7 @@ class Variants(ConfigPart, frozen=True):
 
 VARIANTS = tuple(name for name in Variants.__struct_fields__ if name != "amp_variants")
 """Those that hold every value, the default too where it is wanted; each has one at least."""
-SWITCHES = tuple(name for name, one in field_declarations(Variants).items() if one.choices == get_args(Switch))
+SWITCHES = tuple(name for name, one in declarations(Variants).items() if one.choices == get_args(Switch))
 DDP_VARIANTS = tuple(name for name in VARIANTS if name not in ("accumulate", "compile"))
 _NO_VARIANTS = Variants()
 
@@ -314,7 +314,7 @@ class Matrix(Variants, frozen=True):
     def _in_order(self) -> dict[str, object]:
         """Lists without repetition: words in the order of their type, numbers ascending behind `default`."""
         ordered: dict[str, object] = {}
-        for name, one in field_declarations(type(self)).items():
+        for name, one in declarations(type(self)).items():
             values = getattr(self, name)
             if one.choices and isinstance(values, tuple):
                 ordered[name] = tuple(word for word in one.choices if word in values)
