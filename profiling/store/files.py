@@ -91,6 +91,14 @@ def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
         ) from error
 
 
+def decodes(path: Path, kind: type[object]) -> bool:
+    """Whether a file exists and fits a stored type."""
+    try:
+        return read_json_if_there(path, kind) is not None
+    except DpscopeError:
+        return False
+
+
 def decoded(content: bytes, kind: type[_Stored]) -> _Stored:
     """A stored file's content as a type, in the form of this version or an earlier one; raises msgspec.DecodeError."""
     try:
