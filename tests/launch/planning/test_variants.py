@@ -20,13 +20,7 @@ from dpscope.launch.workload.input_pipeline import MicroBatching, by_micro_batch
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.matrix import CommHook
-from dpscope.profiling.records.run import (
-    Cell,
-    CellOptions,
-    DdpCounters,
-    ParameterSizes,
-    cell_workload,
-)
+from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, ParameterSizes, cell_workload
 from dpscope.profiling.records.strategies import ddp_arguments, powersgd_elements
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
