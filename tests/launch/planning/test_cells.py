@@ -18,7 +18,7 @@ HOST = Devices(kind="cpu", count=None)
 
 def given(text: str) -> dict[str, object]:
     """The flags of ``devices=1,2 batch_size=8``."""
-    return dict(one.split("=", 1) for one in text.split())
+    return {name: value for name, _, value in (one.partition("=") for one in text.split())}
 
 
 def plan(machine: Devices, text: str, nodes: int = 1) -> tuple[PlannedCell, ...]:
