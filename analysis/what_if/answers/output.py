@@ -29,7 +29,7 @@ from dpscope.analysis.what_if.prediction import BAND, FARTHEST, Prediction, answ
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, base_error
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs
 from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR, GPU_ERROR
-from dpscope.analysis.what_if.scenarios.predict import Answered, answered, predict
+from dpscope.analysis.what_if.scenarios.predict import answered, predict
 from dpscope.analysis.what_if.scenarios.predicted_ledger import detail_sentences, ledger_values
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 from dpscope.profiling.records.finding import counted
@@ -120,8 +120,8 @@ def _saving(
 
 def _replayed_us(base: Base, scenario: Scenario, costs: Costs, name: str) -> float | None:
     """How long a part is in the replayed steps; None of a kind that the replay does not separate."""
-    answers = [answered(base, profile, scenario, costs) for profile in base.profiles]
-    parts = [one.replayed for one in answers if isinstance(one, Answered) and one.replayed is not None]
+    answers = [answered(base, profile, scenario, costs).replayed for profile in base.profiles]
+    parts = [one for one in answers if one is not None]
     if len(parts) < len(answers):
         return None
     ledgers = [Ledger(sum(one), *one) for one in parts]
@@ -135,12 +135,11 @@ def _replayed_us(base: Base, scenario: Scenario, costs: Costs, name: str) -> flo
 
 def _unsure_us(base: Base, scenario: Scenario, costs: Costs) -> dict[str, tuple[float, float]]:
     """By what a replay rests on, half a 90% band of the step below and above, microseconds: mean of the profiles."""
-    answers = [answered(base, profile, scenario, costs) for profile in base.profiles]
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for one in answers:
-        if isinstance(one, Answered):
-            for name, (below, above) in one.parts.items():
-                found[name].append((-one.step_us * math.expm1(-below), one.step_us * math.expm1(above)))
+    for profile in base.profiles:
+        one = answered(base, profile, scenario, costs)
+        for name, (below, above) in one.parts.items():
+            found[name].append((-one.step_us * math.expm1(-below), one.step_us * math.expm1(above)))
     return defaultdict(
         lambda: (0.0, 0.0),
         {name: (fmean(one[0] for one in ends), fmean(one[1] for one in ends)) for name, ends in found.items()},

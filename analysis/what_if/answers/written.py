@@ -159,10 +159,10 @@ def write_replayed(answer: RunAnswer, path: Path) -> None:
     """
     base, (words, scenario, prediction) = answer.question.base, answer.predictions[0]
     profile = base.profiles[0]
-    inputs = inputs_of(base, profile, scenario, answer.question.costs)
-    if isinstance(inputs, str) or prediction.step_us is None or traits_of(scenario.strategy or "").peer_copies:
-        why = inputs if isinstance(inputs, str) else prediction.reason or "DataParallel is predicted by its formula"
+    if prediction.step_us is None or traits_of(scenario.strategy or "").peer_copies:
+        why = prediction.reason or "DataParallel is predicted by its formula"
         raise DpscopeError(f"no replay to write: {why}")
+    inputs = inputs_of(base, profile, scenario, answer.question.costs)
     measured = replay(base.prepared(profile, AS_IT_WAS), measured_conditions(profile), with_spans=True)
     predicted = replay(base.prepared(profile, inputs.compute), inputs.conditions, with_spans=True)
     label = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items()) or "as measured"

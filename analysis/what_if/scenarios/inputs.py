@@ -23,7 +23,7 @@ from dpscope.analysis.what_if.replay.step_profile import (
     bucket_bytes,
     bucket_ends,
 )
-from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs
+from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Lateness, Scenario
 from dpscope.analysis.what_if.step_model import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
@@ -74,23 +74,17 @@ def bucketing_of(base: Base, scenario: Scenario) -> Bucketing:
     return Bucketing(cap, base.bucketing.overlap if scenario.overlap is None else scenario.overlap)
 
 
-def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Inputs | str:
-    """What to replay a profile under, or the reason why that is not known."""
+def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Inputs:
+    """What to replay a profile under; raises NotKnown."""
     place = place_of(base, scenario)
     bucketing = bucketing_of(base, scenario)
     hook = scenario.hook or base.hook
     if hook not in HOOK_FACTORS:
-        return f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})"
+        raise NotKnown(f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})")
     key = (id(profile), bucketing, hook)
     ends, sizes = base.once(key, lambda: _buckets(base, profile, bucketing, hook))
     compute = compute_of(base, scenario)
-    if isinstance(compute, str):
-        return compute
-    found = [costs.cost("all_reduce", size, place.devices, place.per_node, scenario.links) for size in sizes]
-    reasons = [one for one in found if isinstance(one, str)]
-    if reasons:
-        return reasons[0]
-    known = [one for one in found if isinstance(one, Cost)]
+    known = [costs.cost("all_reduce", size, place.devices, place.per_node, scenario.links) for size in sizes]
     stated = (scenario.links.inter if place.nodes > 1 else scenario.links.intra) is not None
     if not stated and (scenario.links.intra is None or place.per_node == 1):
         known = _as_in_the_run(base, profile, place, sizes, known, costs)
@@ -159,9 +153,11 @@ def _as_in_the_run(
         factors = [time / one.total_us if one.total_us > 0 else 1.0 for time, one in pairs]
         costs_found = [replace(one, spread=0.0) for one in costs_found]  # as measured
     else:
-        model = [costs.cost("all_reduce", size, base.devices, base.per_node) for size in measured]
-        known = [one.total_us for one in model if isinstance(one, Cost)]
-        ratio = sum(times) / sum(known) if known and len(known) == len(times) and sum(known) > 0 else 1.0
+        try:
+            model_us = sum(costs.cost("all_reduce", size, base.devices, base.per_node).total_us for size in measured)
+        except NotKnown:
+            model_us = 0.0
+        ratio = sum(times) / model_us if model_us > 0 else 1.0
         factors = [ratio if 1 / _MOST_CARRIED <= ratio <= _MOST_CARRIED else 1.0] * len(costs_found)
     return [
         replace(one, latency_us=one.latency_us * factor, transfer_us=one.transfer_us * factor)
@@ -175,9 +171,12 @@ def _other_us(
     """A broadcast of buffers, for example: as modelled at the new place over as modelled at the old; None if unknown."""
     if place.devices == 1 or kind in scenario.free_kinds:
         return 0.0
-    now = costs.cost(kind, size, place.devices, place.per_node, scenario.links)
-    before = costs.cost(kind, size, costs.devices, costs.per_node)
-    if isinstance(now, str) or isinstance(before, str) or before.total_us <= 0:
+    try:
+        now = costs.cost(kind, size, place.devices, place.per_node, scenario.links)
+        before = costs.cost(kind, size, costs.devices, costs.per_node)
+    except NotKnown:
+        return None
+    if before.total_us <= 0:
         return None
     then_us = now.latency_us * scenario.latency_factor + now.transfer_us * scenario.transfer_factor
     return measured_us * then_us / before.total_us
@@ -220,40 +219,39 @@ def step_batch(base: Base, scenario: Scenario) -> int | None:
     return base.batch_size // base.accumulate * (scenario.accumulate or base.accumulate)
 
 
-def compute_of(base: Base, scenario: Scenario) -> Compute | str:
-    """How compute changes with the batch and the device; the reason why it is not known."""
-    by_bound = _by_bound(base, scenario)
-    if isinstance(by_bound, str):
-        return by_bound
-    factor: float | str = 1.0
+def compute_of(base: Base, scenario: Scenario) -> Compute:
+    """How compute changes with the batch and the device; raises NotKnown."""
+    by_bound, factor = _by_bound(base, scenario), 1.0
     if scenario.batch_size is not None:
         if not base.batch_size:
-            return "the base's batch is not known: give --base-batch-size"
+            raise NotKnown("the base's batch is not known: give --base-batch-size")
         wanted = scenario.batch_size // (scenario.accumulate or base.accumulate)
         factor = _samples_factor(base, wanted, base.batch_size // base.accumulate)
-    if isinstance(factor, str):
-        return factor
     device, host = base.traced.device / scenario.faster, scenario.host_factor * base.traced.host
     return Compute(factor, device, host, by_bound)
 
 
-def _by_bound(base: Base, scenario: Scenario) -> tuple[float, ...] | str:
-    """What kernels take on the requested GPU over what they take on the base's, by what bounds them; or why it is not known."""
+def _by_bound(base: Base, scenario: Scenario) -> tuple[float, ...]:
+    """What kernels take on the requested GPU over what they take on the base's, by what bounds them."""
     requested = scenario.gpu
     if requested is None:
         return ()
     what = requested.title
     if not all(profile.on_device for profile in base.profiles):
-        return f"the base computed on a CPU, so its times are no evidence for {what}: trace it on a GPU"
+        raise NotKnown(f"the base computed on a CPU, so its times are no evidence for {what}: trace it on a GPU")
     if base.device_name is None:
-        return f"the traces do not name the base's GPU, so what {what} changes is not known: give --faster a factor"
+        raise NotKnown(
+            f"the traces do not name the base's GPU, so what {what} changes is not known: give --faster a factor"
+        )
     measured = gpu_speed(base.device_name)
     if measured is None:
-        return f"no specification of the base's {base.device_name} is known here: give --faster a factor, such as 1.7"
+        raise NotKnown(
+            f"no specification of the base's {base.device_name} is known here: give --faster a factor, such as 1.7"
+        )
     return tuple(measured.rate(bound) / requested.rate(bound) for bound in BOUNDS)
 
 
-def _samples_factor(base: Base, wanted: int, measured: int) -> float | str:
+def _samples_factor(base: Base, wanted: int, measured: int) -> float:
     """How many times as long the works take that samples make longer, from `measured` to `wanted` samples a pass.
 
     By t_1 at both, less what no batch changes (the optimizer); by the samples if fewer than two batches of one device are known.
@@ -266,7 +264,7 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float | str:
     known = batches if before is not None else [measured]
     if not known[0] / BATCH_REACH <= wanted <= known[-1] * BATCH_REACH:
         basis = "one device was" if before is not None else "the base was"
-        return (
+        raise NotKnown(
             f"a forward pass of {counted(wanted, 'sample')} is too far from what {basis} measured at "
             f"({', '.join(map(str, known))}): {BATCH_REACH:g} times beyond at most"
         )
@@ -275,7 +273,7 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float | str:
     fixed_us = [one.works.device_us[~one.works.by_samples].sum() for one in base.profiles]  # such as the optimizer
     after, fixed = single.at(wanted), base.traced.device * float(np.mean(fixed_us))
     if after is None or min(after, before) <= fixed:
-        return (
+        raise NotKnown(
             f"one device's steps at {measured} and {counted(wanted, 'sample')} a pass are not longer than what no batch "
             f"changes, {fixed / 1e3:.3g} ms: what a sample costs is not known"
         )

@@ -21,7 +21,7 @@ from dpscope.analysis.what_if.replay.replay import (
     silent,
 )
 from dpscope.analysis.what_if.replay.step_profile import HOOK_FACTORS, INTERPOLATED, StepProfile, not_reproduced
-from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs
+from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown
 from dpscope.analysis.what_if.scenarios.inputs import (
     ASSUMED_ERROR,
     Inputs,
@@ -74,11 +74,11 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
     unanswered = Prediction(place.devices, place.nodes, step_batch(base, scenario))
     if (reason := refusal(base, scenario)) is not None:
         return replace(unanswered, reason=reason)
-    found = [answered(base, profile, scenario, costs) for profile in base.profiles]
-    reasons = [one for one in found if isinstance(one, str)]
-    if reasons:
-        return replace(unanswered, reason=reasons[0])
-    return _joined(base, scenario, unanswered, [one for one in found if isinstance(one, Answered)], place)
+    try:
+        found = [answered(base, profile, scenario, costs) for profile in base.profiles]
+    except NotKnown as unknown:
+        return replace(unanswered, reason=str(unknown))
+    return _joined(base, scenario, unanswered, found, place)
 
 
 def refusal(base: Base, scenario: Scenario) -> str | None:
@@ -147,13 +147,11 @@ def _alone(profile: StepProfile, compute: Compute, passes: int = 1) -> Replayed:
     return replay(Prepared(profile, compute), replace(silent(profile), passes=passes))
 
 
-def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered | str:
-    """The scenario replayed on one profile."""
+def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered:
+    """The scenario replayed on one profile; raises NotKnown."""
     if traits_of(scenario.strategy or "").peer_copies:
         return _data_parallel(base, profile, scenario, costs)
     inputs = inputs_of(base, profile, scenario, costs)
-    if isinstance(inputs, str):
-        return inputs
     prepared = base.prepared(profile, inputs.compute)
     then = replay(prepared, inputs.conditions)
     now = base.replayed(profile)
@@ -181,25 +179,25 @@ def _remains_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str,
     return {name: us for name, us in saved.items() if us > _NAMED * then.exposed_us}
 
 
-def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered | str:
+def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered:
     """`nn.DataParallel` in place of DDP: nothing overlaps, one process drives every device, and copies are by their formula.
 
     Broadcast of parameters and buffers before forward, reduce of gradients after backward, in chunks of 10 MiB, in every
     micro-batch, as it has no `no_sync`; the optimizer on one device. Source: torch/nn/parallel/replicate.py and comm.py, as in
     `dp_transfer_us`.
     """
-    place, compute, passes = place_of(base, scenario), compute_of(base, scenario), passes_of(base, scenario)
+    place, passes = place_of(base, scenario), passes_of(base, scenario)
     if place.nodes > 1:
-        return f"DataParallel is one process, on one node: it cannot drive {place.devices} devices of several"
-    if isinstance(compute, str):
-        return compute
+        raise NotKnown(f"DataParallel is one process, on one node: it cannot drive {place.devices} devices of several")
+    compute = compute_of(base, scenario)
     parameters = profile.gradients.total_bytes
     if profile.gradients.known == INTERPOLATED:
         parameters /= HOOK_FACTORS.get(base.hook, 1.0)
-    broadcast = _moved("broadcast", parameters + base.buffer_bytes, place.devices, costs, scenario)
-    reduced = _moved("reduce", parameters, place.devices, costs, scenario)
-    if isinstance(broadcast, str) or isinstance(reduced, str):
-        return f"DataParallel: {broadcast if isinstance(broadcast, str) else reduced}"
+    try:
+        broadcast = _moved("broadcast", parameters + base.buffer_bytes, place.devices, costs, scenario)
+        reduced = _moved("reduce", parameters, place.devices, costs, scenario)
+    except NotKnown as unknown:
+        raise NotKnown(f"DataParallel: {unknown}") from None
     total = (broadcast.total_us + reduced.total_us) * passes * base.accumulate
     now = base.replayed(profile)
     then = _alone(profile, compute, passes)
@@ -217,13 +215,11 @@ def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: 
     )
 
 
-def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenario) -> Cost | str:
+def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenario) -> Cost:
     """All chunks of one kind, one after another."""
     whole, rest = divmod(size, _CHUNK_BYTES)
     chunk = costs.cost(kind, float(_CHUNK_BYTES), devices, devices, scenario.links)
     last = costs.cost(kind, max(rest, 1.0), devices, devices, scenario.links)
-    if isinstance(chunk, str) or isinstance(last, str):
-        return chunk if isinstance(chunk, str) else last
     latency = whole * chunk.latency_us + last.latency_us
     return replace(chunk, latency_us=latency, transfer_us=whole * chunk.transfer_us + last.transfer_us)
 
@@ -295,8 +291,11 @@ def _alone_us(base: Base, scenario: Scenario) -> float | None:
 
 def _without_others(base: Base, scenario: Scenario) -> float | None:
     """The step of a scenario's compute without any collective; None where the compute is not known."""
-    compute = compute_of(base, scenario)
-    if isinstance(compute, str) or uneven(base, scenario) is not None:
+    try:
+        compute = compute_of(base, scenario)
+    except NotKnown:
+        return None
+    if uneven(base, scenario) is not None:
         return None
     passes, steps_us = passes_of(base, scenario), []
     for one in base.profiles:
