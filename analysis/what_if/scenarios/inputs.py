@@ -90,9 +90,18 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
         known = _as_in_the_run(base, profile, place, sizes, known, costs)
     others = tuple(_other_us(one.kind, one.bytes, one.cost_us, place, scenario, costs) for one in profile.others)
     kept = sorted({one.kind for one, us in zip(profile.others, others, strict=True) if us is None})
-    later = _later_us(base, scenario, place)
+    lateness = base.lateness
+    if scenario.jitter is not None:
+        deviation = scenario.jitter * base.step_us
+        lateness = Lateness((0.0, 0.0), (-deviation, deviation))
+    later = lateness.latest_us(place.devices) - base.lateness.latest_us(base.devices)
     late = tuple(max(0.0, one + later) * scenario.lateness_factor for one in late_us(profile, ends))
-    latency, transfer = _in_flight(base.slowdown_measured and not stated, scenario, known)
+    # what nothing shares, and what collectives in flight share: where it is assumed that bytes share the link, the bytes
+    latency = tuple(one.latency_us * scenario.latency_factor * scenario.buckets_factor for one in known)
+    transfer = tuple(one.transfer_us * scenario.transfer_factor * scenario.buckets_factor for one in known)
+    if base.slowdown_measured and not stated:
+        # A measured slowdown is of whole calls: on a long way a call waits for round trips, which queue behind the other's bytes.
+        latency, transfer = (0.0,) * len(known), tuple(map(sum, zip(latency, transfer, strict=True)))
     conditions = Conditions(
         bucket_ends=ends,
         latency_us=latency,
@@ -111,19 +120,6 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     if kept and place.devices > 1:
         basis.append(f"{' and '.join(kept)} as measured: what they cost there is not known")
     return Inputs(compute, conditions, below, above, slowdowns, tuple(dict.fromkeys(basis)))
-
-
-def _in_flight(measured: bool, scenario: Scenario, costs: list[Cost]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What nothing shares, and what those in flight share: latency and bytes, where it is assumed that bytes share the link.
-
-    A measured slowdown is of whole calls and so of both: on a long way a call waits for round trips, which queue behind the other
-    call's bytes.
-    """
-    latency = tuple(one.latency_us * scenario.latency_factor * scenario.buckets_factor for one in costs)
-    transfer = tuple(one.transfer_us * scenario.transfer_factor * scenario.buckets_factor for one in costs)
-    if not measured:
-        return latency, transfer
-    return (0.0,) * len(costs), tuple(wait + move for wait, move in zip(latency, transfer, strict=True))
 
 
 def _buckets(base: Base, profile: StepProfile, bucketing: Bucketing, hook: str) -> tuple[tuple[int, ...], list[float]]:
@@ -180,15 +176,6 @@ def _other_us(
         return None
     then_us = now.latency_us * scenario.latency_factor + now.transfer_us * scenario.transfer_factor
     return measured_us * then_us / before.total_us
-
-
-def _later_us(base: Base, scenario: Scenario, place: Place) -> float:
-    """By how much the last of the scenario's ranks is later than the last of the base's."""
-    late = base.lateness
-    if scenario.jitter is not None:
-        deviation = scenario.jitter * base.step_us
-        late = Lateness((0.0, 0.0), (-deviation, deviation))
-    return late.latest_us(place.devices) - base.lateness.latest_us(base.devices)
 
 
 def uneven(base: Base, scenario: Scenario) -> str | None:
@@ -298,7 +285,13 @@ def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replaye
         """How much longer the step would be, `moved_us` being what the base's replay would be longer."""
         return replayed_from(prepared, changed, then.entered) - then.step_us - moved_us
 
-    costs = [off(_times(conditions, math.exp(by))) if by else 0.0 for by in (-inputs.below, inputs.above)]
+    def scaled(factor: float) -> Conditions:
+        latency, transfer = (
+            tuple(factor * one for one in of) for of in (conditions.latency_us, conditions.transfer_us)
+        )
+        return replace(conditions, latency_us=latency, transfer_us=transfer)
+
+    costs = [off(scaled(math.exp(by))) if by else 0.0 for by in (-inputs.below, inputs.above)]
     in_flight = [
         off(replace(conditions, slowdown=one)) if one != conditions.slowdown and profile.servers > 1 else 0.0
         for one in inputs.slowdowns
@@ -311,7 +304,11 @@ def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replaye
         for one in base.gamma_band
     ]
     found = {"costs": costs, "two in flight": in_flight, "computing next to them": slower}
-    return {name: _below_above(values, step_us) for name, values in found.items()}
+    # from how much longer (negative: shorter) the step may be to half a band below and above
+    return {
+        name: (-math.log(max(0.05, 1 + min(0.0, *moved) / step_us)), math.log1p(max(0.0, *moved) / step_us))
+        for name, moved in found.items()
+    }
 
 
 def half_band(
@@ -335,17 +332,3 @@ def half_band(
     sides = ([max(one.get(name, _NONE)[side] for one in parts) for name in names] for side in (0, 1))
     below, above = (math.sqrt(squares + sum(one**2 for one in side)) for side in sides)
     return below, above
-
-
-def _below_above(moved_us: Sequence[float], step_us: float) -> tuple[float, float]:
-    """From how much longer (negative: shorter) the step may be."""
-    least, most = min(0.0, *moved_us), max(0.0, *moved_us)
-    return -math.log(max(0.05, 1 + least / step_us)), math.log1p(most / step_us)
-
-
-def _times(conditions: Conditions, factor: float) -> Conditions:
-    return replace(
-        conditions,
-        latency_us=tuple(one * factor for one in conditions.latency_us),
-        transfer_us=tuple(one * factor for one in conditions.transfer_us),
-    )

@@ -1,7 +1,7 @@
 """The step of a configuration that was not measured: measured base + (replay of the scenario - replay of the base)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -37,7 +37,6 @@ from dpscope.analysis.what_if.scenarios.inputs import (
     uneven,
 )
 from dpscope.analysis.what_if.scenarios.predicted_ledger import (
-    PredictedLedger,
     data_parallel_ledger,
     largest_part,
     predicted_ledger,
@@ -92,7 +91,9 @@ def refusal(base: Base, scenario: Scenario) -> str | None:
         return "the base ran on one device, so nothing was measured between devices: take a cell of several as the base"
     if devices != base.devices and devices > 1 and not base.lateness.known and scenario.jitter is None:
         return "one rank was read, so how late ranks are is not known: give every rank's trace, or --jitter, such as 3%"
-    if scenario.links != AS_MEASURED and (share := _host_share(base)) > _HOST_BOUND:
+    on_device = [one for one in base.profiles if one.on_device]
+    share = base.once("host share", lambda: max(map(_host_share, on_device), default=0.0))
+    if scenario.links != AS_MEASURED and share > _HOST_BOUND:
         return (
             f"the host bounds this step: {100 * share:.0f}% of it is launching, which hides what a link changes; trace a larger "
             "batch, or torch.compile, first"
@@ -131,15 +132,9 @@ def _base_refusal(base: Base) -> str | None:
     return None
 
 
-def _host_share(base: Base) -> float:
-    """The share of the base's step that a host without any cost would save."""
-    on_device = [one for one in base.profiles if one.on_device]
-    return base.once("host share", lambda: max((_host_gap_us(one) / one.step_us for one in on_device), default=0.0))
-
-
-def _host_gap_us(profile: StepProfile) -> float:
-    """What a host without any cost would save of the step without communication."""
-    return _alone(profile, AS_IT_WAS).step_us - _alone(profile, Compute(host=0.0)).step_us
+def _host_share(profile: StepProfile) -> float:
+    """The share of a step that a host without any cost would save, without communication."""
+    return (_alone(profile, AS_IT_WAS).step_us - _alone(profile, Compute(host=0.0)).step_us) / profile.step_us
 
 
 def _alone(profile: StepProfile, compute: Compute, passes: int = 1) -> Replayed:
@@ -233,7 +228,12 @@ def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[
         step = base.step_us
     elif place.devices == 1 and alone is not None:
         step, exposed = alone, 0.0
-    ledger, missing = _ledger(base, scenario, found, step, exposed, place)
+    if traits_of(scenario.strategy or "").peer_copies:
+        ledger, missing = data_parallel_ledger(base.ledger, [one.changes.compute for one in found], step, exposed)
+    else:
+        ledger, missing = predicted_ledger(base.ledger, [one.changes for one in found], step, place.devices)
+    if scenario == Scenario() and base.ledger is not None:
+        ledger = base.ledger
     if ledger is not None and ledger.exposed_us is not None:
         exposed = ledger.exposed_us
     times = place.devices / base.largest_count
@@ -265,16 +265,6 @@ def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[
         ledger=ledger,
         missing=missing,
     )
-
-
-def _ledger(
-    base: Base, scenario: Scenario, found: Sequence[Answered], step_us: float, exposed_us: float, place: Place
-) -> PredictedLedger:
-    if scenario == Scenario() and base.ledger is not None:
-        return base.ledger, predicted_ledger(base.ledger, [StepParts()], step_us, place.devices)[1]
-    if traits_of(scenario.strategy or "").peer_copies:
-        return data_parallel_ledger(base.ledger, [one.changes.compute for one in found], step_us, exposed_us)
-    return predicted_ledger(base.ledger, [one.changes for one in found], step_us, place.devices)
 
 
 def _alone_us(base: Base, scenario: Scenario) -> float | None:
@@ -325,17 +315,16 @@ def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Plac
     if place.devices > 1 and (place.devices != base.devices or scenario.jitter is not None):
         jitter = f"jitter {100 * scenario.jitter:g}% as stated" if scenario.jitter is not None else base.lateness.basis
         clauses.append(jitter)
-    if (remains := _remains(found)) and place.devices > 1:
+    names = dict.fromkeys(
+        name for one in found for name in one.remains_us
+    )  # what no rate removes; none on measured links
+    means = {name: float(np.mean([one.remains_us.get(name, 0.0) for one in found])) for name in names}
+    if means and place.devices > 1:
+        largest_first = sorted(means, key=lambda name: -means[name])
+        remains = ", ".join(f"{show_time(means[name])} {name}" for name in largest_first)
         clauses.append(f"no rate removes, of what is exposed: {remains}")
     if base.contention and scenario != Scenario():
         clauses.append(base.contention)
     if base.method_error is None:
         clauses.append(f"the method's error is assumed ({ASSUMED_ERROR:.0%}): no other cell measures it")
     return "; ".join(clauses) or f"the replay of {base.name}"
-
-
-def _remains(found: Sequence[Answered]) -> str:
-    """The parts of exposed time that no rate removes, as means over the profiles; empty on measured links."""
-    names = dict.fromkeys(name for one in found for name in one.remains_us)
-    means = {name: float(np.mean([one.remains_us.get(name, 0.0) for one in found])) for name in names}
-    return ", ".join(f"{show_time(means[name])} {name}" for name in sorted(means, key=lambda name: -means[name]))
