@@ -10,7 +10,7 @@ import typer
 
 from dpscope.launch.commands.command import Idle, Request, setting_option
 from dpscope.profiling.records.config import Reporting
-from dpscope.profiling.records.settings import field_declarations
+from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.typed_text import choose_from, parse_size
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -75,8 +75,8 @@ Rendezvous = Annotated[
 WaitForNodes = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="how long nodes wait for each other; default: 300", min=1)
 ]
-Link = Annotated[str | None, setting_option(field_declarations(Reporting)["link"])]
-TargetEfficiency = Annotated[float | None, setting_option(field_declarations(Reporting)["target_efficiency"])]
+Link = Annotated[str | None, setting_option(declarations(Reporting)["link"])]
+TargetEfficiency = Annotated[float | None, setting_option(declarations(Reporting)["target_efficiency"])]
 
 
 @dataclass(frozen=True, kw_only=True)

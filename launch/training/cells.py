@@ -11,7 +11,6 @@ from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_mat
 from dpscope.launch.planning.run_config import (
     build,
     build_matrix,
-    build_part,
     check_idle,
     given_settings,
     raising_user_errors,
@@ -53,9 +52,9 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
     if values["data"] != "digits":  # elsewhere loading takes long enough to have workers for it
         values.setdefault("workers", Workload().workers)
     values.setdefault("workers", 0)
-    workload = build_part(Workload, values, origins)
+    workload = build(Workload, values, origins)
     matrix = build_matrix(values, origins, workload.amp)
-    parts = {"workload": workload, "optimizer": build_part(Optimizer, values, origins), "matrix": matrix}
+    parts = {"workload": workload, "optimizer": build(Optimizer, values, origins), "matrix": matrix}
     _check_shared(workload, matrix, origins)
     config = build(
         TrainConfig, parts | {name: values[name] for name in top_level_settings(TrainConfig) if name in values}, origins

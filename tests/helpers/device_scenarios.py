@@ -83,7 +83,7 @@ def _alone() -> Any:
 def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
     """Rank 1 of two times all-reduces of 4 and 8 KiB and their contention with products of matrices."""
     DEVICES.work_us["mm"] = piece_us
-    from dpscope.launch.calibration.worker import measure
+    from dpscope.launch.calibration.collective_timing import measure
     from dpscope.launch.jobs.worker_process import TorchrunPlace
     from dpscope.profiling.records.calibration import CalibrationSettings
 

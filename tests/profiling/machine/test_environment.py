@@ -26,13 +26,12 @@ from dpscope.profiling.machine.environment import (
     torch_device_states,
 )
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
-from dpscope.profiling.machine.nvml import ReplayedNvml
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.run import Cell, Commit, DeviceState
 from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.folders import RepeatFolder
 from tests.helpers.known import known
-from tests.helpers.nvml_records import TwoGpuNvml
+from tests.helpers.nvml_records import ReplayedNvml, TwoGpuNvml
 from tests.helpers.paths import DATA
 
 

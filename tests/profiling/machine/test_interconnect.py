@@ -10,8 +10,9 @@ import pytest
 from docs._tools.links_docs import links_page
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link, nvlink, pcie_gb_per_s, pcie_link
-from dpscope.profiling.machine.nvml import NvmlRecorder, ReplayedNvml, open_nvml
+from dpscope.profiling.machine.nvml import NvmlRecorder, open_nvml
 from dpscope.profiling.records.links import Interconnect, LinkRate
+from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA, ROOT
 
 RECORDS = DATA / "nvml"

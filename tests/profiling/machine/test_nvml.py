@@ -11,14 +11,12 @@ import pytest
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.nvml import (
     NvmlRecorder,
-    ReplayedNvml,
-    ReplayedNvmlError,
     driver_version,
     gpu_handles,
     open_nvml,
     query,
 )
-from tests.helpers.nvml_records import TwoGpuNvml
+from tests.helpers.nvml_records import ReplayedNvml, ReplayedNvmlError, TwoGpuNvml
 
 
 class DriverlessError(Exception):
