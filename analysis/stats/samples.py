@@ -338,11 +338,11 @@ def _ratio_half_width(first: Sequence[Samples], second: Sequence[Samples], pool:
 
 def _log_medians(repeats: Sequence[Samples]) -> Samples | None:
     """None without samples, or where a median has no logarithm."""
-    medians = _medians([repeat for repeat in repeats if len(repeat)])
-    return np.log(medians) if len(medians) and medians.min() > 0 else None
+    found = medians([repeat for repeat in repeats if len(repeat)])
+    return np.log(found) if len(found) and found.min() > 0 else None
 
 
-def _medians(samples: Sequence[Samples]) -> Samples:
+def medians(samples: Sequence[Samples]) -> Samples:
     """The median of each: of equal lengths in one call of numpy, which takes longer to begin than to find a few medians."""
     if samples and all(len(one) == len(samples[0]) for one in samples):
         return np.asarray(np.median(np.stack(samples), axis=1))
