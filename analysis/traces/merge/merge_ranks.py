@@ -221,7 +221,7 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     The first rank's clock is the reference. Raises DpscopeError when a file cannot be read or holds several ranks, or when
     the output is one of the files or cannot be written.
     """
-    (files, _), output = find_traces(paths), Path(output)
+    files, output = find_traces(paths), Path(output)
     _check_output(output, files)
     read = over_cores(partial(read_rank, limits=limits), files, files)
     found = find_jobs([rank.identity for rank in read], files)

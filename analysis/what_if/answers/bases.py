@@ -206,7 +206,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
 def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Question:
     """Traces of one job as base; what they lack is in `lacks`. Raises DpscopeError where they cannot be read."""
     stated = stated or StatedJob()
-    files, _ = find_traces(list(paths))
+    files = find_traces(list(paths))
     job = job_profile(files, gradient_bytes=stated.gradient_bytes)
     devices = stated.devices or job.devices
     if devices is None:
