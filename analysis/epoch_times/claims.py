@@ -324,9 +324,7 @@ class ClaimSetting:
 
     def estimated(self, quantity: str, method: str) -> tuple[float, str]:
         """The sound estimate of this name for the claim's row, and its method and limits."""
-        row = self.row
-        key = (row.study, row.run, row.strategy, row.batch_size, row.devices, quantity, method)
-        estimate = next(one for one in self._estimates if one[:7] == key)
+        estimate = next(one for one in self._estimates if one[:7] == (*self.row.setting, quantity, method))
         if estimate.value is None or not estimate.sound:
             raise NotComputable(estimate.reason)
         return estimate.value, f"{method}: {estimate.reason}"

@@ -182,7 +182,7 @@ def _no_baseline(table: _Table) -> Iterator[Finding]:
     lacking = [row for row in table.rows if row.devices > 1 and row.epoch_seconds is not None and local_batch(row)]
     known = [e for e in table.found if e.method == "same_local_batch" and e.value is not None]
     settings = {e[:5] for e in known if e.quantity == "communication_seconds"}
-    for where, rows in _grouped(row for row in lacking if _setting(row) not in settings):
+    for where, rows in _grouped(row for row in lacking if row.setting not in settings):
         cells = listed([at(row.batch_size, row.devices) for row in rows])
         batches = ", ".join(str(b) for b in sorted({local_batch(row) or 0 for row in rows}))
         yield EstimateCode.NO_SAME_LOCAL_BASELINE.finding(
@@ -190,11 +190,6 @@ def _no_baseline(table: _Table) -> Iterator[Finding]:
             "was measured",
             f"time one device at batch {batches}",
         )
-
-
-def _setting(row: EpochTime) -> tuple[object, ...]:
-    """The first five fields of the row's estimates."""
-    return (row.study, row.run, row.strategy, row.batch_size, row.devices)
 
 
 def _speedups(table: _Table) -> Iterator[Finding]:

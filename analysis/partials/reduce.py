@@ -117,7 +117,7 @@ def reduce_traces(
     check_overwritable(place)
     if partials := partials_among(paths):
         return _join(partials, place)
-    files, _ = find_traces(paths)
+    files = find_traces(paths)
     chosen = files if share is None else share.among(files)
     work = _Work(chosen, place, host=None if share is not None else socket.gethostname())
     return work.done(limits, executor, jobs, progress)

@@ -10,6 +10,7 @@ s0, s1 and s2 were chosen on the public T4 series (tests/data/scaling).
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ _RULES = ("perfect scaling", "nothing changes", "straight line in 1/N")
 _NAMED = 0.05  # share of the step from which exposed communication is named as what bounds it
 
 
-@dataclass(frozen=True)
-class CountError:
+class CountError(NamedTuple):
     """One device count predicted without its rows: `times` the largest count fitted (1 in between), 90% of |error| / shape."""
 
     ranks: int
@@ -60,11 +60,16 @@ class TableFit:
         shape = float(_shape(share, times))
         if not self.errors:
             return min(2 * NINE_OF_TEN * shape, math.log(2))
-        squares, weights = _ASSUMED_COUNTS * NINE_OF_TEN**2, _ASSUMED_COUNTS
-        for error in self.errors:
-            weight = math.exp(-_NEAR_COUNT * abs(math.log2(error.ranks / ranks)) - abs(math.log2(error.times / times)))
-            squares, weights = squares + weight * error.scaled**2, weights + weight
-        return min(math.sqrt(squares / weights) * shape, math.log(2))
+        counts, distances, scaled = np.array(self.errors).T
+        weights = np.exp(-_NEAR_COUNT * abs(np.log2(counts / ranks)) - abs(np.log2(distances / times)))
+        square = (_ASSUMED_COUNTS * NINE_OF_TEN**2 + weights @ scaled**2) / (_ASSUMED_COUNTS + weights.sum())
+        return float(min(math.sqrt(square) * shape, math.log(2)))
+
+    def link_rate_gb_per_s(self, link: int, gradient_bytes: float) -> float | None:
+        """The bus bandwidth of the fitted ring over a link; None where compute hides most of what it costs."""
+        steps, exposed = self.model.predict([row for row in self.model.rows if row.ranks > 1 and row.link == link])
+        hidden = float(np.median(exposed / steps)) < _NAMED
+        return None if hidden else gradient_bytes / self.model.wire_us(link) / 1e3
 
 
 def _shape(shares: Floats | float, times: float) -> Floats:
@@ -94,7 +99,7 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
         errors.append(CountError(held[0].ranks, times, float(scaled)))
         if times == 1 or len(kept) + len(held) == len(model.rows):
             pairs = zip(held, steps.tolist(), exposed.tolist(), strict=True)
-            left_out += [(row, replace(_unanswered(row), step_us=us, exposed_us=late)) for row, us, late in pairs]
+            left_out += [(row, replace(row.unanswered, step_us=us, exposed_us=late)) for row, us, late in pairs]
     return TableFit(model, tuple(errors), tuple(left_out))
 
 
@@ -133,31 +138,24 @@ def _incomparable(model: StepModel) -> str | None:
     return None
 
 
-def _unanswered(row: MeasuredStep) -> Prediction:
-    return Prediction(row.ranks, row.nodes, row.batch_size or None)
-
-
 def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
     """The step of a row's configuration, whatever its times; a refusal carries its reason."""
-    unanswered = _unanswered(row)
-    if isinstance(fit, str):
-        return replace(unanswered, reason=fit)
-    alone, reason = fit.model.single.at(row.batch_size), _refusal(fit, row)
-    if alone is None or reason is not None:
-        return replace(unanswered, reason=reason)
+    reason = fit if isinstance(fit, str) else _refusal(fit, row)
+    if isinstance(fit, str) or reason is not None or (alone := fit.model.single.at(row.batch_size)) is None:
+        return replace(row.unanswered, reason=reason)
     (step,), (exposed,) = ([alone], [0.0]) if row.single else (one.tolist() for one in fit.model.predict([row]))
     largest = fit.largest(row.link) or 1
     times = max(1.0, row.ranks / largest)
     half = fit.half_width(exposed / step, row.ranks, min(times, FARTHEST))
     if times > FARTHEST:
         return replace(
-            unanswered,
+            row.unanswered,
             low_us=alone,
             high_us=max(step, alone + exposed * times / FARTHEST) * math.exp(half),
             reason=f"{times:.0f}x the largest measured count ({largest}): no number; the range begins at perfect scaling",
         )
     return replace(
-        unanswered,
+        row.unanswered,
         step_us=step,
         low_us=max(step * math.exp(-half), min(step, alone) * math.exp(-fit.half_width(0.0, row.ranks, 1.0))),
         high_us=step * math.exp(half),
@@ -196,14 +194,6 @@ def _rests_on(fit: TableFit, row: MeasuredStep) -> str:
     if row.batch_size not in batches:
         text += f"; t_1 {'between' if batches[0] <= row.batch_size <= batches[-1] else 'beyond'} measured batches"
     return text if fit.errors else f"{text}; the band is assumed, because one device count shows no error"
-
-
-def link_rate_gb_per_s(fit: TableFit, link: int, gradient_bytes: float) -> float | None:
-    """The bus bandwidth of the fitted ring over a link; None where compute hides most of what it costs."""
-    rows = [row for row in fit.model.rows if row.ranks > 1 and row.link == link]
-    steps, exposed = fit.model.predict(rows)
-    hidden = float(np.median(exposed / steps)) < _NAMED
-    return None if hidden else gradient_bytes / fit.model.wire_us(link) / 1e3
 
 
 @dataclass(frozen=True)

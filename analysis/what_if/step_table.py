@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpscope.analysis.text.csv_rows import CsvRow, read_rows
+from dpscope.analysis.what_if.prediction import Prediction
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.typed_text import nearest
@@ -44,6 +45,11 @@ class MeasuredStep:
     def link(self) -> int:
         """The index in LINKS of the link that the gradients cross."""
         return int(self.nodes > 1)
+
+    @property
+    def unanswered(self) -> Prediction:
+        """The prediction of this configuration, without a number."""
+        return Prediction(self.ranks, self.nodes, self.batch_size or None)
 
 
 def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
@@ -131,8 +137,7 @@ def comparable(
     here, there = _settings(rows), _settings(others)
     constant = {name for name in here.keys() ^ there.keys() if len({*(here | there)[name]}) == 1}
     dropped = constant | _results(rows) | (_results(others) - here.keys())
-    batches = {row.batch_size for row in rows}
-    if len(batches) == 1:
+    if len(batches := {row.batch_size for row in rows}) == 1:
         others = [row if row.batch_size else replace(row, batch_size=min(batches)) for row in others]
     return _without(rows, dropped), _without(others, dropped)
 

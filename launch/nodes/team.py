@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from dpscope.launch.jobs.attended_job import JobStarter, SeveralNodesJob
-from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob, command_nodes, on_node, processes_on_a_node
+from dpscope.launch.jobs.job_outcome import JobWait
+from dpscope.launch.jobs.torchrun import TorchrunJob, command_nodes, on_node, processes_on_a_node
 from dpscope.launch.nodes.board import Board, NodeLostError
 from dpscope.launch.nodes.meeting import NOTE_EVERY_S
 from dpscope.profiling.machine.interfaces import free_port, host_at, interface_of

@@ -23,7 +23,6 @@ WHOLE = UNTIMED + TIMED
 def attached(out: Path, notes: list[str], **settings: object) -> Iterator[Session]:
     chosen = {"warmup_steps": WARMUP, "steps": TIMED, "traced_steps": 1, **settings}
     session = Session(AttachSettings(out=out, script="train.py", **chosen), notes.append)  # type: ignore[arg-type]
-    session.listen()
     try:
         yield session
     finally:

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dpscope.analysis.traces.merge.names import RankTracks, RawEvent
+from dpscope.analysis.traces.merge.names import RankTracks
 from dpscope.analysis.traces.merge.rewrite import (
-    RAW_EVENTS,
     MergedPart,
     PartWriter,
     RankPlacement,
@@ -45,6 +44,7 @@ from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.analysis.traces.reading.json_events import RAW_EVENTS, RawEvent
 from dpscope.analysis.traces.reading.reader import read_events, read_traces
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import attribute
@@ -221,7 +221,7 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     The first rank's clock is the reference. Raises DpscopeError when a file cannot be read or holds several ranks, or when
     the output is one of the files or cannot be written.
     """
-    (files, _), output = find_traces(paths), Path(output)
+    files, output = find_traces(paths), Path(output)
     _check_output(output, files)
     read = over_cores(partial(read_rank, limits=limits), files, files)
     found = find_jobs([rank.identity for rank in read], files)

@@ -12,8 +12,7 @@ from typing import Any
 
 from dpscope.analysis.traces.reading.categories import category_of, is_on_device
 from dpscope.analysis.traces.reading.event_table import Category
-
-RawEvent = dict[str, Any]
+from dpscope.analysis.traces.reading.json_events import RawEvent
 
 NUMBER_STRIDE = 100_000  # numbers of processes and threads that each rank has; 42,000 ranks fit 32 bits
 _FIRST_TRACK, _FIRST_THREAD = 1_000, 10_000  # Perfetto orders a process's threads by number: added tracks come first

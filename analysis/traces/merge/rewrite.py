@@ -19,9 +19,9 @@ from typing import IO, Any
 import msgspec
 from isal import isal_zlib
 
-from dpscope.analysis.traces.merge.names import RankTracks, RawEvent, hashable
+from dpscope.analysis.traces.merge.names import RankTracks, hashable
 from dpscope.analysis.traces.merge.tracks import EventPlace
-from dpscope.analysis.traces.reading.json_events import Codec, sound_us
+from dpscope.analysis.traces.reading.json_events import RawEvent, sound_us
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import DPSCOPE_TRACE_HEAD
@@ -32,27 +32,6 @@ ID_STRIDE = 10_000_000_000
 _PAIRED_ARGS = ("correlation", "External id", "external id", "wait_on_cuda_event_record_corr_id")
 
 _FLOW = frozenset("stf")  # phases: a flow's start, step and end
-
-
-def _lenient(text: bytes) -> RawEvent | None:
-    """An event that is no strict JSON; what is no number becomes null."""
-    try:
-        value = json.loads(text.decode("utf-8", errors="replace"), strict=False, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-_list = msgspec.json.Decoder(list[dict[str, Any]])
-RAW_EVENTS: Codec[RawEvent] = Codec(
-    chunk=_list.decode,
-    lax_chunk=_list.decode,
-    one=msgspec.json.Decoder(dict[str, Any]).decode,
-    lenient=_lenient,
-    is_event=lambda event: bool(event.get("ph")),
-    is_timed=lambda event: event.get("ts") is not None and event.get("dur") is not None,
-)
-"""Events with all their fields."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.){1,64}")')
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+WANTED = "name a file that export_chrome_trace or tensorboard_trace_handler wrote"
 ReportFinding = Callable[[Finding], None]
 
 
@@ -95,7 +96,7 @@ def open_trace(path: Path, max_bytes: int, report: ReportFinding) -> TraceText:
         if len(buffer) > HEAD_BYTES:
             raise DpscopeError(
                 f'{path} is not a torch.profiler trace: no "traceEvents" list begins in its first {HEAD_BYTES >> 20} MiB; '
-                "name a file that export_chrome_trace or tensorboard_trace_handler wrote"
+                f"{WANTED}"
             )
         searched = max(0, len(buffer) - 4096)
     else:
@@ -114,14 +115,13 @@ def open_trace(path: Path, max_bytes: int, report: ReportFinding) -> TraceText:
 
 def _no_trace(path: Path, text: TraceText, holds_something: bool) -> DpscopeError:
     """What a file without events is, so that users do not look for a trace in it."""
-    wanted = "name a file that export_chrome_trace or tensorboard_trace_handler wrote"
     if holds_something:
         content = "its decompressed content" if text.compressed else "it"
-        return DpscopeError(f'{path} is not a torch.profiler trace: {content} has no "traceEvents" list; {wanted}')
+        return DpscopeError(f'{path} is not a torch.profiler trace: {content} has no "traceEvents" list; {WANTED}')
     if text.damaged:
         return DpscopeError(
             f"{path} starts like a gzip file, but nothing in it can be decompressed: it is truncated, damaged or not a gzip "
-            f"file; copy it again, or {wanted}"
+            f"file; copy it again, or {WANTED}"
         )
     inside = "is an empty gzip file" if text.compressed else "is empty"
     return DpscopeError(f"{path} {inside}, not a trace: the process may have been killed before it exported one")

@@ -49,17 +49,6 @@ def element_bytes(dtype: str | None) -> int | None:
     return 1 if _FLOAT8.match(plain) else _ELEMENT_BYTES.get(plain)
 
 
-@dataclass(frozen=True, slots=True)
-class Buffers:
-    """A rank's input and output buffer as far as shapes show: elements and their one type, or bytes of mixed types."""
-
-    input_elements: int | None = None
-    output_elements: int | None = None
-    dtype: str | None = None
-    input_bytes: int | None = None
-    output_bytes: int | None = None
-
-
 def group_size(args: CommunicationArgs, kind: str | None) -> int | None:
     """Ranks of a collective's group: as recorded, else by the ratio of its buffers; None if both are unknown.
 
@@ -120,8 +109,8 @@ class _Tensor:
     bytes: int | None
 
 
-def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Buffers | None:
-    """What `Input Dims` and `Input type` of an operator or range (JSON, as recorded) say of its buffers.
+def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> CommunicationArgs | None:
+    """The buffers by `Input Dims` and `Input type` of an operator or range (JSON, as recorded): elements, type, or bytes.
 
     Either may be absent (empty). None where one of them is damaged: no JSON, no UTF-8, or longer than any.
     """
@@ -133,7 +122,7 @@ def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Buffers
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(dims, list):
-        return Buffers()
+        return CommunicationArgs()
     known_types = types if isinstance(types, list) and len(types) == len(dims) else [None] * len(dims)
     arguments = [_tensor(shape, kind) for shape, kind in zip(dims, known_types, strict=True)]
     first, second = [*arguments, None, None][:2]
@@ -144,15 +133,24 @@ def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Buffers
     return _buffers(_together([one for one in arguments if one is not None]), None)  # a range: every tensor an argument
 
 
-def _buffers(sent: _Tensor | None, received: _Tensor | None) -> Buffers:
-    dtypes = {one.dtype for one in (sent, received) if one is not None and one.dtype is not None}
-    mixed = len(dtypes) > 1
-    counts = [one.elements if one is not None and not mixed else None for one in (sent, received)]
-    sizes = [one.bytes if one is not None and (mixed or one.dtype is None) else None for one in (sent, received)]
-    for index, size in enumerate(sizes):
-        if size is not None:
-            counts[index] = None
-    return Buffers(counts[0], counts[1], None if mixed else next(iter(dtypes), None), sizes[0], sizes[1])
+def _buffers(sent: _Tensor | None, received: _Tensor | None) -> CommunicationArgs:
+    """Elements and their one type, or bytes where types are mixed."""
+    dtypes = {one.dtype for one in (sent, received) if one is not None} - {None}
+
+    def size(one: _Tensor | None) -> tuple[int | None, int | None]:
+        mixed = one is not None and (len(dtypes) > 1 or one.dtype is None)
+        if one is None or (mixed and one.bytes is not None):
+            return None, None if one is None else one.bytes
+        return None if len(dtypes) > 1 else one.elements, None
+
+    (input_elements, input_bytes), (output_elements, output_bytes) = size(sent), size(received)
+    return CommunicationArgs(
+        input_elements=input_elements,
+        output_elements=output_elements,
+        dtype=dtypes.pop() if len(dtypes) == 1 else None,
+        input_bytes=input_bytes,
+        output_bytes=output_bytes,
+    )
 
 
 def _together(tensors: list[_Tensor]) -> _Tensor | None:

@@ -1,31 +1,12 @@
-"""Subtraction estimates, the ring model, DDP's counters: pocket calculations."""
+"""The ring model, DDP's counters: pocket calculations."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.cells.subtraction import subtraction_estimates
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.runs.counter_check import check_counters, counter_findings
 from dpscope.profiling.records.run import Cell, DdpCounters
-
-
-def test_three_estimates_and_their_errors() -> None:
-    """t_4(b) = 120 ms, t_1(b) = 100 ms, t_1(4b) = 360 ms; 15 ms exposed of 40 ms communication."""
-    same, ideal, total = subtraction_estimates(120e3, 4, 100e3, 360e3, 15e3, 40e3)
-    assert (same.value_us, same.error_exposed_us, same.error_communication_us) == (20e3, 5e3, -20e3)
-    assert ideal.value_us == 120e3 - 90e3  # 360 / 4
-    assert ideal.error_exposed_us == 15e3
-    assert total.value_us == -240e3  # negative, as every published study that subtracted so found
-
-
-def test_estimates_without_their_baseline_are_unknown_and_say_why() -> None:
-    same, ideal, total = subtraction_estimates(120e3, 4, 100e3, None, None, None)
-    assert same.value_us == 20e3
-    assert same.error_exposed_us is None
-    assert ideal.value_us is None
-    assert total.value_us is None
-    assert ideal.reason == "no single-device cell with the same options at the global batch"
 
 
 def test_ring() -> None:

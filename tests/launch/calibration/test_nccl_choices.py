@@ -19,7 +19,8 @@ from dpscope.launch.calibration import run, worker
 from dpscope.launch.calibration.nccl_choices import log_variables
 from dpscope.launch.calibration.run import run_calibration
 from dpscope.launch.jobs.attended_job import JobStarter
-from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
+from dpscope.launch.jobs.job_outcome import JobWait
+from dpscope.launch.jobs.torchrun import TorchrunJob
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings, TimedCollectives
 from dpscope.profiling.store.files import read_json, write_json

@@ -36,7 +36,7 @@ class Nodes:
         self._threads: list[threading.Thread] = []
 
     def place(self, node: int, **more: object) -> NodePlace:
-        values: dict[str, object] = {"count": self.count, "rank": node, "source": "options", "job": None}
+        values: dict[str, object] = {"count": self.count, "rank": node, "job": None}
         values["address"] = Address("127.0.0.1", self.port)
         return NodePlace(**{**values, **more})  # type: ignore[arg-type]
 

@@ -412,6 +412,17 @@ def test_a_short_training_before_the_real_one_is_ignored(tmp_path: Path) -> None
     assert "steps_of_first_optimizer" not in codes(rank)
 
 
+def test_windows_hold_the_steps_of_one_training_alone(tmp_path: Path) -> None:
+    """The first training ends within its timed window: the steps of the next one are not timed as its steps."""
+    with attached(tmp_path, [], batch_size=2):
+        head, model = nn.Linear(3, 1), Net()
+        train(head, torch.optim.SGD(head.parameters()), UNTIMED + 2, samples=2)
+        train(model, torch.optim.Adam(model.parameters()), 11 + WHOLE)
+    cell, _, rank, _ = measured(tmp_path)
+    assert "script_ended_early" in codes(rank)
+    assert (cell.name, rank.blocks[0].steps, rank.model.parameter_count) == ("single-d1-b2", 2, 4)
+
+
 def test_a_validation_that_calls_the_wrapped_model_is_not_training(tmp_path: Path) -> None:
     """As in timm: a task holds the model and its loss, and validations call the model."""
 
@@ -527,7 +538,6 @@ def test_signals_with_a_handler_of_the_script_are_left_to_it(monkeypatch: pytest
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, lambda number, frame: theirs.append(number))
         signals = EndingSignals(ended.append)
-        signals.listen()
         os.kill(os.getpid(), signal.SIGHUP)
         stored = signal.signal(signal.SIGTERM, lambda number, frame: theirs.append(number))
         os.kill(os.getpid(), signal.SIGTERM)
@@ -541,7 +551,6 @@ def test_signals_with_a_handler_of_the_script_are_left_to_it(monkeypatch: pytest
         assert killed == [signal.SIGTERM]
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signals = EndingSignals(ended.append)
-        signals.listen()
         signals.stop()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert signal.set_wakeup_fd(-1) == -1
@@ -562,7 +571,6 @@ def test_a_signal_to_a_child_of_the_script_ends_only_the_child(
     monkeypatch.setattr("dpscope.profiling.attached.session._end_by", killed.append)
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signals = EndingSignals(ended.append)
-    signals.listen()
     reading, writing = os.pipe()
 
     def fork() -> None:
