@@ -4,40 +4,46 @@ Imports torch only for the environment, after the job.
 """
 
 import importlib.metadata
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
-from dpscope.launch.calibration.nccl_choices import read_job_log, recorded_choices
-from dpscope.launch.calibration.worker import collectives_path
+from dpscope.launch.calibration.worker import collectives_path, log_variables
 from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter, SeveralNodesJob, attend_job, check_done
 from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.stop_request import StopRequest
+from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
+from dpscope.profiling.machine.nccl_debug_log import read_nccl_logs
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
+    CalibratedChoices,
     Calibration,
     CalibrationSettings,
     NcclLog,
     TimedCollectives,
 )
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.records.plan_codes import PlanCode
+from dpscope.profiling.records.run_codes import NcclCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there, write_json
 from dpscope.profiling.store.folders import JobFolder
 
 _SHARED_PREFIX = ".tmp-calibrate-"
+_LONGEST_LOG_S = 120.0  # of a job with one call per size, in which NCCL writes its log
+_ITEM_BYTES = (1, 2, 4, 8)
 
 
 def run_calibration(
@@ -68,10 +74,10 @@ def run_calibration(
     def read_log(one: CalibrationSettings, layout: Layout) -> NcclLog:
         with _ended_job(one, console, starter, scratch, "Reading what NCCL chooses") as (folder, outcome, stop):
             check_done(outcome, "its job failed", stop, console)
-            return read_job_log(folder.path, one, layout)
+            return _read_job_log(folder.path, one, layout)
 
     cuda, processes, cores = settings.device == "cuda", settings.job.per_node, usable_cores()
-    choices, unread = recorded_choices(settings, read_log) if cuda else ((), ())
+    choices, unread = _recorded_choices(settings, read_log) if cuda else ((), ())
     nvml = open_nvml() if cuda else None
     links = interconnect(nvml, timed.device_uuids)
     rates = {
@@ -102,6 +108,50 @@ def run_calibration(
         hosts=starter.hosts(environment),
         nccl=choices,
     )
+
+
+def _recorded_choices(
+    settings: CalibrationSettings, run_job: Callable[[CalibrationSettings, Layout], NcclLog]
+) -> tuple[tuple[CalibratedChoices, ...], tuple[Finding, ...]]:
+    """NCCL's choices on every device count, from one untimed job each, whose log `run_job` reads; a finding if that failed.
+
+    If the user has set one of the variables, no job is started. Raises StoppedError if a signal ends a job. Tested with logs that
+    a job writes to the configured place, not on a GPU.
+    """
+    if users := [name for name in log_variables(Path()) if name in os.environ]:
+        verb = "is" if len(users) == 1 else "are"
+        reason = f"what NCCL chose was not recorded: {', '.join(users)} {verb} set in the environment"
+        return (), (NcclCode.NCCL_CHOICES_NOT_READ.finding(reason),)
+    choices: list[CalibratedChoices] = []
+    findings: list[Finding] = []
+    limited = msgspec.structs.replace(settings, nccl_log=True, timeout_s=min(_LONGEST_LOG_S, settings.timeout_s))
+    for layout in settings.groups:
+        groups = ((), (str(layout),)) if layout.nodes > 1 else ((layout.devices,), ())
+        try:
+            log = run_job(msgspec.structs.replace(limited, devices=groups[0], layouts=groups[1]), layout)
+        except StoppedError:
+            raise
+        except DpscopeError as error:
+            reason = f"what NCCL chose on {layout.devices} devices was not recorded: {error}"
+            findings.append(NcclCode.NCCL_CHOICES_NOT_READ.finding(reason))
+        else:
+            choices.append(CalibratedChoices(layout.devices, layout.nodes, log))
+    return tuple(choices), tuple(findings)
+
+
+def _read_job_log(folder: Path, settings: CalibrationSettings, layout: Layout) -> NcclLog:
+    """The log of a job, with the choices at the calibration's sizes only, also rounded down to shares of equal length.
+
+    Raises DpscopeError if NCCL wrote none, or one with another number of ranks.
+    """
+    if not (files := sorted(folder.glob("nccl.*.log"))):
+        raise DpscopeError("NCCL wrote no log")
+    log = read_nccl_logs(files)
+    if not log.communicators or log.communicators[0].ranks != (devices := layout.devices):
+        raise DpscopeError(f"NCCL's log has no communicator of {layout.devices} ranks")
+    sizes = {size // item // devices * devices * item for size in settings.sizes for item in _ITEM_BYTES}
+    sizes.update(settings.sizes)
+    return msgspec.structs.replace(log, choices=tuple(one for one in log.choices if one.size_bytes in sizes), hosts=())
 
 
 @contextmanager

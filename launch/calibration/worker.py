@@ -1,5 +1,6 @@
 """One process of a calibration job under torchrun, started by `dpscope calibrate`; rank 0 writes the results."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,6 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.calibration.nccl_choices import set_log_variables
 from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, starting_up, work
 from dpscope.profiling.records.calibration import CalibrationSettings, TimedCollectives
 from dpscope.profiling.store.files import read_json, write_json
@@ -37,13 +37,23 @@ def _calibrate(job: _Job, place: TorchrunPlace, began_s: float, report: ReportPr
         if place.rank == 0:
             write_json(collectives_path(job.folder), collectives)
 
-    if job.settings.nccl_log:
-        set_log_variables(job.folder.path)
+    if job.settings.nccl_log:  # before NCCL starts; the user's values take precedence
+        for name, value in log_variables(job.folder.path).items():
+            os.environ.setdefault(name, value)
     with starting_up():
         from dpscope.launch.calibration.collective_timing import measure
     timed = measure(job.settings, place, report, keep)
     if place.rank == 0:
         write_json(job.folder.result_path, timed)
+
+
+def log_variables(folder: Path) -> dict[str, str]:
+    """The variables that make NCCL write its choices into a folder, one file per process."""
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,NET,ENV",
+        "NCCL_DEBUG_FILE": str(folder / "nccl.%h.%p.log"),
+    }
 
 
 def collectives_path(folder: JobFolder) -> Path:

@@ -101,23 +101,20 @@ def given_settings(
     config_path: Path | None, flags: Mapping[str, object], declared: Mapping[str, Declared]
 ) -> tuple[dict[str, object], dict[str, str]]:
     """Settings as a file and flags give them, texts read, and where each was given, such as ``--lr``; raises DpscopeError."""
-    raw: dict[str, object] = {}
-    origins: dict[str, str] = {}
-    if config_path is not None:
-        for key, value in _read_toml(config_path).items():
-            if key == "out":  # where a run lies is not a setting of it: `out_folder`
-                continue
-            field = _field_name(key, f"{config_path}: {key}", declared)
-            raw[field], origins[field] = value, f"{config_path}: {key} ="
+    raw: dict[str, tuple[object, str]] = {}
+    for key, value in _read_toml(config_path).items() if config_path is not None else ():
+        if key != "out":  # where a run lies is not a setting of it: `out_folder`
+            raw[_field_name(key, f"{config_path}: {key}", declared)] = value, f"{config_path}: {key} ="
     for key, value in flags.items():
         if value is not None:
             field = _field_name(key, f"--{key}", declared)
-            raw[field], origins[field] = value, flag_name(field)
-    given = dict(raw)
-    for field, value in raw.items():
-        for name, part in _read_setting(declared[field], value, origins[field]).items():
+            raw[field] = value, flag_name(field)
+    given = {field: value for field, (value, _) in raw.items()}
+    origins = {field: origin for field, (_, origin) in raw.items()}
+    for field, (value, origin) in raw.items():
+        for name, part in _read_setting(declared[field], value, origin).items():
             given[name] = part
-            origins.setdefault(name, origins[field])
+            origins.setdefault(name, origin)
     return given, origins
 
 
@@ -127,7 +124,7 @@ def _read_setting(one: Declared, value: object, origin: str) -> dict[str, object
         value = ",".join(map(str, value))
     if one.parse is None or not isinstance(value, str | int | float):
         return {}
-    parsed = read_text(str(value), one.parse, origin, one.setting.example)
+    parsed = read_text(str(value), one.parse, origin, one.example)
     values = parsed if one.setting.sets else (parsed,)
     own, *others = zip((one.name, *one.setting.sets), values, strict=True)
     return dict([own, *((name, part) for name, part in others if part)])

@@ -243,29 +243,24 @@ def commit_of(folder: Path) -> Commit | None:
     """
     if not any((place / ".git").exists() for place in (folder.absolute(), *folder.absolute().parents)):
         return None
-    head = _git(folder, ["log", "-1", "--no-show-signature", "--format=%H %cI"])
-    changes = _git(folder, ["status", "--porcelain", "--untracked-files=no"]) if head else None
-    if not head or changes is None:
-        return None
-    name, _, committed_at = head.strip().partition(" ")
-    return Commit(name, committed_at, changed=bool(changes.strip()))
-
-
-def _git(folder: Path, arguments: Sequence[str]) -> str | None:
-    """git's output; None if it fails."""
+    head = ["log", "-1", "--no-show-signature", "--format=%H %cI"]
     try:
-        ended = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_GIT_TIMEOUT_S,
-            check=False,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        commit, changes = (
+            subprocess.run(
+                ["git", "-C", str(folder), *arguments],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_GIT_TIMEOUT_S,
+                check=True,
+                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            ).stdout.strip()
+            for arguments in (head, ["status", "--porcelain", "--untracked-files=no"])
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
-    return ended.stdout if ended.returncode == 0 else None
+    name, _, committed_at = commit.partition(" ")
+    return Commit(name, committed_at, changed=bool(changes))
 
 
 def machine_findings(environment: Environment, kind: Literal["cuda", "cpu"], devices: int) -> list[Finding]:

@@ -77,7 +77,11 @@ def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconn
 
 def _device_links(nvml: Any | None, handle: Any, index: int, torch_indices: Mapping[str, int]) -> DeviceLinks:
     active = active_nvlinks(nvml, handle)
-    version = _nvlink_generation(nvml, handle, active[0]) if active else None
+    version = None
+    if active:
+        version = _NVLINK_GENERATIONS.get(query(nvml, "nvmlDeviceGetNvLinkVersion", handle, active[0]))
+        newest = _NEWEST_NVLINK.get(query(nvml, "nvmlDeviceGetArchitecture", handle))
+        version = version if version is None or newest is None else min(version, newest)
     name, uuid = (query(nvml, f"nvmlDeviceGet{what}", handle) for what in ("Name", "UUID"))
     rate = nvlink(version, len(active), name)
     pcie = {
@@ -101,13 +105,6 @@ def _device_links(nvml: Any | None, handle: Any, index: int, torch_indices: Mapp
 def active_nvlinks(nvml: Any | None, handle: Any) -> list[int]:
     """Numbers of a GPU's active NVLinks."""
     return [link for link in range(_MOST_NVLINKS) if query(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
-
-
-def _nvlink_generation(nvml: Any | None, handle: Any, link: int) -> int | None:
-    """The generation that NVML reports, limited to the newest one of the GPU's architecture."""
-    generation = _NVLINK_GENERATIONS.get(query(nvml, "nvmlDeviceGetNvLinkVersion", handle, link))
-    newest = _NEWEST_NVLINK.get(query(nvml, "nvmlDeviceGetArchitecture", handle))
-    return generation if generation is None or newest is None else min(generation, newest)
 
 
 def _pair(nvml: Any | None, first: _Gpu, second: _Gpu) -> PairLink:

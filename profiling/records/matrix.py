@@ -137,7 +137,6 @@ def _other_arguments(text: str) -> None:
 
 
 _layouts_fix = _readable(parse_layout, "; write it as 2x8")
-_ON_OFF = "on or off, or on,off to compare them"
 
 
 class Variants(ConfigPart, frozen=True):
@@ -149,9 +148,7 @@ class Variants(ConfigPart, frozen=True):
 
     heading: ClassVar[str] = COMPARED
 
-    overlap: Annotated[
-        tuple[Switch, ...], Setting("on, off (one bucket, after backward), or on,off", example=_ON_OFF)
-    ] = ("on",)
+    overlap: Annotated[tuple[Switch, ...], Setting("on, off (one bucket, after backward), or on,off")] = ("on",)
     accumulate: Annotated[
         tuple[int, ...],
         Setting(
@@ -161,12 +158,10 @@ class Variants(ConfigPart, frozen=True):
         ),
     ] = (1,)
     amp_variants: tuple[Amp, ...] = ()  # precisions other than the workload's: off,bf16 is its amp off and this (bf16,)
-    broadcast_buffers: Annotated[tuple[Switch, ...], Setting("on, off, or on,off", example=_ON_OFF)] = ("on",)
-    static_graph: Annotated[
-        tuple[Switch, ...], Setting("DDP: the graph never changes", switch=True, example=_ON_OFF)
-    ] = ("off",)
+    broadcast_buffers: Annotated[tuple[Switch, ...], Setting("on, off, or on,off")] = ("on",)
+    static_graph: Annotated[tuple[Switch, ...], Setting("DDP: the graph never changes", switch=True)] = ("off",)
     gradient_as_bucket_view: Annotated[
-        tuple[Switch, ...], Setting("DDP: gradients live in the buckets", switch=True, example=_ON_OFF)
+        tuple[Switch, ...], Setting("DDP: gradients live in the buckets", switch=True)
     ] = ("off",)
     comm_hook: Annotated[
         tuple[CommHook, ...],
@@ -206,7 +201,7 @@ class Variants(ConfigPart, frozen=True):
     def __post_init__(self) -> None:
         for name in VARIANTS:
             if not (values := getattr(self, name)):
-                example = declarations(Variants)[name].setting.example
+                example = declarations(Variants)[name].example
                 raise SettingError(f"no value; write it as {example}", **{name: values})
         super().__post_init__()
 

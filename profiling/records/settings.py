@@ -42,7 +42,7 @@ class Setting(msgspec.Struct, frozen=True, eq=False):
     text: Callable[[str], Any] | None = None
     sets: tuple[str, ...] = ()
     joins: Callable[[Sequence[object]], bool] = lambda _: False  # whether a file's list is read as text
-    example: str = "1,2,4"
+    example: str = ""  # of a list; where it is not 1,2,4 or, of switches, on,off
     check: Check | None = None
     idle: Callable[[Any], str] | None = None
 
@@ -66,6 +66,12 @@ class Declared(NamedTuple):
     def choices(self) -> tuple[str, ...]:
         """The words that are valid values; empty where others are, too."""
         return get_args(self.item) if get_origin(self.item) is Literal else ()
+
+    @property
+    def example(self) -> str:
+        """How a text that cannot be read is to be written."""
+        switches = "on or off, or on,off to compare them" if self.choices == ("on", "off") else ""
+        return self.setting.example or switches or "1,2,4"
 
     @property
     def parse(self) -> Callable[[str], Any] | None:

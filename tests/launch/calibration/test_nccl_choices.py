@@ -16,8 +16,8 @@ from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.nccl_tables import calibration_chapter
 from dpscope.launch.calibration import run, worker
-from dpscope.launch.calibration.nccl_choices import log_variables
 from dpscope.launch.calibration.run import run_calibration
+from dpscope.launch.calibration.worker import log_variables
 from dpscope.launch.jobs.attended_job import JobStarter
 from dpscope.launch.jobs.job_outcome import JobWait
 from dpscope.launch.jobs.torchrun import TorchrunJob
