@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections import Counter
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -71,14 +72,14 @@ launch: launch/{commands,jobs,measuring} profiling/store
 """
 
 
-def _expanded(text: str) -> str:
+def expanded(text: str) -> set[str]:
     """The names in ``a/{b,c} d``."""
     groups = (word.removesuffix("}").partition("{") for word in text.split())
-    return " ".join(f"{start}{end}" for start, _, ends in groups for end in ends.split(","))
+    return {f"{start}{end}" for start, _, ends in groups for end in ends.split(",")}
 
 
-MAY_IMPORT: dict[str, str] = {
-    folder: _expanded(others)
+MAY_IMPORT = {
+    folder: expanded(others)
     for folder, _, others in (line.partition(":") for line in _PERMISSIONS.replace("\n  ", " ").strip().splitlines())
 }
 MOST_FILES = 40
@@ -101,29 +102,24 @@ def folder_of(path: Path) -> str:
 @cache
 def imported_files(path: Path) -> set[Path]:
     """Every file of dpscope that a file imports, wherever in it."""
-    found = set()
+    names: list[str] = []
     for node in syntax_nodes(path):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        found |= {file_of(name) for name in names if name.startswith("dpscope.")}
-    return found
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            names += [f"{start}{alias.name}" for alias in node.names]
+    return {file_of(name) for name in names if name.startswith("dpscope.")}
 
 
 @cache
 def file_of(name: str) -> Path:
     """The file that holds a dotted name: a module, or something in it."""
     inside = ROOT.joinpath(*name.split(".")[1:])
-    for candidate in (inside.with_suffix(".py"), inside.parent.with_suffix(".py"), inside / "__init__.py"):
-        if candidate.exists():
-            return candidate
-    if (inside.parent / "__init__.py").exists():
-        return inside.parent / "__init__.py"
-    raise AssertionError(f"{name} is no module and in none")
+    modules = (inside.with_suffix(".py"), inside.parent.with_suffix(".py"))
+    found = [path for path in (*modules, inside / "__init__.py", inside.parent / "__init__.py") if path.exists()]
+    assert found, f"{name} is no module and in none"
+    return found[0]
 
 
 def test_profiling_has_no_init() -> None:
@@ -150,29 +146,24 @@ def test_folders_import_only_what_they_may_and_use_every_permission() -> None:
     for path in SOURCES:
         imported = {folder_of(file) for file in imported_files(path)} - {folder_of(path)}
         seen.setdefault(folder_of(path), set()).update(imported)
-    permitted = {folder: set(others.split()) for folder, others in MAY_IMPORT.items()}
-    assert {folder for folder, others in seen.items() if others} <= set(permitted)
-    assert {folder: seen[folder] - permitted[folder] for folder in permitted if seen[folder] - permitted[folder]} == {}
-    unused = {folder: permitted[folder] - seen[folder] for folder in permitted if permitted[folder] - seen[folder]}
-    assert unused == {}, "unused permissions"
+    assert {folder for folder, others in seen.items() if others} <= set(MAY_IMPORT)
+    others = {folder: (seen[folder] - may, may - seen[folder]) for folder, may in MAY_IMPORT.items()}
+    assert {folder: one for folder, one in others.items() if any(one)} == {}, "not permitted, and permitted for nothing"
 
 
 def test_permissions_point_one_way() -> None:
     order = list(MAY_IMPORT)
-    for folder, others in MAY_IMPORT.items():
-        assert set(others.split()) <= set(order[: order.index(folder)]), f"{folder} may import what stands below it"
-    joining = {folder for folder, others in MAY_IMPORT.items() if folder[:6] == "launch" and "analysis/" in others}
-    assert joining == {"launch/commands"}
-    assert not [folder for folder, others in MAY_IMPORT.items() if folder[:8] == "analysis" and "launch" in others]
+    below = {folder: others - set(order[: order.index(folder)]) for folder, others in MAY_IMPORT.items()}
+    assert {folder: one for folder, one in below.items() if one} == {}, "may import what stands below it"
+    tops = {folder: {other.partition("/")[0] for other in others} for folder, others in MAY_IMPORT.items()}
+    assert {folder for folder, one in tops.items() if folder[:6] == "launch" and "analysis" in one} == {
+        "launch/commands"
+    }
+    assert not [folder for folder, one in tops.items() if folder[:8] == "analysis" and "launch" in one]
 
 
 def test_no_file_imports_itself_in_a_circle() -> None:
-    graph = {path: imported_files(path) - {path} for path in SOURCES}
-    done: set[Path] = set()
-    while len(done) < len(graph):
-        free = {path for path, needs in graph.items() if path not in done and needs <= done}
-        assert free, f"a circle among {sorted(str(path.relative_to(ROOT)) for path in graph if path not in done)}"
-        done |= free
+    TopologicalSorter({path: imported_files(path) - {path} for path in SOURCES}).prepare()  # raises CycleError
 
 
 def test_folders_files_and_functions_stay_small() -> None:
@@ -189,21 +180,13 @@ def test_folders_files_and_functions_stay_small() -> None:
     assert {name: length for name, length in functions.items() if length > MOST_FUNCTION_LINES} == {}
 
 
-def loaded_after(statement: str) -> set[str]:
-    """The modules that a fresh interpreter holds after a statement."""
-    code = f"{statement}\nimport sys; print('loaded', *sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    return set(ended.stdout.splitlines()[-1].split()[1:])
-
-
-def dotted(path: Path) -> str:
-    return ".".join(("dpscope", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
-
-
 @pytest.mark.process
 def test_analysis_and_planning_import_no_torch() -> None:
     free = [path for path in SOURCES if str(path.relative_to(ROOT)).startswith(("analysis", *TORCH_FREE))]
-    loaded = loaded_after("\n".join(f"import {dotted(path)}" for path in (*free, ROOT / "launch/measuring/run.py")))
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in free]
+    code = "\n".join(f"import dpscope.{name}" for name in (*names, "launch.measuring.run"))
+    command = [sys.executable, "-c", f"{code}\nimport sys; print('loaded', *sys.modules)"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    loaded = ended.stdout.splitlines()[-1].split()[1:]
     assert "dpscope.analysis.report.build" in loaded
-    assert "dpscope.launch.measuring.run" in loaded
     assert "torch" not in loaded

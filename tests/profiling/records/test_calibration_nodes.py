@@ -1,6 +1,5 @@
 """A calibration over several nodes distinguishes two devices on one host from two devices on two hosts."""
 
-import msgspec
 import pytest
 
 from dpscope.analysis.costs.calibration_fit import find_fit, fit_calibration
@@ -50,7 +49,3 @@ def test_tables_name_the_layout() -> None:
     assert titles[:2] == ["all_reduce on 2 devices", "all_reduce on 2x1 devices"]
     (fits,) = [table for table in calibration_tables(BOTH) if table.title.startswith("Fit")]
     assert [row[1] for row in fits.rows] == ["2", "2x1"]
-
-
-def test_it_is_stored_and_read() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(BOTH), type=Calibration) == BOTH
