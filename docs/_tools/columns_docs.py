@@ -51,17 +51,12 @@ _UNITS = {
 
 def columns_page() -> str:
     """The whole page."""
-    groups = dict.fromkeys(column.group for column in COLUMNS)
-    return _INTRODUCTION + "".join(
-        f"\n## {_GROUPS.get(group, group.capitalize())}\n\n"
-        + "\n".join(_table([column for column in COLUMNS if column.group == group]))
-        + "\n"
-        for group in groups
-    )
-
-
-def _table(columns: list[Column]) -> list[str]:
-    return markdown_table(("column", "heading", "unit", "meaning"), list(_rows(columns)))
+    page = _INTRODUCTION
+    for group in dict.fromkeys(column.group for column in COLUMNS):
+        rows = list(_rows([column for column in COLUMNS if column.group == group]))
+        table = "\n".join(markdown_table(("column", "heading", "unit", "meaning"), rows))
+        page += f"\n## {_GROUPS.get(group, group.capitalize())}\n\n{table}\n"
+    return page
 
 
 def _rows(columns: list[Column]) -> Iterator[tuple[str, str, str, str]]:

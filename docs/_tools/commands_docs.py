@@ -98,15 +98,17 @@ def _section(command: str, earlier: dict[str, str]) -> str:
     options = ["[OPTIONS]"] if any(not one.is_argument for one in found) else []
     usage = " ".join(["dpscope", command, *(one.written for one in found if one.is_argument), *options])
     chosen = _command(command).defaults()
-    rows = {_row(one, chosen.get(_option(one), "")): f"`{_option(one)}`" for one in found}
+    # By the name under which an option's default is known, without `--no-...` and short forms.
+    names = {one: re.split(", |/", one.written)[0] for one in found}
+    rows = {_row(one, chosen.get(name, "")): f"`{name}`" for one, name in names.items()}
     shared: dict[str, list[str]] = {}
     for row, name in rows.items():
         shared.setdefault(earlier.setdefault(row, command), []).append(name)
-    linked = {other: names for other, names in shared.items() if other != command and len(names) >= _WORTH_A_LINK}
+    linked = {other: its for other, its in shared.items() if other != command and len(its) >= _WORTH_A_LINK}
     shown = [row for row in rows if earlier[row] not in linked]
     lines = [f"\n## {command}", _wrapped(f"`{usage}`: {COMMANDS[command]}")]
     lines += ["", "| option | takes | default | |", "| --- | --- | --- | --- |", *shown] if shown else []
-    lines += [_wrapped(f"\nAs for [{other}](#{other}): {', '.join(names)}.") for other, names in linked.items()]
+    lines += [_wrapped(f"\nAs for [{other}](#{other}): {', '.join(its)}.") for other, its in linked.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -115,17 +117,10 @@ def _wrapped(text: str) -> str:
 
 
 def _row(one: Parameter, chosen: str) -> str:
-    row = f"| `{one.written}` | {one.takes} | {_code(one.default or chosen)} | {one.meaning} |"
+    default = one.default or chosen
+    code = default if default in ("", "required") or ";" in default else f"`{default}`"
+    row = f"| `{one.written}` | {one.takes} | {code} | {one.meaning} |"
     return row.replace(" |  |", " | |").replace("|  |", "| |")
-
-
-def _option(parameter: Parameter) -> str:
-    """The name by which an option's default is known, without `--no-...` and short forms."""
-    return re.split(", |/", parameter.written)[0]
-
-
-def _code(default: str) -> str:
-    return default if default in ("", "required") or ";" in default else f"`{default}`"
 
 
 if __name__ == "__main__":

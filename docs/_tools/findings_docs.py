@@ -40,14 +40,12 @@ below are general; a finding names the cell, the option or the file.
 
 def findings_page() -> str:
     """The whole page."""
-    return _INTRODUCTION + "".join(
-        f"\n## {title}\n\n" + "\n".join(_table(codes)) + "\n" for codes, title in REGISTERED.items()
-    )
-
-
-def _table(codes: type[FindingCode]) -> list[str]:
-    rows = [(f"`{code.code}`", code.severity or "varies", code.meaning, code.next_step) for code in codes]
-    return markdown_table(("code", "severity", "meaning", "next step"), rows)
+    page = _INTRODUCTION
+    for codes, title in REGISTERED.items():
+        rows = [(f"`{code.code}`", code.severity or "varies", code.meaning, code.next_step) for code in codes]
+        table = "\n".join(markdown_table(("code", "severity", "meaning", "next step"), rows))
+        page += f"\n## {title}\n\n{table}\n"
+    return page
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 python docs/_tools/links_docs.py
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
@@ -45,73 +45,56 @@ generation is limited to the newest of the GPU's architecture.
 
 def links_page() -> str:
     """The whole page."""
-    tables = [_gpus(), _nvlinks(), _pcie(), _networks()]
-    return _INTRODUCTION + "".join(f"\n{render(table, 'markdown')}" for table in tables)
+    return _INTRODUCTION + "".join(f"\n{render(table, 'markdown')}" for table in _tables())
 
 
-def _table(title: str, headings: tuple[str, ...], rows: Iterable[tuple[str, ...]], *notes: str) -> TextTable:
-    return TextTable(title=title, headings=headings, rows=tuple(rows), notes=notes)
-
-
-def _gpus() -> TextTable:
-    return _table(
-        "Common GPUs",
-        ("GPU", "NVLinks", "NVLink [GB/s]", "PCIe", "PCIe [GB/s]", "source"),
-        (
-            (
-                model.title,
-                _nvlinks_of(model),
-                _rate(rate.gb_per_s) if (rate := nvlink(model.nvlink_version, model.nvlinks, model.title)) else "none",
-                f"{model.pcie_generation}.0 x16",
-                _rate(pcie_gb_per_s(model.pcie_generation)),
-                model.source,
-            )
-            for model in GPU_MODELS
+def _tables() -> Iterator[TextTable]:
+    yield TextTable(
+        title="Common GPUs",
+        headings=("GPU", "NVLinks", "NVLink [GB/s]", "PCIe", "PCIe [GB/s]", "source"),
+        rows=tuple(map(_gpu_row, GPU_MODELS)),
+        notes=(
+            "bridge: only where a bridge joins two cards (H200 NVL: up to four), with every NVLink of the card in it",
         ),
-        "bridge: only where a bridge joins two cards (H200 NVL: up to four), with every NVLink of the card in it",
     )
-
-
-def _nvlinks_of(model: GpuModel) -> str:
-    if model.nvlink_version is None:
-        return "none"
-    return f"{model.nvlinks} x NVLink {model.nvlink_version}" + (" (bridge)" if model.bridged else "")
-
-
-def _nvlinks() -> TextTable:
-    return _table(
-        "NVLink, one link",
-        ("generation", *(str(version) for version in NVLINK_GB_PER_S)),
-        [("one way [GB/s]", *map(_rate, NVLINK_GB_PER_S.values()))],
-        f"cards with a GA102 chip (A40, RTX A4500 to A6000, GeForce RTX 3090): {HALF_WIDTH_GB_PER_S} GB/s",
-        "sources: NVIDIA's architecture white papers (P100, V100, A100, GA102, H100, Blackwell)",
+    yield TextTable(
+        title="NVLink, one link",
+        headings=("generation", *map(str, NVLINK_GB_PER_S)),
+        rows=(("one way [GB/s]", *map(_rate, NVLINK_GB_PER_S.values())),),
+        notes=(
+            f"cards with a GA102 chip (A40, RTX A4500 to A6000, GeForce RTX 3090): {HALF_WIDTH_GB_PER_S} GB/s",
+            "sources: NVIDIA's architecture white papers (P100, V100, A100, GA102, H100, Blackwell)",
+        ),
     )
-
-
-def _pcie() -> TextTable:
-    return _table(
-        "PCIe",
-        ("generation", "one lane [GB/s]", "x4 [GB/s]", "x8 [GB/s]", "x16 [GB/s]"),
-        (
+    transfers = "transfers/s x coding (8/10, from 3.0 on 128/130, 6.0: 242/256) / 8 bits"
+    yield TextTable(
+        title="PCIe",
+        headings=("generation", "one lane [GB/s]", "x4 [GB/s]", "x8 [GB/s]", "x16 [GB/s]"),
+        rows=tuple(
             (f"PCIe {generation}.0", *(f"{pcie_gb_per_s(generation, lanes):.3f}" for lanes in (1, 4, 8, 16)))
             for generation in range(1, 7)
         ),
-        f"source: {PCIE_SOURCE} 1.0 to 6.0; transfers/s x coding (8/10, from 3.0 on 128/130, 6.0: 242/256) / 8 bits",
+        notes=(f"source: {PCIE_SOURCE} 1.0 to 6.0; {transfers}",),
+    )
+    both = zip_longest(ETHERNET_GB_PER_S.items(), INFINIBAND_GB_PER_S.items(), fillvalue=("", 0.0))
+    yield TextTable(
+        title="Networks",
+        headings=("Ethernet", "one way [GB/s]", "InfiniBand", "one way [GB/s]"),
+        rows=tuple((*_named(one), *_named(other)) for one, other in both),
+        notes=("sources: IEEE 802.3; InfiniBand Architecture Specification (four lanes)",),
     )
 
 
-def _networks() -> TextTable:
-    return _table(
-        "Networks",
-        ("Ethernet", "one way [GB/s]", "InfiniBand", "one way [GB/s]"),
-        (
-            (ethernet, _rate(rate) if rate else "", infiniband, _rate(other) if other else "")
-            for (ethernet, rate), (infiniband, other) in zip_longest(
-                ETHERNET_GB_PER_S.items(), INFINIBAND_GB_PER_S.items(), fillvalue=("", 0.0)
-            )
-        ),
-        "sources: IEEE 802.3; InfiniBand Architecture Specification (four lanes)",
-    )
+def _gpu_row(model: GpuModel) -> tuple[str, ...]:
+    rate, links = nvlink(model.nvlink_version, model.nvlinks, model.title), "none"
+    if model.nvlink_version is not None:
+        links = f"{model.nvlinks} x NVLink {model.nvlink_version}" + (" (bridge)" if model.bridged else "")
+    pcie = (f"{model.pcie_generation}.0 x16", _rate(pcie_gb_per_s(model.pcie_generation)))
+    return model.title, links, _rate(rate.gb_per_s) if rate else "none", *pcie, model.source
+
+
+def _named(link: tuple[str, float]) -> tuple[str, str]:
+    return link[0], _rate(link[1]) if link[1] else ""
 
 
 def _rate(gb_per_s: float) -> str:
