@@ -2,8 +2,10 @@
 
 import pytest
 
+from dpscope.launch.calibration import settings as settings_module
 from dpscope.launch.calibration.collective_timing import shares_of_iterations, sizes_that_fit
 from dpscope.launch.calibration.settings import CalibrationFlags
+from dpscope.launch.jobs.devices import Devices
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -13,6 +15,7 @@ from dpscope.profiling.store.errors import DpscopeError
     [
         ({"dtype": "int3"}, "--dtype int3"),
         ({"collectives": "all_reduce,gossip"}, "--collectives all_reduce,gossip"),
+        ({"collectives": ","}, "--collectives ,: choose from all_reduce"),
         ({"devices": "1,2"}, "--devices 1,2"),
         ({"devices": "two"}, "--devices two"),
         ({"min_bytes": "4QB"}, "--min-bytes 4QB: give a size above 0"),
@@ -22,22 +25,29 @@ from dpscope.profiling.store.errors import DpscopeError
         ({"iterations": 0}, "--iterations 0"),
         ({"timeout_s": 0.0}, "--timeout 0"),
         ({"device": "tpu"}, "--device tpu"),
+        ({"device": "cuda", "devices": "8"}, "--devices 8: this machine has 4 GPUs that torch can use; give no more"),
+        ({"device": "cuda", "devices": "2x8"}, "--devices 2x8: this machine has 4 GPUs"),
+        ({"devices": "4x2"}, "--devices 4x2: the command runs on 2 nodes; start it on 4, with --nodes"),
+        ({"devices": "2"}, "--nodes 2: --devices 2 spans 1; add a count over all 2, such as 2x1"),
     ],
 )
-def test_mistakes_name_flag_and_value(flags: dict[str, str], message: str) -> None:
+def test_mistakes_name_flag_and_value(flags: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_module, "resolve_devices", lambda kind: Devices(kind, 4 if kind == "cuda" else None))
+    nodes = 2 if "nodes" in message else 1
     with pytest.raises(DpscopeError, match=message):
-        CalibrationFlags(**{"device": "cpu", **flags}).resolved()  # type: ignore[arg-type]
+        CalibrationFlags(**{"device": "cpu", **flags}).resolved(nodes)  # type: ignore[arg-type]
 
 
-def test_sizes() -> None:
-    chosen = CalibrationFlags(device="cpu", min_bytes="4KiB", max_bytes="256MiB").resolved()
-    assert (len(chosen.sizes), chosen.sizes[0], chosen.sizes[-1]) == (17, 4096, 268435456)
-    assert CalibrationFlags(device="cpu", min_bytes="1 MB", max_bytes="4MB").resolved().sizes == (
-        1000000,
-        2000000,
-        4000000,
-    )
-    assert CalibrationFlags(device="cpu", min_bytes="3000", max_bytes="12001").resolved().sizes == (3000, 6000, 12000)
+@pytest.mark.parametrize(
+    ("smallest", "largest", "sizes"),
+    [
+        ("4KiB", "256MiB", tuple(4096 << step for step in range(17))),
+        ("1 MB", "4MB", (1_000_000, 2_000_000, 4_000_000)),
+        ("3000", "12001", (3000, 6000, 12000)),
+    ],
+)
+def test_sizes_double(smallest: str, largest: str, sizes: tuple[int, ...]) -> None:
+    assert CalibrationFlags(device="cpu", min_bytes=smallest, max_bytes=largest).resolved().sizes == sizes
 
 
 def test_sizes_that_do_not_fit_are_left_out() -> None:

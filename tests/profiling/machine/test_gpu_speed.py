@@ -4,26 +4,17 @@ import pytest
 
 from dpscope.profiling.machine.gpu_speed import GPU_SPEEDS, MEMORY, TF32, gpu_speed, like_names
 
+TITLES = {
+    "NVIDIA H100 80GB HBM3": "H100 SXM5", "H100 SXM": "H100 SXM5", "NVIDIA H100 PCIe": "H100 PCIe",
+    "NVIDIA A100-SXM4-40GB": "A100 SXM4 40GB", "NVIDIA A100 80GB PCIe": "A100 PCIe 80GB",
+    "Tesla V100-SXM2-16GB": "V100 SXM2", "Tesla T4": "T4", "NVIDIA L40S": "L40S",
+    "A100": None, "NVIDIA A10G": None, None: None,  # there are several A100, with different memories
+}  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("name", "title"),
-    [
-        ("NVIDIA H100 80GB HBM3", "H100 SXM5"),
-        ("H100 SXM", "H100 SXM5"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA A100-SXM4-40GB", "A100 SXM4 40GB"),
-        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
-        ("Tesla V100-SXM2-16GB", "V100 SXM2"),
-        ("Tesla T4", "T4"),
-        ("A100", None),  # there are several, with different memories
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA A10G", None),
-        (None, None),
-    ],
-)
-def test_names(name: str | None, title: str | None) -> None:
-    found = gpu_speed(name)
-    assert (found.title if found else None) == title
+
+def test_names() -> None:
+    found = {name: gpu_speed(name) for name in TITLES}
+    assert {name: speed.title if speed else None for name, speed in found.items()} == TITLES
 
 
 def test_a_gpu_without_tf32_computes_it_in_single_precision() -> None:

@@ -11,6 +11,7 @@ from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link, nvlink, pcie_gb_per_s, pcie_link
 from dpscope.profiling.machine.nvml import NvmlRecorder, open_nvml
 from dpscope.profiling.records.links import Interconnect, LinkRate
+from tests.helpers.known import known
 from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
 
@@ -170,30 +171,21 @@ def test_pcie_rates(generation: int, lanes: int, gb_per_s: float) -> None:
     assert pcie_gb_per_s(generation, lanes) == pytest.approx(gb_per_s, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "title", "gb_per_s"),
-    [
-        ("NVIDIA A100-SXM4-40GB", "A100 SXM4", 300.0),
-        ("NVIDIA A100-PCIE-40GB", "A100 PCIe", None),
-        ("NVIDIA A100 80GB PCIe", "A100 PCIe", None),
-        ("Tesla V100-SXM2-16GB", "V100 SXM2, SXM3", 150.0),
-        ("Tesla V100-PCIE-32GB", "V100 PCIe", 15.754),
-        ("NVIDIA L4", "L4", 31.508),
-        ("8x L40S, one server", "L40, L40S", 31.508),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM5", 450.0),
-        ("NVIDIA H100 NVL", "H100 NVL", None),
-        ("NVIDIA H200", "H200 SXM", 450.0),
-        ("NVIDIA H200 NVL", "H200 NVL", None),
-        ("NVIDIA B200", "B200 SXM", 900.0),
-        ("NVIDIA Rubin", "Rubin", 1800.0),
-    ],
-)
-def test_models_by_name(name: str, title: str, gb_per_s: float | None) -> None:
-    model = gpu_model(name)
-    assert model is not None
-    assert model.title == title
-    rate = model_link(model)
-    assert (None if rate is None else round(rate.gb_per_s, 3)) == gb_per_s
+MODELS = {
+    "NVIDIA A100-SXM4-40GB": ("A100 SXM4", 300.0), "NVIDIA A100-PCIE-40GB": ("A100 PCIe", None),
+    "NVIDIA A100 80GB PCIe": ("A100 PCIe", None), "Tesla V100-SXM2-16GB": ("V100 SXM2, SXM3", 150.0),
+    "Tesla V100-PCIE-32GB": ("V100 PCIe", 15.754), "NVIDIA L4": ("L4", 31.508),
+    "8x L40S, one server": ("L40, L40S", 31.508), "NVIDIA H100 80GB HBM3": ("H100 SXM5", 450.0),
+    "NVIDIA H100 NVL": ("H100 NVL", None), "NVIDIA H200": ("H200 SXM", 450.0), "NVIDIA H200 NVL": ("H200 NVL", None),
+    "NVIDIA B200": ("B200 SXM", 900.0), "NVIDIA Rubin": ("Rubin", 1800.0),
+}  # fmt: skip
+
+
+def test_models_by_name() -> None:
+    models = {name: known(gpu_model(name)) for name in MODELS}
+    rates = {name: model_link(model) for name, model in models.items()}
+    found = {name: (models[name].title, rate and round(rate.gb_per_s, 3)) for name, rate in rates.items()}
+    assert found == MODELS
 
 
 def test_the_sixth_generation(tmp_path: Path) -> None:

@@ -16,35 +16,17 @@ from dpscope.profiling.records.typed_text import MIB, choose_from, nearest, pars
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import EXAMPLE_RUN
 
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("4096", 4096),
-        ("4MB", 4_000_000),
-        ("4 MB", 4_000_000),
-        ("4 MiB", 4_194_304),
-        ("4M", 4_194_304),
-        ("8k", 8192),
-        ("44.7 MB", 44_700_000),
-        ("1e3", 1000),
-        ("512 B", 512),
-        ("1.5GiB", 1_610_612_736),
-    ],
-)
-def test_a_size_has_the_unit_that_it_names(text: str, expected: float) -> None:
-    assert parse_size(text) == expected
+SIZES = {
+    "4096": 4096, "4MB": 4_000_000, "4 MB": 4_000_000, "4 MiB": 4_194_304, "4M": 4_194_304, "8k": 8192,
+    "44.7 MB": 44_700_000, "1e3": 1000, "512 B": 512, "1.5GiB": 1_610_612_736,
+}  # fmt: skip
 
 
-def test_a_bare_number_has_the_unit_of_its_option() -> None:
-    assert parse_size("25", MIB) == 26_214_400
-    assert parse_size("25 B", MIB) == 25
-    assert parse_size("25MB", MIB) == 25_000_000
-
-
-@pytest.mark.parametrize("size", [4096, 44_700_000, 3_200_000_000, 7])
-def test_sizes_are_read_as_reports_print_them(size: int) -> None:
-    assert parse_size(show_bytes(size)) == pytest.approx(size, rel=0.01)
+def test_a_size_has_the_unit_that_it_names_and_a_bare_number_that_of_its_option() -> None:
+    assert {text: parse_size(text) for text in SIZES} == SIZES
+    assert [parse_size(text, MIB) for text in ("25", "25 B", "25MB")] == [26_214_400, 25, 25_000_000]
+    printed = (4096, 44_700_000, 3_200_000_000, 7)
+    assert [parse_size(show_bytes(size)) for size in printed] == pytest.approx(printed, rel=0.01)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "4XB", "MB", "4 4", "nan", "1e999", "4Mb/s"])
