@@ -22,7 +22,13 @@ import msgspec
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
-from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint, Collective
+from dpscope.profiling.records.calibration import (
+    CALIBRATION_SCHEMA_VERSION,
+    COLLECTIVES,
+    Calibration,
+    CalibrationPoint,
+    Collective,
+)
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.errors import DpscopeError, unreadable
@@ -50,14 +56,6 @@ _PREFIX = re.compile(r"(.*?<std(?:out|err)>:|\s*\d+:|\s*\[[^\]]*\](?=\s)|[A-Za-z
 _RANK = re.compile(r"#\s+Rank\s+\d+\s.*?\son\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.*?)\s*$")
 _HEADINGS = re.compile(r"#\s+size\s+count\s+type\s")
 _NAMED = re.compile(r"\b(all_?reduce|broadcast|reduce_?scatter|all_?gather|all_?to_?all|reduce)(?=_perf|[\W_]|$)")
-_NAMES: dict[str, Collective] = {
-    "allreduce": "all_reduce",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "reducescatter": "reduce_scatter",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-}
 _DTYPES = {"float": "float32", "half": "float16", "double": "float64", "bfloat16": "bfloat16"}
 _RATIO_TOLERANCE = 0.1  # busbw and algbw are printed with two decimals
 _CLEAR_GB_PER_S = 1.0  # rates below this are too coarsely printed for their ratio
@@ -178,7 +176,7 @@ def _add_line(sections: list[_Section], line: str, where: str) -> None:
 
 def _name_in(text: str) -> Collective | None:
     found = _NAMED.search(text.lower())
-    return _NAMES[found[1].replace("_", "")] if found else None
+    return COLLECTIVES[found[1].replace("_", "")] if found else None
 
 
 def _points(section: _Section, in_place: bool) -> list[CalibrationPoint]:

@@ -62,10 +62,9 @@ def touched_heap(steps: int, kept_bytes: int, replica_threads: int = 0) -> Itera
     blocks_each = max(0, lacking // _BLOCK_BYTES // heaps)
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
-    together = threading.Barrier(heaps - 1) if replica_threads else None
     last: list[int] = []  # malloc returns only what is above every block in use to the system
 
-    def touch(together: threading.Barrier | None) -> None:
+    def touch(together: threading.Barrier) -> None:
         blocks = [block for _ in range(blocks_each) if (block := libc.malloc(ctypes.c_size_t(_BLOCK_BYTES)))]
         for block in blocks:
             ctypes.memset(block, 0, _BLOCK_BYTES)
@@ -73,18 +72,17 @@ def touched_heap(steps: int, kept_bytes: int, replica_threads: int = 0) -> Itera
             last.append(blocks.pop())
         for block in blocks:
             libc.free(block)
-        if together is not None:  # else a later thread would get the heap of one that has ended
-            together.wait()
+        together.wait()  # else a later thread would get the heap of one that has ended
 
-    touch(None)
+    touch(threading.Barrier(1))
     if replica_threads:
+        together = threading.Barrier(heaps - 1)
+        threads = [threading.Thread(target=touch, args=(together,)) for _ in range(heaps - 1)]
         time.sleep(_ENDING_S)
-    threads = [threading.Thread(target=touch, args=(together,)) for _ in range(heaps - 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if replica_threads:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         time.sleep(_ENDING_S)
     _Touched.bytes += blocks_each * _BLOCK_BYTES * heaps
     try:

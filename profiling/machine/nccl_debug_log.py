@@ -25,21 +25,12 @@ from typing import Any
 
 import msgspec
 
-from dpscope.profiling.records.calibration import Choice, Communicator, NcclLog, TableEntry
+from dpscope.profiling.records.calibration import COLLECTIVES, Choice, Communicator, NcclLog, TableEntry
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 PROTOCOLS = ("ll", "ll128", "simple")
-_KINDS = {
-    "allreduce": "all_reduce",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "reducescatter": "reduce_scatter",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-}
-
 # A message begins with host:pid:tid [device], after a launcher's prefix, or in the middle of another rank's line.
 _BEGIN = re.compile(r"([\w.-]+):(\d+):\d+ \[-?\d+\] (?:\S+ )?NCCL (?:INFO|WARN) ")
 _VERSION = re.compile(r"\b([NR]CCL) version ?:? ?v?(\d+\.\d+(?:\.\d+)?)")
@@ -131,7 +122,7 @@ class _Reader:
         if call is None or algorithm is None or protocol is None:
             self.found["unread_lines"] += 1
             return
-        kind = _KINDS.get((call["kind"] or "").lower())
+        kind = COLLECTIVES.get((call["kind"] or "").lower())
         channels = None if call["low"] is None else int(call["high"]) - int(call["low"]) + 1
         time_us = None if call["time"] is None else float(call["time"])
         self.choices[kind, int(call["bytes"]), algorithm, protocol, channels, time_us] += 1
@@ -207,7 +198,7 @@ def _read_table(process: _Process, text: str) -> bool:
             return False
         for column, value in zip(process.columns, values, strict=False):
             assert value is not None
-            process.table.append(TableEntry(_KINDS[head.lower()], *column, float(value[1]), float(value[2])))
+            process.table.append(TableEntry(COLLECTIVES[head.lower()], *column, float(value[1]), float(value[2])))
     return True
 
 

@@ -3,7 +3,7 @@
 Names hold units: `_us`, `_bytes`, `_gb_per_s` (1e9 bytes per second).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -89,6 +89,8 @@ class NcclLog(Stored, frozen=True):
 CALIBRATION_SCHEMA_VERSION = 1
 
 Collective = Literal["all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all"]
+COLLECTIVES: dict[str, Collective] = {name.replace("_", ""): name for name in get_args(Collective)}
+"""By the names of NCCL, in lower case, and of nccl-tests."""
 MEASURED_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
 """The collectives that `dpscope calibrate` times; nccl-tests' logs may hold others."""
 
