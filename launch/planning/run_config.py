@@ -17,13 +17,7 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
 from dpscope.profiling.records.matrix import Amp, Matrix, check_micro_batches
 from dpscope.profiling.records.run import Cell, PublishedValue
-from dpscope.profiling.records.settings import (
-    Declared,
-    SettingError,
-    declarations,
-    idle_settings,
-    value_text,
-)
+from dpscope.profiling.records.settings import Declared, SettingError, declarations, idle_settings, value_text
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.records.typed_text import choose_from, nearest
 from dpscope.profiling.store.errors import DpscopeError, unreadable
