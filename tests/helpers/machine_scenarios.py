@@ -26,9 +26,9 @@ def machine(double: RecordingDevices) -> dict[str, Any]:
 
     double.peers = {(0, 1)}
     _four_present()
-    checks = [doctor._devices(), doctor._backends(), doctor._peer_access()]
+    checks = {"devices": doctor._devices(), "backends": doctor._backends(), "peer access": doctor._peer_access()}
     setattr(torch.version, "hip", "6.4")  # noqa: B010 (typed as a constant)
-    checks.append(doctor._driver())
+    checks["driver"] = doctor._driver()
     setattr(torch.version, "hip", None)  # noqa: B010
     environment = collect_environment(None, on_gpus=True)
     devices = tuple(torch.device("cuda", index) for index in range(2))
@@ -40,7 +40,7 @@ def machine(double: RecordingDevices) -> dict[str, Any]:
         reduced = str(error)
     torch.distributed.destroy_process_group()
     return {
-        "checks": [(check.name, check.status, check.detail) for check in checks],
+        "checks": [(name, check.status, check.detail) for name, check in checks.items()],
         "devices": jobs_devices.resolve_devices("cuda").count,
         "names": [one.name for one in environment.accelerators],
         "findings": [one.code for one in machine_findings(environment, "cuda", 2)],
