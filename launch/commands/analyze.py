@@ -10,7 +10,7 @@ from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, OptionValues, Request, setting_option
 from dpscope.profiling.records.config import Reporting
-from dpscope.profiling.records.settings import field_declarations
+from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -110,7 +110,7 @@ class AnalyzeRequest(Request):
     report: Annotated[Path | None, typer.Option("--report", help="where the report goes; a run's into its folder")] = (
         None
     )
-    target_efficiency: Annotated[float | None, setting_option(field_declarations(Reporting)["target_efficiency"])] = (
+    target_efficiency: Annotated[float | None, setting_option(declarations(Reporting)["target_efficiency"])] = (
         None
     )
     target_accuracy: options.TargetAccuracy = None
