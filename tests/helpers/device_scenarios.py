@@ -232,7 +232,7 @@ def main() -> None:
     sys.path.insert(0, str(USER_MODELS))
     executed: dict[str, set[int]] = {}
     results: dict[str, Any] = {}
-    with doubles_in_place(), executed_lines(executed):
+    with executed_lines(executed), doubles_in_place():
         for name, scenario in SCENARIOS.items():
             folder = out / name
             folder.mkdir()
