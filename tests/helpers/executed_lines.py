@@ -52,8 +52,9 @@ def guarded_lines(text: str) -> set[int]:
         guarded.update(inner for part in parts for inner in ast.walk(part))
 
     for node in nodes:
-        for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
-            for index, one in enumerate(block if isinstance(block, list) else ()):
+        blocks: list[Any] = [getattr(node, name, ()) for name in ("body", "orelse", "finalbody")]
+        for block in (one for one in blocks if isinstance(one, list)):
+            for index, one in enumerate(block):
                 ends = isinstance(one, ast.If) and isinstance(one.body[-1], ast.Return | ast.Raise | ast.Continue)
                 if ends and not one.orelse and _on_cuda(one.test) is False:
                     take(block[index + 1 :])
