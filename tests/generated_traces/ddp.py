@@ -1,14 +1,207 @@
-"""Traces of one rank of a DistributedDataParallel job, one GPU per rank."""
+"""Traces of one rank of a DistributedDataParallel job, one GPU per rank: schedule, expected collectives, events.
 
+The schedule: (start, duration) in microseconds after the step's origin, which is LEAD_US after the end of the step before.
+Roles: `even` (no rank is late), `late` (this rank begins its backward DELAY_US late) and `waiting` (another rank does).
+"""
+
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
 
-from tests.generated_traces import ddp_schedule as schedule
-from tests.generated_traces.builder import ZERO_US, DeviceWork, TraceBuilder
-from tests.generated_traces.ddp_expected import expected_collectives
-from tests.generated_traces.ddp_schedule import Collective, DdpOptions, Slot
-from tests.generated_traces.model import Expected, GeneratedTrace, Trace
-from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS
+from tests.generated_traces.builder import KERNEL_NAMES, OPERATORS, ZERO_US, DeviceWork, Generation, TraceBuilder
+from tests.generated_traces.model import Expected, ExpectedCollective, GeneratedTrace, Trace
 from tests.generated_traces.raster import device_steps
+
+Slot = tuple[float, float]
+Role = Literal["even", "late", "waiting"]
+Metadata = Literal["kernel", "no_sequence", "partial", "ops", "none"]
+
+LEAD_US = 24.0
+DELAY_US = 500.0
+
+INPUT_BYTES = 1572864  # 128 x 3 x 32 x 32 fp32
+TARGET_BYTES = 1024  # 128 int64
+LAST_BUCKET_BYTES = 2000000
+
+INPUTS: Slot = (6, 30)
+TARGETS: Slot = (38, 2)
+FORWARD: tuple[Slot, ...] = ((70, 194), (268, 100))
+LOSS: Slot = (372, 8)
+# With `lag`, the next step's inputs are copied during this one, next to the optimizer.
+PREFETCH: Slot = (738, 30)
+
+# From here on a late rank is DELAY_US later.
+BACKWARD: tuple[Slot, ...] = ((384, 100), (488, 100), (590, 60), (654, 20))
+MEMSET: Slot = (680, 4)
+# From here on every rank is DELAY_US later when one is late.
+BUCKET_COPY: Slot = (736, 6)
+OPTIMIZER: tuple[Slot, ...] = ((750, 60), (750, 66), (750, 72))  # by step
+
+# Without a late rank; with one they are 500 us later.
+ORIGINS_US = (0.0, 834.0, 1674.0)  # 810 + 24, then 834 + 816 + 24
+WINDOW_ENDS_US = (810.0, 1650.0, 2496.0)
+LATE_ORIGINS_US = (0.0, 1334.0, 2674.0)
+LATE_WINDOW_ENDS_US = (1310.0, 2650.0, 3996.0)
+
+
+@dataclass(frozen=True)
+class DdpOptions:
+    """How a trace differs from the plain one.
+
+    `metadata`: "kernel": on kernels and on their `record_param_comms`; "no_sequence": the same without `Seq`;
+    "partial": missing on the kernels of the broadcasts and the first bucket, present on their operators; "ops": only
+    `Input Dims` and `Input type` of the operators; "none": nowhere.
+    `lag`: the GPU is more than a step behind, and the next step's inputs are copied during the step before.
+    `unlaunched`: two kernels whose launch came before the trace.
+    `straggler`: the rank that begins each backward 500 us late.
+    `communication`: False leaves out every NCCL kernel and keeps the operators.
+    `extra_groups`: an all-to-all, and an all-gather and a reduce-scatter in a group of two ranks.
+    """
+
+    metadata: Metadata = "kernel"
+    kernel_names: Generation = "nccl_2_19"
+    lag: bool = False
+    unlaunched: bool = False
+    straggler: int | None = None
+    communication: bool = True
+    buffers: bool = True
+    extra_groups: bool = False
+    named_ranges: bool = True
+
+    def role(self, rank: int) -> Role:
+        if self.straggler is None:
+            return "even"
+        return "late" if self.straggler == rank else "waiting"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective that a step requests; `after` names the work it follows in the program."""
+
+    key: str
+    kind: str
+    group: str  # "world" or "pair"
+    in_elements: int
+    out_elements: int
+    dtype: str
+    element_type: str
+    after: str
+
+
+COLLECTIVES = (
+    Collective("buffers", "broadcast", "world", 9600, 9600, "Float", "float", "load"),
+    Collective("counters", "broadcast", "world", 20, 20, "Long", "long int", "load"),
+    Collective("gather", "all_gather", "pair", 25000, 50000, "Float", "float", "forward0"),
+    Collective("exchange", "all_to_all", "world", 10000, 10000, "Float", "float", "forward0"),
+    Collective("bucket0", "all_reduce", "world", 1500000, 1500000, "Float", "float", "backward0"),
+    Collective("scatter", "reduce_scatter", "pair", 100000, 50000, "Float", "float", "backward0"),
+    Collective("bucket1", "all_reduce", "world", 2880000, 2880000, "Float", "float", "backward1"),
+    Collective("bucket2", "all_reduce", "world", 500000, 500000, "Float", "float", "backward3"),
+)
+
+# When each runs, by role; the even ranks' last one begins up to 3 us early by rank and ends with the others'.
+_FORWARD_TIMES: dict[str, Slot] = {"buffers": (44, 12), "counters": (58, 6), "gather": (270, 20), "exchange": (300, 10)}
+TIMES: dict[Role, dict[str, Slot]] = {
+    "even": {**_FORWARD_TIMES, "bucket0": (490, 60), "scatter": (500, 16), "bucket1": (594, 96), "bucket2": (694, 40)},
+    "late": {**_FORWARD_TIMES, "bucket0": (990, 60), "bucket1": (1094, 96), "bucket2": (1194, 40)},
+    "waiting": {**_FORWARD_TIMES, "bucket0": (490, 560), "bucket1": (1054, 136), "bucket2": (1194, 40)},
+}
+EVEN_EARLY_US = (0.0, 3.0, 1.0, 2.0)  # by rank, of bucket2
+
+# Launched before the trace began: on the compute stream before the first step, on NCCL's stream within it.
+UNLAUNCHED_COMPUTE: Slot = (-180, 60)
+UNLAUNCHED_ALL_REDUCE: Slot = (10, 20)
+
+
+EVEN_WAITS_US = (0, 3, 1, 2)  # of the last bucket, by rank
+WAITING_US = {"bucket0": 500, "bucket1": 40, "bucket2": 0}
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """A collective: its bytes, and if it synchronises its transfer, algbw, and busbw in jobs of 2 and 4 ranks."""
+
+    bytes: int
+    transfer_us: float | None = None
+    algbw_gb_per_s: float | None = None
+    busbw_gb_per_s: tuple[float, float] | None = None
+
+
+FACTS = {
+    "buffers": _Facts(38400),
+    "counters": _Facts(160),
+    "gather": _Facts(200000, 20, 10, (5, 5)),
+    "exchange": _Facts(40000, 10, 4, (2, 3)),
+    "bucket0": _Facts(6000000, 60, 100, (100, 150)),
+    "scatter": _Facts(400000, 16, 25, (12.5, 12.5)),
+    "bucket1": _Facts(11520000, 96, 120, (120, 180)),
+    "bucket2": _Facts(2000000, 40, 50, (50, 75)),
+}
+_DTYPES = {"Float": "float32", "Long": "int64"}
+
+
+def expected_collectives(
+    rank: int, world_size: int, options: DdpOptions, steps: Sequence[int], first_sequence: dict[str, int]
+) -> tuple[ExpectedCollective, ...]:
+    """The rows of one rank; sequence numbers count on over the steps, in each group."""
+    origins = ORIGINS_US if options.straggler is None else LATE_ORIGINS_US
+    sequence = dict(first_sequence)
+    rows = []
+    for index, step in enumerate(steps):
+        for collective in requested(options):
+            number = sequence[collective.group]
+            sequence[collective.group] += 1
+            rows.append(_row(rank, world_size, options, collective, step, origins[index], number))
+    return tuple(rows)
+
+
+def requested(options: DdpOptions) -> list[Collective]:
+    """The collectives of one step, in the order of their calls."""
+    left_out = [] if options.buffers else ["buffers", "counters"]
+    left_out += [] if options.extra_groups else ["gather", "exchange", "scatter"]
+    return [collective for collective in COLLECTIVES if collective.key not in left_out]
+
+
+def _row(
+    rank: int, world_size: int, options: DdpOptions, collective: Collective, step: int, origin: float, number: int
+) -> ExpectedCollective:
+    facts, role = FACTS[collective.key], options.role(rank)
+    has_group = options.metadata not in ("ops", "none")
+    has_size = options.metadata != "none"
+    has_group_size = has_group or not options.extra_groups  # the only group is in distributedInfo
+    group_size = world_size if collective.group == "world" else 2
+    group = "0" if collective.group == "world" else str(1 + rank // 2)
+    start, duration = TIMES[role][collective.key]
+    wait = _wait(collective.key, role, rank)
+    early = wait if role == "even" and wait else 0
+    busbw = facts.busbw_gb_per_s[0 if world_size == 2 else 1] if facts.busbw_gb_per_s else None
+    return ExpectedCollective(
+        rank,
+        rank + 2 if options.kernel_names == "rccl" else rank,
+        step,
+        collective.kind,
+        group=group if has_group else None,
+        sequence=number if has_group and options.metadata != "no_sequence" else None,
+        bytes=facts.bytes if has_size else None,
+        dtype=_DTYPES[collective.dtype] if has_size else None,
+        group_size=group_size if has_group_size else None,
+        start_us=origin + start - early,
+        duration_us=duration + early,
+        transfer_us=facts.transfer_us,
+        wait_us=wait,
+        algbw_gb_per_s=facts.algbw_gb_per_s if has_size else None,
+        busbw_gb_per_s=busbw if has_size and has_group_size else None,
+    )
+
+
+def _wait(key: str, role: Role, rank: int) -> float | None:
+    if FACTS[key].transfer_us is None:
+        return None
+    if role == "waiting":
+        return WAITING_US.get(key, 0)
+    return EVEN_WAITS_US[rank] if (role, key) == ("even", "bucket2") else 0
+
 
 MAIN = 5100
 AUTOGRAD = 5150
@@ -29,7 +222,7 @@ def ddp_trace(rank: int = 0, world_size: int = 2, options: DdpOptions | None = N
     program.run()
     trace = program.trace()
     collectives = expected_collectives(rank, world_size, options, STEPS, FIRST_SEQUENCE)
-    unlaunched_us = (schedule.UNLAUNCHED_COMPUTE[1], schedule.UNLAUNCHED_ALL_REDUCE[1])[: 1 + options.communication]
+    unlaunched_us = (UNLAUNCHED_COMPUTE[1], UNLAUNCHED_ALL_REDUCE[1])[: 1 + options.communication]
     expected = Expected(
         ZERO_US,
         device_steps(trace, options.communication),
@@ -62,8 +255,8 @@ class _Program:
 
     def run(self) -> None:
         is_late = self.options.straggler is not None
-        origins = schedule.LATE_ORIGINS_US if is_late else schedule.ORIGINS_US
-        ends = schedule.LATE_WINDOW_ENDS_US if is_late else schedule.WINDOW_ENDS_US
+        origins = LATE_ORIGINS_US if is_late else ORIGINS_US
+        ends = LATE_WINDOW_ENDS_US if is_late else WINDOW_ENDS_US
         if self.options.unlaunched:
             self._unlaunched()
         for index, step in enumerate(STEPS):
@@ -72,15 +265,15 @@ class _Program:
                 self._step(index)
                 if not self.options.lag or index == len(STEPS) - 1:
                     self.builder.synchronize(MAIN, ends[index] + 4.0)
-            span = (origins[index] + schedule.INPUTS[0], ends[index])
+            span = (origins[index] + INPUTS[0], ends[index])
             self.builder.device_annotation(f"ProfilerStep#{step}", self.device, self.streams["compute"], span)
             self.builder.clock[MAIN] += 1.0
 
     def _unlaunched(self) -> None:
-        self.builder.unlaunched(self._kernel("ampere_sgemm_128x64_tn", schedule.UNLAUNCHED_COMPUTE))
+        self.builder.unlaunched(self._kernel("ampere_sgemm_128x64_tn", UNLAUNCHED_COMPUTE))
         if self.options.communication:
             name = KERNEL_NAMES[self.options.kernel_names]["all_reduce"]
-            self.builder.unlaunched(self._kernel(name, schedule.UNLAUNCHED_ALL_REDUCE, "world"))
+            self.builder.unlaunched(self._kernel(name, UNLAUNCHED_ALL_REDUCE, "world"))
 
     def _kernel(self, name: str, slot: Slot, stream: str = "compute") -> DeviceWork:
         start = self.origin + slot[0]
@@ -107,42 +300,42 @@ class _Program:
         with self._range("forward"):
             with self.builder.annotation("DistributedDataParallel.forward", MAIN):
                 self._collectives("load", MAIN)
-                for number, slot in enumerate(schedule.FORWARD):
+                for number, slot in enumerate(FORWARD):
                     self._op("aten::conv2d", MAIN, self._kernel("sm80_xmma_fprop_implicit_gemm", slot))
                     self._collectives(f"forward{number}", MAIN)
-            self._op("aten::cross_entropy_loss", MAIN, self._kernel("nll_loss_forward", schedule.LOSS))
+            self._op("aten::cross_entropy_loss", MAIN, self._kernel("nll_loss_forward", LOSS))
         with self._range("backward"):
             self._backward()
         with self._range("optimizer"), self.builder.annotation("Optimizer.step#SGD.step", MAIN):
-            everyone = 0.0 if self.role == "even" else schedule.DELAY_US
-            start, duration = schedule.OPTIMIZER[index]
+            everyone = 0.0 if self.role == "even" else DELAY_US
+            start, duration = OPTIMIZER[index]
             update = self._kernel("multi_tensor_apply_kernel", (start + everyone, duration))
             self._op("aten::_foreach_add_", MAIN, update)
 
     def _load(self, index: int) -> None:
-        inputs = self._copy("Memcpy HtoD (Pinned -> Device)", schedule.INPUTS, schedule.INPUT_BYTES)
+        inputs = self._copy("Memcpy HtoD (Pinned -> Device)", INPUTS, INPUT_BYTES)
         if self.options.lag and index > 0:
-            step_before = schedule.ORIGINS_US[index - 1] - self.origin
-            slot = (step_before + schedule.PREFETCH[0], schedule.PREFETCH[1])
-            inputs = self._copy(inputs.name, slot, schedule.INPUT_BYTES, "prefetch")
-        targets = self._copy("Memcpy HtoD (Pageable -> Device)", schedule.TARGETS, schedule.TARGET_BYTES)
+            step_before = ORIGINS_US[index - 1] - self.origin
+            slot = (step_before + PREFETCH[0], PREFETCH[1])
+            inputs = self._copy(inputs.name, slot, INPUT_BYTES, "prefetch")
+        targets = self._copy("Memcpy HtoD (Pageable -> Device)", TARGETS, TARGET_BYTES)
         self._op("aten::_to_copy", MAIN, inputs)
         self._op("aten::_to_copy", MAIN, targets)
 
     def _backward(self) -> None:
         builder = self.builder
         builder.join(MAIN, AUTOGRAD)
-        own = schedule.DELAY_US if self.role == "late" else 0.0
-        everyone = 0.0 if self.role == "even" else schedule.DELAY_US
-        for number, (start, duration) in enumerate(schedule.BACKWARD):
+        own = DELAY_US if self.role == "late" else 0.0
+        everyone = 0.0 if self.role == "even" else DELAY_US
+        for number, (start, duration) in enumerate(BACKWARD):
             work = self._kernel("sm80_xmma_wgrad_implicit_gemm", (start + own, duration))
             self._op("autograd::engine::evaluate_function: ConvolutionBackward0", AUTOGRAD, work)
             self._collectives(f"backward{number}", AUTOGRAD)
-        start, duration = schedule.MEMSET
+        start, duration = MEMSET
         self._op("aten::zero_", AUTOGRAD, self._copy("Memset (Device)", (start + own, duration), 4096))
         self._wait()
-        start, duration = schedule.BUCKET_COPY
-        name, size = "Memcpy DtoD (Device -> Device)", schedule.LAST_BUCKET_BYTES
+        start, duration = BUCKET_COPY
+        name, size = "Memcpy DtoD (Device -> Device)", LAST_BUCKET_BYTES
         self._op("aten::copy_", AUTOGRAD, self._copy(name, (start + everyone, duration), size))
         builder.join(MAIN, AUTOGRAD)
 
@@ -154,7 +347,7 @@ class _Program:
             pass
 
     def _collectives(self, after: str, thread: int) -> None:
-        for collective in schedule.COLLECTIVES:
+        for collective in COLLECTIVES:
             is_extra = collective.key in ("gather", "exchange", "scatter")
             is_requested = self.options.extra_groups if is_extra else True
             if collective.kind == "broadcast":
@@ -189,9 +382,9 @@ class _Program:
         return shapes, {"Input Dims": dims, "Input type": ["TensorList", "", "", "Scalar"]}
 
     def _collective_kernel(self, collective: Collective, fields: dict[str, object]) -> DeviceWork:
-        start, duration = schedule.TIMES[self.role][collective.key]
+        start, duration = TIMES[self.role][collective.key]
         if self.role == "even" and collective.key == "bucket2":
-            early = schedule.EVEN_EARLY_US[self.rank]
+            early = EVEN_EARLY_US[self.rank]
             start, duration = start - early, duration + early
         name = KERNEL_NAMES[self.options.kernel_names][collective.kind]
         stream = self.streams[collective.group]
