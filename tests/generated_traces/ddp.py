@@ -4,10 +4,9 @@ The schedule: (start, duration) in microseconds after the step's origin, which i
 Roles: `even` (no rank is late), `late` (this rank begins its backward DELAY_US late) and `waiting` (another rank does).
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tests.generated_traces.builder import KERNEL_NAMES, OPERATORS, ZERO_US, DeviceWork, Generation, TraceBuilder
 from tests.generated_traces.model import Expected, ExpectedCollective, GeneratedTrace, Trace
@@ -75,30 +74,36 @@ class DdpOptions:
         return "late" if self.straggler == rank else "waiting"
 
 
-@dataclass(frozen=True)
-class Collective:
-    """One collective that a step requests; `after` names the work it follows in the program."""
+class Collective(NamedTuple):
+    """One collective that a step requests; `after` names the work it follows in the program.
+
+    Worked out by hand: its bytes, and if it synchronises its transfer, algbw, and busbw in jobs of 2 and 4 ranks.
+    """
 
     key: str
     kind: str
     group: str  # "world" or "pair"
     in_elements: int
     out_elements: int
-    dtype: str
-    element_type: str
     after: str
+    bytes: int
+    transfer_us: float | None = None
+    algbw_gb_per_s: float | None = None
+    busbw_gb_per_s: tuple[float, float] | None = None
+    dtype: tuple[str, str, str] = ("Float", "float", "float32")  # of metadata, of shapes, torch's
 
 
 COLLECTIVES = (
-    Collective("buffers", "broadcast", "world", 9600, 9600, "Float", "float", "load"),
-    Collective("counters", "broadcast", "world", 20, 20, "Long", "long int", "load"),
-    Collective("gather", "all_gather", "pair", 25000, 50000, "Float", "float", "forward0"),
-    Collective("exchange", "all_to_all", "world", 10000, 10000, "Float", "float", "forward0"),
-    Collective("bucket0", "all_reduce", "world", 1500000, 1500000, "Float", "float", "backward0"),
-    Collective("scatter", "reduce_scatter", "pair", 100000, 50000, "Float", "float", "backward0"),
-    Collective("bucket1", "all_reduce", "world", 2880000, 2880000, "Float", "float", "backward1"),
-    Collective("bucket2", "all_reduce", "world", 500000, 500000, "Float", "float", "backward3"),
+    Collective("buffers", "broadcast", "world", 9600, 9600, "load", 38400),
+    Collective("counters", "broadcast", "world", 20, 20, "load", 160, dtype=("Long", "long int", "int64")),
+    Collective("gather", "all_gather", "pair", 25000, 50000, "forward0", 200000, 20, 10, (5, 5)),
+    Collective("exchange", "all_to_all", "world", 10000, 10000, "forward0", 40000, 10, 4, (2, 3)),
+    Collective("bucket0", "all_reduce", "world", 1500000, 1500000, "backward0", 6000000, 60, 100, (100, 150)),
+    Collective("scatter", "reduce_scatter", "pair", 100000, 50000, "backward0", 400000, 16, 25, (12.5, 12.5)),
+    Collective("bucket1", "all_reduce", "world", 2880000, 2880000, "backward1", 11520000, 96, 120, (120, 180)),
+    Collective("bucket2", "all_reduce", "world", 500000, 500000, "backward3", 2000000, 40, 50, (50, 75)),
 )
+WAITING_US = {"bucket0": 500.0, "bucket1": 40.0}  # of the role `waiting`
 
 # When each runs, by role; the even ranks' last one begins up to 3 us early by rank and ends with the others'.
 _FORWARD_TIMES: dict[str, Slot] = {"buffers": (44, 12), "counters": (58, 6), "gather": (270, 20), "exchange": (300, 10)}
@@ -107,100 +112,11 @@ TIMES: dict[Role, dict[str, Slot]] = {
     "late": {**_FORWARD_TIMES, "bucket0": (990, 60), "bucket1": (1094, 96), "bucket2": (1194, 40)},
     "waiting": {**_FORWARD_TIMES, "bucket0": (490, 560), "bucket1": (1054, 136), "bucket2": (1194, 40)},
 }
-EVEN_EARLY_US = (0.0, 3.0, 1.0, 2.0)  # by rank, of bucket2
+EVEN_EARLY_US = (0.0, 3.0, 1.0, 2.0)  # by rank, of bucket2: they wait as long
 
 # Launched before the trace began: on the compute stream before the first step, on NCCL's stream within it.
 UNLAUNCHED_COMPUTE: Slot = (-180, 60)
 UNLAUNCHED_ALL_REDUCE: Slot = (10, 20)
-
-
-EVEN_WAITS_US = (0, 3, 1, 2)  # of the last bucket, by rank
-WAITING_US = {"bucket0": 500, "bucket1": 40, "bucket2": 0}
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """A collective: its bytes, and if it synchronises its transfer, algbw, and busbw in jobs of 2 and 4 ranks."""
-
-    bytes: int
-    transfer_us: float | None = None
-    algbw_gb_per_s: float | None = None
-    busbw_gb_per_s: tuple[float, float] | None = None
-
-
-FACTS = {
-    "buffers": _Facts(38400),
-    "counters": _Facts(160),
-    "gather": _Facts(200000, 20, 10, (5, 5)),
-    "exchange": _Facts(40000, 10, 4, (2, 3)),
-    "bucket0": _Facts(6000000, 60, 100, (100, 150)),
-    "scatter": _Facts(400000, 16, 25, (12.5, 12.5)),
-    "bucket1": _Facts(11520000, 96, 120, (120, 180)),
-    "bucket2": _Facts(2000000, 40, 50, (50, 75)),
-}
-_DTYPES = {"Float": "float32", "Long": "int64"}
-
-
-def expected_collectives(
-    rank: int, world_size: int, options: DdpOptions, steps: Sequence[int], first_sequence: dict[str, int]
-) -> tuple[ExpectedCollective, ...]:
-    """The rows of one rank; sequence numbers count on over the steps, in each group."""
-    origins = ORIGINS_US if options.straggler is None else LATE_ORIGINS_US
-    sequence = dict(first_sequence)
-    rows = []
-    for index, step in enumerate(steps):
-        for collective in requested(options):
-            number = sequence[collective.group]
-            sequence[collective.group] += 1
-            rows.append(_row(rank, world_size, options, collective, step, origins[index], number))
-    return tuple(rows)
-
-
-def requested(options: DdpOptions) -> list[Collective]:
-    """The collectives of one step, in the order of their calls."""
-    left_out = [] if options.buffers else ["buffers", "counters"]
-    left_out += [] if options.extra_groups else ["gather", "exchange", "scatter"]
-    return [collective for collective in COLLECTIVES if collective.key not in left_out]
-
-
-def _row(
-    rank: int, world_size: int, options: DdpOptions, collective: Collective, step: int, origin: float, number: int
-) -> ExpectedCollective:
-    facts, role = FACTS[collective.key], options.role(rank)
-    has_group = options.metadata not in ("ops", "none")
-    has_size = options.metadata != "none"
-    has_group_size = has_group or not options.extra_groups  # the only group is in distributedInfo
-    group_size = world_size if collective.group == "world" else 2
-    group = "0" if collective.group == "world" else str(1 + rank // 2)
-    start, duration = TIMES[role][collective.key]
-    wait = _wait(collective.key, role, rank)
-    early = wait if role == "even" and wait else 0
-    busbw = facts.busbw_gb_per_s[0 if world_size == 2 else 1] if facts.busbw_gb_per_s else None
-    return ExpectedCollective(
-        rank,
-        rank + 2 if options.kernel_names == "rccl" else rank,
-        step,
-        collective.kind,
-        group=group if has_group else None,
-        sequence=number if has_group and options.metadata != "no_sequence" else None,
-        bytes=facts.bytes if has_size else None,
-        dtype=_DTYPES[collective.dtype] if has_size else None,
-        group_size=group_size if has_group_size else None,
-        start_us=origin + start - early,
-        duration_us=duration + early,
-        transfer_us=facts.transfer_us,
-        wait_us=wait,
-        algbw_gb_per_s=facts.algbw_gb_per_s if has_size else None,
-        busbw_gb_per_s=busbw if has_size and has_group_size else None,
-    )
-
-
-def _wait(key: str, role: Role, rank: int) -> float | None:
-    if FACTS[key].transfer_us is None:
-        return None
-    if role == "waiting":
-        return WAITING_US.get(key, 0)
-    return EVEN_WAITS_US[rank] if (role, key) == ("even", "bucket2") else 0
 
 
 MAIN = 5100
@@ -221,12 +137,11 @@ def ddp_trace(rank: int = 0, world_size: int = 2, options: DdpOptions | None = N
     program = _Program(rank, world_size, options)
     program.run()
     trace = program.trace()
-    collectives = expected_collectives(rank, world_size, options, STEPS, FIRST_SEQUENCE)
     unlaunched_us = (UNLAUNCHED_COMPUTE[1], UNLAUNCHED_ALL_REDUCE[1])[: 1 + options.communication]
     expected = Expected(
         ZERO_US,
         device_steps(trace, options.communication),
-        collectives=collectives if options.communication else (),
+        collectives=tuple(program.collectives) if options.communication else (),
         unlaunched_count=len(unlaunched_us) if options.unlaunched else 0,
         unlaunched_us=sum(unlaunched_us) if options.unlaunched else 0.0,
         complete=options.communication,
@@ -250,7 +165,8 @@ class _Program:
         self.device = rank + 2 if is_rocm else rank
         self.streams = {"compute": 0 if is_rocm else 7, "world": 40, "pair": 44, "prefetch": 24}
         self.sequence = dict(FIRST_SEQUENCE)
-        self.origin = 0.0
+        self.step, self.origin = STEPS[0], 0.0
+        self.collectives: list[ExpectedCollective] = []
         self.builder.clock[MAIN] = -18.0
 
     def run(self) -> None:
@@ -260,7 +176,7 @@ class _Program:
         if self.options.unlaunched:
             self._unlaunched()
         for index, step in enumerate(STEPS):
-            self.origin = origins[index]
+            self.step, self.origin = step, origins[index]
             with self.builder.annotation(f"ProfilerStep#{step}", MAIN):
                 self._step(index)
                 if not self.options.lag or index == len(STEPS) - 1:
@@ -347,51 +263,70 @@ class _Program:
             pass
 
     def _collectives(self, after: str, thread: int) -> None:
+        left_out = [] if self.options.buffers else ["buffers", "counters"]
+        left_out += [] if self.options.extra_groups else ["gather", "exchange", "scatter"]
         for collective in COLLECTIVES:
-            is_extra = collective.key in ("gather", "exchange", "scatter")
-            is_requested = self.options.extra_groups if is_extra else True
-            if collective.kind == "broadcast":
-                is_requested = self.options.buffers
-            if collective.after == after and is_requested:
+            if collective.after == after and collective.key not in left_out:
                 self._collective(collective, thread)
+                self.sequence[collective.group] += 1
 
     def _collective(self, collective: Collective, thread: int) -> None:
         operator, annotation, _ = OPERATORS[collective.kind]
+        metadata = self.options.metadata
         fields = self._fields(collective)
         shapes, tensor_list = self._shapes(collective)
-        self.sequence[collective.group] += 1
-        recorded = fields if self.options.metadata in ("kernel", "no_sequence", "partial") else {}
+        start, duration = TIMES[self.role][collective.key]
+        if self.role == "even" and collective.key == "bucket2":
+            start, duration = start - EVEN_EARLY_US[self.rank], duration + EVEN_EARLY_US[self.rank]
+        start += self.origin
+        on_kernel = metadata in ("kernel", "no_sequence") or (metadata == "partial" and collective.key not in PARTIAL)
+        name, stream = KERNEL_NAMES[self.options.kernel_names][collective.kind], self.streams[collective.group]
+        kernel = DeviceWork(self.device, stream, name, start, duration, metadata=fields if on_kernel else {})
+        recorded = fields if metadata in ("kernel", "no_sequence", "partial") else {}
         with (
             self.builder.op(operator, thread, **tensor_list),
             self.builder.op("record_param_comms", thread, **tensor_list, **recorded),
             self.builder.annotation(annotation, thread, **shapes),
         ):
             if self.options.communication:
-                self.builder.launch(thread, self._collective_kernel(collective, fields))
+                self.builder.launch(thread, kernel)
+        self.collectives.append(self._expected(collective, start, duration))
+
+    def _expected(self, one: Collective, start: float, duration: float) -> ExpectedCollective:
+        metadata, transfer = self.options.metadata, one.transfer_us
+        has_group, has_size = metadata not in ("ops", "none"), metadata != "none"
+        has_group_size = has_group or not self.options.extra_groups  # the only group is in distributedInfo
+        waits = WAITING_US if self.role == "waiting" else {"bucket2": EVEN_EARLY_US[self.rank] * (self.role == "even")}
+        busbw = one.busbw_gb_per_s[self.world_size // 4] if one.busbw_gb_per_s else None
+        return ExpectedCollective(
+            self.rank,
+            self.device,
+            self.step,
+            one.kind,
+            group=self._group_name(one.group) if has_group else None,
+            sequence=self.sequence[one.group] if has_group and metadata != "no_sequence" else None,
+            bytes=one.bytes if has_size else None,
+            dtype=one.dtype[2] if has_size else None,
+            group_size=len(self._group_ranks(one.group)) if has_group_size else None,
+            start_us=start,
+            duration_us=duration,
+            transfer_us=transfer,
+            wait_us=None if transfer is None else waits.get(one.key, 0),
+            algbw_gb_per_s=one.algbw_gb_per_s if has_size else None,
+            busbw_gb_per_s=busbw if has_size and has_group_size else None,
+        )
 
     def _shapes(self, collective: Collective) -> tuple[dict[str, object], dict[str, object]]:
         """Shapes as recorded on the `nccl:` range, and on operators that take a list of tensors."""
         if self.options.metadata == "none":
             return {}, {}
-        elements, name = collective.in_elements, collective.element_type
+        elements, name = collective.in_elements, collective.dtype[1]
         shapes: dict[str, object] = {"Input Dims": [[elements]], "Input type": [name]}
         if collective.kind in ("all_gather", "reduce_scatter", "all_to_all"):
             dims: list[object] = [[collective.out_elements], [elements], [], []]
             return shapes, {"Input Dims": dims, "Input type": [name, name, "", "Scalar"]}
         dims = [[[elements]], [], [], []]
         return shapes, {"Input Dims": dims, "Input type": ["TensorList", "", "", "Scalar"]}
-
-    def _collective_kernel(self, collective: Collective, fields: dict[str, object]) -> DeviceWork:
-        start, duration = TIMES[self.role][collective.key]
-        if self.role == "even" and collective.key == "bucket2":
-            early = EVEN_EARLY_US[self.rank]
-            start, duration = start - early, duration + early
-        name = KERNEL_NAMES[self.options.kernel_names][collective.kind]
-        stream = self.streams[collective.group]
-        metadata = self.options.metadata
-        is_kept = metadata in ("kernel", "no_sequence") or (metadata == "partial" and collective.key not in PARTIAL)
-        kept = fields if is_kept else {}
-        return DeviceWork(self.device, stream, name, self.origin + start, duration, metadata=kept)
 
     def _fields(self, collective: Collective) -> dict[str, object]:
         ranks = self._group_ranks(collective.group)
@@ -400,16 +335,11 @@ class _Program:
             "In msg nelems": collective.in_elements,
             "Out msg nelems": collective.out_elements,
             "Group size": len(ranks),
-            "dtype": collective.dtype,
-            "In split size": "[]",
-            "Out split size": "[]",
+            "dtype": collective.dtype[0],
             "Process Group Name": self._group_name(collective.group),
-            "Process Group Description": "default_pg" if collective.group == "world" else "pair_pg",
             "Process Group Ranks": str(ranks),
         }
-        if self.options.metadata != "no_sequence":
-            fields["Seq"] = self.sequence[collective.group]
-        return fields
+        return fields if self.options.metadata == "no_sequence" else fields | {"Seq": self.sequence[collective.group]}
 
     def _group_ranks(self, group: str) -> list[int]:
         first = self.rank // 2 * 2
