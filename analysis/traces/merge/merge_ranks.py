@@ -18,10 +18,9 @@ import numpy as np
 from dpscope.analysis.traces.merge.names import RankTracks
 from dpscope.analysis.traces.merge.rewrite import (
     MergedPart,
-    PartWriter,
     RankPlacement,
     RankRewriter,
-    is_compressed,
+    TraceWriter,
     merged_file,
     writing,
 )
@@ -124,16 +123,16 @@ def write_rank(job: RankJob) -> WrittenRank:
     tracks = RankTracks(job.placement.position)
     rewriter = RankRewriter(job.placement, tracks)
     with writing(job.part), open(job.part, "wb") as file:
-        part = PartWriter(job.part, file, job.compressed)
+        writer = TraceWriter(file, job.compressed)
 
         def use(decoded: DecodedChunk[RawEvent]) -> None:
-            part.write(rewriter.rewritten(decoded.events))
+            writer.write_events(rewriter.rewritten(decoded.events))
             rewriter.left_out += decoded.skipped
 
         read_events(job.path, job.limits, RAW_EVENTS, use)
-        part.write(track_events(job.spans, job.placement.place_us, tracks))
-        part.write(tracks.metadata(job.title))
-        return WrittenRank(part.close(), rewriter.kept, rewriter.left_out)
+        writer.write_events(track_events(job.spans, job.placement.place_us, tracks))
+        writer.write_events(tracks.metadata(job.title))
+        return WrittenRank(writer.part(job.part), rewriter.kept, rewriter.left_out)
 
 
 @dataclass(frozen=True)
@@ -222,6 +221,7 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     the output is one of the files or cannot be written.
     """
     (files, _), output = find_traces(paths), Path(output)
+    compressed = output.suffix == ".gz"
     _check_output(output, files)
     read = over_cores(partial(read_rank, limits=limits), files, files)
     found = find_jobs([rank.identity for rank in read], files)
@@ -243,7 +243,7 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
                 title=title,
                 spans=[*collective_spans(matched.table.take(matched.table["rank"] == position)), *rank.others],
                 part=Path(folder) / str(position),
-                compressed=is_compressed(output),
+                compressed=compressed,
             )
             for position, (rank, clock, title) in enumerate(zip(ranks, clocks, _titles(ranks), strict=True))
         ]
@@ -252,7 +252,7 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
             MergedRank(job.title, job.path, clock, one.events, one.left_out, len(rank.moved))
             for job, clock, one, rank in zip(jobs, clocks, written, ranks, strict=True)
         ]
-        with merged_file(output) as file:
+        with merged_file(output, compressed) as file:
             for one in written:
                 file.append(one.part)
             file.close(_fields(ranks[0].trace, first_us, merged))
