@@ -61,7 +61,7 @@ def group_size(args: CommunicationArgs, kind: str | None) -> int | None:
         return None
     sent, received = args.input_elements, args.output_elements
     if sent is None or received is None:
-        sent, received = _sizes(args)
+        sent, received = buffer_sizes(args)
     if kind in _INPUT_IS_N_OUTPUTS:
         sent, received = received, sent
     if not sent or not received or received % sent:
@@ -75,7 +75,7 @@ def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | No
     Where one of the two is recorded: an all-gather's output is N inputs, a reduce-scatter's input N outputs; other
     collectives are as large on both sides (an all-to-all with uneven splits may not be).
     """
-    sent, received = _sizes(args)
+    sent, received = buffer_sizes(args)
     one = sent if received is None else received if sent is None else max(sent, received)
     if one is None or (kind in _ONE_SIDED and None in (sent, received)):
         return None
@@ -86,7 +86,7 @@ def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | No
     return one if 0 <= one < _MOST_BYTES else None
 
 
-def _sizes(args: CommunicationArgs) -> tuple[int | None, int | None]:
+def buffer_sizes(args: CommunicationArgs) -> tuple[int | None, int | None]:
     """Bytes of the input and of the output, as far as they are recorded."""
     size = element_bytes(args.dtype)
     both = (args.input_elements, args.input_bytes), (args.output_elements, args.output_bytes)
