@@ -110,9 +110,7 @@ class AnalyzeRequest(Request):
     report: Annotated[Path | None, typer.Option("--report", help="where the report goes; a run's into its folder")] = (
         None
     )
-    target_efficiency: Annotated[float | None, setting_option(declarations(Reporting)["target_efficiency"])] = (
-        None
-    )
+    target_efficiency: Annotated[float | None, setting_option(declarations(Reporting)["target_efficiency"])] = None
     target_accuracy: options.TargetAccuracy = None
     figures: Annotated[
         str | None, typer.Option(help="files of figures next to the page: png, svg, pdf or some of them, or none")
