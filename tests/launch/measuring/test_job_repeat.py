@@ -7,8 +7,8 @@ import pytest
 
 from dpscope.launch.jobs.job_files import JOB_NAME, remove_job_files
 from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.launch.measuring import job_repeat
-from dpscope.launch.measuring.job_repeat import chosen_repeat
+from dpscope.launch.measuring import worker_arguments
+from dpscope.launch.measuring.worker_arguments import chosen_repeat
 from dpscope.profiling.records.run import Cell, CellResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -25,7 +25,7 @@ def started_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
     monkeypatch.setenv("MASTER_ADDR", "node0")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    monkeypatch.setattr(job_repeat, "POLL_S", 0.01)
+    monkeypatch.setattr(worker_arguments, "POLL_S", 0.01)
 
 
 def measured(run: RunFolder, repeat: int) -> None:
@@ -54,7 +54,7 @@ def test_another_jobs_choice_is_not_taken(
     """A killed job left its choice behind; a restarted attempt counts as another job too."""
     run = RunFolder(tmp_path)
     assert chosen_repeat(run, CELL, None, RANK_0) == 0
-    monkeypatch.setattr(job_repeat, "WAIT_FOR_RANK_0_S", 0.05)
+    monkeypatch.setattr(worker_arguments, "WAIT_FOR_RANK_0_S", 0.05)
     monkeypatch.setenv(name, value)
     with pytest.raises(DpscopeError, match=r"rank 0 has chosen no repeat of ddp-d2-b8 there in 0.05 s"):
         chosen_repeat(run, CELL, None, RANK_1)
