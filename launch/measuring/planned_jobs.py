@@ -69,15 +69,20 @@ class PlanDescription:
     calibration: CalibrationSettings | None  # before the cells
 
     @property
+    def to_do(self) -> list[PlannedJob]:
+        """The remaining jobs."""
+        return [job for job in self.jobs if not job.done]
+
+    @property
     def duration_s(self) -> float:
         """Estimated time of the calibration and the remaining jobs."""
         first = calibration_seconds(self.calibration) if self.calibration is not None else 0.0
-        return first + sum(job.estimate.duration_s for job in self.jobs if not job.done)
+        return first + sum(job.estimate.duration_s for job in self.to_do)
 
     @property
     def disk_bytes(self) -> int:
         """Estimated disk usage of the remaining jobs."""
-        return sum(job.estimate.bytes for job in self.jobs if not job.done)
+        return sum(job.estimate.bytes for job in self.to_do)
 
 
 def plan_run(
@@ -113,7 +118,9 @@ def plan_run(
         *baseline_findings(plan),
         *estimate_findings(plan, resolved, kind, size),
     )
-    first = plan_calibration(plan, resolved, kind, size, stored_calibration(run))
+    first = None
+    if any(not job.done for job in jobs):
+        first = plan_calibration(plan, resolved, kind, size, stored_calibration(run))
     return PlanDescription(
         config=resolved,
         device_type=kind,
@@ -123,7 +130,7 @@ def plan_run(
         findings=findings,
         estimate_basis=estimate_basis(kind, size),
         model_size=size,
-        calibration=None if all(job.done for job in jobs) else first,
+        calibration=first,
     )
 
 
@@ -176,16 +183,15 @@ def describe_plan(
     lines = []
     if (first := description.calibration) is not None:
         lines.append(f"{described(first)}: about {duration_text(calibration_seconds(first))}")
-    to_do = [job for job in description.jobs if not job.done]
     lines.append(
         f"{description.device_type}, {counted(description.threads_per_process, 'thread')} per process; "
-        f"{counted(len(to_do), 'job')} to do: about {_cost(description)} (an estimate: {description.estimate_basis})."
+        f"{counted(len(description.to_do), 'job')} to do: about {_cost(description)} (an estimate: {description.estimate_basis})."
     )
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     _print_findings(description, console)
     begun = is_run_folder(out) and not fresh
-    for job in to_do:
+    for job in description.to_do:
         command = job.command if begun else _standalone_command(description.config, job.cell, job.repeat, out)
         console.print(Text(shlex.join(command)), soft_wrap=True)
     return description
