@@ -57,6 +57,10 @@ class Windows:
         inside = (place < len(known)) & (ends_us > self.start_us[known[0]])
         return np.where(inside, known[np.minimum(place, len(known) - 1)], NO_STEP)
 
+    def lengths_of(self, spans: intervals.Intervals) -> FloatColumn:
+        """Length of disjoint intervals in each window, NaN for a step without one."""
+        return intervals.lengths_within(spans, self.start_us, self.end_us)
+
 
 def windows_of(events: EventTable, kind: npt.NDArray[np.uint8], step: IntColumn, count: int) -> Windows:
     """Windows of `count` steps, at least one, from the device events that each of them launched (`step`, NO_STEP for none)."""
