@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, str] = {
     "launch/equality": "launch/jobs launch/planning launch/workload profiling/records profiling/store",
     "analysis/stats": "",
     "analysis/text": "profiling/records profiling/store",
-    "analysis/costs": "analysis/text profiling/machine profiling/records profiling/store",
+    "analysis/costs": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
     "analysis/traces/reading": "profiling/records profiling/store",
     "analysis/traces/steps": "analysis/traces/reading profiling/records",
     "analysis/traces/data_parallel": "analysis/traces/reading analysis/traces/steps profiling/records",

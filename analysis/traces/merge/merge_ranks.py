@@ -36,7 +36,7 @@ from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clock
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.matching import match_windows
 from dpscope.analysis.traces.ranks.process_pool import over_cores
-from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity, in_rank_order, named_collectives, trace_identity
+from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity, named_collectives, rank_order, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, require_one_job
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
@@ -202,14 +202,14 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     The first rank's clock is the reference. Raises DpscopeError when a file cannot be read or holds several ranks, or when
     the output is one of the files or cannot be written.
     """
-    (files, _), output = find_traces(paths), Path(output)
+    files, output = find_traces(paths), Path(output)
     compressed = output.suffix == ".gz"
     _check_output(output, files)
     read = over_cores(partial(read_rank, limits=limits), files, files)
     found = find_jobs([rank.identity for rank in read], files)
     require_one_job(found, paths, "a merged trace")
     own = [read[index] for index in found.jobs[""]]
-    ranks = [own[index] for index in in_rank_order([one.trace.rank for one in own], [str(one.path) for one in own])]
+    ranks = [own[index] for index in rank_order([one.trace.rank for one in own], [str(one.path) for one in own])]
     tables = [rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)]
     origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
     trace = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
