@@ -225,7 +225,7 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     _check_output(output, files)
     read = over_cores(partial(read_rank, limits=limits), files, files)
     found = find_jobs([rank.identity for rank in read], files)
-    require_one_job(found, paths, "a merged trace")
+    require_one_job(found.jobs, paths, "a merged trace")
     ranks = sorted((read[index] for index in found.jobs[""]), key=lambda rank: rank.order)
     tables = [rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)]
     origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]

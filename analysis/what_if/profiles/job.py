@@ -194,7 +194,7 @@ def _one_job(paths: Sequence[Path], limits: ReadLimits) -> tuple[list[Attributio
     """The traces of the one job among the files, and what was left out; raises DpscopeError where there are several."""
     read = [(path, one) for path in paths for one in read_attributed(path, limits)]
     found = find_jobs([trace_identity(one) for _, one in read], [path for path, _ in read])
-    require_one_job(found, paths, "a prediction")
+    require_one_job(found.jobs, paths, "a prediction")
     return [read[index][1] for index in found.jobs[""]], [finding.message for finding in found.of("")]
 
 
