@@ -108,7 +108,7 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Action | Non
         for row in rows
         if (row.strategy, row.devices) == (chosen.strategy, chosen.devices)
         and (row.batch_size or 0) > batch
-        and (row.samples_per_s_low or 0.0) > BATCH_GAIN * (chosen.samples_per_s_high or rate)
+        and (row.number("samples_per_s_low") or 0.0) > BATCH_GAIN * (chosen.number("samples_per_s_high") or rate)
     ]
     if not alike:
         return None

@@ -7,8 +7,8 @@ waiting, the loader and imbalance explain those terms, or the difference from al
 from dataclasses import dataclass
 
 from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.cells.subtraction import FORMULAS, METHODS
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_time
 
@@ -104,7 +104,7 @@ def error_table(comparison: Comparison) -> TextTable | None:
     names = ("error", "local batch", "compute", "idle", "tracer")
     rows: list[tuple[str, str, list[float | None]]] = []
     for row in comparison.rows.values():
-        for method in METHODS:
+        for method in FORMULAS:
             error = row.number(f"{method}_error_exposed_us")
             if error is None:
                 continue

@@ -7,7 +7,7 @@ import pandas as pd
 
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.units import show_bytes, show_time
-from dpscope.analysis.traces.steps.readiness import REDUCING
+from dpscope.analysis.traces.steps.collectives import REDUCING
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import is_known
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.cells.subtraction import FORMULAS
 from dpscope.analysis.findings.estimate_gaps import reasons
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing, slowed_text
 from dpscope.analysis.findings.no_overlap import no_overlap_finding

@@ -47,6 +47,16 @@ class Estimate:
     high: float | None
     count: int
 
+    def times(self, factor: float) -> "Estimate":
+        """The estimate and its interval, multiplied."""
+        value, low, high = (None if end is None else end * factor for end in (self.value, self.low, self.high))
+        return Estimate(value, low, high, self.count)
+
+    def inverse(self) -> "Estimate":
+        """One over it, as of a ratio taken the other way round."""
+        value, low, high = (1 / end if end else None for end in (self.value, self.high, self.low))
+        return Estimate(value, low, high, self.count)
+
 
 class Interval(NamedTuple):
     """The ends of a 95% interval, both known."""

@@ -11,7 +11,7 @@ from dpscope.profiling.store.errors import DpscopeError
 if TYPE_CHECKING:
     from dpscope.profiling.records.finding import Finding
 
-IDLE = (Idle(("output",), lambda values: values["list_only"], "--list writes nothing"),)
+IDLE = (Idle("output", "list_only", "--list writes nothing"),)
 
 
 def bundle(
@@ -63,7 +63,7 @@ def _machine_notes() -> dict[str, object]:
     from dpscope.profiling.machine.interconnect import interconnect
     from dpscope.profiling.machine.nvml import NvmlRecorder, driver_version, open_nvml
 
-    checks = [asdict(check) for check in run_doctor()]
+    checks = [{"name": name, **asdict(check)} for name, check in run_doctor().items()]
     notes: dict[str, object] = {"doctor": {"hostname": socket.gethostname(), "checks": checks}}
     if (nvml := open_nvml()) is not None:
         recorder = NvmlRecorder(nvml)

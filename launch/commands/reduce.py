@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 IDLE = (
     Idle(
-        ("share", "jobs", "max_bytes", "max_events"),
-        options.any_partial,
-        "partials are joined by one task, which reads no trace",
+        "share jobs max_bytes max_events", options.any_partial, "partials are joined by one task, which reads no trace"
     ),
 )
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _REAPED_EVERY_S = 1.0
 IDLE = (
-    Idle(("link",), options.trainings_alone, "trainings alone hold no measured steps"),
-    Idle(("out",), options.any_run, "a run's TensorBoard folder lies in the run's own"),
+    Idle("link", options.trainings_alone, "trainings alone hold no measured steps"),
+    Idle("out", options.any_run, "a run's TensorBoard folder lies in the run's own"),
 )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 IDLE = (
     *options.NODES_IDLE,
-    Idle(("target_accuracy", "wandb", "wandb_online"), lambda values: values["dry_run"], options.PLAN_ALONE),
+    Idle("target_accuracy wandb wandb_online", "dry_run", options.PLAN_ALONE),
     options.ONE_MIRROR,
 )
 _NO_OPTIONS = ("seed", "ddp_alone")  # there are --seeds; DDP on one device trains as single does

@@ -32,23 +32,18 @@ def _reads_run(values: OptionValues) -> bool:
 
 
 IDLE = (
+    Idle("per_node batch_size", "measured", "the rows of --measured contain it"),
     Idle(
-        ("per_node", "batch_size"), lambda values: values["measured"] is not None, "the rows of --measured contain it"
-    ),
-    Idle(
-        (
-            *("cell", "link", "inter", "intra", "bucket_mb", "comm_hook", "accumulate", "overlap", "strategy"),
-            *("faster", "jitter", "solve", "need", "trace", "figure"),
-            *("base_devices", "base_batch_size", "base_bucket_mb"),
-        ),
+        "cell link inter intra bucket_mb comm_hook accumulate overlap strategy faster jitter solve need trace figure "
+        "base_devices base_batch_size base_bucket_mb",
         _reads_table,
         "a table of step times does not show its effect; give a run or a trace",
     ),
-    Idle(("measured",), lambda values: not _reads_table(values), "it is for a table, and a run or a trace was named"),
-    Idle(("cell",), lambda values: not _reads_run(values), "it chooses a cell of a run folder, and none was named"),
-    Idle(("base_devices", "base_batch_size", "base_bucket_mb", "gradient_bytes"), _reads_run, "a run contains it"),
+    Idle("measured", lambda values: not _reads_table(values), "it is for a table, and a run or a trace was named"),
+    Idle("cell", lambda values: not _reads_run(values), "it chooses a cell of a run folder, and none was named"),
+    Idle("base_devices base_batch_size base_bucket_mb gradient_bytes", _reads_run, "a run contains it"),
     Idle(
-        ("need",),
+        "need",
         lambda values: values["solve"] in (None, "bucket-mb", "strategy"),
         "it is the target of --solve inter, intra, faster or devices",
     ),

@@ -24,23 +24,14 @@ class WarmUp:
         self.backwards = 0  # backward passes of a step, 0 where they could not be counted
         self.stays_gathered = False  # whether fully_shard leaves all parameters gathered after the forward pass
         self.trained_ids: set[int] = set()  # of parameters that required a gradient when their optimizer stepped
+        self.optimizers: list[Optimizer] = []  # those that stepped, in the order of their first steps
         self._settings = settings
         self._wrappers = wrappers
         self._end_step = step_ended
-        self._optimizers: dict[int, Optimizer] = {}  # those that stepped, the first one first
-        self._first: Optimizer | None = None
         self._since_first = 0
         self._hooks: list[RemovableHandle] = []
-
-    def listen(self) -> None:
-        """With `--steps-by forward`, find the model when it is called."""
-        if self._settings.steps_by == "forward":
+        if settings.steps_by == "forward":  # the model is found when it is called
             self._hooks.append(register_module_forward_pre_hook(self._first_called))
-
-    @property
-    def optimizers(self) -> tuple[Optimizer, ...]:
-        """The optimizers that stepped, in the order of their first steps."""
-        return tuple(self._optimizers.values())
 
     @property
     def trained(self) -> list[Tensor]:
@@ -58,26 +49,32 @@ class WarmUp:
         This is the first one that stepped. If others keep stepping without it, as after a short training before the real one,
         the warm-up restarts with the current one.
         """
-        if self.steps < self._settings.warmup_steps:  # collected over steps: in a GAN the models' gradients alternate
+        warming_up = self.steps < self._settings.warmup_steps
+        if warming_up:  # collected over steps: in a GAN the models' gradients alternate
             self.trained_ids |= {id(one) for one in _parameters(optimizer) if one.requires_grad}
-        if optimizer is self._first:
+        if not self.optimizers or optimizer is self.optimizers[0]:
+            self.optimizers = self.optimizers or [optimizer]
             self._since_first = 0
             return True
-        self._optimizers[id(optimizer)] = optimizer
-        if self._first is None:
-            self._first = optimizer
-            return True
-        self._since_first += 1
-        if self._settings.steps_by != "optimizer" or self._since_first <= max(
-            _MAX_OTHER_STEPS, self._settings.warmup_steps
-        ):
+        if not warming_up:
             return False
+        if all(optimizer is not one for one in self.optimizers):
+            self.optimizers.append(optimizer)
+        self._since_first += 1
+        most = max(_MAX_OTHER_STEPS, self._settings.warmup_steps)
+        if self._settings.steps_by != "optimizer" or self._since_first <= most:
+            return False
+        self.leave()
+        self.steps = self.backwards = self._since_first = 0
+        self.optimizers = [optimizer]
+        return True
+
+    def leave(self) -> None:
+        """Remove all hooks, and all references to objects that the script may want to free."""
         self.stop()
         if self.calls is not None:
             self.calls.stop()
-        self.calls, self.steps, self.backwards, self._since_first = None, 0, 0, 0
-        self._first, self._optimizers = optimizer, {id(optimizer): optimizer}
-        return True
+        self.calls, self.optimizers = None, []
 
     def step_ended(self) -> bool:
         """Called at the end of each step; returns whether the warm-up is over."""
@@ -85,7 +82,7 @@ class WarmUp:
         needed = self._settings.warmup_steps
         if self.calls is None:
             self._find_model()
-        elif not self.calls.take().training and self._settings.steps_by != "forward" and self.steps < needed:
+        elif not self.calls.take().each and self._settings.steps_by != "forward" and self.steps < needed:
             self.calls.look_inside()
         if self.steps == needed - 1:
             self._count_backwards()
@@ -96,7 +93,7 @@ class WarmUp:
         return False
 
     def stop(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks of the warm-up alone."""
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()

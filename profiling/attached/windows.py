@@ -1,8 +1,6 @@
 """The windows of an attached measurement: traced steps, timed steps, DDP's counters. No step is in two of them."""
 
-import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -11,11 +9,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.profiling.attached.interception import ProfilerWatch
 from dpscope.profiling.attached.model_calls import StepCalls
-from dpscope.profiling.attached.settings import SETTLING_STEPS
 from dpscope.profiling.instruments.ddp_counters import StepCounters
 from dpscope.profiling.instruments.step_timer import StepCounts, StepSample, StepTimer
 from dpscope.profiling.instruments.trace_recorder import StepTrace
-from dpscope.profiling.records.run import DdpCounters, DeviceMemory, TimedBlock
+from dpscope.profiling.records.run import DdpCounters, DeviceMemory
 
 
 class Window(Protocol):
@@ -66,55 +63,49 @@ class TimedWindow:
 
     def end(self) -> None:
         finish_work(self._device)
-        self.durations_us = self._timer.step_durations_us()
-        whole = len(self.calls) >= self._steps
-        self.duration_s = self._ended_s - self._began_s if whole else sum(self.durations_us) / 1e6
-        self.memory = _peak_memory(self._device)
+        self._read()
+        if len(self.calls) >= self._steps:
+            self.duration_s = self._ended_s - self._began_s
 
     def cut(self) -> None:
         """End the window without waiting for the device, with the steps that the device has finished."""
         if not self.durations_us:
             self._timer.drop_unfinished()
-            self.durations_us = self._timer.step_durations_us()
+            self._read()
             self.calls = self.calls[: len(self.durations_us)]
-            self.duration_s = sum(self.durations_us) / 1e6
-            self.memory = _peak_memory(self._device)
 
-
-def _peak_memory(device: torch.device) -> tuple[DeviceMemory, ...]:
-    """The peak since the script began or last reset torch's statistics; dpscope does not reset them."""
-    if device.type != "cuda":
-        return ()
-    allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    return (DeviceMemory(device=device.index or 0, allocated_bytes=allocated, reserved_bytes=reserved),)
-
-
-class SettlingWindow:
-    """Unmeasured steps after a trace."""
-
-    def __init__(self) -> None:
-        self._left = SETTLING_STEPS
-
-    def begin(self) -> None:
-        pass
-
-    def step_ended(self, calls: StepCalls) -> bool:
-        self._left -= 1
-        return self._left <= 0
-
-    def end(self) -> None:
-        pass
+    def _read(self) -> None:
+        """Read the durations, and the peak memory since the script began or last reset torch's statistics."""
+        device = self._device
+        self.durations_us = self._timer.step_durations_us()
+        self.duration_s = sum(self.durations_us) / 1e6
+        if device.type == "cuda":
+            used_bytes = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            self.memory = (DeviceMemory(device.index or 0, *used_bytes),)
 
 
 class TracedWindow:
-    """Steps under torch.profiler, unless the script uses a profiler itself."""
+    """Steps under torch.profiler, unless the script uses a profiler itself.
+
+    With `counted`, a DDP model, its counters are read too, and one more step follows, after which the last ones are read.
+    """
 
     def __init__(
-        self, traced_steps: int, path: Path, device: torch.device, all_threads: bool, profiler_watch: ProfilerWatch
+        self,
+        traced_steps: int,
+        path: Path,
+        device: torch.device,
+        all_threads: bool,
+        profiler_watch: ProfilerWatch,
+        counted: DistributedDataParallel | None = None,
     ) -> None:
         self.interrupted_steps = 0  # traced steps with calls outside of training
+        self.counters: list[DdpCounters] = []  # empty unless they are complete
         self._trace = StepTrace(traced_steps, path, device, all_threads, lambda: finish_work(device))
         self._profiler_watch = profiler_watch
+        self._counted = counted
+        self._counting: StepCounters | None = None
+        self._step = 0
         self._running = False
 
     @property
@@ -123,6 +114,8 @@ class TracedWindow:
         return self._trace.complete
 
     def begin(self) -> None:
+        if self._counted is not None:
+            self._counting = StepCounters(self._counted)
         if self._profiler_watch.seen:
             return
         self._profiler_watch.before = self._give_way
@@ -131,10 +124,16 @@ class TracedWindow:
         self._running = True
 
     def step_ended(self, calls: StepCalls) -> bool:
+        if self._counting is not None:
+            self._counting.read_previous(self._step)
+            self._step += 1
+            if self.complete:
+                self.counters = self._counting.counters
+                return True
         if not self._running:
             return True
         self.interrupted_steps += calls.other > 0
-        return self._trace.step_ended(StepCounts(samples=calls.samples))
+        return self._trace.step_ended(StepCounts(samples=sum(calls.each))) and self._counting is None
 
     def end(self) -> None:
         self._give_way()
@@ -148,66 +147,3 @@ class TracedWindow:
         if self._running:
             self._running = False
             self._trace.stop()
-
-
-class CountedWindow:
-    """Traced steps in which DDP's counters are read too, and one more step, after which the last counters are read."""
-
-    def __init__(self, traced: TracedWindow, model: DistributedDataParallel) -> None:
-        self.counters: list[DdpCounters] = []
-        self._traced = traced
-        self._model = model
-        self._counting: StepCounters | None = None
-        self._step = 0
-
-    @property
-    def complete(self) -> bool:
-        """Whether trace and counters are complete."""
-        return bool(self.counters)
-
-    def begin(self) -> None:
-        self._counting = StepCounters(self._model)
-        self._traced.begin()
-
-    def step_ended(self, calls: StepCalls) -> bool:
-        assert self._counting is not None
-        self._counting.read_previous(self._step)
-        self._step += 1
-        if not self._traced.complete:
-            over = self._traced.step_ended(calls)
-            return over and not self._traced.complete  # interrupted by the script's profiler
-        self.counters = self._counting.counters
-        return True
-
-    def end(self) -> None:
-        self._traced.end()
-
-
-def kept_steps(calls: Sequence[StepCalls]) -> list[bool]:
-    """Which steps only trained: not those with a validation loop or the like, unless most steps contain one."""
-    interrupted = [one.other > 0 for one in calls]
-    if sum(interrupted) * 2 > len(calls):
-        return [True] * len(calls)
-    return [not one for one in interrupted]
-
-
-def timed_samples(window: TimedWindow, samples: Sequence[int], kept: Sequence[bool]) -> list[StepSample]:
-    """One sample per kept step, with its number of training samples."""
-    rows = zip(window.durations_us, samples, kept, strict=True)
-    return [
-        StepSample("timed", None, index, step_us, math.nan, count)
-        for index, (step_us, count, keep) in enumerate(rows)
-        if keep
-    ]
-
-
-def timed_block(window: TimedWindow, timed: Sequence[StepSample]) -> TimedBlock:
-    """The timed steps as one block; if some steps are left out, its duration is the sum of the others."""
-    whole = len(timed) == len(window.durations_us)
-    return TimedBlock(
-        epoch=None,
-        steps=len(timed),
-        samples=sum(sample.samples for sample in timed),
-        duration_s=window.duration_s if whole else sum(sample.step_us for sample in timed) / 1e6,
-        data_wait_s=None,
-    )

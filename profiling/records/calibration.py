@@ -10,7 +10,7 @@ import msgspec
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.matrix import Layout, parse_layout
-from dpscope.profiling.records.run import Environment, Host
+from dpscope.profiling.records.run import CellStatus, Environment, Host
 from dpscope.profiling.records.settings import Setting
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.typed_text import parse_size
@@ -169,6 +169,19 @@ class NotTimed(Stored, frozen=True):
     devices: int
     size_bytes: int | None
     reason: str
+
+
+class TimedCollectives(Stored, frozen=True, kw_only=True):
+    """`result.json` of a calibration job."""
+
+    status: CellStatus = "ok"
+    backend: str
+    device_names: tuple[str, ...] = ()
+    device_uuids: tuple[str, ...] = ()  # of torch's GPUs in torch's order
+    points: tuple[CalibrationPoint, ...] = ()
+    left_out: tuple[NotTimed, ...] = ()
+    contention: tuple[Contention, ...] = ()
+    nccl_engine: str | None = None  # class that ran NCCL
 
 
 class FitPiece(Stored, frozen=True):

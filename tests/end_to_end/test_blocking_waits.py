@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from tests.helpers.paths import USER_MODELS
+from tests.helpers.paths import ROOT
 from tests.helpers.ranks import run_ranks
 from tests.user_models.blocking_waits import LATE_S
 
-PROGRAM = USER_MODELS / "blocking_waits.py"
 # How often in a step rank 0 waits for rank 1, while nothing computes.
 TIMES_LATE = {
     "tensor_parallel": 1,
@@ -24,7 +23,7 @@ TIMES_LATE = {
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("jobs")
-    run_ranks([sys.executable, str(PROGRAM), str(folder)], 2)
+    run_ranks([sys.executable, "-m", "tests.user_models.blocking_waits", str(folder)], 2, cwd=ROOT)
     return folder
 
 

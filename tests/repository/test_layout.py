@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/merge": "analysis/text analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
     "profiling/records profiling/store",
     "analysis/hosts": "analysis/text analysis/traces/ranks profiling/records profiling/store analysis/traces/reading",
-    "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
+    "analysis/bundle": "analysis/text analysis/traces/reading profiling/records profiling/store",
     "analysis/partials": "analysis/traces/ranks analysis/traces/reading profiling/records profiling/store",
     "analysis/training": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
     "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/reading "

@@ -17,15 +17,14 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.run_data import copies_between_devices
 from dpscope.analysis.runs.spreads import RunSpreads, run_spreads
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
-from dpscope.profiling.machine.nvml import ReplayedNvml
 from dpscope.profiling.records.calibration import CalibrationPoint
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.generated_traces.generator import dp_trace, write_trace
+from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, windows
 
@@ -328,7 +327,7 @@ def test_bytes_of_dp_by_copies_are_those_copied(tmp_path: Path) -> None:
     analysis = analyze_traces([write_trace(generated.trace, tmp_path / "0_0.pt.trace.json.gz")])
     cell = Cell(strategy="dp", devices=2, batch_size=8)
     steps = analysis.steps_with_waits.assign(repeat=0)
-    data = replace(cell_data(cell, [[900.0] * STEPS], steps), copies=copies_between_devices(analysis).assign(repeat=0))
+    data = replace(cell_data(cell, [[900.0] * STEPS], steps), copies=analysis.copies.assign(repeat=0))
     found = row(data, CostSources())
     assert found.number("bytes_per_step") == (15_772_320 + 15_733_760) / 2
     assert found.reasons["collectives_per_step"] == "moved by copies between devices: no collective"

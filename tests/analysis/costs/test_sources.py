@@ -6,10 +6,10 @@ import pytest
 from dpscope.analysis.costs.sources import CostSources, contention_of, contention_ratios
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
-from dpscope.profiling.machine.nvml import ReplayedNvml
 from dpscope.profiling.records.calibration import Contention
 from dpscope.profiling.records.links import Interconnect
 from tests.helpers.known import known
+from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import calibration
 

@@ -33,7 +33,8 @@ def cell(strategy: str, devices: int, batch: int, **values: Any) -> CellRow:
         usual |= {"communication_us": 30e3, "exposed_us": 20e3}
         usual |= {"exposed_wait_us": 0.0, "exposed_transfer_us": 20e3, "exposed_other_us": 0.0}
     name = f"{strategy}-d{devices}-b{batch}"
-    row = CellRow(cell=name, strategy=strategy, devices=devices, batch_size=batch, **(usual | values))
+    bounds = {one: values.pop(one) for one in list(values) if one.endswith(("_low", "_high", "_low_us", "_high_us"))}
+    row = CellRow(cell=name, strategy=strategy, devices=devices, batch_size=batch, bounds=bounds, **(usual | values))
     return replace(row, ledger=ledger(row)) if row.traced_step_us is not None else row
 
 

@@ -2,9 +2,11 @@
 
 import io
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,11 +18,11 @@ from dpscope.analysis.report.nccl_tables import calibration_chapter
 from dpscope.launch.calibration import run, worker
 from dpscope.launch.calibration.nccl_choices import log_variables
 from dpscope.launch.calibration.run import run_calibration
-from dpscope.launch.calibration.worker import TimedCollectives
 from dpscope.launch.jobs.attended_job import JobStarter
-from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
+from dpscope.launch.jobs.job_outcome import JobWait
+from dpscope.launch.jobs.torchrun import TorchrunJob
 from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings
+from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings, TimedCollectives
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import JobFolder, RunFolder
 from tests.helpers.environments import environment
@@ -187,7 +189,8 @@ def test_only_that_job_makes_nccl_write(nccl_log: bool, tmp_path: Path, monkeypa
         seen.update({name: os.environ.get(name) for name in variables})
         return timed(SETTINGS)
 
-    monkeypatch.setattr(worker, "measure", measure)
+    # In place of the module that imports torch.
+    monkeypatch.setitem(sys.modules, "dpscope.launch.calibration.collective_timing", SimpleNamespace(measure=measure))
     settings = msgspec.structs.replace(SETTINGS, nccl_log=nccl_log)
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
     worker._calibrate(worker._Job(settings, JobFolder(tmp_path)), place, 0.0, lambda _: None)

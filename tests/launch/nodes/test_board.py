@@ -2,20 +2,20 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torch._C
 
-from dpscope.launch.commands.several_nodes import check_devices
+from dpscope.launch.jobs.node_place import NodePlace
 from dpscope.launch.nodes import board as board_module
-from dpscope.launch.nodes.board import Board, Meeting, NodeInfo, sealed, unsealed
+from dpscope.launch.nodes.board import Board, NodeInfo, NodeStart, sealed, unsealed
 from dpscope.launch.nodes.team import Team
 from dpscope.profiling.machine.interfaces import host_at
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.environments import environment
 from tests.helpers.sweeps import wait_until
-from tests.launch.nodes.conftest import Nodes
 
 
 class Pair:
@@ -28,7 +28,8 @@ class Pair:
     def team(self, gpus: int | None = None) -> Team:
         self.boards[1].publish(NodeInfo(host_at(1, "127.0.0.1", environment("n1")), "127.0.0.1", gpus))
         wait_until(lambda: 1 in self.boards[0].joined, timeout_s=5)
-        return Team(self.boards[0], list)
+        start = NodeStart(NodePlace(2, 0, None), Path(), {}, lambda text: None, 5.0)
+        return Team(self.boards[0], start)
 
 
 @pytest.fixture
@@ -96,19 +97,8 @@ def test_nodes_need_as_many_gpus_as_a_job_has_on_each(pair: Pair) -> None:
     team.check_gpus(2)
     with pytest.raises(DpscopeError, match=r"node 1 \(n1\) has 2 GPUs that torch can use, and 4 on each node"):
         team.check_gpus(4)
-
-
-def test_a_node_on_the_cpu_has_any_number_of_devices(pair: Pair) -> None:
-    pair.team().check_gpus(64)
-
-
-def test_nodes_need_the_same_kind_of_device(nodes: Nodes) -> None:
-    meeting = Meeting("1", "n0", 2, {}, True, None, ("127.0.0.1",), 1, "secret")
-    with pytest.raises(DpscopeError, match=r"--device: node 0 \(n0\) has GPUs and node 1 \(.*\) has none"):
-        check_devices(nodes.place(1), meeting, on_gpus=False)
-    with pytest.raises(DpscopeError, match=r"--device: node 1 \(.*\) has GPUs and node 0 \(n0\) has none"):
-        check_devices(nodes.place(1), msgspec.structs.replace(meeting, on_gpus=False), on_gpus=True)
-    check_devices(nodes.place(1), meeting, on_gpus=True)
+    pair.boards[0].joined[1] = msgspec.structs.replace(pair.boards[0].joined[1], gpus=None)  # on the CPU
+    team.check_gpus(64)
 
 
 def test_every_node_ends_leftover_processes_of_the_folder(pair: Pair) -> None:

@@ -8,8 +8,8 @@ from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, 
 from dpscope.profiling.records.matrix import Matrix
 from dpscope.profiling.records.settings import (
     SettingError,
+    declarations,
     in_parts,
-    setting_names,
     settings_of,
     top_level_settings,
     with_settings,
@@ -52,10 +52,10 @@ def test_a_matrix_is_kept_in_order_without_repetition() -> None:
 
 def test_settings_by_name_are_unique_and_go_back_into_their_parts() -> None:
     for kind, parts in ((RunConfig, 5), (TrainConfig, 3)):
-        found = in_parts(dict.fromkeys(setting_names(kind)), kind).values()
+        found = in_parts(dict.fromkeys(declarations(kind)), kind).values()
         counts = [len(value) for value in found if isinstance(value, dict)]
         assert len(counts) == parts  # with no name in two of them:
-        assert sum(counts) + len(top_level_settings(kind)) == len(setting_names(kind)) > 20
+        assert sum(counts) + len(top_level_settings(kind)) == len(declarations(kind)) > 20
     config = with_settings(RunConfig(), steps=7, model="tiny", devices=(2,), momentum=0.0)
     assert (config.measurement.steps, config.workload.model, config.optimizer.momentum) == (7, "tiny", 0.0)
     sgd = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 5e-4}
