@@ -58,8 +58,8 @@ def names(data: CellData) -> list[str]:
 
 
 def test_well_overlapped_communication_has_no_finding() -> None:
-    assert no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9), hidden_us=15e3, exposed_us=5e3)) == []
-    assert no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9), exposed_us=4e3)) == []  # 4% of the step
+    assert not [*no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9), hidden_us=15e3, exposed_us=5e3))]
+    assert not [*no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9), exposed_us=4e3))]  # 4% of the step
 
 
 def test_a_trace_without_a_reason_is_reported_as_such() -> None:
@@ -221,14 +221,14 @@ def test_the_engine_that_may_serialise() -> None:
     data = planted(cell(), EVEN, (0.2, 0.5, 0.9))
     suspected = with_ranks(data, nccl_engine="ProcessGroupNCCL2")
     assert overlap_reasons(suspected) == []
-    data.collectives["held_us"] = pd.array([5e3] * len(data.collectives), dtype="Float64")
-    (reason,) = overlap_reasons(suspected)
+    held = data.collectives.assign(held_us=pd.array([5e3] * len(data.collectives), dtype="Float64"))
+    (reason,) = overlap_reasons(replace(suspected, collectives=held))
     assert reason.text == (
         "compute that was already launched waits for 15.0 ms of the 19.0 ms exposed, until one of the 3 buckets is reduced; "
         "ProcessGroupNCCL2 ran the collectives, which may make the compute stream wait for each"
     )
     assert "--nccl-engine" in reason.advice
-    assert names(data) == ["held_compute"]
+    assert names(replace(data, collectives=held)) == ["held_compute"]
 
 
 def test_a_host_that_launches_too_late() -> None:

@@ -240,17 +240,17 @@ def test_waiting_for_no_single_rank_is_jitter() -> None:
     assert text.startswith("No single rank causes the waiting.")
 
 
-def test_a_late_rank_that_is_idle_itself_is_called_so_in_the_same_sentence() -> None:
+def test_a_late_rank_that_is_idle_itself_is_called_so() -> None:
     late = LateRank(7, 15e3, 0.8, significant=False, steps=1, idle_us=50e3, unlaunched_us=40e3)
     text = action_of(late, exposed_wait_us=15e3, exposed_transfer_us=5e3)
     assert text.startswith(
-        "Find out why rank 7 arrives late (of 1 traced step: too few to exclude chance), it is itself without a launch for "
-        "40.0 ms of a step; a faster link does not shorten this."
+        "Find out why rank 7 arrives late (of 1 traced step: too few to exclude chance); a faster link does not shorten this. "
+        "Rank 7, which the others wait for, is itself without a launch for 40.0 ms of a step."
     )
     idle = action_of(late, exposed_wait_us=15e3, exposed_transfer_us=5e3, idle_us=30e3)
     assert idle.startswith(
-        "Check what the host does between launches; the devices are idle, and rank 7, which the others wait for, is itself "
-        "without a launch for 40.0 ms of a step."
+        "Check what the host does between launches; the devices are idle. Rank 7, which the others wait for, is itself without a "
+        "launch for 40.0 ms of a step."
     )
 
 
