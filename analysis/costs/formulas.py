@@ -8,10 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 CollectiveCost = Callable[[str, int, float], float | None]
-"""(kind, ranks, bytes) -> microseconds, None if that kind is unknown on this many ranks.
-
-Kinds are those of the `collectives` table: all_reduce, broadcast, reduce, reduce_scatter, all_gather.
-"""
+"""(kind as in the `collectives` table, ranks, bytes) -> microseconds, None if that kind is unknown on this many ranks."""
 
 
 def moved_as(kind: str, backend: str | None) -> str:

@@ -206,6 +206,5 @@ class CellData:
 
 
 def concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """The non-empty frames below each other; without columns if all are empty."""
-    kept = [frame for frame in frames if len(frame)]
-    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame()
+    """The frames below each other; the columns are those of the non-empty ones, if there are any."""
+    return pd.concat([one for one in frames if len(one)] or frames[:1] or [pd.DataFrame()], ignore_index=True)

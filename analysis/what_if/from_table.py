@@ -47,10 +47,6 @@ class TableFit:
     errors: tuple[CountError, ...]
     left_out: tuple[tuple[MeasuredStep, Prediction], ...]
 
-    def alone_us(self, batch_size: int) -> float | None:
-        """The measured step of one device."""
-        return self.model.single.at(batch_size) if self.model.single.measured else None
-
     def largest(self, link: int) -> int:
         """The largest device count measured over a link; 0 if none was."""
         return max((row.ranks for row in self.model.rows if row.link == link and row.ranks > 1), default=0)
@@ -78,8 +74,7 @@ def _shape(shares: Floats | float, times: float) -> Floats:
 
 def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
     """The fit of rows that measure one thing, or the reason why there is none."""
-    model = fit_steps(rows)
-    if model is None:
+    if (model := fit_steps(rows)) is None:
         return (
             "no two device counts at a batch per device that can be compared; measure one batch per device at two counts, best "
             "on one device, too"
@@ -94,8 +89,8 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
             continue
         steps, exposed = without.predict(held)
         off = np.abs(np.log(steps / np.array([row.step_us for row in held]))) / _shape(exposed / steps, times)
-        many = len(off) >= _MANY_ROWS
-        scaled = np.quantile(off, BAND) if many else NINE_OF_TEN * np.sqrt(np.mean(np.minimum(off, 4.0) ** 2))
+        typical = NINE_OF_TEN * np.sqrt(np.mean(np.minimum(off, 4.0) ** 2))
+        scaled = np.quantile(off, BAND) if len(off) >= _MANY_ROWS else typical
         errors.append(CountError(held[0].ranks, times, float(scaled)))
         if times == 1 or len(kept) + len(held) == len(model.rows):
             pairs = zip(held, steps.tolist(), exposed.tolist(), strict=True)
@@ -178,8 +173,9 @@ def _refusal(fit: TableFit, row: MeasuredStep) -> str | None:
         return f"batch {row.batch_size} is too far from what {measured} ({known})"
     if row.ranks == 1:
         return None if single.measured else "no row of one device"
-    unknown = f"no row {LINKS[row.link]} was measured: the cost of that link is not known"
-    return None if fit.largest(row.link) else unknown
+    return (
+        None if fit.largest(row.link) else f"no row {LINKS[row.link]} was measured: the cost of that link is not known"
+    )
 
 
 def _rests_on(fit: TableFit, row: MeasuredStep) -> str:
@@ -188,12 +184,14 @@ def _rests_on(fit: TableFit, row: MeasuredStep) -> str:
         return f"t_1, measured at {', '.join(f'{one:.0f}' for one in batches)} samples per device"
     counts = sorted(other.ranks for other in fit.model.rows if other.link == row.link)
     span = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    text = f"{counted(len(counts), 'row')} {LINKS[row.link]}, {span} devices"
-    if not fit.model.single.measured:
-        text += "; t_1 was not measured and is part of the fit"
-    if row.batch_size not in batches:
-        text += f"; t_1 {'between' if batches[0] <= row.batch_size <= batches[-1] else 'beyond'} measured batches"
-    return text if fit.errors else f"{text}; the band is assumed, because one device count shows no error"
+    where = "between" if batches[0] <= row.batch_size <= batches[-1] else "beyond"
+    clauses = {
+        f"{counted(len(counts), 'row')} {LINKS[row.link]}, {span} devices": True,
+        "t_1 was not measured and is part of the fit": not fit.model.single.measured,
+        f"t_1 {where} measured batches": row.batch_size not in batches,
+        "the band is assumed, because one device count shows no error": not fit.errors,
+    }
+    return "; ".join(clause for clause, applies in clauses.items() if applies)
 
 
 @dataclass(frozen=True)
@@ -241,14 +239,13 @@ def score(fit: TableFit, rows: Sequence[tuple[MeasuredStep, Prediction]]) -> Sco
 
 def _simple_rules(fit: TableFit, truth: MeasuredStep) -> tuple[float | None, ...]:
     """In the order of _RULES: t_1; the step at the largest count of the same batch; a line through its counts over 1/N."""
-    points = [(row.ranks, row.step_us) for row in fit.model.rows if row.batch_size == truth.batch_size]
-    alone, unchanged, line = fit.alone_us(truth.batch_size), None, None
-    if points:
+    single, unchanged, line = fit.model.single, None, None
+    if points := [(row.ranks, row.step_us) for row in fit.model.rows if row.batch_size == truth.batch_size]:
         counts, steps = np.array(points).T
         unchanged = float(np.median(steps[counts == counts.max()]))
         if len(set(counts)) > 1:
             line = float(np.polyval(np.polyfit(1 / counts, steps, 1), 1 / truth.ranks))
-    return alone, unchanged, line
+    return single.at(truth.batch_size) if single.measured else None, unchanged, line
 
 
 def _median(values: Floats) -> float | None:

@@ -59,8 +59,9 @@ def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
     """
     headings, rows = read_rows(path, ("ranks",), _KNOWN)
     if times and "step_ms" not in headings:
-        found = ", ".join(headings)
-        raise DpscopeError(f"{path} has no column step_ms (found: {found}); give each step's time in milliseconds")
+        raise DpscopeError(
+            f"{path} has no column step_ms (found: {', '.join(headings)}); give each step's time in milliseconds"
+        )
     for name in headings:
         if name not in _KNOWN and (likely := nearest(name, _KNOWN - set(headings), cutoff=_MISSPELT)):
             raise DpscopeError(
@@ -102,10 +103,8 @@ def _nodes(row: CsvRow, ranks: int) -> tuple[int, int]:
             raise row.error("gpus_per_node", f"names {counted(len(digits), 'node')}, but nodes is {nodes}")
     if nodes is not None and nodes > ranks:
         raise row.error("nodes", f"is more than the {counted(ranks, 'rank')}; every node holds at least one")
-    if each is None:
-        per_node = int(digits) if nodes is None and digits.isdigit() else 0
-        each = per_node or -(-ranks // (nodes or 1))
-    each = min(each, ranks)
+    per_node = int(digits) if nodes is None and digits.isdigit() else 0
+    each = min(each or per_node or -(-ranks // (nodes or 1)), ranks)
     return nodes or -(-ranks // each), each
 
 

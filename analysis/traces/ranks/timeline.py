@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpscope.analysis.traces.data_parallel.launches import PHASES, launch_phases
-from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
+from dpscope.analysis.traces.data_parallel.phases import PHASES, is_data_parallel, launch_phases
 from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, IntColumn
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps import intervals
@@ -151,7 +150,7 @@ def thinned(spans: Intervals, most: int) -> tuple[Intervals, float]:
 def _device_timelines(attribution: Attribution, index: int, window: tuple[float, float]) -> Iterator[DeviceTimeline]:
     events = attribution.events
     launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
-    by_phase = launch_phases(attribution).phase if is_data_parallel(attribution) else None
+    by_phase = launch_phases(attribution) if is_data_parallel(attribution) else None
     for device in np.unique(events.device[launched]).tolist():
         own = launched & (events.device == device)
         compute, peers, others = (

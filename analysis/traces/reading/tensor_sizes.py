@@ -1,7 +1,8 @@
 """Sizes of collectives' buffers, from what traces record: element counts, shapes, element types in all their spellings."""
 
 import re
-from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 import msgspec
 
@@ -58,11 +59,9 @@ def group_size(args: CommunicationArgs, kind: str | None) -> int | None:
         return args.group_size
     if kind not in _OUTPUT_IS_N_INPUTS | _INPUT_IS_N_OUTPUTS:
         return None
-    size = element_bytes(args.dtype)
     sent, received = args.input_elements, args.output_elements
     if sent is None or received is None:
-        sent = _known_bytes(args.input_bytes, args.input_elements, size)
-        received = _known_bytes(args.output_bytes, args.output_elements, size)
+        sent, received = buffer_sizes(args)
     if kind in _INPUT_IS_N_OUTPUTS:
         sent, received = received, sent
     if not sent or not received or received % sent:
@@ -76,32 +75,26 @@ def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | No
     Where one of the two is recorded: an all-gather's output is N inputs, a reduce-scatter's input N outputs; other
     collectives are as large on both sides (an all-to-all with uneven splits may not be).
     """
-    found = _larger_buffer(args, kind, group_size)
-    return found if found is not None and 0 <= found < _MOST_BYTES else None
-
-
-def _larger_buffer(args: CommunicationArgs, kind: str | None, group_size: int | None) -> int | None:
-    size = element_bytes(args.dtype)
-    sent = _known_bytes(args.input_bytes, args.input_elements, size)
-    received = _known_bytes(args.output_bytes, args.output_elements, size)
-    if sent is not None and received is not None:
-        return max(sent, received)
-    one = sent if sent is not None else received
-    if one is None or kind in _ONE_SIDED:
+    sent, received = buffer_sizes(args)
+    one = sent if received is None else received if sent is None else max(sent, received)
+    if one is None or (kind in _ONE_SIDED and None in (sent, received)):
         return None
     if (kind in _OUTPUT_IS_N_INPUTS and received is None) or (kind in _INPUT_IS_N_OUTPUTS and sent is None):
-        return one * group_size if group_size else None
-    return one
+        if not group_size:
+            return None
+        one *= group_size
+    return one if 0 <= one < _MOST_BYTES else None
 
 
-def _known_bytes(given: int | None, elements: int | None, size: int | None) -> int | None:
-    if elements is not None and size is not None:
-        return elements * size
-    return given
+def buffer_sizes(args: CommunicationArgs) -> tuple[int | None, int | None]:
+    """Bytes of the input and of the output, as far as they are recorded."""
+    size = element_bytes(args.dtype)
+    both = (args.input_elements, args.input_bytes), (args.output_elements, args.output_bytes)
+    sent, received = (given if elements is None or size is None else elements * size for elements, given in both)
+    return sent, received
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     """One argument: a tensor, or a list of them together."""
 
     elements: int
@@ -157,8 +150,8 @@ def _together(tensors: list[_Tensor]) -> _Tensor | None:
     if not tensors:
         return None
     dtypes = {tensor.dtype for tensor in tensors}
-    sizes = [tensor.bytes for tensor in tensors]
-    total = sum(size for size in sizes if size is not None) if all(size is not None for size in sizes) else None
+    sizes = [tensor.bytes for tensor in tensors if tensor.bytes is not None]
+    total = sum(sizes) if len(sizes) == len(tensors) else None
     return _Tensor(sum(tensor.elements for tensor in tensors), dtypes.pop() if len(dtypes) == 1 else None, total)
 
 
@@ -175,7 +168,6 @@ def _tensor(shape: object, kind: object, depth: int = 0) -> _Tensor | None:
         return None
     if not shape and size is None:
         return None
-    count = 1  # a tensor without dimensions holds one element
-    for extent in shape:
-        count *= extent if isinstance(extent, int) and extent >= 0 else 0
+    # A tensor without dimensions holds one element.
+    count = prod(extent if isinstance(extent, int) and extent >= 0 else 0 for extent in shape)
     return _Tensor(count, kind if isinstance(kind, str) else None, count * size if size is not None else None)
