@@ -91,16 +91,10 @@ def torch_device_states(
 
     CUDA's order of devices and their visibility do not matter. A GPU whose UUID NVML does not know (a MIG instance) is omitted.
     """
-    by_uuid = {
-        bare_uuid(uuid): handle
-        for handle in gpu_handles(nvml)
-        if handle is not None and (uuid := query(nvml, "nvmlDeviceGetUUID", handle)) is not None
-    }
-    return tuple(
-        _device_state(nvml, by_uuid[bare_uuid(uuid)], index, own_process_ids)
-        for index, uuid in uuids.items()
-        if bare_uuid(uuid) in by_uuid
-    )
+    handles = [handle for handle in gpu_handles(nvml) if handle is not None]
+    by_uuid = {bare_uuid(query(nvml, "nvmlDeviceGetUUID", handle) or ""): handle for handle in handles}
+    known = {index: bare_uuid(uuid) for index, uuid in uuids.items() if uuid and bare_uuid(uuid) in by_uuid}
+    return tuple(_device_state(nvml, by_uuid[uuid], index, own_process_ids) for index, uuid in known.items())
 
 
 def usable_device_states(nvml: Any | None, own_process_ids: Sequence[int] | None) -> tuple[DeviceState, ...]:

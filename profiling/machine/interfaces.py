@@ -29,13 +29,13 @@ def interface_addresses() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda one: one[1].startswith(_LOOPBACK)))
 
 
+def _interfaces_by_address() -> dict[str, str]:
+    return {address: name for name, address in interface_addresses().items()} | ipv6_interfaces()
+
+
 def interface_of(address: str) -> str | None:
     """The interface with this IPv4 or IPv6 address of this host; None if there is none."""
     return _interfaces_by_address().get(address.partition("%")[0])
-
-
-def _interfaces_by_address() -> dict[str, str]:
-    return {address: name for name, address in interface_addresses().items()} | ipv6_interfaces()
 
 
 def host_at(node: int, address: str, environment: Environment) -> Host:
@@ -65,10 +65,11 @@ def interfaces_to_others(except_port: int, own: Path = Path("/proc/self")) -> tu
     These are the interfaces that gloo and NCCL's sockets use; RDMA has no TCP connections. Empty outside Linux.
     """
     addresses = _interfaces_by_address()
-    found = set()
-    for local, remote in _connections(own):
-        if except_port not in (local[1], remote[1]) and remote[0] not in addresses and local[0] in addresses:
-            found.add(addresses[local[0]])
+    found = {
+        addresses[local]
+        for (local, port), (remote, far_port) in _connections(own)
+        if except_port not in (port, far_port) and remote not in addresses and local in addresses
+    }
     return tuple(sorted(found))
 
 
