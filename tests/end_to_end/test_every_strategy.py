@@ -106,9 +106,7 @@ def test_each_way_to_train_in_parallel_has_its_name(folder: Path, way: str, name
 
 
 def swept(out: Path, **flags: object) -> Report:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(USER_MODELS)
-        assert sweep(out, False, False, devices="2", **flags).exit_status == 0
+    assert sweep(out, False, False, devices="2", **flags).exit_status == 0
     return report_of(out, Targets())
 
 

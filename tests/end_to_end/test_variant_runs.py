@@ -28,7 +28,6 @@ from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.helpers.light_torchrun import light_jobs
-from tests.helpers.paths import USER_MODELS
 
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:layered", "devices": "2", "batch_size": "8", "steps": 5, "traced_steps": 1,
@@ -44,9 +43,7 @@ COMPRESSED = "hook-fp16-bucket-view-static-graph-buffers-off-accumulate-2"
 
 
 def measured(out: Path, **flags: object) -> RunData:
-    with pytest.MonkeyPatch.context() as patch, light_jobs():
-        patch.chdir(USER_MODELS)
-        patch.setenv("OMP_NUM_THREADS", "1")
+    with light_jobs():
         outcome = run_sweep(load_config(None, {**TINY, **flags}), out, False, Console(file=io.StringIO()))
     assert outcome.ok, [(result.cell.name, result.message) for result in outcome.results]
     return load_run(out)
