@@ -9,10 +9,10 @@ from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, argument, default_texts, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.calibration import CalibrationSettings
-from dpscope.profiling.records.settings import Declared, field_declarations
+from dpscope.profiling.records.settings import Declared, declarations
 from dpscope.profiling.store.errors import DpscopeError
 
-_SETTINGS = {name: one for name, one in field_declarations(CalibrationSettings).items() if one.setting.help}
+_SETTINGS = {name: one for name, one in declarations(CalibrationSettings).items() if one.setting.help}
 _MEASURING = " ".join((*(one.option for one in _SETTINGS.values()), "nodes node_rank rendezvous wait_for_nodes"))
 IDLE = (
     options.ONE_NODE,

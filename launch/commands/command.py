@@ -26,7 +26,6 @@ from dpscope.profiling.records.settings import (
     TARGETS,
     Declared,
     declarations,
-    plain_type,
     settings_of,
     value_text,
 )
@@ -113,7 +112,7 @@ def setting_option(one: Declared, command: str = "") -> Any:
 
 def _option_type(one: Declared) -> Any:
     """What the command line reads; text is read with the file's settings."""
-    kind = bool if one.setting.switch else str if one.setting.text is not None else plain_type(one.kind)
+    kind = bool if one.setting.switch else str if one.setting.text is not None else one.kind
     return kind if kind in (bool, int, float) or one.setting.listed else str
 
 

@@ -9,7 +9,7 @@ import typer
 
 from dpscope.launch.commands.command import Idle, Request, option, setting_option
 from dpscope.profiling.records.config import Reporting
-from dpscope.profiling.records.settings import field_declarations
+from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.typed_text import parse_size
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -36,8 +36,8 @@ MaxBytes = Annotated[
     typer.Option(metavar="SIZE", help="read no more of a trace than this, uncompressed, such as 4GB; default: 16 GiB"),
 ]
 MaxEvents = Annotated[int | None, typer.Option(help="refuse a trace with more events than this; default: 10 million")]
-Link = Annotated[str | None, setting_option(field_declarations(Reporting)["link"])]
-TargetEfficiency = Annotated[float | None, setting_option(field_declarations(Reporting)["target_efficiency"])]
+Link = Annotated[str | None, setting_option(declarations(Reporting)["link"])]
+TargetEfficiency = Annotated[float | None, setting_option(declarations(Reporting)["target_efficiency"])]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.folders import RunFolder
 from tests.end_to_end.strategy_job import Job, run_job
 from tests.helpers.generated_checks import parallelism
-from tests.helpers.paths import USER_MODELS
+from tests.helpers.paths import ROOT
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sweeps import sweep
 from tests.user_models.blocking_waits import LATE_S
@@ -167,7 +167,7 @@ TIMES_LATE = {
 @pytest.fixture(scope="module")
 def blocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("jobs")
-    run_ranks([sys.executable, str(USER_MODELS / "blocking_waits.py"), str(folder)], 2)
+    run_ranks([sys.executable, "-m", "tests.user_models.blocking_waits", str(folder)], 2, cwd=ROOT)
     return folder
 
 
