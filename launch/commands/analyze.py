@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, OptionValues, Request, setting_option
-from dpscope.profiling.records.config import Reporting
-from dpscope.profiling.records.settings import declarations
+from dpscope.launch.commands.command import Idle, OptionValues, Request, argument, option
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -91,40 +88,30 @@ IDLE = (
 class AnalyzeRequest(Request):
     """What `dpscope analyze` is called with."""
 
-    paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")]
-    output_format: Annotated[OutputFormat, typer.Option("--format", help="what to print")] = "table"
-    classic: Annotated[bool, typer.Option("--tables", help="the tables of data-parallel studies")] = False
+    paths: list[Path] = argument("a run folder, or trace files and folders of them")
+    output_format: OutputFormat = option("what to print", "--format", default="table")
+    classic: bool = option("the tables of data-parallel studies", "--tables", default=False)
     link: options.Link = None
-    calibration: Annotated[
-        Path | None,
-        typer.Option("--calibration", help="predict from it: calibration.json, a run folder, or nccl-tests' logs"),
-    ] = None
-    nccl_log: options.NcclLogs = None
-    flops: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COUNT",
-            help="FLOPs of one step on one device, for jobs that did not count them: 1.2T; with MFU: 1.2T:bf16",
-        ),
-    ] = None
-    report: Annotated[Path | None, typer.Option("--report", help="where the report goes; a run's into its folder")] = (
-        None
+    calibration: Path | None = option(
+        "predict from it: calibration.json, a run folder, or nccl-tests' logs", "--calibration"
     )
-    target_efficiency: Annotated[float | None, setting_option(declarations(Reporting)["target_efficiency"])] = None
+    nccl_log: options.NcclLogs = None
+    flops: str | None = option(
+        "FLOPs of one step on one device, for jobs that did not count them: 1.2T; with MFU: 1.2T:bf16", metavar="COUNT"
+    )
+    report: Path | None = option("where the report goes; a run's into its folder", "--report")
+    target_efficiency: options.TargetEfficiency = None
     target_accuracy: options.TargetAccuracy = None
-    figures: Annotated[
-        str | None, typer.Option(help="files of figures next to the page: png, svg, pdf or some of them, or none")
-    ] = None
+    figures: str | None = option("files of figures next to the page: png, svg, pdf or some of them, or none")
     max_bytes: options.MaxBytes = None
     max_events: options.MaxEvents = None
     verbose: options.Verbose = False
     quiet: options.Quiet = False
     open_page: options.OpenPage = False
-    topology: Annotated[
-        Path | None,
-        typer.Option(help="show waiting by switch: a file of hosts and their switches, or Slurm's topology.conf"),
-    ] = None
-    hide_hosts: Annotated[bool, typer.Option("--hide-hosts", help="show numbers instead of host names")] = False
+    topology: Path | None = option(
+        "show waiting by switch: a file of hosts and their switches, or Slurm's topology.conf"
+    )
+    hide_hosts: bool = option("show numbers instead of host names", "--hide-hosts", default=False)
 
 
 def analyze(request: AnalyzeRequest) -> None:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Command, Request
+from dpscope.launch.commands.command import Command, Request, argument, option
 from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -44,29 +44,21 @@ COMMAND = ScriptLast
 class AttachRequest(Request):
     """What `dpscope attach` is called with."""
 
-    script: Annotated[list[str], typer.Argument(metavar="-- SCRIPT [ARGUMENT]", help="the script, or -m and a module")]
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            help="device counts, such as single,2,4; a torchrun job for each, and for single one process without torchrun"
-        ),
-    ] = None
-    out: Annotated[Path, typer.Option(help="the run folder; cells of the same script are added there")] = (
-        options.DEFAULT_OUT
+    script: list[str] = argument("the script, or -m and a module", metavar="-- SCRIPT [ARGUMENT]")
+    devices: str | None = option(
+        "device counts, such as single,2,4; a torchrun job for each, and for single one process without torchrun"
     )
-    warmup: Annotated[int, typer.Option(help="steps before the timed ones")] = _DEFAULT.warmup_steps
-    steps: Annotated[int, typer.Option(help="timed steps")] = _DEFAULT.steps
-    traced_steps: Annotated[int, typer.Option(help="whole traced steps")] = _DEFAULT.traced_steps
-    steps_by: Annotated[str, typer.Option(help="what ends a step: optimizer, forward or call")] = _DEFAULT.steps_by
-    batch_size: Annotated[
-        int | None, typer.Option(help="samples per device and step; default: as the model is called")
-    ] = None
-    repeats: Annotated[int, typer.Option(help="times that each device count is measured")] = 1
-    work_folders: Annotated[
-        Path | None,
-        typer.Option(help="where each job gets an empty working folder; for scripts that write checkpoints or logs"),
-    ] = None
-    stop_after: Annotated[bool, typer.Option("--stop-after", help="end the script once it is measured")] = False
+    out: Path = option("the run folder; cells of the same script are added there", default=options.DEFAULT_OUT)
+    warmup: int = option("steps before the timed ones", default=_DEFAULT.warmup_steps)
+    steps: int = option("timed steps", default=_DEFAULT.steps)
+    traced_steps: int = option("whole traced steps", default=_DEFAULT.traced_steps)
+    steps_by: str = option("what ends a step: optimizer, forward or call", default=_DEFAULT.steps_by)
+    batch_size: int | None = option("samples per device and step; default: as the model is called")
+    repeats: int = option("times that each device count is measured", default=1)
+    work_folders: Path | None = option(
+        "where each job gets an empty working folder; for scripts that write checkpoints or logs"
+    )
+    stop_after: bool = option("end the script once it is measured", "--stop-after", default=False)
     nccl_log: options.NcclLogs = None
     verbose: options.Verbose = False
     quiet: options.Quiet = False

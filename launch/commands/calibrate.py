@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-import typer
+from typing import Any, ClassVar, Literal
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, default_texts
+from dpscope.launch.commands.command import Idle, argument, default_texts, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.settings import Declared, declarations
@@ -37,21 +35,16 @@ class CalibrateRequest(options.NodeOptions):
     settings: ClassVar[Mapping[str, Declared]] = _SETTINGS
 
     link: options.Link = None
-    from_nccl_tests: Annotated[
-        bool, typer.Option("--from-nccl-tests", help="read nccl-tests' output, the LOGs, instead of measuring")
-    ] = False
-    in_place: Annotated[bool, typer.Option("--in-place", help="its in-place columns")] = False
-    predict: Annotated[
-        str | None, typer.Option(help="measure nothing: predict collectives on these device counts, such as 64,256")
-    ] = None
-    output_format: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="with --predict: what to print")
-    ] = "table"
-    out: Annotated[Path, typer.Option(help="a run folder, or a .json file")] = options.DEFAULT_OUT
-    logs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[LOG]...", help="with --from-nccl-tests; with --predict also a calibration"),
-    ] = None
+    from_nccl_tests: bool = option(
+        "read nccl-tests' output, the LOGs, instead of measuring", "--from-nccl-tests", default=False
+    )
+    in_place: bool = option("its in-place columns", "--in-place", default=False)
+    predict: str | None = option("measure nothing: predict collectives on these device counts, such as 64,256")
+    output_format: Literal["table", "json"] = option("with --predict: what to print", "--format", default="table")
+    out: Path = option("a run folder, or a .json file", default=options.DEFAULT_OUT)
+    logs: list[Path] | None = argument(
+        "with --from-nccl-tests; with --predict also a calibration", default=None, metavar="[LOG]..."
+    )
 
 
 def calibrate(request: CalibrateRequest) -> None:

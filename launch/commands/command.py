@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, NoReturn, get_type_hints
 
 import msgspec
@@ -93,6 +93,16 @@ class Request:
     given: dict[str, object]  # every option that has a value
 
 
+def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """A field of a request that is an option with this help; `names` other than the field's, `more` as typer takes it."""
+    return field(default=default, metadata={"typer": typer.Option(*names, help=text, **more)})
+
+
+def argument(text: str, default: Any = MISSING, **more: Any) -> Any:
+    """A field of a request that is an argument with this help."""
+    return field(default=default, metadata={"typer": typer.Argument(help=text, **more)})
+
+
 def setting_option(one: Declared, command: str = "") -> Any:
     """The option of a setting, in a command whose help may differ."""
     dashed = f"--{one.option.replace('_', '-')}"
@@ -132,7 +142,11 @@ def _with_options(function: Callable[..., None], command: str) -> Callable[..., 
         for name, one in settings.items()
     ]
     options += [
-        (one.name, hints[one.name], inspect.Parameter.empty if one.default is MISSING else one.default)
+        (
+            one.name,
+            annotated[hints[one.name], one.metadata["typer"]] if one.metadata else hints[one.name],
+            inspect.Parameter.empty if one.default is MISSING else one.default,
+        )
         for one in fields(kind)
         if one.name not in ("flags", "given")
     ]

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import by_device, config_defaults
+from dpscope.launch.commands.command import by_device, config_defaults, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import Optimizer, RunConfig
 from dpscope.profiling.records.settings import Declared, declarations
@@ -28,18 +28,15 @@ class EqualRequest(options.NodeOptions):
         name: one for name, one in declarations(RunConfig).items() if name in _SETTINGS
     }
 
-    dtype: Annotated[
-        Literal["float64", "float32"],
-        typer.Option(help="precision of the training; float64 distinguishes mistakes from rounding"),
-    ] = "float64"
-    freeze_batch_norm: Annotated[
-        bool, typer.Option("--freeze-batch-norm", help="batch norm uses the first global batch's statistics throughout")
-    ] = False
-    sync_batch_norm: Annotated[
-        bool, typer.Option("--sync-batch-norm", help="ddp normalises by the global batch; GPUs only")
-    ] = False
-    output_format: Annotated[Literal["table", "json"], typer.Option("--format", help="what to print")] = "table"
-    out: Annotated[Path, typer.Option(help="the run folder; a comparison in it is replaced")] = options.DEFAULT_OUT
+    dtype: Literal["float64", "float32"] = option(
+        "precision of the training; float64 distinguishes mistakes from rounding", default="float64"
+    )
+    freeze_batch_norm: bool = option(
+        "batch norm uses the first global batch's statistics throughout", "--freeze-batch-norm", default=False
+    )
+    sync_batch_norm: bool = option("ddp normalises by the global batch; GPUs only", "--sync-batch-norm", default=False)
+    output_format: Literal["table", "json"] = option("what to print", "--format", default="table")
+    out: Path = option("the run folder; a comparison in it is replaced", default=options.DEFAULT_OUT)
 
 
 def equal(request: EqualRequest) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from dpscope.launch.commands.command import Idle, Request, setting_option
+from dpscope.launch.commands.command import Idle, Request, option, setting_option
 from dpscope.profiling.records.config import Reporting
 from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.typed_text import parse_size
@@ -37,6 +37,7 @@ MaxBytes = Annotated[
 ]
 MaxEvents = Annotated[int | None, typer.Option(help="refuse a trace with more events than this; default: 10 million")]
 Link = Annotated[str | None, setting_option(declarations(Reporting)["link"])]
+TargetEfficiency = Annotated[float | None, setting_option(declarations(Reporting)["target_efficiency"])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,29 +45,20 @@ class NodeOptions(Request):
     """Where the nodes of a command meet."""
 
     out: Path
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            help="nodes that this command is started on, once on each: auto (from srun, mpirun, ...) or a number"
-        ),
-    ] = None
-    node_rank: Annotated[int | None, typer.Option(help="this node's number, from 0, if no launcher gives it")] = None
-    rendezvous: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="where the nodes meet, on node 0, if no launcher gives it")
-    ] = None
-    wait_for_nodes: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="how long nodes wait for each other; default: 300", min=1)
-    ] = None
+    nodes: str | None = option(
+        "nodes that this command is started on, once on each: auto (from srun, mpirun, ...) or a number"
+    )
+    node_rank: int | None = option("this node's number, from 0, if no launcher gives it")
+    rendezvous: str | None = option("where the nodes meet, on node 0, if no launcher gives it", metavar="HOST:PORT")
+    wait_for_nodes: float | None = option("how long nodes wait for each other; default: 300", metavar="SECONDS", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorOptions(Request):
     """Where scalars are mirrored."""
 
-    wandb: Annotated[
-        bool, typer.Option("--wandb", help="mirror the scalars to wandb, offline unless WANDB_MODE is set")
-    ] = False
-    wandb_online: Annotated[bool, typer.Option("--wandb-online", help="mirror them to wandb's server")] = False
+    wandb: bool = option("mirror the scalars to wandb, offline unless WANDB_MODE is set", "--wandb", default=False)
+    wandb_online: bool = option("mirror them to wandb's server", "--wandb-online", default=False)
 
 
 PLAN_ALONE = "--dry-run prints the plan and makes no report"

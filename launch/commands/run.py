@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
-
-import typer
+from typing import TYPE_CHECKING, ClassVar
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, by_device, config_defaults, exit_after
+from dpscope.launch.commands.command import Idle, by_device, config_defaults, exit_after, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.settings import Declared, declarations
@@ -33,18 +31,14 @@ class RunRequest(options.NodeOptions, options.MirrorOptions):
 
     settings: ClassVar[Mapping[str, Declared]] = declarations(RunConfig)
 
-    detect: Annotated[
-        str | None,
-        typer.Option(metavar="CHANGE", help="instead of --repeats: as many as show a change of this size, such as 5%"),
-    ] = None
-    detect_limit: Annotated[
-        float | None,
-        typer.Option(help="no repeat beyond the first three begins after so many seconds; default: 1800"),
-    ] = None
+    detect: str | None = option(
+        "instead of --repeats: as many as show a change of this size, such as 5%", metavar="CHANGE"
+    )
+    detect_limit: float | None = option("no repeat beyond the first three begins after so many seconds; default: 1800")
     config: options.Config = None
     out: options.Out = options.DEFAULT_OUT
-    fresh: Annotated[bool, typer.Option("--fresh", help="measure every cell again")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")] = False
+    fresh: bool = option("measure every cell again", "--fresh", default=False)
+    dry_run: bool = option("print the plan, its estimates and commands only", "--dry-run", default=False)
     verbose: options.Verbose = False
     quiet: options.Quiet = False
     open_page: options.OpenPage = False

@@ -38,8 +38,13 @@ def this_node(options: NodeOptions, plan_alone: bool = False) -> "NodePlace | No
     from dpscope.launch.jobs.node_place import launched_rank, node_place
 
     if not plan_alone:
-        if (place := node_place(nodes, node_rank, rendezvous, os.environ)) is not None:
-            _import_quiet_torch()
+        place = node_place(nodes, node_rank, rendezvous, os.environ)
+        if place is not None and _LOG_LEVEL not in os.environ:
+            # A store that cannot be reached prints no C++ stack; the jobs' processes get the user's own level.
+            os.environ[_LOG_LEVEL] = "FATAL"
+            import torch.distributed  # noqa: F401
+
+            del os.environ[_LOG_LEVEL]
         return place
     if node_rank is None and (rank := launched_rank(os.environ)):
         typer.echo(f"Node {rank}: node 0 prints the plan.")
@@ -137,13 +142,3 @@ def _plan(out: Path, resume_from: str | None) -> "list[SeveralNodesJob]":
         with suppress(DpscopeError):  # what another command and version left in the folder
             jobs += planned(out)
     return [job for job in jobs if command_nodes(job.command) > 1]
-
-
-def _import_quiet_torch() -> None:
-    """Import torch so that a store that cannot be reached prints no C++ stack; the jobs' processes get the user's own level."""
-    had = os.environ.get(_LOG_LEVEL)
-    os.environ.setdefault(_LOG_LEVEL, "FATAL")
-    import torch.distributed  # noqa: F401
-
-    if had is None:
-        del os.environ[_LOG_LEVEL]

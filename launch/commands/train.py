@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, config_defaults, exit_after
+from dpscope.launch.commands.command import Idle, config_defaults, exit_after, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.settings import Declared, declarations
 from dpscope.profiling.records.training import TrainConfig
@@ -31,14 +31,11 @@ class TrainRequest(options.NodeOptions, options.MirrorOptions):
     config: options.Config = None
     target_accuracy: options.TargetAccuracy = None
     out: options.Out = options.DEFAULT_OUT
-    resume_from: Annotated[
-        str | None,
-        typer.Option(
-            help="previous: the checkpoint before the last; or a file, of any strategy, to begin trainings from"
-        ),
-    ] = None
-    fresh: Annotated[bool, typer.Option("--fresh", help="train everything again")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and the commands only")] = False
+    resume_from: str | None = option(
+        "previous: the checkpoint before the last; or a file, of any strategy, to begin trainings from"
+    )
+    fresh: bool = option("train everything again", "--fresh", default=False)
+    dry_run: bool = option("print the plan and the commands only", "--dry-run", default=False)
 
 
 def train(request: TrainRequest) -> None:

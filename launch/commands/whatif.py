@@ -3,12 +3,10 @@
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING, Literal
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, OptionValues, Request
+from dpscope.launch.commands.command import Idle, OptionValues, Request, argument, option
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import MIB, choose_from
 from dpscope.profiling.store.errors import DpscopeError
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from dpscope.analysis.what_if.answers.output import RunAnswer
 
 _TABLES = (".csv", ".tsv")
-_Text = str | None
 
 
 def _reads_table(values: OptionValues) -> bool:
@@ -52,50 +49,36 @@ IDLE = (
 class WhatIfRequest(Request):
     """What `dpscope whatif` is called with."""
 
-    paths: Annotated[
-        list[Path], typer.Argument(help="a run folder, traces of one job, or a CSV table of measured steps")
-    ]
-    cell: Annotated[_Text, typer.Option(help="the cell of a run to predict from, such as ddp-d2-b32")] = None
-    devices: Annotated[_Text, typer.Option(help="device counts to predict, such as 32,64")] = None
-    per_node: Annotated[_Text, typer.Option(help="devices on a node; default: as measured")] = None
-    link: Annotated[
-        _Text,
-        typer.Option(
-            help="the link that limits: between nodes if there are several, else within the node; "
-            'such as 100Gb/s, "NVLink 4", "reached 11GB/s"'
-        ),
-    ] = None
-    inter: Annotated[
-        _Text,
-        typer.Option(help='of two levels the link between nodes, such as 100Gb/s, "InfiniBand HDR", "reached 11GB/s"'),
-    ] = None
-    intra: Annotated[_Text, typer.Option(help='of two levels the link within a node, such as "NVLink 4"')] = None
-    bucket_mb: Annotated[_Text, typer.Option(help="DDP's bucket_cap_mb, such as 5,50 (MiB), 25MB or default")] = None
-    comm_hook: Annotated[_Text, typer.Option(help="how gradients travel: none, fp16, bf16")] = None
-    batch_size: Annotated[_Text, typer.Option(help="per device and step, such as 32,128")] = None
-    accumulate: Annotated[_Text, typer.Option(help="micro-batches of a step, of the measured size")] = None
-    overlap: Annotated[_Text, typer.Option(help="off: one bucket, reduced after backward")] = None
-    strategy: Annotated[_Text, typer.Option(help="ddp, or dp for DataParallel in its place")] = None
-    faster: Annotated[
-        _Text, typer.Option(help='how much faster the device computes, such as 1.7, or another GPU: "H100 SXM5"')
-    ] = None
-    jitter: Annotated[_Text, typer.Option(help="how late a rank is, of the step, such as 3%")] = None
-    solve: Annotated[
-        _Text, typer.Option(help="find: link (or inter, intra), faster, devices (with --need), bucket-mb, strategy")
-    ] = None
-    need: Annotated[_Text, typer.Option(help="the target of --solve: efficiency=0.95 or step-ms=100")] = None
-    measured: Annotated[
-        Path | None, typer.Option(help="of a table: CSV of measured steps to predict and be scored on")
-    ] = None
-    base_devices: Annotated[int | None, typer.Option(min=1, help="of a trace: devices of its job")] = None
-    base_batch_size: Annotated[int | None, typer.Option(min=1, help="of a trace: its batch per device")] = None
-    base_bucket_mb: Annotated[_Text, typer.Option(help="of a trace: its bucket_cap_mb, such as 25")] = None
-    gradient_bytes: Annotated[
-        _Text, typer.Option(metavar="SIZE", help="of a trace or a table: size of all gradients, such as 44.7MB")
-    ] = None
-    trace: Annotated[Path | None, typer.Option(help="write the first scenario's step as a Chrome trace")] = None
-    figure: Annotated[Path | None, typer.Option(help="draw efficiency over devices, *.png or *.svg")] = None
-    output_format: Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="what to print")] = "table"
+    paths: list[Path] = argument("a run folder, traces of one job, or a CSV table of measured steps")
+    cell: str | None = option("the cell of a run to predict from, such as ddp-d2-b32")
+    devices: str | None = option("device counts to predict, such as 32,64")
+    per_node: str | None = option("devices on a node; default: as measured")
+    link: str | None = option(
+        "the link that limits: between nodes if there are several, else within the node; "
+        'such as 100Gb/s, "NVLink 4", "reached 11GB/s"'
+    )
+    inter: str | None = option(
+        'of two levels the link between nodes, such as 100Gb/s, "InfiniBand HDR", "reached 11GB/s"'
+    )
+    intra: str | None = option('of two levels the link within a node, such as "NVLink 4"')
+    bucket_mb: str | None = option("DDP's bucket_cap_mb, such as 5,50 (MiB), 25MB or default")
+    comm_hook: str | None = option("how gradients travel: none, fp16, bf16")
+    batch_size: str | None = option("per device and step, such as 32,128")
+    accumulate: str | None = option("micro-batches of a step, of the measured size")
+    overlap: str | None = option("off: one bucket, reduced after backward")
+    strategy: str | None = option("ddp, or dp for DataParallel in its place")
+    faster: str | None = option('how much faster the device computes, such as 1.7, or another GPU: "H100 SXM5"')
+    jitter: str | None = option("how late a rank is, of the step, such as 3%")
+    solve: str | None = option("find: link (or inter, intra), faster, devices (with --need), bucket-mb, strategy")
+    need: str | None = option("the target of --solve: efficiency=0.95 or step-ms=100")
+    measured: Path | None = option("of a table: CSV of measured steps to predict and be scored on")
+    base_devices: int | None = option("of a trace: devices of its job", min=1)
+    base_batch_size: int | None = option("of a trace: its batch per device", min=1)
+    base_bucket_mb: str | None = option("of a trace: its bucket_cap_mb, such as 25")
+    gradient_bytes: str | None = option("of a trace or a table: size of all gradients, such as 44.7MB", metavar="SIZE")
+    trace: Path | None = option("write the first scenario's step as a Chrome trace")
+    figure: Path | None = option("draw efficiency over devices, *.png or *.svg")
+    output_format: Literal["table", "json", "csv"] = option("what to print", "--format", default="table")
 
 
 def whatif(request: WhatIfRequest) -> None:

@@ -38,31 +38,30 @@ _CLAIM_ATTEMPTS, _CLAIM_POLL_S = 20, 0.05
 
 def check_run_place(out: Path) -> None:
     """Raise DpscopeError unless `dpscope run` may write to `out`."""
-    if _check_begun_by_dpscope(out):
-        with _naming(out):
-            check_place(out, CELLS_NAME)
-            check_report(out)
+    _check(out, CELLS_NAME, check_report)
 
 
 def check_train_place(out: Path) -> None:
     """The same for `dpscope train`."""
-    if _check_begun_by_dpscope(out):
-        with _naming(out):
-            check_place(out, TRAININGS_NAME)
-            check_report(out)
-            check_training_events(out)
-        if holds_epochs(out) and not is_train_folder(out):
-            raise DpscopeError(
-                f"--out {out}: its {TRAIN_LOG_NAME} was not written by dpscope train; move it away, or name another folder"
-            )
+    _check(out, TRAININGS_NAME, check_report, check_training_events)
+    if holds_epochs(out) and not is_train_folder(out):
+        raise DpscopeError(
+            f"--out {out}: its {TRAIN_LOG_NAME} was not written by dpscope train; move it away, or name another folder"
+        )
 
 
 def check_equality_place(out: Path) -> None:
     """The same for `dpscope equal`, which replaces an earlier comparison."""
+    _check(out, EQUALITY_FOLDER, lambda out: check_overwritable(out / EQUALITY_NAME))
+
+
+def _check(out: Path, folder: str, *checks: Callable[[Path], None]) -> None:
+    """Check `out` and the folder in it that the command fills."""
     if _check_begun_by_dpscope(out):
         with _naming(out):
-            check_place(out, EQUALITY_FOLDER)
-            check_overwritable(out / EQUALITY_NAME)
+            check_place(out, folder)
+            for check in checks:
+                check(out)
 
 
 def check_calibration_place(out: Path, calibration: Path) -> None:

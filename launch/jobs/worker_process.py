@@ -99,7 +99,7 @@ def work(
 
     `do` gets the job, this process's place in it, the Unix time at which it began, and a function that reports progress.
     """
-    began_s = float(os.environ.get(STARTED_AT_VARIABLE, time.time()))  # of torchrun
+    began_s = min(time.time(), float(os.environ.get(STARTED_AT_VARIABLE, "inf")))  # of torchrun, if dpscope started it
     try:
         place = torchrun_place(os.environ)
         job = read_job(sys.argv[1:], place)

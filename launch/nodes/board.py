@@ -79,6 +79,7 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state of a node; it holds nothing that another node would execute."""
 
     beat: int = 0  # increases as long as the node lives
+    info: NodeInfo | None = None  # once it has joined
     attempt: int = 0  # at a job, counted by node 0
     job: int | None = None  # node 0: index in the plan that every node derives; None: end leftovers of earlier commands
     digest: str = ""  # node 0: of that job's command, so that all nodes run the same
@@ -108,20 +109,22 @@ class Board:
 
     def __init__(self, store: "Store", secret: str, node: int, others: Iterable[int]) -> None:
         """`store` has the run's prefix already."""
-        self.joined: dict[int, NodeInfo] = {}  # the other nodes that have joined
         self.states: dict[int, State] = {other: State() for other in others}
         self._store, self._secret, self._node = store, secret, node
         self._state = State()  # this node's
-        self._info: NodeInfo | None = None  # this node's, until it is written
         self._heard_s = dict.fromkeys(self.states, time.monotonic())
         self._failures: dict[int, str] = {}  # evidence that a node is lost
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._exchange, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
-    def publish(self, info: NodeInfo | None = None, **changes: Any) -> None:
+    @property
+    def joined(self) -> dict[int, NodeInfo]:
+        """The other nodes that have joined."""
+        return {node: state.info for node, state in self.states.items() if state.info is not None}
+
+    def publish(self, **changes: Any) -> None:
         """Publish changes of this node's state."""
-        self._info = info or self._info
         self._state = msgspec.structs.replace(self._state, **changes)
 
     def lost(self, node: int) -> str | None:
@@ -135,34 +138,26 @@ class Board:
         self._thread.join(timeout=2.0)
 
     def _exchange(self) -> None:
-        last, beats = False, itertools.count(1)
+        last, beats, own = False, itertools.count(1), f"{self._node}/state"
         try:
             while not last:
                 last = self._closed.wait(_POLL_S)
-                if (info := self._info) is not None:
-                    self._info = None
-                    self._write("info", info)
-                self._write("state", msgspec.structs.replace(self._state, beat=next(beats)))
+                state = msgspec.structs.replace(self._state, beat=next(beats))
+                self._store.set(own, sealed(self._secret, own, state))
                 for other in set(self.states) - set(self._failures):
-                    self._hear(other)
+                    if self._store.check([key := f"{other}/state"]):
+                        self._hear(other, key, self._store.get(key))
         except RuntimeError:  # torch.distributed.DistError: the store, which is in node 0's process, is gone
             self._failures = dict.fromkeys(self.states, "dpscope has exited there") | self._failures
 
-    def _hear(self, other: int) -> None:
+    def _hear(self, other: int, key: str, stored: bytes) -> None:
         try:
-            if (state := self._read(f"{other}/state", State)) is not None and state.beat > self.states[other].beat:
-                self.states[other], self._heard_s[other] = state, time.monotonic()
-            if other not in self.joined and (info := self._read(f"{other}/info", NodeInfo)) is not None:
-                self.joined[other] = info
+            state = unsealed(self._secret, key, stored, State)
         except ValueError as error:
             self._failures[other] = f"a message in its name was not sent by a node of this run ({error})"
-
-    def _write(self, name: str, value: NodeInfo | State) -> None:
-        key = f"{self._node}/{name}"
-        self._store.set(key, sealed(self._secret, key, value))
-
-    def _read(self, key: str, kind: type[_Kind]) -> _Kind | None:
-        return unsealed(self._secret, key, self._store.get(key), kind) if self._store.check([key]) else None
+        else:
+            if state.beat > self.states[other].beat:
+                self.states[other], self._heard_s[other] = state, time.monotonic()
 
 
 def sealed(secret: str, name: str, value: object) -> str:

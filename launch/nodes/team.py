@@ -293,7 +293,7 @@ class _Follower:
     def follow(self) -> int:
         done = 0
         with self.stop.listening():
-            self.board.publish(self.info)
+            self.board.publish(info=self.info)
             while (state := self.board.states[0]).left is None:
                 if (lost := self.board.lost(0)) is not None:
                     raise NodeLostError(f"{self.leader} was lost: {lost}")

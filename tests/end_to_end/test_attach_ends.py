@@ -40,7 +40,6 @@ def attached(folder: Path) -> Iterator["subprocess.Popen[str]"]:
             stdout=printed,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
     try:
         yield running

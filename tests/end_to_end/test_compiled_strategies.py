@@ -33,44 +33,29 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run_job("compiled_strategies", 2, tmp_path_factory.mktemp("compiled"), EXPECTED)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "graphs", "parts"),
-    [
-        ("single", 1, 1),
-        ("ddp", 1, 3),  # buckets close once they hold 1 MiB: the last two layers, the second, the first
-        ("replicate", 1, 2 if CUTS else 1),  # DDP's own: 1 MiB, then 25 MiB
-        ("fsdp", 4, 4),  # a graph for each block
-    ],
-)
-def test_graphs_are_captured_once_and_cut_by_buckets_or_blocks(
-    job: Job, strategy: str, graphs: int, parts: int
-) -> None:
-    found = job[0][strategy]
-    assert (found["graphs"], found["parts"], found["late"]) == (graphs, parts, 0)
-    assert found["seconds"] > 0
-
-
-def test_compiled_weights_are_those_of_the_model_as_it_is(
-    job: Job,
-) -> None:
-    assert {name: one["apart"] < 1e-14 for name, one in job[0].items()} == dict.fromkeys(("single", *EXPECTED), True)
+def test_graphs_are_captured_once_cut_by_buckets_or_blocks_and_train_the_same(job: Job) -> None:
+    found = job[0]
+    counts = {name: (one["graphs"], one["parts"], one["late"]) for name, one in found.items()}
+    assert counts == {
+        "single": (1, 1, 0),
+        "ddp": (1, 3, 0),  # buckets close once they hold 1 MiB: the last two layers, the second, the first
+        "replicate": (1, 2 if CUTS else 1, 0),  # DDP's own: 1 MiB, then 25 MiB
+        "fsdp": (4, 4, 0),  # a graph for each block
+    }
+    assert all(one["seconds"] > 0 and one["apart"] < 1e-14 for one in found.values())
     prefixed = [f"module.{name}" for name in NAMES]
-    assert {name: one["names"] for name, one in job[0].items()} == {
-        "single": NAMES, "ddp": prefixed, "replicate": NAMES, "fsdp": NAMES,
-    }  # fmt: skip
+    names = {name: one["names"] for name, one in found.items()}
+    assert names == {"single": NAMES, "ddp": prefixed, "replicate": NAMES, "fsdp": NAMES}
 
 
 @pytest.mark.parametrize("strategy", EXPECTED)
-def test_bytes_of_compiled_steps_are_those_of_a_pocket_calculation(job: Job, strategy: str) -> None:
-    moved = job[1][strategy].collectives.groupby(["rank", "step", "kind"])["bytes"].sum()
+def test_compiled_steps_move_the_bytes_of_a_pocket_calculation_and_have_phases(job: Job, strategy: str) -> None:
+    analysis = job[1][strategy]
+    moved = analysis.collectives.groupby(["rank", "step", "kind"])["bytes"].sum()
     assert moved.index.get_level_values("rank").nunique() == 2
     by_kind = {kind: set(sizes) for kind, sizes in moved.groupby("kind")}
     assert by_kind == {kind: {size} for kind, size in EXPECTED[strategy].items()}
-
-
-@pytest.mark.parametrize("strategy", EXPECTED)
-def test_compiled_steps_have_phases(job: Job, strategy: str) -> None:
-    steps = job[1][strategy].steps
+    steps = analysis.steps
     assert len(steps) == 2 * 3  # two ranks, two requested steps and one more
     phases = steps[["forward_us", "backward_us", "optimizer_us"]]
     assert (phases > 0).to_numpy().all()

@@ -1,14 +1,12 @@
 """The path from the command to the report in one job of two processes; `make check` runs it after every edit."""
 
 import csv
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import half_written, processes_of
 
 TINY = (
@@ -20,10 +18,8 @@ TINY = (
 @pytest.mark.core
 def test_two_processes_are_measured_traced_and_reported(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    finished = subprocess.run(
-        [sys.executable, "-m", "dpscope.launch.cli", "run", *TINY, "--out", str(out)],
-        cwd=USER_MODELS, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "dpscope.launch.cli", "run", *TINY, "--out", str(out)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert f"Report: {out / 'report' / 'report.html'}" in finished.stdout, finished.stdout + finished.stderr
     with (out / "report" / "comparison.csv").open() as file:
         (row,) = csv.DictReader(file)

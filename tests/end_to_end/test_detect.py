@@ -3,7 +3,6 @@
 import io
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from dpscope.analysis.runs.run_data import load_run, repeat_costs, repeat_findings
@@ -11,7 +10,6 @@ from dpscope.launch.commands.detect import first_round, run_until_detected
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.light_torchrun import light_jobs
-from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import TINY
 
 NAME = "single-d1-b2"
@@ -26,9 +24,8 @@ def run_detect(out: Path, change: float, limit_s: float) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_repeats_are_chosen_and_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeats_are_chosen_and_chosen_again(tmp_path: Path) -> None:
     """Three if the limit allows no more; with time for one more, that one is measured and none is missing."""
-    monkeypatch.chdir(USER_MODELS)
     out = tmp_path / "run"
     printed = run_detect(out, 0.0001, 0.1)
     assert "Repeats that show a change of 0.01% between two such runs" in printed

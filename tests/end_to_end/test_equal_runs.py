@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,6 @@ from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import SETTINGS_NAME
 from tests.helpers.light_torchrun import light_jobs
-from tests.helpers.paths import USER_MODELS
 
 SINGLE, DP, DDP = "single-d1-b8", "dp-host-d2-b4", "ddp-d2-b4"
 # An epoch is (3 - 1) x 8 + 8 / 2 + 1 = 21 samples, 11 a device with one repeated: steps of 4, 4, 3 samples a device.
@@ -34,14 +32,6 @@ class Sound(NamedTuple):
 
     out: Path
     ended: "subprocess.CompletedProcess[str]"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _where_the_models_are() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(USER_MODELS)
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 def command(out: Path, *flags: str) -> "subprocess.CompletedProcess[str]":

@@ -13,7 +13,6 @@ from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE
 from dpscope.launch.jobs.torchrun import processes_with, torchrun_prefix
 from dpscope.profiling.store.folders import JobFolder
 from tests.helpers.light_torchrun import light_jobs
-from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import wait_until
 
 LONGEST_END_S = 10.0
@@ -40,8 +39,7 @@ def test_a_cell_with_loader_workers_ends_with_all_its_processes(tmp_path: Path, 
     with light_jobs():
         job = subprocess.Popen(
             [*torchrun_prefix(processes, JobFolder(tmp_path)), *worker],
-            cwd=USER_MODELS,
-            env={**os.environ, "OMP_NUM_THREADS": "1", JOB_TOKEN_VARIABLE: token},
+            env={**os.environ, JOB_TOKEN_VARIABLE: token},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -26,7 +26,6 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import DdpCounters
 from dpscope.profiling.store.files import read_json, write_json
 from tests.helpers.light_torchrun import light_jobs
-from tests.helpers.paths import USER_MODELS
 
 MODEL = ("--device", "cpu", "--samples", "512", "--traced-steps", "5", "--timeout", "90")
 
@@ -34,8 +33,7 @@ MODEL = ("--device", "cpu", "--samples", "512", "--traced-steps", "5", "--timeou
 def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "dpscope.launch.cli", *map(str, arguments)],
-        cwd=USER_MODELS,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"},
+        env=os.environ | {"COLUMNS": "80"},
         capture_output=True,
         text=True,
         timeout=240,

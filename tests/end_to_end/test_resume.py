@@ -40,10 +40,8 @@ SETTINGS: dict[str, object] = {
 
 
 @pytest.fixture(autouse=True)
-def _where_the_models_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.chdir(USER_MODELS)
+def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.syspath_prepend(USER_MODELS)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("DPSCOPE_TEST_MARKER", str(tmp_path / "marker"))
     threads = torch.get_num_threads()
     yield

@@ -4,14 +4,13 @@ import io
 import re
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from dpscope.analysis.output.analyze import Targets, print_run
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.launch.planning.run_config import load_config
 from tests.helpers.light_torchrun import light_jobs
-from tests.helpers.paths import ROOT, USER_MODELS
+from tests.helpers.paths import ROOT
 from tests.helpers.sweeps import tiny_settings
 
 PUBLISHED = """source,hardware,model,data,strategy,devices,batch_size,fixed,quantity,value,unit,method
@@ -27,9 +26,7 @@ def tables_of(printed: str) -> dict[str, list[str]]:
     return {lines[0].strip(): lines[1:] for lines in blocks if lines and lines[0].strip()}
 
 
-def test_a_study_is_measured_and_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(USER_MODELS)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_a_study_is_measured_and_printed(tmp_path: Path) -> None:
     (tmp_path / "others.csv").write_text(PUBLISHED)
     flags = {
         "strategy": "single,ddp", "devices": "1,2", "batch_size": "4", "scaling": "strong", "epochs": 1, "samples": 24,

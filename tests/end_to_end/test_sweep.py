@@ -15,14 +15,7 @@ from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
-from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import TINY, half_written, processes_of, sweep, wait_until
-
-
-@pytest.fixture(autouse=True)
-def _where_the_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(USER_MODELS)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:

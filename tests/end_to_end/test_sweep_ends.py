@@ -12,14 +12,7 @@ import pytest
 
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.light_torchrun import light_jobs
-from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import half_written, in_pass, parent_of, processes_of, start_sweep, torchruns_of, wait_until
-
-
-@pytest.fixture(autouse=True)
-def _where_the_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(USER_MODELS)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.mark.timeout(600)
@@ -93,7 +86,7 @@ def assert_recorded(out: Path, status: str, message: str) -> None:
 def test_ctrl_c_is_130_everywhere(tmp_path: Path, arguments: list[str], message: str) -> None:
     running = subprocess.Popen(
         [sys.executable, "-m", "dpscope.launch.cli", *arguments, "--out", str(tmp_path / "run")],
-        env={**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},  # a calibration's job works there
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # a calibration's job works there
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -34,9 +34,7 @@ TINY: dict[str, object] = {
 def trained(out: Path, fresh: bool = False, **flags: object) -> tuple[Outcome[TrainManifest, TrainResult], str]:
     """The outcome and what was printed."""
     printed = StringIO()
-    with pytest.MonkeyPatch.context() as patch, light_jobs():
-        patch.chdir(USER_MODELS)
-        patch.setenv("OMP_NUM_THREADS", "1")
+    with light_jobs():
         console = Console(file=printed, width=200)
         return run_trainings(load_train_config(None, {**TINY, **flags}), out, fresh, console), printed.getvalue()
 

@@ -1,6 +1,5 @@
 """The worker started by hand, by path, under torchrun."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.store.folders import RunFolder
-from tests.helpers.paths import ROOT, USER_MODELS
+from tests.helpers.paths import ROOT
 from tests.helpers.ranks import free_port
 
 WORKER = ROOT / "launch" / "worker.py"
@@ -24,8 +23,6 @@ def by_hand(out: Path, processes: int, *options: str) -> "subprocess.CompletedPr
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     return subprocess.run(
         [*command, str(WORKER), *TINY, *options, "--out", str(out)],
-        cwd=USER_MODELS,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -65,10 +62,7 @@ def test_two_torchruns_measure_one_cell(out: Path) -> None:
         *(f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=two", "--local-addr=127.0.0.1", str(WORKER), *TINY),
         *("--strategy", "ddp", "--out", str(out)),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    nodes = [
-        subprocess.Popen(command, cwd=USER_MODELS, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    nodes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:
         errors = [node.communicate(timeout=100)[1] for node in nodes]
     finally:

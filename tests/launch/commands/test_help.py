@@ -26,47 +26,32 @@ def output_of(*arguments: str) -> str:
     return ended.output
 
 
-@pytest.mark.parametrize("command", [(), ("analyze",), ("train",)])
-def test_h_prints_what_help_prints(command: tuple[str, ...]) -> None:
-    assert output_of(*command, "-h") == output_of(*command, "--help")
-
-
-def test_options_stand_in_groups() -> None:
+def test_help_groups_options_and_h_prints_the_same() -> None:
+    for command in ((), ("analyze",), ("train",)):
+        assert output_of(*command, "-h") == output_of(*command, "--help")
+    assert "--show-completion" in output_of("--help")
     text = output_of("run", "--help")
     headings = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings == [*HEADINGS, "Options"]
     assert text.index("Model and data:") < text.index("--model") < text.index("How much is measured:")
     assert text.split("\nOptions:\n")[1].split() == ["-h,", "--help", "Show", "this", "message", "and", "exit."]
-
-
-@pytest.mark.parametrize("command", ["run", "train", "equal"])
-def test_no_setting_is_without_a_heading(command: str) -> None:
-    assert [one.name for one in COMMANDS[command].params if heading_of(one.name or "") not in HEADINGS] == []
-
-
-def test_a_shell_can_complete() -> None:
-    assert "--show-completion" in output_of("--help")
+    for name in ("run", "train", "equal"):  # no setting is without a heading
+        assert [one.name for one in COMMANDS[name].params if heading_of(one.name or "") not in HEADINGS] == []
 
 
 def test_the_page_is_opened_or_its_place_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened: list[str] = []
-
-    def opens(address: str) -> bool:
-        opened.append(address)
-        return True
-
-    monkeypatch.setattr(webbrowser, "open", opens)
-    open_in_browser(tmp_path / "report.html")
-    assert opened == [(tmp_path / "report.html").as_uri()]
+    page = tmp_path / "report.html"
+    monkeypatch.setattr(webbrowser, "open", lambda address: address == page.as_uri())
+    open_in_browser(page)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(webbrowser, "open", lambda _: False)
-    open_in_browser(tmp_path / "report.html")
-    assert f"open {tmp_path / 'report.html'} manually" in capsys.readouterr().err
+    open_in_browser(page)
+    assert f"open {page} manually" in capsys.readouterr().err
 
 
-def test_a_file_may_name_the_run_folder(tmp_path: Path) -> None:
+def test_a_file_may_name_the_run_folder_and_the_flag_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "run.toml"
     file.write_text('out = "runs/mine"\nseed = 3\n')
     assert out_folder(file) == Path("runs/mine")
@@ -76,21 +61,12 @@ def test_a_file_may_name_the_run_folder(tmp_path: Path) -> None:
     file.write_text("seed = 3\n")
     assert out_folder(file) is None
     assert out_folder(None) is None
-
-
-@pytest.mark.parametrize(("given", "folder"), [((), "mine"), (("--out", "flag"), "flag")])
-def test_the_flag_wins_over_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], folder: str
-) -> None:
+    for value in ("3", '""', "[1]"):
+        file.write_text(f"out = {value}\n")
+        with pytest.raises(DpscopeError, match="must be a folder"):
+            out_folder(file)
     monkeypatch.chdir(tmp_path)
-    Path("run.toml").write_text('out = "mine"\nmodel = "resnet8_cifar"\ndevices = "1"\n')
-    plan = output_of("run", "--config", "run.toml", "--device", "cpu", "--dry-run", *given)
-    assert f"--out {folder} " in plan
-
-
-@pytest.mark.parametrize("value", ["3", '""', "[1]"])
-def test_a_run_folder_in_a_file_is_text(tmp_path: Path, value: str) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text(f"out = {value}\n")
-    with pytest.raises(DpscopeError, match="must be a folder"):
-        out_folder(file)
+    file.write_text('out = "mine"\nmodel = "resnet8_cifar"\ndevices = "1"\n')
+    for given, folder in (((), "mine"), (("--out", "flag"), "flag")):
+        plan = output_of("run", "--config", "run.toml", "--device", "cpu", "--dry-run", *given)
+        assert f"--out {folder} " in plan

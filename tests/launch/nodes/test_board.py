@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torch._C
 
@@ -26,7 +25,7 @@ class Pair:
         self.boards = [Board(self.store, "s", node, (1 - node,)) for node in (0, 1)]
 
     def team(self, gpus: int | None = None) -> Team:
-        self.boards[1].publish(NodeInfo(host_at(1, "127.0.0.1", environment("n1")), "127.0.0.1", gpus))
+        self.boards[1].publish(info=NodeInfo(host_at(1, "127.0.0.1", environment("n1")), "127.0.0.1", gpus))
         wait_until(lambda: 1 in self.boards[0].joined, timeout_s=5)
         start = NodeStart(NodePlace(2, 0, None), Path(), {}, lambda text: None, 5.0)
         return Team(self.boards[0], start)
@@ -95,7 +94,8 @@ def test_nodes_need_as_many_gpus_as_a_job_has_on_each(pair: Pair) -> None:
     team.check_gpus(2)
     with pytest.raises(DpscopeError, match=r"node 1 \(n1\) has 2 GPUs that torch can use, and 4 on each node"):
         team.check_gpus(4)
-    pair.boards[0].joined[1] = msgspec.structs.replace(pair.boards[0].joined[1], gpus=None)  # on the CPU
+    pair.team(gpus=None)  # on the CPU
+    wait_until(lambda: pair.boards[0].joined[1].gpus is None, timeout_s=5)
     team.check_gpus(64)
 
 
