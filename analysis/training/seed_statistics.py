@@ -14,12 +14,12 @@ from dpscope.analysis.stats.samples import Range, median_range
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.settings import setting_names, top_level_settings
+from dpscope.profiling.records.settings import declarations, top_level_settings
 from dpscope.profiling.records.training import TrainConfig
 
 FEWEST_SEEDS = 3  # below this the spread over seeds is unknown and no accuracies are compared
 _ROUNDING = 1e-9  # percentage points
-_SHARED = tuple(name for name in SETTINGS if name in setting_names(TrainConfig))
+_SHARED = tuple(name for name in SETTINGS if name in declarations(TrainConfig))
 _WITHOUT_EFFECT = ("seeds", "eval_batch_size", "timeout_s")
 _LEARNING = tuple(name for name in top_level_settings(TrainConfig) if name not in _WITHOUT_EFFECT)
 

@@ -13,7 +13,6 @@ from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_mat
 from dpscope.launch.planning.run_config import (
     build,
     build_matrix,
-    build_part,
     check_idle,
     given_settings,
     raising_user_errors,
@@ -54,7 +53,7 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
     if values["data"] != "digits":  # elsewhere loading takes long enough to have workers for it
         values.setdefault("workers", Workload().workers)
     values.setdefault("workers", 0)
-    workload = build_part(Workload, values, origins)
+    workload = build(Workload, values, origins)
     matrix = build_matrix(values, origins, workload.amp)
     if workload.data == "synthetic":
         raise DpscopeError(
@@ -69,7 +68,7 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
             f"{origins['batch_sizes']} {value_text(matrix.batch_sizes)}x{matrix.batch_growth}: name each batch size to train "
             "with, such as 32,128"
         )
-    parts = {"workload": workload, "optimizer": build_part(Optimizer, values, origins), "matrix": matrix}
+    parts = {"workload": workload, "optimizer": build(Optimizer, values, origins), "matrix": matrix}
     own = {name: values[name] for name in top_level_settings(TrainConfig) if name in values}
     config = build(TrainConfig, parts | own, origins)
     seeds, milestones = tuple(dict.fromkeys(config.seeds)), tuple(sorted(set(config.milestones)))
