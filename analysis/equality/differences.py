@@ -24,16 +24,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from dpscope.analysis.equality import result
 from dpscope.analysis.equality.data import ProcessData, RecordedTraining
-from dpscope.analysis.equality.result import (
-    Agreement,
-    PairResult,
-    RankAgreement,
-    StepDistance,
-    TensorDifference,
-    TensorDistance,
-    What,
-)
+from dpscope.analysis.equality.result import TensorDifference, What
 from dpscope.analysis.text.units import plain
 from dpscope.profiling.records.equality import EqualitySettings, Precision
 
@@ -213,24 +206,24 @@ def judge_pair(
     return JudgedPair(reference, other, differences.assign(over=over), judged, same_bits)
 
 
-def pair_result(pair: JudgedPair, explained: bool) -> PairResult:
+def pair_result(pair: JudgedPair, explained: bool) -> result.PairResult:
     """The stored result of a pair; `explained`: its difference is not a mistake."""
     judged = pair.differences[(pair.differences["step"] < pair.judged_steps) & (pair.differences["what"] != "loss")]
-    agreement: Agreement = "bit-equal" if pair.same_bits else "equal"
-    return PairResult(
+    agreement: result.Agreement = "bit-equal" if pair.same_bits else "equal"
+    return result.PairResult(
         reference=pair.reference.name,
         other=pair.other.name,
         verdict=agreement if pair.agree else "explained" if explained else "different",
         judged_steps=pair.judged_steps,
         first_difference=pair.first,
-        steps=tuple(StepDistance(**row) for row in plain_rows(largest_per_step(pair.differences).reset_index())),
+        steps=tuple(result.StepDistance(**row) for row in plain_rows(largest_per_step(pair.differences).reset_index())),
         tensors=tuple(_distance(table) for _, table in judged.groupby(["what", "tensor"], sort=False)),
     )
 
 
-def _distance(table: pd.DataFrame) -> TensorDistance:
+def _distance(table: pd.DataFrame) -> result.TensorDistance:
     over = table.loc[table["over"], "step"]
-    return TensorDistance(
+    return result.TensorDistance(
         what=table["what"].iloc[0],
         tensor=table["tensor"].iloc[0],
         absolute=known(table["absolute"].max(skipna=False)),
@@ -241,7 +234,7 @@ def _distance(table: pd.DataFrame) -> TensorDistance:
     )
 
 
-def rank_result(training: RecordedTraining, reference: RecordedTraining) -> RankAgreement:
+def rank_result(training: RecordedTraining, reference: RecordedTraining) -> result.RankAgreement:
     """Compare every rank with rank 0 bit for bit, as DistributedDataParallel promises equal ranks.
 
     `reference`, a training that should agree otherwise (another strategy with the same shares), shows which ranks are wrong:
@@ -253,7 +246,7 @@ def rank_result(training: RecordedTraining, reference: RecordedTraining) -> Rank
         apart = (hashes != hashes[0]).any(axis=2)  # ranks x steps
         found += [(step, what, np.flatnonzero(apart[:, step]).tolist()) for step in np.flatnonzero(apart.any(axis=0))]
     if not found:
-        return RankAgreement(training.name, len(ranks), True, None, None, None, None, ())
+        return result.RankAgreement(training.name, len(ranks), True, None, None, None, None, ())
     step, what, unlike_rank_0 = min(found, key=lambda one: one[0])  # the first of equal ones: the gradients
 
     def largest(one: ProcessData, other: ProcessData) -> tuple[float, str]:
@@ -264,7 +257,7 @@ def rank_result(training: RecordedTraining, reference: RecordedTraining) -> Rank
     relative, tensor = max((largest(ranks[0], rank) for rank in ranks[1:]), key=lambda one: one[0])
     wrong = [one.record.rank for one in ranks if largest(reference.ranks[0], one)[0] > LARGEST_TOLERANCE]
     ranks_apart = tuple(wrong if 0 < len(wrong) < len(ranks) else unlike_rank_0)
-    return RankAgreement(training.name, len(ranks), False, int(step), what, tensor, known(relative), ranks_apart)
+    return result.RankAgreement(training.name, len(ranks), False, int(step), what, tensor, known(relative), ranks_apart)
 
 
 def known(value: float) -> float | None:

@@ -9,17 +9,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from dpscope.analysis.stats.samples import (
-    NOTHING,
-    Estimate,
-    Range,
-    Samples,
-    Spread,
-    Verdict,
-    median_range,
-    pooled_spread,
-    ratio_estimate,
-)
+from dpscope.analysis.stats import samples
+from dpscope.analysis.stats.samples import Range, median_range
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.finding import Finding
@@ -82,7 +73,7 @@ def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
             epochs.append(first)
             times.append(sum(training.train_s[:first]))
     seeds = len(cell.trainings)
-    epoch, train_s = (median_range(values) if len(epochs) == seeds else NOTHING for values in (epochs, times))
+    epoch, train_s = (median_range(values) if len(epochs) == seeds else samples.NOTHING for values in (epochs, times))
     return TimeToAccuracy(cell.name, target, len(epochs), seeds, epoch, train_s)
 
 
@@ -110,11 +101,11 @@ class CellDifference:
     points: float | None
     spread_points: float | None
     seeds: int  # of the side with fewer
-    verdict: Verdict
-    speedup: Estimate
+    verdict: samples.Verdict
+    speedup: samples.Estimate
 
 
-def cell_difference(cell: TrainedCell, against: TrainedCell, pool: Spread) -> CellDifference:
+def cell_difference(cell: TrainedCell, against: TrainedCell, pool: samples.Spread) -> CellDifference:
     """The difference in accuracy and training time; `pool` is `epoch_spread` of all cells.
 
     Accuracies differ if their medians are farther apart than the seeds of either cell. For equal cells with normally
@@ -125,20 +116,20 @@ def cell_difference(cell: TrainedCell, against: TrainedCell, pool: Spread) -> Ce
     points = mine.value - other.value if mine.value is not None and other.value is not None else None
     widths = [(one.largest or 0.0) - (one.smallest or 0.0) for one in (mine, other)]
     spread = max(widths) if seeds >= FEWEST_SEEDS else None
-    verdict: Verdict = "too_few_samples"
+    verdict: samples.Verdict = "too_few_samples"
     if points is not None and spread is not None:
         differs = abs(points) > spread + _ROUNDING
         verdict = ("above" if points > 0 else "below") if differs else "no_difference_shown"
-    speedup = ratio_estimate(_epoch_times(against), _epoch_times(cell), pool)
+    speedup = samples.ratio_estimate(_epoch_times(against), _epoch_times(cell), pool)
     return CellDifference(cell.name, against.name, mine.value, points, spread, seeds, verdict, speedup)
 
 
-def epoch_spread(cells: Sequence[TrainedCell]) -> Spread:
+def epoch_spread(cells: Sequence[TrainedCell]) -> samples.Spread:
     """The spread between the seeds of a cell in their median epoch, pooled over cells."""
-    return pooled_spread(_epoch_times(cell) for cell in cells)
+    return samples.pooled_spread(_epoch_times(cell) for cell in cells)
 
 
-def _epoch_times(cell: TrainedCell) -> list[Samples]:
+def _epoch_times(cell: TrainedCell) -> list[samples.Samples]:
     return [np.array(training.train_s) for training in cell.trainings]
 
 

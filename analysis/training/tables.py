@@ -10,21 +10,10 @@ import pandas as pd
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Range, median_range
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, show
+from dpscope.analysis.training import seed_statistics as statistics
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.findings import training_findings
-from dpscope.analysis.training.seed_statistics import (
-    FEWEST_SEEDS,
-    CellDifference,
-    against_default,
-    against_single,
-    best_accuracy,
-    chosen_target,
-    epoch_train_s,
-    evaluation_s,
-    final_accuracy,
-    time_to_accuracy,
-    training_s,
-)
+from dpscope.analysis.training.seed_statistics import CellDifference, against_default, against_single, final_accuracy
 from dpscope.profiling.records.finding import counted
 
 TRAINING_TABLES = ("test_accuracy", "training_speedup", "training_time", "time_to_accuracy", "variant_accuracy")
@@ -68,7 +57,7 @@ def _accuracy_table(data: TrainingData) -> TextTable:
             cell.name,
             *_with_range(final_accuracy(cell), _PERCENT),
             str(len(last)),
-            show(best_accuracy(cell).value, _PERCENT),
+            show(statistics.best_accuracy(cell).value, _PERCENT),
             show(median_range([epoch.train_accuracy for epoch in last]).value, _PERCENT),
             show(median_range(losses).value if len(losses) == len(last) else None, _LOSS),
             show(_epochs(cell), _COUNT),
@@ -92,15 +81,18 @@ def _missing_trainings(data: TrainingData) -> Iterator[str]:
 
 
 def _time_table(data: TrainingData) -> TextTable:
-    unit = _seconds([epoch_train_s(cell).value for cell in data.cells])
-    whole = _seconds([training_s(cell).value for cell in data.cells])
+    unit = _seconds([statistics.epoch_train_s(cell).value for cell in data.cells])
+    whole = _seconds([statistics.training_s(cell).value for cell in data.cells])
     headings = (
         "cell", f"epoch [{unit.label}]", f"low [{unit.label}]", f"high [{unit.label}]", "epochs",
         f"evaluation [{unit.label}]", f"training [{whole.label}]",
     )  # fmt: skip
     rows = []
     for cell in data.trained:
-        epoch, others = epoch_train_s(cell), (show(evaluation_s(cell).value, unit), show(training_s(cell).value, whole))
+        epoch, others = (
+            statistics.epoch_train_s(cell),
+            (show(statistics.evaluation_s(cell).value, unit), show(statistics.training_s(cell).value, whole)),
+        )
         rows.append((cell.name, *_with_range(epoch, unit), str(epoch.count), *others))
     return TextTable(
         title="Training time (median and range over the epochs of all seeds; without evaluation)",
@@ -118,10 +110,10 @@ def _seconds(values: Sequence[float | None]) -> Unit:
 
 def _target_table(data: TrainingData) -> TextTable | None:
     """When each cell first reached the target accuracy; None without a target."""
-    target = chosen_target(data)
+    target = statistics.chosen_target(data)
     if target is None:
         return None
-    found = [time_to_accuracy(cell, target) for cell in data.trained]
+    found = [statistics.time_to_accuracy(cell, target) for cell in data.trained]
     unit = _seconds([one.train_s.value for one in found])
     chosen = "" if data.target_accuracy is not None else ", the highest whole percent that all trainings reached"
     return TextTable(
@@ -181,7 +173,7 @@ def _unknown(one: CellDifference) -> Iterator[str]:
     if one.points is None:
         yield f"{NA} (difference; {one.cell}): no training of it, or of {one.against}, has all its epochs"
     elif one.spread_points is None:
-        yield f"{NA} (seed spread; {one.cell}): {counted(one.seeds, 'seed')}; a spread needs {FEWEST_SEEDS}"
+        yield f"{NA} (seed spread; {one.cell}): {counted(one.seeds, 'seed')}; a spread needs {statistics.FEWEST_SEEDS}"
     if one.speedup.low is None:
         yield (
             f"{NA} (low, high; {one.cell}): {counted(one.speedup.count, 'epoch')}; an interval needs {FEWEST_SAMPLES}, and two "
@@ -204,13 +196,15 @@ def training_json(data: TrainingData) -> str:
 
 
 def training_content(data: TrainingData) -> dict[str, object]:
-    """An object with the lists cells, differences, variants, time_to_accuracy, epochs; unknown is None."""
-    target = chosen_target(data)
+    """An object with the lists cells, differences, variants, statistics.time_to_accuracy, epochs; unknown is None."""
+    target = statistics.chosen_target(data)
     return {
         "cells": cell_records(data),
         "differences": [asdict(one) for one in against_single(data)],
         "variants": [asdict(one) for one in against_default(data)],
-        "time_to_accuracy": [asdict(time_to_accuracy(cell, target)) for cell in data.trained] if target else [],
+        "time_to_accuracy": [asdict(statistics.time_to_accuracy(cell, target)) for cell in data.trained]
+        if target
+        else [],
         "epochs": [
             {**msgspec.to_builtins(epoch), "cell": cell.name}
             for cell in data.trained
@@ -239,10 +233,10 @@ def cell_records(data: TrainingData) -> list[dict[str, object]]:
             "seeds": len(cell.complete),
             "epochs": _epochs(cell),
             **named("test_accuracy_percent", final_accuracy(cell)),
-            **named("best_accuracy_percent", best_accuracy(cell)),
-            **named("train_epoch_s", epoch_train_s(cell)),
-            "evaluation_epoch_s": evaluation_s(cell).value,
-            **named("training_s", training_s(cell)),
+            **named("best_accuracy_percent", statistics.best_accuracy(cell)),
+            **named("train_epoch_s", statistics.epoch_train_s(cell)),
+            "evaluation_epoch_s": statistics.evaluation_s(cell).value,
+            **named("training_s", statistics.training_s(cell)),
             "missing": cell.missing or ("" if cell.complete else "no training has all its epochs"),
         }
         for cell in data.cells

@@ -1,7 +1,6 @@
 """Resuming from a checkpoint: whether its settings are the same, and what differs under another cell. Imports no torch."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -115,49 +114,48 @@ def what_differs(
 
     Without differences there is none: on a CPU the training then equals an uninterrupted one, bit for bit.
     """
-    differences = list(_differences(had, cell, device_type, threads_per_process))
+    differences = []
+    then = had.cell
+    together, before = (one.batch_size // one.options.accumulate for one in (cell, then))  # samples of a micro-batch
+    repeated, repeated_before = (-had.train_samples % one.devices for one in (cell, then))  # by DistributedSampler
+    if (then.strategy, then.devices) != (cell.strategy, cell.devices):
+        differences.append(
+            "gradients are summed in another order, so results differ in their last digits from this step on"
+        )
+    if then.global_batch_size != cell.global_batch_size:
+        differences.append(
+            f"a step trains on {counted(cell.global_batch_size, 'sample')} instead of {then.global_batch_size}, an epoch has "
+            f"{counted(math.ceil(had.train_samples / cell.global_batch_size), 'step')} instead of {had.steps_per_epoch}, "
+            "and learning rates are those of this cell"
+        )
+    elif then.devices != cell.devices:
+        differences.append("the global batches stay the same, divided among other devices")
+    if together != before:
+        differences.append(
+            f"batch norm, if the model has it, takes its statistics over {counted(together, 'sample')} instead of {before}"
+        )
+    if repeated != repeated_before:
+        differences.append(f"an epoch repeats {counted(repeated, 'sample')} instead of {repeated_before}")
+    if then.processes != cell.processes:
+        first, end = sorted((then.processes, cell.processes))
+        ranks = f"rank {first}" if end == first + 1 else f"ranks {first} to {end - 1}"
+        differences.append(
+            f"{ranks} had no random numbers (of dropout) yet and draw new ones from the seed"
+            if cell.processes > then.processes
+            else f"the random numbers (of dropout) of {ranks} come to an end"
+        )
+    if then.variant != cell.variant:
+        differences.append(f"the variant is {cell.variant or 'the default'} instead of {then.variant or 'the default'}")
+    if had.device_type != device_type:
+        differences.append(f"it computes on {device_type} instead of {had.device_type}")
+    elif had.threads_per_process != threads_per_process:
+        differences.append(
+            f"a process computes with {counted(threads_per_process, 'thread')} instead of {had.threads_per_process}, "
+            "which sum in another order"
+        )
     if not differences:
         return ()
     finding = LearningCode.RESUMED_UNDER_OTHER_CONDITIONS.finding(
         message=f"{cell.name} with seed {had.seed} goes on from {had.place} of {had.cell.name}: {'; '.join(differences)}."
     )
     return (finding,)
-
-
-def _differences(
-    had: CheckpointDescription, cell: Cell, device_type: DeviceType, threads_per_process: int
-) -> Iterator[str]:
-    then = had.cell
-    together, before = (one.batch_size // one.options.accumulate for one in (cell, then))  # samples of a micro-batch
-    repeated, repeated_before = (-had.train_samples % one.devices for one in (cell, then))  # by DistributedSampler
-    if (then.strategy, then.devices) != (cell.strategy, cell.devices):
-        yield "gradients are summed in another order, so results differ in their last digits from this step on"
-    if then.global_batch_size != cell.global_batch_size:
-        yield (
-            f"a step trains on {counted(cell.global_batch_size, 'sample')} instead of {then.global_batch_size}, an epoch has "
-            f"{counted(math.ceil(had.train_samples / cell.global_batch_size), 'step')} instead of {had.steps_per_epoch}, "
-            "and learning rates are those of this cell"
-        )
-    elif then.devices != cell.devices:
-        yield "the global batches stay the same, divided among other devices"
-    if together != before:
-        yield f"batch norm, if the model has it, takes its statistics over {counted(together, 'sample')} instead of {before}"
-    if repeated != repeated_before:
-        yield f"an epoch repeats {counted(repeated, 'sample')} instead of {repeated_before}"
-    if then.processes != cell.processes:
-        first, end = sorted((then.processes, cell.processes))
-        ranks = f"rank {first}" if end == first + 1 else f"ranks {first} to {end - 1}"
-        yield (
-            f"{ranks} had no random numbers (of dropout) yet and draw new ones from the seed"
-            if cell.processes > then.processes
-            else f"the random numbers (of dropout) of {ranks} come to an end"
-        )
-    if then.variant != cell.variant:
-        yield f"the variant is {cell.variant or 'the default'} instead of {then.variant or 'the default'}"
-    if had.device_type != device_type:
-        yield f"it computes on {device_type} instead of {had.device_type}"
-    elif had.threads_per_process != threads_per_process:
-        yield (
-            f"a process computes with {counted(threads_per_process, 'thread')} instead of {had.threads_per_process}, "
-            "which sum in another order"
-        )

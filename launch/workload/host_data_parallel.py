@@ -11,6 +11,7 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,14 +19,7 @@ from torch import Tensor, nn
 
 from dpscope.launch.workload.nested import leaves, mapped
 from dpscope.profiling.instruments.trace_recorder import named_range
-from dpscope.profiling.records.range_names import (
-    GATHER,
-    GRADIENT_REDUCE,
-    PARALLEL_APPLY,
-    REPLICATE,
-    SCATTER,
-    replica_range,
-)
+from dpscope.profiling.records import range_names
 
 # `nn.DataParallel` is generic to type checkers and not at run time.
 _DataParallel: Any = nn.DataParallel
@@ -55,7 +49,7 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         assert len(sizes) == 1, f"inputs with different batch sizes: {sorted(sizes)}"
         scattered, start = [], 0
         for index, chunk in enumerate(torch.empty(sizes.pop()).chunk(len(device_ids))):
-            with named_range(replica_range(SCATTER, index)):
+            with _range(range_names.SCATTER, index):
                 part = functools.partial(torch.narrow, dim=0, start=start, length=len(chunk))
                 scattered.append(mapped(torch.clone, mapped(part, (tuple(inputs), dict(keywords)))))
             start += len(chunk)
@@ -67,7 +61,7 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
             self._replicas.append(copy.deepcopy(module))
         replicas = self._replicas[: len(device_ids)]
         for index, replica in enumerate(replicas):
-            with named_range(replica_range(REPLICATE, index)):
+            with _range(range_names.REPLICATE, index):
                 _refresh(replica, module, share_buffers=index == 0)
         return replicas
 
@@ -75,7 +69,7 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         """Run the forward pass of each replica on its own thread."""
 
         def forward(index: int) -> Any:
-            with named_range(replica_range(PARALLEL_APPLY, index)):
+            with _range(range_names.PARALLEL_APPLY, index):
                 return replicas[index](*inputs[index], **kwargs[index])
 
         return _on_threads(forward, len(replicas))
@@ -111,12 +105,12 @@ class _JoinReplicas(torch.autograd.Function):
         ctx.outputs = ctx.replicas = None
         shares, start = [], 0
         for index, output in enumerate(outputs):
-            with named_range(replica_range(SCATTER, index)):
+            with _range(range_names.SCATTER, index):
                 shares.append(output_gradients[0].narrow(0, start, len(output)).clone())
             start += len(output)
 
         def backward(index: int) -> tuple[Tensor | None, ...]:
-            with named_range(replica_range(PARALLEL_APPLY, index)):
+            with _range(range_names.PARALLEL_APPLY, index):
                 gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
                     outputs[index], replicas[index], grad_outputs=shares[index], allow_unused=True
                 )
@@ -129,7 +123,7 @@ def _sum_gradients(gradients: Sequence[tuple[Tensor | None, ...]]) -> list[Tenso
     """Sums over the replicas in order; None for a parameter that no replica used."""
     totals: list[Tensor | None] = [None] * len(gradients[0])
     for index, of_replica in enumerate(gradients):
-        with named_range(replica_range(GRADIENT_REDUCE, index)):
+        with _range(range_names.GRADIENT_REDUCE, index):
             for position, gradient in enumerate(of_replica):
                 if gradient is not None:
                     total = totals[position]
@@ -162,10 +156,14 @@ def _concatenate(outputs: Sequence[Tensor]) -> Tensor:
     start = 0
     with torch.no_grad():
         for index, output in enumerate(outputs):
-            with named_range(replica_range(GATHER, index)):
+            with _range(range_names.GATHER, index):
                 joined.narrow(0, start, len(output)).copy_(output)
             start += len(output)
     return joined
+
+
+def _range(name: str, replica: int) -> AbstractContextManager[object]:
+    return named_range(range_names.replica_range(name, replica))
 
 
 def _on_threads(function: Callable[[int], Any], count: int) -> list[Any]:

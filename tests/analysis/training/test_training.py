@@ -22,16 +22,15 @@ from dpscope.analysis.training.findings import difference_message, training_find
 from dpscope.analysis.training.seed_statistics import (
     against_default,
     against_single,
-    cell_difference,
     chosen_target,
     compare_trained_cells,
-    epoch_spread,
     epoch_train_s,
     final_accuracy,
     time_to_accuracy,
 )
 from dpscope.analysis.training.tables import cell_records, training_csv, training_json, training_tables
 from dpscope.profiling.records.config import Workload
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.training import TrainResult
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
@@ -56,12 +55,19 @@ def seeds(count: int, cell: tuple[str, int], first: float, further: float, epoch
 
 def two_strategies(folder: Path) -> TrainingData:
     """Single ends at 90, 92, 91 in epochs of 4 s; ddp at 91, 90.5, 92 in epochs of 2 s (the first of seed 0: 3 s)."""
-    epochs: Epochs = []
-    for seed, last in enumerate((90.0, 92.0, 91.0)):
-        epochs += plain_epochs("single", 1, seed, [80.0, 88.0, last], [4.0, 4.0, 4.0])
-    for seed, last in enumerate((91.0, 90.5, 92.0)):
-        epochs += plain_epochs("ddp", 2, seed, [70.0, 90.0, last], [3.0 if seed == 0 else 2.0, 2.0, 2.0])
-    return loaded(folder, epochs)
+    single = [
+        plain_epochs("single", 1, seed, [80.0, 88.0, last], [4.0] * 3) for seed, last in enumerate((90.0, 92.0, 91.0))
+    ]
+    ddp = [
+        plain_epochs("ddp", 2, seed, [70.0, 90.0, last], [2.0 if seed else 3.0, 2.0, 2.0])
+        for seed, last in enumerate((91.0, 90.5, 92.0))
+    ]
+    return loaded(folder, *single, *ddp)
+
+
+def codes(data: TrainingData) -> dict[str, Finding]:
+    """The last finding of each code."""
+    return {finding.code: finding for finding in training_findings(data)}
 
 
 def test_a_train_json_of_another_program_loads(tmp_path: Path) -> None:
@@ -83,10 +89,8 @@ def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Pa
     found = time_to_accuracy(ddp, 90.0)
     assert (found.reached, found.epoch.value) == (3, 2.0)
     assert (found.train_s.value, found.train_s.smallest, found.train_s.largest) == (4.0, 4.0, 5.0)
-    partly = time_to_accuracy(single, 91.0)  # seed 0 ends at 90
-    assert (partly.reached, partly.seeds) == (2, 3)
-    assert partly.train_s.value is None
-    never = time_to_accuracy(single, 99.0)
+    partly, never = (time_to_accuracy(single, target) for target in (91.0, 99.0))  # seed 0 ends at 90
+    assert (partly.reached, partly.seeds, partly.train_s.value) == (2, 3, None)
     assert (never.reached, never.train_s.value, never.epoch.value) == (0, None, None)
 
 
@@ -106,6 +110,7 @@ def test_a_difference_within_the_seed_spread_is_not_significant(tmp_path: Path) 
     assert (one.cell, one.against) == ("ddp-d2", "single-d1")
     # Medians 91 and 91; ranges 92 - 90 = 2 and 92 - 90.5 = 1.5: the wider counts.
     assert (one.points, one.spread_points, one.verdict) == (0.0, 2.0, "no_difference_shown")
+    assert "no significant difference in test accuracy (+0.00 points" in difference_message(one)
     assert one.speedup.value == 2.0  # medians 4 s and 2 s
     assert one.speedup.count == 9
 
@@ -116,9 +121,9 @@ def test_a_difference_beyond_the_seed_spread_is_reported(tmp_path: Path) -> None
     # 93.2 - 95.1 = -1.9, beyond the wider range of 0.4; 4 s / 5 s = 0.8
     assert (one.points, one.spread_points) == pytest.approx((-1.9, 0.4))
     assert (one.verdict, one.speedup.value) == ("below", 0.8)
-    found = [finding for finding in training_findings(data) if finding.code == "accuracy_difference"]
-    assert [finding.severity for finding in found] == ["warning"]
-    assert "-1.90 points" in found[0].message
+    found = codes(data)["accuracy_difference"]
+    assert found.severity == "warning"
+    assert "-1.90 points" in found.message
 
 
 @pytest.mark.parametrize("few", [1, 2])
@@ -129,7 +134,7 @@ def test_few_seeds_show_no_spread(tmp_path: Path, few: int) -> None:
     table = training_tables(data)["training_speedup"]
     assert table.rows[0][4] == "NA"
     assert f"{few} seed" in table.missing[0]
-    assert "few_seeds" in {finding.code for finding in training_findings(data)}
+    assert "few_seeds" in codes(data)
     assert f"test accuracy is not judged (-15.00 points, {few} seed" in difference_message(one)
 
 
@@ -163,22 +168,20 @@ def test_an_incomplete_training_is_left_out_of_accuracy_with_a_finding(tmp_path:
     )
     accuracy = final_accuracy(data.cells[0])
     assert (accuracy.value, accuracy.count) == (90.0, 1)
-    (finding,) = [one for one in training_findings(data) if one.code == "training_incomplete"]
-    assert "seed 1 has 1" in finding.message
+    assert "seed 1 has 1" in codes(data)["training_incomplete"].message
     assert any("seed 1 with 1" in note for note in training_tables(data)["test_accuracy"].missing)
 
 
 def test_a_loss_that_is_not_finite_is_na_with_a_finding(tmp_path: Path) -> None:
     data = loaded(tmp_path, plain_epochs("ddp", 2, 0, [50.0, 10.0], [2.0, 2.0], losses=[1.0, None]))
-    (finding,) = [one for one in training_findings(data) if one.code == "training_diverged"]
-    assert "epoch 2" in finding.message
+    assert "epoch 2" in codes(data)["training_diverged"].message
     assert training_tables(data)["test_accuracy"].rows[0][7] == "NA"
 
 
 def test_fractions_instead_of_percent_are_reported(tmp_path: Path) -> None:
     for accuracy in (0.97, 97.0):
         data = loaded(tmp_path / str(accuracy), plain_epochs("ddp", 2, 0, [accuracy], [2.0]))
-        assert ("accuracy_not_percent" in {one.code for one in training_findings(data)}) == (accuracy < 1)
+        assert ("accuracy_not_percent" in codes(data)) == (accuracy < 1)
 
 
 GOOD = plain_epochs("ddp", 2, 0, [90.0], [2.0])[0]
@@ -189,19 +192,18 @@ GOOD = plain_epochs("ddp", 2, 0, [90.0], [2.0])[0]
     [
         ("{", "is not a"),
         ('{"epochs": []}', "holds no epoch"),
-        ("[]", "is not a"),
-        (json.dumps({"epochs": [{"strategy": "ddp"}]}), "devices"),
-        (json.dumps({"epochs": [{**GOOD, "strategy": "horovod"}]}), "strategy"),
-        (json.dumps({"epochs": [{**GOOD, "test_accuracy": 101.0}]}), "percent"),
-        (json.dumps({"epochs": [{**GOOD, "devices": 0}]}), "devices 0"),
-        (json.dumps({"epochs": [{**GOOD, "train_s": 0.0}]}), "train_s 0"),
-        (json.dumps({"epochs": [{**GOOD, "evaluation_s": -1.0}]}), "evaluation_s"),
-        (json.dumps({"epochs": [GOOD, GOOD]}), "epoch 1 follows epoch 1"),
-        (json.dumps({"epochs": [GOOD, {**GOOD, "epoch": 3}]}), "epoch 3 follows epoch 1"),
+        ([{"strategy": "ddp"}], "devices"),
+        ([{**GOOD, "strategy": "horovod"}], "strategy"),
+        ([{**GOOD, "test_accuracy": 101.0}], "percent"),
+        ([{**GOOD, "devices": 0}], "devices 0"),
+        ([{**GOOD, "train_s": 0.0}], "train_s 0"),
+        ([{**GOOD, "evaluation_s": -1.0}], "evaluation_s"),
+        ([GOOD, GOOD], "epoch 1 follows epoch 1"),
+        ([GOOD, {**GOOD, "epoch": 3}], "epoch 3 follows epoch 1"),
     ],
 )
-def test_bad_files_are_one_line(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "train.json").write_text(content)
+def test_bad_files_are_one_line(tmp_path: Path, content: str | Epochs, message: str) -> None:
+    (tmp_path / "train.json").write_text(content if isinstance(content, str) else json.dumps({"epochs": content}))
     with pytest.raises(DpscopeError, match=message) as caught:
         load_training(tmp_path)
     assert "\n" not in str(caught.value)
@@ -220,12 +222,6 @@ def test_json_and_csv_hold_what_the_tables_show(tmp_path: Path) -> None:
     assert header.split(",")[:2] == ["cell", "strategy"]
     assert len(rows) == 2
     assert cell_records(data)[0]["training_s"] == 12.0  # three epochs of 4 s
-
-
-def test_a_cell_does_not_differ_from_itself(tmp_path: Path) -> None:
-    single, _ = two_strategies(tmp_path).cells
-    same = cell_difference(single, single, epoch_spread([single]))
-    assert (same.points, same.verdict) == (0.0, "no_difference_shown")
 
 
 def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
@@ -265,47 +261,38 @@ def test_measured_cells_get_the_accuracy_of_trained_ones(tmp_path: Path) -> None
 
 
 def test_accuracy_that_does_not_belong_to_a_cell_is_missing_with_a_reason(tmp_path: Path) -> None:
-    ddp = Cell(strategy="ddp", devices=2, batch_size=16)
+    ddp = Cell("ddp", 2, 16)
     training = load_training(write_trained(tmp_path, [ddp], [record()], epochs=1))
-    single = Cell(strategy="single", devices=1, batch_size=16)
-    variant = Cell(strategy="ddp", devices=2, batch_size=16, options=CellOptions(comm_hook="fp16"))
+    several = [record(f"ddp-d2-b{batch}") for batch in (16, 32)]
+    unclear = load_training(write_trained(tmp_path / "two", [ddp], several, epochs=1))
     for row, reason in (
         (accuracy_of(ddp, None), "nothing was trained"),
         (accuracy_of(ddp, training, model="resnet50"), "trained with model resnet8_test, measured with resnet50"),
-        (accuracy_of(single, training), "was not trained"),
-        (accuracy_of(variant, training), "was not trained"),
+        (accuracy_of(Cell("single", 1, 16), training), "was not trained"),
+        (accuracy_of(Cell("ddp", 2, 16, options=CellOptions(comm_hook="fp16")), training), "was not trained"),
+        (accuracy_of(Cell("ddp", 2, 128), unclear), "ddp-d2-b16, ddp-d2-b32"),
     ):
         assert row.values["test_accuracy_percent"] is None
         assert reason in row.reasons["test_accuracy_percent"]
-    several = [record(f"ddp-d2-b{batch}") for batch in (16, 32)]
-    unclear = load_training(write_trained(tmp_path / "two", [ddp], several, epochs=1))
-    far = accuracy_of(Cell(strategy="ddp", devices=2, batch_size=128), unclear)
-    assert "ddp-d2-b16, ddp-d2-b32" in far.reasons["test_accuracy_percent"]
 
 
 def test_a_planned_cell_that_was_not_trained_has_a_reason(tmp_path: Path) -> None:
-    cells = [Cell(strategy="single", devices=1, batch_size=32), Cell(strategy="ddp", devices=2, batch_size=16)]
-    folder = write_trained(tmp_path, cells, [record("single-d1-b32")], epochs=1)
-    failed = TrainResult(
-        cell=cells[1], seed=0, status="crashed", epochs=0, duration_s=1.0, message="a rank was killed by signal 9"
-    )
+    cells = [Cell("single", 1, 32), Cell("ddp", 2, 16)]
+    folder = write_trained(tmp_path, cells, [], epochs=1)
+    failed = TrainResult(cells[1], 0, "crashed", epochs=0, duration_s=1.0, message="a rank was killed by signal 9")
     write_json(TrainFolder(folder).training(cells[1], 0).result_path, failed)
+    with pytest.raises(
+        DpscopeError, match="holds no epoch: ddp-d2-b16, seed 0: crashed: a rank was killed by signal 9"
+    ):
+        load_training(folder)
+    write_trained(tmp_path, cells, [record("single-d1-b32")], epochs=1)
     data = load_training(folder)
     table = training_tables(data)["test_accuracy"]
     assert table.rows[1][:4] == ("ddp-d2-b16", "NA", "NA", "NA")
     assert "killed by signal 9" in table.missing[0]
-    (finding,) = [one for one in training_findings(data) if one.code == "training_failed"]
+    finding = codes(data)["training_failed"]
     assert finding.severity == "error"
     assert finding.next_step.startswith(f"read {folder}/training/ddp-d2-b16/seed0/log.txt")
-
-
-def test_the_error_of_failed_trainings_names_the_failure(tmp_path: Path) -> None:
-    cell = Cell(strategy="ddp", devices=2, batch_size=16)
-    folder = write_trained(tmp_path, [cell], [], epochs=1)
-    failed = TrainResult(cell=cell, seed=0, status="out_of_memory", epochs=0, duration_s=1.0, message="no memory left")
-    write_json(TrainFolder(folder).training(cell, 0).result_path, failed)
-    with pytest.raises(DpscopeError, match="holds no epoch: ddp-d2-b16, seed 0: out_of_memory: no memory left"):
-        load_training(folder)
 
 
 def test_the_documented_example_loads(tmp_path: Path) -> None:

@@ -69,31 +69,26 @@ def steps_taken(
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
 @pytest.mark.parametrize(
-    ("step_s", "warmup_steps", "expected"),
+    ("device", "step_s", "warmup_steps", "expected"),
     [
-        (0.25, 5, 11),  # 11 steps take 2.75 s
-        (0.125, 5, 12),  # 11 take 1.375 s, one more 1.5 s
-        (1 / 128, 5, 192),  # 1.5 s x 128
-        (1 / 128, 400, 400),  # as configured
+        ("cuda", 0.25, 5, 11),  # 11 steps take 2.75 s
+        ("cuda", 0.125, 5, 12),  # 11 take 1.375 s, one more 1.5 s
+        ("cuda", 1 / 128, 5, 192),  # 1.5 s x 128
+        ("cuda", 1 / 128, 400, 400),  # as configured
+        ("cpu", 0.005, 5, 5),
     ],
 )
-def test_every_strategy_warms_a_device_up_alike(
+def test_every_strategy_is_warmed_up_alike(
     monkeypatch: pytest.MonkeyPatch,
     group: None,
     strategy: CellStrategy,
+    device: DeviceType,
     step_s: float,
     warmup_steps: int,
     expected: int,
 ) -> None:
     config = RunConfig(measurement=Measurement(warmup_steps=warmup_steps))
-    assert steps_taken(monkeypatch, strategy, "cuda", step_s, config) == expected
-
-
-@pytest.mark.parametrize("strategy", ["single", "ddp"])
-def test_a_cpu_warms_up_for_the_configured_steps(
-    monkeypatch: pytest.MonkeyPatch, group: None, strategy: CellStrategy
-) -> None:
-    assert steps_taken(monkeypatch, strategy, "cpu", 0.005, RunConfig(measurement=Measurement(warmup_steps=5))) == 5
+    assert steps_taken(monkeypatch, strategy, device, step_s, config) == expected
 
 
 def test_whole_epochs_are_warmed_up_where_epochs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,12 +96,6 @@ def test_whole_epochs_are_warmed_up_where_epochs_are_timed(monkeypatch: pytest.M
     config = RunConfig(measurement=Measurement(warmup_steps=5, steps=None, epochs=1))
     assert steps_taken(monkeypatch, "single", "cuda", 1 / 16, config) == 28
     assert steps_taken(monkeypatch, "single", "cpu", 1 / 16, config) == 7
-
-
-def test_all_processes_take_rank_0s_number(group: None) -> None:
-    from dpscope.launch.jobs.process_group import rank_0_value
-
-    assert rank_0_value(17, torch.device("cpu")) == 17
 
 
 QUEUED_S = 0.06  # for which the device works on a step that the host has queued at once
@@ -158,28 +147,16 @@ def test_a_long_step_is_sampled_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch
     assert device.steps == 2
 
 
-GPUS = (torch.device("cuda", 0), torch.device("cuda", 1))
-
-
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_emulated_by_gpus_without_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = (torch.device("cuda", 0), torch.device("cuda", 1))
+    names = ["Tesla V100-SXM2-16GB", "NVIDIA A100"]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: [(7, 0), (8, 0)][device.index])
-    monkeypatch.setattr(
-        torch.cuda, "get_device_name", lambda device: ["Tesla V100-SXM2-16GB", "NVIDIA A100"][device.index]
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
     monkeypatch.setattr(torch.version, "hip", None)
-
-
-def test_bf16_on_a_v100_is_emulated(two_gpus: None) -> None:
-    (finding,) = precision_findings("bf16", GPUS)
-    assert (finding.code, finding.severity) == ("bf16_emulated", "warning")
+    (finding,) = precision_findings("bf16", gpus)
+    assert finding.code == "bf16_emulated"
     assert finding.message == "Tesla V100-SXM2-16GB has no units for bf16: it is emulated there."
-
-
-def test_other_precisions_and_devices_have_no_finding(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert precision_findings("fp16", GPUS) == []
-    assert precision_findings("off", GPUS) == []
-    assert precision_findings("bf16", GPUS[1:]) == []
+    assert precision_findings("fp16", gpus) == precision_findings("bf16", gpus[1:]) == []
     assert precision_findings("bf16", (torch.device("cpu"),)) == []
     monkeypatch.setattr(torch.version, "hip", "6.4")  # AMD's numbers of capability mean something else
-    assert precision_findings("bf16", GPUS) == []
+    assert precision_findings("bf16", gpus) == []

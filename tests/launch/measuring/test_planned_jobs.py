@@ -5,7 +5,6 @@ import fcntl
 import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -46,15 +45,8 @@ def job_of(command: list[str], out: Path) -> WorkerJob:
 
 
 def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> None:
-    flags: dict[str, Any] = {
-        "data": "fake",
-        "lr": 0.5,
-        "accumulate": "1,2",
-        "comm_hook": "bf16",
-        "bucket_mb": 5,
-        "overlap": "on,off",
-    }
-    description, _, commands = described(tmp_path / "run", **flags)
+    variants = {"accumulate": "1,2", "comm_hook": "bf16", "bucket_mb": "5", "overlap": "on,off"}
+    description, _, commands = described(tmp_path / "run", 1000, data="fake", lr=0.5, **variants)
     assert len(commands) == len(description.jobs) == 2 * 8
     assert not (tmp_path / "run").exists()
     for index, (job, command) in enumerate(zip(description.jobs, commands, strict=True)):

@@ -41,16 +41,19 @@ def test_torch_reads_it_as_weights_only_and_its_description_needs_no_torch(folde
     assert zipfile.ZipFile(folder.last).testzip() is None
 
 
+def held(folder: CheckpointFolder) -> dict[str, int]:
+    """The finished epochs of each checkpoint."""
+    return {path.name: verify(path).epochs for path in folder.path.iterdir()}
+
+
 def test_last_previous_and_best(folder: CheckpointFolder) -> None:
     for epochs, best in ((1, True), (2, True), (3, False)):
         save(folder, epochs, best)
-    held = {path.name: verify(path).epochs for path in folder.path.iterdir()}
-    assert held == {"last.pt": 3, "previous.pt": 2, "best.pt": 2}
+    assert held(folder) == {"last.pt": 3, "previous.pt": 2, "best.pt": 2}
     assert folder.go_back().epochs == 2
-    assert [verify(path).epochs for path in (folder.last, folder.previous)] == [2, 2]
+    assert held(folder) == {"last.pt": 2, "previous.pt": 2, "best.pt": 2}
     save(folder, 3)
-    held = {path.name: verify(path).epochs for path in folder.path.iterdir()}
-    assert held == {"last.pt": 3, "previous.pt": 2, "best.pt": 2}
+    assert held(folder) == {"last.pt": 3, "previous.pt": 2, "best.pt": 2}
 
 
 def test_without_links_names_are_copies(folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +63,7 @@ def test_without_links_names_are_copies(folder: CheckpointFolder, monkeypatch: p
     monkeypatch.setattr(os, "link", no_links)
     save(folder, 1, best=True)
     save(folder, 2)
-    assert [verify(path).epochs for path in (folder.last, folder.previous, folder.best)] == [2, 1, 1]
+    assert held(folder) == {"last.pt": 2, "previous.pt": 1, "best.pt": 1}
     assert folder.last.stat().st_nlink == 1
 
 
@@ -73,7 +76,7 @@ def test_a_write_that_fails_leaves_the_last_one(folder: CheckpointFolder) -> Non
 
     with pytest.raises(OSError, match="No space"):
         folder.write(checkpoint(CELL), fail, best=True)
-    assert {path.name: verify(path).epochs for path in folder.path.iterdir()} == {"last.pt": 1, "previous.pt": 1}
+    assert held(folder) == {"last.pt": 1, "previous.pt": 1}
 
 
 def refused(path: Path, content: bytes, message: str) -> None:

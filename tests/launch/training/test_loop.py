@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dpscope.launch.training import run
 from dpscope.launch.training.cells import load_train_config
-from dpscope.launch.training.loop import LearningRateSchedule, LearningSums, shard
+from dpscope.launch.training.loop import Learned, LearningRateSchedule, LearningSums, shard
 from dpscope.profiling.mirrors.mirror import TrainingMirror
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.matrix import Matrix
@@ -45,10 +45,7 @@ def rates(epochs: int, steps: int, **settings: object) -> list[float]:
 )
 def test_rates_by_hand(settings: dict[str, object], expected: list[float]) -> None:
     assert rates(3, 2, **settings) == pytest.approx(expected)
-
-
-def test_warm_up_over_a_single_step_has_no_effect() -> None:
-    assert rates(2, 1, warmup_epochs=1) == pytest.approx([0.8, 0.8])
+    assert rates(2, 1, warmup_epochs=1) == pytest.approx([0.8, 0.8])  # over a single step, warm-up has no effect
 
 
 @pytest.mark.parametrize(("samples", "processes"), [(357, 2), (10, 3), (2, 4), (8, 8)])
@@ -63,12 +60,18 @@ def test_sums_are_weighted_by_samples() -> None:
     logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
     sums.add(logits, torch.tensor([0, 1, 1]), torch.tensor(0.5))  # two of three right
     sums.add(logits[:1], torch.tensor([1]), torch.tensor(2.5))
-    found = sums.over_all_processes()
-    assert found.samples == 4
-    assert found.loss == pytest.approx((3 * 0.5 + 2.5) / 4)
-    assert found.accuracy == pytest.approx(100 * 2 / 4)
+    assert sums.over_all_processes() == Learned(loss=(3 * 0.5 + 2.5) / 4, accuracy=100 * 2 / 4, samples=4)
     sums.add(logits[:1], torch.tensor([1]), torch.tensor(float("nan")))
     assert sums.over_all_processes().loss is None
+
+
+def test_the_accuracy_of_tokens_counts_each_samples_share() -> None:
+    """Two samples of four tokens: three of four right, and one of four: 0.75 + 0.25 of 2 samples."""
+    targets = torch.tensor([[0, 1, 2, 0], [1, 1, 1, 1]])
+    answers = torch.tensor([[0, 1, 2, 1], [1, 0, 0, 0]])
+    sums = LearningSums(torch.device("cpu"))
+    sums.add(torch.nn.functional.one_hot(answers, 3).float(), targets, torch.tensor(2.0))
+    assert sums.over_all_processes() == Learned(loss=2.0, accuracy=50.0, samples=2)
 
 
 @pytest.mark.process  # reads the machine's environment

@@ -66,25 +66,17 @@ def test_a_ranks_batches_are_those_of_the_distributed_sampler() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_names_the_samples_of_its_last_batch(workers: int) -> None:
+def test_a_stream_names_the_epoch_and_samples_of_its_last_batch(workers: int) -> None:
     stream = open_stream(workload(data="fake", workers=workers), DDP, BUILT, 1, HOST)
     all_samples = training_images(workload(data="fake"), BUILT)
-    for _ in range(6):  # four batches an epoch, the last of them one sample
+    for epoch in (0, 0, 0, 0, 1, 1):  # ceil(20 / 6) batches an epoch, the last of them one sample
         batch = stream.next_batch()[0]
+        assert stream.epoch == epoch
         assert torch.equal(batch, all_samples.__getitems__(EpochSamples(stream.epoch, stream.samples))[0])
     synthetic = open_stream(workload(data="synthetic"), DDP, BUILT, 1, HOST)
     assert list(synthetic.samples) == [3, 4, 5]  # rank 0 has 0, 1, 2
-
-
-def test_epochs_are_counted() -> None:
-    for data in ("synthetic", "fake"):
-        stream = open_stream(workload(data=data), DDP, BUILT, 0, HOST)
-        assert stream.steps_per_epoch == 4  # ceil(20 / 6)
-        epochs = []
-        for _ in range(9):
-            stream.next_batch()
-            epochs.append(stream.epoch)
-        assert epochs == [0, 0, 0, 0, 1, 1, 1, 1, 2]
+    epochs = [synthetic.epoch for _ in range(9) if synthetic.next_batch()]
+    assert epochs == [0, 0, 0, 0, 1, 1, 1, 1, 2]
 
 
 @pytest.mark.process
@@ -100,30 +92,21 @@ def test_short_batches_can_be_left_out_from_the_next_epoch_on(workers: int) -> N
 
 
 @pytest.mark.process
-def test_closing_a_stream_ends_its_workers() -> None:
+@pytest.mark.parametrize("terminate", [False, True])
+def test_workers_end_with_the_stream_or_a_signal_but_not_by_one_of_the_group(terminate: bool) -> None:
     before = set(multiprocessing.active_children())
     stream = open_stream(workload(data="fake", workers=2), DDP, BUILT, 0, HOST)
     stream.next_batch()
     workers = set(multiprocessing.active_children()) - before
+    assert [os.getpgid(worker.pid or 0) for worker in workers] == [worker.pid for worker in workers]
     assert len(workers) == 2
+    for worker in workers if terminate else ():
+        worker.terminate()  # torch answers a parent's SIGTERM with status 0
+        worker.join(5)
     held = stream._iterator  # type: ignore[attr-defined]  # as a reference cycle would
     stream.close()
     assert held is not None
     assert [worker.exitcode for worker in workers] == [0, 0]
-
-
-@pytest.mark.process
-def test_a_worker_can_be_terminated_and_gets_no_signal_of_its_group() -> None:
-    before = set(multiprocessing.active_children())
-    stream = open_stream(workload(data="fake", workers=1), DDP, BUILT, 0, HOST)
-    stream.next_batch()
-    (worker,) = set(multiprocessing.active_children()) - before
-    assert worker.pid is not None
-    assert os.getpgid(worker.pid) == worker.pid
-    worker.terminate()
-    worker.join(5)
-    assert worker.exitcode == 0  # torch's own answer to a parent's SIGTERM
-    stream.close()
 
 
 def test_a_total_of_workers_is_shared() -> None:

@@ -25,7 +25,6 @@ def test_resnet18_for_cifar() -> None:
     assert sizes.parameter_count == 11_173_962
     assert sizes.parameter_bytes == sizes.gradient_bytes == 44_695_848
     assert sizes.buffer_bytes == 38_400 + 160
-    assert sum(tensor.bytes for tensor in sizes.parameter_tensors) == 44_695_848
     features = torch.nn.Sequential(*list(built.model.children())[:4])
     assert features(torch.ones(1, *built.input_shape)).shape == (1, 64, 32, 32)  # no stride, no pooling
 
@@ -53,9 +52,6 @@ def test_an_unknown_model_is_named_with_a_suggestion(name: str, expected: str) -
         check_model(name)
     with pytest.raises(DpscopeError, match=f"--model {name}"):
         build_model(name)
-
-
-def test_a_function_that_returns_no_model() -> None:
     with pytest.raises(DpscopeError, match=r"returned str; return a torch\.nn\.Module"):
         build_model("os:getcwd")
 
@@ -93,21 +89,18 @@ def test_listed_sizes_are_those_of_the_models(name: str) -> None:
     assert built.tokens == (built.input_shape[0] if name.startswith("gpt") else None)
 
 
-def test_multiplications_of_one_sample_are_counted() -> None:
-    """3 x 3 x 3 x 8 for each of 8 x 8 pixels, and 8 x 4; 216 weights, 4 x 8 + 4 in the linear layer."""
-    layers = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
-    )
-    assert size_of(BuiltModel(layers, (3, 8, 8), 4)) == ModelSize(parameters=252, multiplications=216 * 64 + 32)
-
-
 class _NeedsValues(nn.Linear):
     def forward(self, samples: Tensor) -> Tensor:
         assert float(samples.sum()) >= 0
         return super().forward(samples)
 
 
-def test_a_forward_pass_that_needs_values_is_not_counted() -> None:
+def test_multiplications_of_one_sample_are_counted_if_no_values_are_needed() -> None:
+    """3 x 3 x 3 x 8 for each of 8 x 8 pixels, and 8 x 4; 216 weights, 4 x 8 + 4 in the linear layer."""
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    )
+    assert size_of(BuiltModel(layers, (3, 8, 8), 4)) == ModelSize(parameters=252, multiplications=216 * 64 + 32)
     assert size_of(BuiltModel(_NeedsValues(3, 2), (3,), 2)) == ModelSize(parameters=8, multiplications=None)
 
 

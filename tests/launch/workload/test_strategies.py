@@ -16,13 +16,10 @@ from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.store.errors import DpscopeError
 
 
-def test_a_resnets_blocks_are_units() -> None:
+def test_blocks_are_what_the_outermost_containers_hold() -> None:
     blocks = [f"layer{layer}.{block}" for layer in (1, 2, 3, 4) for block in (0, 1)]
     assert block_names(cifar_resnet18()) == blocks
     assert block_names(AutocastModel(cifar_resnet18(), "cpu", torch.bfloat16)) == [f"model.{name}" for name in blocks]
-
-
-def test_lists_within_lists_and_layers_without_parameters() -> None:
     model = nn.Module()
     model.stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]), nn.Sequential(nn.Linear(2, 2))])
     model.heads = nn.ModuleDict({"one": nn.Linear(2, 1)})
@@ -38,12 +35,9 @@ def test_units_hold_every_parameter_once() -> None:
     assert (root.name, root.shapes, root.trained, root.element_bytes) == ("", ((5,),), (False,), (2,))
     assert not root.resharded
     assert not any(unit.resharded for unit in sharded_units(model, "fsdp-no-reshard"))
-
-
-def test_shared_parameters_count_once() -> None:
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    model[1].weight = model[0].weight
-    assert [unit.name for unit in sharded_units(model, "fsdp")] == ["0"]
+    shared = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    shared[1].weight = shared[0].weight
+    assert [unit.name for unit in sharded_units(shared, "fsdp")] == ["0"]
 
 
 def test_bytes_that_a_process_holds_between_steps() -> None:
@@ -66,24 +60,14 @@ def accumulator_metadata(parameter: Tensor) -> dict[str, str]:
     return cast(dict[str, str], get_gradient_edge(parameter).node.metadata)  # its stub calls the property a method
 
 
-def step_of(model: nn.Module) -> TrainStep:
-    batch = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
-    batches = SyntheticBatches(batch, [0, 1], 1)
-    return TrainStep(model, batches, Optimizer(), "off", CPU)
-
-
-def test_gradient_accumulators_outlive_a_step() -> None:
+def test_gradient_accumulators_outlive_a_step_and_the_last_loss_holds_no_graph() -> None:
     model = nn.Linear(2, 2)
-    step = step_of(model)
+    batches = SyntheticBatches((torch.eye(2), torch.tensor([0, 1])), [0, 1], 1)
+    step = TrainStep(model, batches, Optimizer(), "off", CPU)
     step()
     accumulator_metadata(model.weight)["made"] = "in the first step"
     step()
     assert accumulator_metadata(model.weight) == {"made": "in the first step"}
-
-
-def test_the_last_loss_holds_no_graph() -> None:
-    step = step_of(nn.Linear(2, 2))
-    step()
     assert step.last_loss is not None
     assert not step.last_loss.requires_grad
 
@@ -131,10 +115,11 @@ def test_replicas_follow_the_trained_model_and_its_parameters_count_once() -> No
     assert len(list(wrapped.parameters())) == 2
 
 
-def test_a_batch_with_fewer_samples_than_replicas_is_split_as_by_dataparallel() -> None:
+def test_a_batch_is_split_as_by_dataparallel_and_in_the_callers_precision() -> None:
     wrapped = HostDataParallel(nn.Linear(3, 2), 4)
-    assert wrapped(torch.ones(1, 3)).shape == (1, 2)
-    assert wrapped(torch.ones(5, 3)).shape == (5, 2)
+    assert [wrapped(torch.ones(samples, 3)).shape for samples in (1, 5)] == [(1, 2), (5, 2)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert wrapped(torch.ones(2, 3)).dtype == torch.bfloat16
 
 
 def test_an_error_in_a_replica_reaches_the_caller() -> None:
@@ -144,12 +129,6 @@ def test_an_error_in_a_replica_reaches_the_caller() -> None:
 
     with pytest.raises(ArithmeticError, match="broken on purpose"):
         HostDataParallel(Broken(), 2)(torch.ones(2, 3))
-
-
-def test_precision_reaches_the_replicas() -> None:
-    wrapped = HostDataParallel(nn.Linear(3, 2), 2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert wrapped(torch.ones(2, 3)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpscope.launch.training.loop import LearningSums, check_learnable
+from dpscope.launch.training.loop import check_learnable
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.image_sets import EpochSamples, MadeSamples, check_classes, training_images
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
@@ -57,13 +57,12 @@ def test_replicas_and_micro_batches_train_as_one_device_does(name: str, data: st
     assert not any(torch.allclose(one, two, atol=1e-6) for one, two in zip(alone, untrained, strict=True))
 
 
-def test_a_models_optimizer_is_used() -> None:
+def test_a_models_optimizer_is_used_with_the_learning_rate() -> None:
     built = build_model("own_batches:regression_by_adam")
-    cell = Cell(strategy="single", devices=1, batch_size=2)
-    batches = open_stream(Workload(data="synthetic"), cell, built, 0, HOST)
-    step = TrainStep(built.model, batches, Optimizer(learning_rate=0.03), "off", HOST, built=built)
-    assert isinstance(step.optimizer, torch.optim.Adam)
-    assert step.optimizer.param_groups[0]["lr"] == 0.03
+    batches = open_stream(Workload(data="synthetic"), Cell("single", 1, 2), built, 0, HOST)
+    optimizer = TrainStep(built.model, batches, Optimizer(learning_rate=0.03), "off", HOST, built=built).optimizer
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert optimizer.param_groups[0]["lr"] == 0.03
 
 
 def test_a_sample_is_the_same_in_every_batch() -> None:
@@ -88,9 +87,14 @@ def test_a_sample_is_the_same_in_every_batch() -> None:
     ],
 )
 def test_mistakes_are_named(function: str, expected: str) -> None:
+    refused(f"own_batches:{function}", expected)
+
+
+def refused(name: str, expected: str) -> None:
     with pytest.raises(DpscopeError) as caught:
-        build_model(f"own_batches:{function}")
+        build_model(name)
     assert expected in str(caught.value)
+    assert str(caught.value).startswith(f"--model {name}: ")
     assert "\n" not in str(caught.value)
 
 
@@ -98,16 +102,12 @@ def test_mistakes_are_named(function: str, expected: str) -> None:
     ("returned", "expected"),
     [
         ({"input_shape": 5}, "input_shape is 5; give the shape of a sample without the batch, such as (3, 32, 32)"),
-        ({"input_shape": "3x32"}, "input_shape is '3x32'; give the shape"),
         ({"input_shape": (3, "32")}, "input_shape is (3, '32'); give the shape"),
         ({"input_shape": (3, 0)}, "input_shape is (3, 0); give the shape"),
-        ({"input_shape": ()}, "input_shape is (); give the shape"),
         ({"classes": "ten"}, "classes is 'ten'; give a whole number, 1 or more"),
         ({"classes": 0}, "classes is 0; give a whole number"),
         ({"classes": True}, "classes is True; give a whole number"),
-        ({"tokens": "128"}, "tokens is '128'; give a whole number"),
         ({"tokens": torch.ones(40, 2)}, "tokens is tensor([[1., 1.], [1., 1.],"),
-        ((nn.Identity(), 5, 10), "input_shape is 5; give the shape"),
         ((nn.Identity(), (3, 8), 2.5), "the number of classes is 2.5; give a whole number"),
     ],
     ids=str,
@@ -117,11 +117,7 @@ def test_an_invalid_shape_or_number_is_named_in_one_line(
 ) -> None:
     made = {"module": nn.Identity(), **returned} if isinstance(returned, dict) else returned
     monkeypatch.setattr("os.getcwd", lambda: made)
-    with pytest.raises(DpscopeError) as caught:
-        build_model("os:getcwd")
-    assert expected in str(caught.value)
-    assert str(caught.value).startswith("--model os:getcwd: getcwd(): ")
-    assert "\n" not in str(caught.value)
+    refused("os:getcwd", expected)
 
 
 def test_shapes_and_numbers_of_other_types_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,16 +145,6 @@ def test_a_training_needs_classes() -> None:
     check_learnable("images", BuiltModel(nn.Identity()))
     with pytest.raises(DpscopeError, match="its targets are not classes"):
         check_learnable("own_batches:regression", build_model("own_batches:regression"))
-
-
-def test_the_accuracy_of_tokens_counts_each_samples_share() -> None:
-    """Two samples of four tokens: three of four right, and one of four: 0.75 + 0.25 of 2 samples."""
-    targets = torch.tensor([[0, 1, 2, 0], [1, 1, 1, 1]])
-    answers = torch.tensor([[0, 1, 2, 1], [1, 0, 0, 0]])
-    sums = LearningSums(HOST)
-    sums.add(nn.functional.one_hot(answers, 3).float(), targets, torch.tensor(2.0))
-    learned = sums.over_all_processes()
-    assert (learned.accuracy, learned.loss, learned.samples) == (50.0, 2.0, 2)
 
 
 def test_a_gpt_only_uses_earlier_tokens() -> None:
