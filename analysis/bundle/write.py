@@ -20,12 +20,10 @@ import msgspec
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.traces.merge.names import RawEvent
-from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS
 from dpscope.analysis.traces.reading.categories import is_read
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
 from dpscope.analysis.traces.reading.chunks import RUN_LIMITS
-from dpscope.analysis.traces.reading.json_events import LabelArgs
+from dpscope.analysis.traces.reading.json_events import RAW_EVENTS, EventArgs, RawEvent
 from dpscope.analysis.traces.reading.reader import Reading, read_events
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.store.errors import DpscopeError
@@ -216,7 +214,7 @@ def write(bundle: Bundle, path: Path) -> None:
 
 
 _LABELS = ("name", "labels", "sort_index")
-_ARGS = tuple(name for name in LabelArgs.__struct_encode_fields__ if name not in _LABELS)
+_ARGS = tuple(name for name in EventArgs.__struct_encode_fields__ if name not in _LABELS)
 _FIELDS = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 _TRACE_LEVEL = 6  # of gzip's 1 to 9
 

@@ -26,7 +26,7 @@ from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts
 from dpscope.profiling.machine.environment import collect_environment, torch_device_states, usable_device_states
 from dpscope.profiling.machine.interconnect import interconnect
-from dpscope.profiling.machine.nvml import NvmlRecorder, ReplayedNvml, bare_uuid, open_nvml
+from dpscope.profiling.machine.nvml import NvmlRecorder, bare_uuid, open_nvml
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.files import read_json
@@ -35,6 +35,7 @@ from tests.gpu import ranks
 from tests.helpers import gpu_checks
 from tests.helpers.gpu_bench import CALIBRATION, LATE_RANK, OPTIONS, Bench, late_ranks
 from tests.helpers.known import known
+from tests.helpers.nvml_records import ReplayedNvml
 
 Record = Callable[[str, object], None]
 

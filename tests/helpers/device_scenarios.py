@@ -73,7 +73,7 @@ def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
 def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
     """Rank 1 of two times all-reduces of 4 and 8 KiB and their contention with products of matrices."""
     DEVICES.work_us["mm"] = piece_us
-    from dpscope.launch.calibration.worker import measure
+    from dpscope.launch.calibration.collective_timing import measure
     from dpscope.profiling.records.calibration import CalibrationSettings
 
     settings = CalibrationSettings(
@@ -180,9 +180,9 @@ def machine(out: Path) -> dict[str, Any]:
 
     DEVICES.peers = {(0, 1)}
     _four_present()
-    checks = [doctor._devices(), doctor._backends(), doctor._peer_access()]
+    checks = {"devices": doctor._devices(), "backends": doctor._backends(), "peer access": doctor._peer_access()}
     setattr(torch.version, "hip", "6.4")  # noqa: B010 (typed as a constant)
-    checks.append(doctor._driver())
+    checks["driver"] = doctor._driver()
     setattr(torch.version, "hip", None)  # noqa: B010
     environment = collect_environment(None, on_gpus=True)
     devices = tuple(torch.device("cuda", index) for index in range(2))
@@ -194,7 +194,7 @@ def machine(out: Path) -> dict[str, Any]:
         reduced = str(error)
     torch.distributed.destroy_process_group()
     return {
-        "checks": [(check.name, check.status, check.detail) for check in checks],
+        "checks": [(name, check.status, check.detail) for name, check in checks.items()],
         "devices": jobs_devices.resolve_devices("cuda").count,
         "names": [one.name for one in environment.accelerators],
         "findings": [one.code for one in machine_findings(environment, "cuda", 2)],
