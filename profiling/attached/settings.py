@@ -98,3 +98,8 @@ def started_alone(missing: int, processes: int, script: str) -> str:
         f"nothing is measured: {missing} of {processes} processes run without dpscope, as the script or its framework started "
         f"them itself; let torchrun start all of them: dpscope attach --devices {processes} -- {script}"
     )
+
+
+def print_note(text: str) -> None:
+    """Print a line of dpscope's among the script's errors."""
+    sys.stderr.write(f"dpscope: {text}\n")
