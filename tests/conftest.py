@@ -62,14 +62,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if in_end_to_end(item):
-            item.add_marker("process")
+    for item in filter(in_end_to_end, items):
+        item.add_marker("process")
     items.sort(key=lambda item: not in_end_to_end(item))  # the longest files first: nothing long is left for the end
     if config.getoption("quick"):
-        left_out = [item for item in items if not is_quick(item)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if is_quick(item)]
+        config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
+        items[:] = filter(is_quick, items)
 
 
 def is_quick(item: pytest.Item) -> bool:

@@ -14,6 +14,7 @@ if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ:  # a process 
 
 from dpscope.launch.attach.arguments import attachment
 from dpscope.launch.jobs.out_folder import locked
+from dpscope.profiling.attached.settings import print_note
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -24,17 +25,17 @@ def main() -> None:
         attached = attachment(sys.argv[1:])
         by_hand = JOB_TOKEN_VARIABLE not in os.environ  # else `dpscope attach` holds the lock
         if by_hand and os.environ.get("RANK", "0") == "0":
-            lock.enter_context(locked(attached.settings.out, wait=False, note=_note))
+            lock.enter_context(locked(attached.settings.out, wait=False, note=print_note))
     except DpscopeError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            _note(str(error))
+            print_note(str(error))
         sys.exit(2)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # without the tracer's progress notes
     from dpscope.launch.attach.script import run_script
     from dpscope.profiling.attached.session import Session
     from dpscope.profiling.attached.watch import Active
 
-    session = Active.session = Session(attached.settings, _note)
+    session = Active.session = Session(attached.settings, print_note)
     with lock:
         try:
             run_script(attached.command, session.close, attached.work_folder)
@@ -43,10 +44,6 @@ def main() -> None:
                 raise
         if session.incomplete:  # the script's own status is 0
             sys.exit(1)
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"dpscope: {text}\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,12 @@ from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 
-_LEAST = {"--warmup": 2, "--steps": 1, "--traced-steps": 1, "--batch-size": 1}
+_LEAST = {
+    "warmup_steps": ("--warmup", 2),
+    "steps": ("--steps", 1),
+    "traced_steps": ("--traced-steps", 1),
+    "batch_size": ("--batch-size", 1),
+}
 
 
 @dataclass(frozen=True)
@@ -37,44 +42,26 @@ class _Parser(argparse.ArgumentParser):
 def attachment(arguments: Sequence[str]) -> Attachment:
     """The attachment for these arguments; raises DpscopeError for invalid ones."""
     options, command = _split(arguments)
-    given = _parser().parse_args(options)
-    if given.out is None:
+    given = vars(_parser().parse_args(options))
+    given["warmup_steps"] = given.pop("warmup")
+    out, work_folder = given.pop("out"), given.pop("work_folder")
+    if out is None:
         raise DpscopeError("--out is missing: name the run folder before the script, such as --out runs/mine train.py")
-    for flag, least in _LEAST.items():
-        value = getattr(given, flag[2:].replace("-", "_"))
-        if value is not None and value < least:
-            raise DpscopeError(f"{flag} {value}: must be {least} or more")
+    for name, (flag, least) in _LEAST.items():
+        if given[name] is not None and given[name] < least:
+            raise DpscopeError(f"{flag} {given[name]}: must be {least} or more")
     check_script(command)
-    settings = AttachSettings(
-        out=given.out.absolute(),
-        script=shlex.join(command),
-        code=Path.cwd() if command[0] == "-m" else Path(command[0]).absolute().parent,
-        warmup_steps=given.warmup,
-        steps=given.steps,
-        traced_steps=given.traced_steps,
-        steps_by=given.steps_by,
-        batch_size=given.batch_size,
-        stop_after=given.stop_after,
-        has_work_folder=given.work_folder is not None,
-    )
-    check_out(given.out, settings)
-    return Attachment(settings, command, given.work_folder)
-
-
-def check_out(out: Path, settings: AttachSettings) -> None:
-    """Raise DpscopeError unless this script's measurements can be stored in `out`."""
     check_run_place(out)
-    if not is_run_folder(out):
-        return
-    stored = RunFolder(out).manifest()
-    if stored.script is None:
+    script = shlex.join(command)
+    if is_run_folder(out) and (stored := RunFolder(out).manifest().script) != script:
         raise DpscopeError(
             f"--out {out}: holds a run of `dpscope run`, with which a script's cells cannot be compared; name another"
+            if stored is None
+            else f"--out {out}: holds a measurement of {stored}, not of {script}; name another"
         )
-    if stored.script != settings.script:
-        raise DpscopeError(
-            f"--out {out}: holds a measurement of {stored.script}, not of {settings.script}; name another"
-        )
+    code = Path.cwd() if command[0] == "-m" else Path(command[0]).absolute().parent
+    settings = AttachSettings(out.absolute(), script, code, has_work_folder=work_folder is not None, **given)
+    return Attachment(settings, command, work_folder)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from dpscope.profiling.attached.settings import RAISED
 
@@ -48,30 +48,24 @@ def run_script(command: Sequence[str], ended: Callable[[str], None], folder: Pat
 
 
 def _execute(command: Sequence[str], folder: Path | None) -> None:
-    if command[0] == "-m":
-        sys.argv = list(command[1:])
-        sys.path[0] = os.getcwd()
-        _change_to(folder)
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-        return
-    path = command[0] if folder is None else os.path.abspath(command[0])
-    sys.argv = [path, *command[1:]]
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
-    module = types.ModuleType("__main__")
-    # As in Python, the script's definitions stay until the end, for exit handlers and spawned processes.
-    names: dict[str, Any] = {"__file__": path, "__builtins__": builtins, "__spec__": None, "__loader__": None}
-    module.__dict__.update(names)
-    sys.modules["__main__"] = module
-    _change_to(folder)
-    with open(path, "rb") as file:
-        code = compile(file.read(), path, "exec")
-    exec(code, module.__dict__)
-
-
-def _change_to(folder: Path | None) -> None:
+    module, path = command[0] == "-m", command[0]
+    if module:
+        sys.argv, sys.path[0] = list(command[1:]), os.getcwd()
+    else:
+        path = path if folder is None else os.path.abspath(path)
+        sys.argv, sys.path[0] = [path, *command[1:]], os.path.dirname(os.path.abspath(path))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)
+    if module:
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        return
+    # As in Python, the script's definitions stay until the end, for exit handlers and spawned processes.
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    vars(main).update({"__file__": path, "__builtins__": builtins, "__spec__": None, "__loader__": None})
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec")
+    exec(code, vars(main))
 
 
 def _from_the_script_on(trace: TracebackType | None) -> TracebackType | None:

@@ -14,17 +14,8 @@ from types import FrameType
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
+from dpscope.profiling.attached import job
 from dpscope.profiling.attached.interception import BackwardCount, OptimizerHook, ProfilerWatch
-from dpscope.profiling.attached.job import (
-    HeldFolder,
-    SavedPart,
-    current_place,
-    finish_job,
-    job_folder,
-    join_job,
-    missing_processes,
-    remove_unfinished_jobs,
-)
 from dpscope.profiling.attached.model_calls import inner_module
 from dpscope.profiling.attached.recorder import Observed, save_process
 from dpscope.profiling.attached.settings import (
@@ -148,15 +139,15 @@ class Session:
         self._note = note
         self._process_id = os.getpid()
         self._observed: Observed | None = None
-        self._held: HeldFolder | None = None
+        self._held: job.HeldFolder | None = None
         self._windows: Iterator[Window] = iter(())
         self._window: Window | None = None
-        self._part: SavedPart | None = None
+        self._part: job.SavedPart | None = None
         self._over = False
         self._steps = 0  # of the script, warm-up and windows
         self._working = threading.Lock()  # a signal's thread saves between two steps
         if os.environ.get("RANK", "0") == "0":
-            remove_unfinished_jobs(settings.out)
+            job.remove_unfinished_jobs(settings.out)
         by_optimizer = settings.steps_by == "optimizer"
 
         def stepped(optimizer: Optimizer, args: object, kwargs: object) -> None:
@@ -167,12 +158,12 @@ class Session:
         os.register_at_fork(after_in_child=self._leave_to_parent)  # a check in each step would cost a system call
         self._wrappers = WrapperLog()
         self._profiler_watch = ProfilerWatch()
-        self._signals = EndingSignals(self._ended_by_signal)
         self._optimizer_hook = OptimizerHook(stepped)
         self._backwards = BackwardCount(lambda: self._note_first(no_optimizer()))
         if not by_optimizer:
             self._backwards.stop()
         self._warm_up = WarmUp(settings, self._wrappers, self.step_ended)
+        self._signals = EndingSignals(self._ended_by_signal)
 
     def step_called(self) -> None:
         """End a step of a `watch_steps` loop, with `--steps-by call`."""
@@ -202,7 +193,7 @@ class Session:
                 elif self.incomplete is not None:  # printed at the end, as the last line
                     self._note(self.incomplete)
                 elif self._part is not None:
-                    finish_job(self._part)  # the other processes' files may have become visible late
+                    job.finish_job(self._part)  # the other processes' files may have become visible late
             except Exception as error:
                 self._give_up(error)
         self._optimizer_hook.stop()
@@ -244,7 +235,7 @@ class Session:
         warm_up, calls = self._warm_up, self._warm_up.calls
         assert calls is not None
         device = warm_up.device
-        place = current_place(device)
+        place = job.current_place(device)
         if place is None:
             self._note_first(no_group())
             self._leave()
@@ -253,7 +244,7 @@ class Session:
         detected = detect_strategy(modules, warm_up.trained, self._wrappers, place.world_size, warm_up.stays_gathered)
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
-        folder = job_folder(self._settings.out, join_job(place))
+        folder = job.job_folder(self._settings.out, job.join_job(place))
         self._observed = Observed(
             settings=self._settings,
             folder=folder,
@@ -269,7 +260,7 @@ class Session:
         for model in detected.ddp:
             stop_counting(model)
         calls.take()
-        self._held = HeldFolder(folder, place.node, place.rank)
+        self._held = job.HeldFolder(folder, place.node, place.rank)
         self._windows = self._windows_of(self._observed)
         self._window = next(self._windows)
         self._window.begin()
@@ -286,7 +277,7 @@ class Session:
             observed.traced = tracing(folder.trace_path(place.node, place.rank))
             yield observed.traced
             if observed.is_traced:
-                yield TimedWindow(SETTLING_STEPS, device)  # not kept
+                yield TimedWindow(SETTLING_STEPS, device)  # its times are not kept
         yield observed.timed
         if observed.is_traced and observed.counters_apply:
             path = folder.counters_trace_path(place.node, place.rank)
@@ -296,7 +287,7 @@ class Session:
     def _next_window(self, observed: Observed, window: Window) -> None:
         """End the current window; begin the next, or save."""
         window.end()
-        if missing := missing_processes(observed.place):
+        if missing := job.missing_processes(observed.place):
             self.incomplete = started_alone(missing, observed.place.world_size, self._settings.script)
             self._leave()
             return
@@ -323,7 +314,7 @@ class Session:
         self._part = save_process(observed)
         self.saved = True
         hint = resumed_hint(how, self._settings)  # before this job makes `out` a run folder
-        whole = finish_job(self._part)
+        whole = job.finish_job(self._part)
         if how != _COMPLETE and observed.place.rank == 0:
             processes = observed.place.world_size
             kept = "what was measured is saved" if whole else f"saved, once all {processes} processes have saved theirs"

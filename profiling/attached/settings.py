@@ -30,11 +30,6 @@ class AttachSettings:
     has_work_folder: bool = False  # the script has a working folder that no other job uses
     stop_after: bool = False  # end the script once it is measured
 
-    @property
-    def fewest_steps(self) -> int:
-        """Steps that a script needs for a measurement: warm-up, trace and the fewest timed steps."""
-        return self.warmup_steps + self.traced_steps + TRACER_STEPS + SETTLING_STEPS + _FEWEST_TIMED
-
     def options_for(self, steps: int, counters: bool = False) -> str | None:
         """The options with which a script of so many steps is measured completely; None if there are too few steps.
 
@@ -53,7 +48,7 @@ def not_measured(how: str, steps: int, backwards: int, settings: AttachSettings)
     """For a script that ended (`how`) after `steps` steps, none of them timed, with so many backward passes before them."""
     from dpscope.profiling.records.finding import counted  # dpscope --help needs the settings alone
 
-    fewest = settings.fewest_steps
+    fewest = settings.warmup_steps + settings.traced_steps + TRACER_STEPS + SETTLING_STEPS + _FEWEST_TIMED
     if how.startswith(RAISED) or not (steps or backwards or settings.steps_by != "optimizer"):
         when = f"after {steps} of the {fewest} steps that are needed" if steps else "before its first training step"
         return f"{how} {when}: nothing was measured"
@@ -103,3 +98,8 @@ def started_alone(missing: int, processes: int, script: str) -> str:
         f"nothing is measured: {missing} of {processes} processes run without dpscope, as the script or its framework started "
         f"them itself; let torchrun start all of them: dpscope attach --devices {processes} -- {script}"
     )
+
+
+def print_note(text: str) -> None:
+    """Print a line of dpscope's among the script's errors."""
+    sys.stderr.write(f"dpscope: {text}\n")

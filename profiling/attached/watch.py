@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dpscope.profiling.attached.session import Session
-from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.attached.settings import AttachSettings, print_note
 
 _Batch = TypeVar("_Batch")
 
@@ -46,12 +46,8 @@ def watch_steps(
             steps_by="call", batch_size=batch_size, code=Path(sys.argv[0]).absolute().parent,
         )  # fmt: skip
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress messages are not the script's
-        session = Active.session = Session(settings, _note)
+        session = Active.session = Session(settings, print_note)
         atexit.register(session.close, "the script ended")
     for batch in loader:
         yield batch
         session.step_called()
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"dpscope: {text}\n")

@@ -1,6 +1,5 @@
 """The strategy of a script, detected from the modules that wrap its models."""
 
-import json
 import weakref
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -123,17 +122,15 @@ def _fsdp_strategy(
 
 def _in_replicas(trained: Iterable[Any]) -> bool:
     """Whether all distributed tensors are replicated along one dimension of their mesh and sharded along another."""
-    replicated_dims: set[int] | None = None
-    is_sharded = False
-    for tensor in trained:
-        placements = getattr(tensor, "placements", ())
-        if not placements:
-            continue
-        sizes = tensor.device_mesh.shape
-        mine = {at for at, one in enumerate(placements) if one.is_replicate() and sizes[at] > 1}
-        replicated_dims = mine if replicated_dims is None else replicated_dims & mine
-        is_sharded = is_sharded or any(not one.is_replicate() and sizes[at] > 1 for at, one in enumerate(placements))
-    return bool(replicated_dims) and is_sharded
+    placed = [(one.placements, one.device_mesh.shape) for one in trained if getattr(one, "placements", ())]
+    replicated, sharded = (
+        [
+            {at for at, one in enumerate(placements) if one.is_replicate() == replicate and sizes[at] > 1}
+            for placements, sizes in placed
+        ]
+        for replicate in (True, False)
+    )
+    return bool(placed) and bool(set.intersection(*replicated)) and any(sharded)
 
 
 def options_of(detected: DetectedStrategy, log: WrapperLog, micro_batches: int, amp: Amp | None) -> CellOptions:
@@ -142,7 +139,6 @@ def options_of(detected: DetectedStrategy, log: WrapperLog, micro_batches: int, 
         return CellOptions(accumulate=micro_batches, amp=amp)
     model = detected.ddp[0]
     cap = None if getattr(model, "bucket_bytes_cap_default", True) else model.bucket_bytes_cap / _MIB
-    further = {"find_unused_parameters": True} if model.find_unused_parameters else {}
     return CellOptions(
         bucket_mb=cap,
         comm_hook=_HOOKS.get(log.hooks.get(model, ""), "none"),
@@ -151,5 +147,5 @@ def options_of(detected: DetectedStrategy, log: WrapperLog, micro_batches: int, 
         broadcast_buffers="on" if model.broadcast_buffers else "off",
         accumulate=micro_batches,
         amp=amp,
-        ddp_args=" ".join(f"{name}={json.dumps(value)}" for name, value in further.items()) or "default",
+        ddp_args="find_unused_parameters=true" if model.find_unused_parameters else "default",
     )

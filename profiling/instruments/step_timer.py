@@ -4,7 +4,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -42,6 +42,25 @@ BatchArrived = Callable[[], None]
 
 _Mark = torch.cuda.Event | int
 """A moment on the device's clock, or in nanoseconds on the host's if the device is the CPU."""
+
+
+@dataclass(frozen=True)
+class StepSample:
+    """One row of a samples file, as SAMPLE_COLUMNS describes it."""
+
+    measuring_pass: str
+    epoch: int | None
+    step: int
+    step_us: float
+    data_wait_us: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """The result of one step."""
+
+    samples: int  # of this process
 
 
 class StepTimer:
@@ -86,6 +105,16 @@ class StepTimer:
             return [math.nan] * (len(self._boundaries) - 1)
         return list(map(_between_us, self._boundaries[:-1], self._arrivals))
 
+    def samples(
+        self, measuring_pass: str, counts: Sequence[StepCounts], first_step: int = 0, epoch: int | None = None
+    ) -> list[StepSample]:
+        """A sample per step, numbered from `first_step`; call after a synchronisation."""
+        rows = zip(self.step_durations_us(), self.data_waits_us(), counts, strict=True)
+        return [
+            StepSample(measuring_pass, epoch, step, step_us, wait_us, one.samples)
+            for step, (step_us, wait_us, one) in enumerate(rows, first_step)
+        ]
+
 
 def _event_on(device: torch.device) -> torch.cuda.Event:
     event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -98,25 +127,6 @@ def _between_us(first: _Mark, second: _Mark) -> float:
         return (cast(int, second) - cast(int, first)) / 1000
     elapsed_ms: float = first.elapsed_time(second)
     return elapsed_ms * 1000
-
-
-@dataclass(frozen=True)
-class StepSample:
-    """One row of a samples file, as SAMPLE_COLUMNS describes it."""
-
-    measuring_pass: str
-    epoch: int | None
-    step: int
-    step_us: float
-    data_wait_us: float
-    samples: int
-
-
-@dataclass(frozen=True)
-class StepCounts:
-    """The result of one step."""
-
-    samples: int  # of this process
 
 
 RunStep = Callable[[BatchArrived], StepCounts]
@@ -149,18 +159,13 @@ def time_block(
         timer.boundary()
     synchronise()
     duration_s = time.perf_counter() - started
-    waits_us = timer.data_waits_us()
-    durations = zip(timer.step_durations_us(), waits_us, outcomes, strict=True)
-    samples = [
-        StepSample("timed", epoch, first_step + index, step_us, wait_us, outcome.samples)
-        for index, (step_us, wait_us, outcome) in enumerate(durations)
-    ]
+    samples = timer.samples("timed", outcomes, first_step, epoch)
     block = TimedBlock(
         epoch=epoch,
         steps=steps,
         samples=sum(outcome.samples for outcome in outcomes),
         duration_s=duration_s,
-        data_wait_s=sum(waits_us) / 1e6,
+        data_wait_s=sum(sample.data_wait_us for sample in samples) / 1e6,
     )
     return block, samples
 

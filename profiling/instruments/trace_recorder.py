@@ -120,11 +120,7 @@ class StepTrace:
         A step's time runs from its start to the start of the next, the last one's to its end: what the tracer does during
         steps is in it, writing the trace is not. Its wait is missing if no batch's arrival was reported.
         """
-        durations = zip(self._timer.step_durations_us(), self._timer.data_waits_us(), self._outcomes, strict=True)
-        return [
-            StepSample("traced", None, WARMUP_STEPS + index, step_us, wait_us, outcome.samples)
-            for index, (step_us, wait_us, outcome) in enumerate(durations)
-        ]
+        return self._timer.samples("traced", self._outcomes, WARMUP_STEPS)
 
 
 def record_trace(

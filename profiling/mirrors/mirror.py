@@ -1,7 +1,7 @@
 """Mirrors epochs of running trainings: the same scalars for TensorBoard and wandb. Imports no torch."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager, ExitStack
 
 from dpscope.profiling.records.training import EpochRecord, TrainConfig
 
@@ -10,14 +10,8 @@ TEST_LOSS = "loss/test"
 TRAINED_S = "seconds/trained"
 
 
-class MirroredRun(Protocol):
-    """The mirrored run of one training."""
-
-    def epoch(self, record: EpochRecord) -> None:
-        """Write an epoch at once."""
-
-    def close(self) -> None:
-        """End the run after its last epoch."""
+WriteEpoch = Callable[[EpochRecord], None]
+"""Writes an epoch at once."""
 
 
 class TrainingMirror:
@@ -26,29 +20,29 @@ class TrainingMirror:
     A resumed training starts its run again with the epochs of the earlier process, so that one run holds all epochs.
     """
 
-    def __init__(self, open_run: Callable[[EpochRecord], MirroredRun]) -> None:
-        """`open_run` gets the training's first epoch and replaces the run of an earlier process."""
+    def __init__(self, open_run: Callable[[EpochRecord], AbstractContextManager[WriteEpoch]]) -> None:
+        """`open_run` gets the training's first epoch and replaces the run of an earlier process; the context ends the run."""
         self._open_run = open_run
         self._training: tuple[str, int] | None = None  # cell and seed
-        self._run: MirroredRun | None = None
+        self._run = ExitStack()
         self._last_epoch = 0
+        self._write: WriteEpoch
 
     def write(self, records: Sequence[EpochRecord]) -> None:
         """Write the epochs that are not written yet; `records` are all epochs of one training so far, in order."""
         for record in records:
-            if self._run is None or self._training != (record.cell, record.seed):
+            if self._training != (record.cell, record.seed):
                 self.close()
                 self._training, self._last_epoch = (record.cell, record.seed), 0
-                self._run = self._open_run(record)
+                self._write = self._run.enter_context(self._open_run(record))
             if record.epoch > self._last_epoch:
-                self._run.epoch(record)
+                self._write(record)
                 self._last_epoch = record.epoch
 
     def close(self) -> None:
         """End the run of the training that was written last."""
-        if self._run is not None:
-            self._run.close()
-            self._run = None
+        self._training = None
+        self._run.close()
 
 
 def training_scalars(record: EpochRecord) -> dict[str, float]:

@@ -7,10 +7,10 @@ summary goes into the run it belongs to.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -19,7 +19,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from dpscope.profiling.mirrors.mirror import TrainingMirror, training_scalars, training_settings
+from dpscope.profiling.mirrors.mirror import TrainingMirror, WriteEpoch, training_scalars, training_settings
 from dpscope.profiling.records.training import EpochRecord, TrainConfig
 from dpscope.profiling.store.ownership import EVENTS_SUFFIX, remove_events
 
@@ -28,19 +28,14 @@ _DT_STRING = 7
 HyperParameter = str | float | int | bool
 
 
-class EventLog:
+class EventLog(AbstractContextManager["EventLog"]):
     """One TensorBoard run: a folder with one event file. Use as a context manager."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(folder), filename_suffix=EVENTS_SUFFIX)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -132,25 +127,24 @@ def training_folder(run: Path, record: EpochRecord) -> Path:
 
 def training_events(run: Path, config: TrainConfig | None) -> TrainingMirror:
     """Shows the trainings of a run folder in TensorBoard; nothing is written before the first epoch."""
-    return TrainingMirror(lambda first: _TensorBoardRun(run, first, config))
 
-
-class _TensorBoardRun:
-    def __init__(self, run: Path, first: EpochRecord, config: TrainConfig | None) -> None:
+    @contextmanager
+    def mirrored(first: EpochRecord) -> Iterator[WriteEpoch]:
         folder = training_folder(run, first)
         remove_events(folder)
-        self._planned = config.epochs if config is not None else 0
-        self._trained = 0
-        self._log = EventLog(folder)
-        self._log.begin_session(training_settings(first, config))
+        trained = 0
 
-    def epoch(self, record: EpochRecord) -> None:
-        for tag, value in training_scalars(record).items():
-            self._log.scalar(tag, value, record.epoch, record.ended_at_s)
-        self._log.flush()
-        self._trained = record.epoch
+        def write(record: EpochRecord) -> None:
+            nonlocal trained
+            for tag, value in training_scalars(record).items():
+                log.scalar(tag, value, record.epoch, record.ended_at_s)
+            log.flush()
+            trained = record.epoch
 
-    def close(self) -> None:
-        if self._trained >= self._planned:  # HParams calls a session without an end running
-            self._log.end_session()
-        self._log.close()
+        with EventLog(folder) as log:
+            log.begin_session(training_settings(first, config))
+            yield write
+            if config is None or trained >= config.epochs:  # HParams calls a session without an end running
+                log.end_session()
+
+    return TrainingMirror(mirrored)

@@ -11,12 +11,13 @@ import importlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from dpscope.profiling.mirrors.mirror import TrainingMirror, training_scalars, training_settings
+from dpscope.profiling.mirrors.mirror import TrainingMirror, WriteEpoch, training_scalars, training_settings
 from dpscope.profiling.records.training import EpochRecord, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -26,7 +27,15 @@ WandbMode = Literal["offline", "online", "disabled"]
 def wandb_mirror(run: Path, config: TrainConfig | None, online: bool = False) -> TrainingMirror:
     """Mirrors the trainings of a run folder to wandb; raises DpscopeError, before anything is trained, as `cell_mirror` does."""
     mirror = cell_mirror(online)
-    return TrainingMirror(lambda first: _WandbRun(mirror, run, first, config))
+
+    @contextmanager
+    def mirrored(first: EpochRecord) -> Iterator[WriteEpoch]:
+        name = f"{first.cell}-seed{first.seed}"
+        started = mirror.start_run(run, name, first.cell, training_settings(first, config))
+        yield lambda record: started.log(training_scalars(record), step=record.epoch)
+        started.finish()
+
+    return TrainingMirror(mirrored)
 
 
 def cell_mirror(online: bool = False) -> "CellMirror":
@@ -104,15 +113,3 @@ class CellMirror:
             table = self.wandb.Table(columns=["measure", "value"], data=[list(one) for one in cell.values.items()])
             mirrored.log({"summary": table})
             mirrored.finish()
-
-
-class _WandbRun:
-    def __init__(self, mirror: CellMirror, run: Path, first: EpochRecord, config: TrainConfig | None) -> None:
-        name = f"{first.cell}-seed{first.seed}"
-        self._run = mirror.start_run(run, name, first.cell, training_settings(first, config))
-
-    def epoch(self, record: EpochRecord) -> None:
-        self._run.log(training_scalars(record), step=record.epoch)
-
-    def close(self) -> None:
-        self._run.finish()

@@ -26,9 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(why)
     place = tmp_path_factory.mktemp("shaped")
     with several_hosts(2, rate="200mbit") as hosts:
-        program = [sys.executable, str(ROOT / "tests/helpers/paced_ddp.py")]
+        program = [sys.executable, "-m", "tests.helpers.paced_ddp"]
         jobs = [
-            host.start([*program, str(rank), hosts[0].address, str(place)], stderr=subprocess.PIPE)
+            host.start([*program, str(rank), hosts[0].address, str(place)], stderr=subprocess.PIPE, cwd=ROOT)
             for rank, host in enumerate(hosts)
         ]
         errors = [job.communicate(timeout=240)[1] for job in jobs]

@@ -18,16 +18,6 @@ from tests.helpers.paths import PUBLISHED, ROOT
 STUDIES = sorted(path for path in (ROOT / "examples" / "studies").glob("*.toml") if path.stem != "d_train")
 
 
-def small_command(study: Path) -> list[str]:
-    """The last command of a study's comment, the small one."""
-    commands = [line.removeprefix("# ") for line in study.read_text().splitlines() if line.startswith("# dpscope ")]
-    return shlex.split(commands[-1])[1:]
-
-
-def test_there_is_one_for_each_kind_of_study() -> None:
-    assert [path.stem[0] for path in STUDIES] == ["a", "b", "c", "d", "e"]
-
-
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
 def test_on_gpus_each_plans_one_two_and_four_devices(study: Path) -> None:
     """As a machine with four GPUs would plan it, without small settings."""
@@ -42,7 +32,8 @@ def test_on_gpus_each_plans_one_two_and_four_devices(study: Path) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
 def test_the_small_settings_of_each_are_planned(study: Path, tmp_path: Path) -> None:
-    given = small_command(study)
+    commands = [line.removeprefix("# ") for line in study.read_text().splitlines() if line.startswith("# dpscope ")]
+    given = shlex.split(commands[-1])[1:]  # the small one
     given[given.index("--out") + 1] = str(tmp_path / "run")
     command = [sys.executable, "-m", "dpscope.launch.cli", *given, "--dry-run"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

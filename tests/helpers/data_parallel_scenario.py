@@ -101,12 +101,9 @@ def autocast(samples: Tensor) -> dict[str, list[str]]:
         inner = move_to_first(model())
         parallel = wrapped(AutocastModel(inner, NAME, torch.bfloat16) if name == "within" else inner)
         SEEN.clear()
-        with torch.autocast("cpu", torch.bfloat16, enabled=False), torch.no_grad():
-            if name == "around":
-                with torch.autocast(NAME, torch.bfloat16):
-                    parallel(samples)
-            else:
-                parallel(samples)
+        around = torch.autocast(NAME, torch.bfloat16, enabled=name == "around")
+        with torch.autocast("cpu", torch.bfloat16, enabled=False), torch.no_grad(), around:
+            parallel(samples)
         results[name] = [seen[4] for seen in SEEN]
     return results
 

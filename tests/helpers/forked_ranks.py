@@ -69,12 +69,12 @@ def await_ends(ranks: Sequence[int], end_others: bool) -> list[int]:
     """Exit status of each rank, negative for a signal; with `end_others` the first failure ends the others, as under torchrun."""
     ended: dict[int, int] = {}
     failed_at_s: float | None = None
-    while running := [rank for rank in ranks if rank not in ended]:
-        for rank in running:
+    while len(ended) < len(ranks):
+        for rank in [one for one in ranks if one not in ended]:
             process, status = os.waitpid(rank, os.WNOHANG)
             if process:
                 ended[rank] = os.waitstatus_to_exitcode(status)
-        running = [rank for rank in running if rank not in ended]
+        running = [rank for rank in ranks if rank not in ended]
         if failed_at_s is None and any(ended.values()):
             failed_at_s = time.monotonic()
             for rank in running if end_others else ():

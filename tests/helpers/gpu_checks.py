@@ -109,21 +109,20 @@ def ddp_problems(
     analysis: Analysis, cell: str, gradient_bytes: int, counters: Sequence[DdpCounters], on_device: bool = True
 ) -> list[str]:
     """What is wrong with the all-reduces of a DDP cell: their bytes, buckets, sequence numbers, matching, device."""
-    whole = {(row["repeat"], row["rank"], row["step"]) for row in _whole_steps(analysis, cell)}
-    reduced = [
-        row
-        for row in analysis["collectives"]
-        if row["cell"] == cell and row["kind"] == "all_reduce" and (row["repeat"], row["rank"], row["step"]) in whole
-    ]
+    by_step: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {
+        (row["repeat"], row["rank"], row["step"]): [] for row in _whole_steps(analysis, cell)
+    }
+    for row in analysis["collectives"]:
+        if row["cell"] == cell and row["kind"] == "all_reduce":
+            by_step.get((row["repeat"], row["rank"], row["step"]), []).append(row)
+    reduced = [row for rows in by_step.values() for row in rows]
     if not reduced:
         return ["no all-reduce in a whole step"]
     wrong = []
-    moved = {key: sum(row["bytes"] or 0 for row in reduced if _step_of(row) == key) for key in whole}
-    if set(moved.values()) != {gradient_bytes}:
-        wrong.append(
-            f"all-reduces move {sorted(set(moved.values()))} bytes a step, the gradients have {gradient_bytes}"
-        )
-    buckets = {tuple(sorted(row["bytes"] for row in reduced if _step_of(row) == key)) for key in whole}
+    moved = {sum(row["bytes"] or 0 for row in rows) for rows in by_step.values()}
+    if moved != {gradient_bytes}:
+        wrong.append(f"all-reduces move {sorted(moved)} bytes a step, the gradients have {gradient_bytes}")
+    buckets = {tuple(sorted(row["bytes"] for row in rows)) for rows in by_step.values()}
     counted = {tuple(sorted(one.bucket_bytes)) for one in counters}
     if not counters or buckets != counted:
         wrong.append(f"buckets of {sorted(buckets)} bytes, DDP counted {sorted(counted)}")
@@ -134,10 +133,6 @@ def ddp_problems(
     if any((row["device"] is not None) != on_device for row in reduced):
         wrong.append(f"not all all-reduces are {'on a device' if on_device else 'on the host'}")
     return wrong
-
-
-def _step_of(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    return row["repeat"], row["rank"], row["step"]
 
 
 def hidden_shares(analysis: Analysis) -> dict[str, float]:

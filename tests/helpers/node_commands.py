@@ -31,17 +31,10 @@ class NodeCommand:
         self.processes = []
         for index, host in enumerate(hosts):
             whole = [sys.executable, "-m", "dpscope.launch.cli", command, *options, *meeting, "--node-rank", str(index)]
+            environment = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
             with open(self.logs[index], "w") as log:
-                self.processes.append(
-                    host.start(
-                        whole,
-                        {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-                        set_gloo_interface=False,
-                        cwd=USER_MODELS,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
+                files = {"cwd": USER_MODELS, "stdout": log, "stderr": subprocess.STDOUT}
+                self.processes.append(host.start(whole, environment, set_gloo_interface=False, **files))
 
     def wait(self, limit_s: float = LIMIT_S) -> list[int]:
         """The exit statuses."""

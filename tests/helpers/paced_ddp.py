@@ -1,4 +1,4 @@
-"""One rank of a small DDP job whose gradients come at known times; `python paced_ddp.py RANK MASTER FOLDER`.
+"""One rank of a small DDP job whose gradients come at known times: `python -m tests.helpers.paced_ddp RANK MASTER FOLDER`.
 
 Four layers of 2.5 MB, each in a separate bucket; backward sleeps PACE_S before each gradient. Leaves a trace of four steps and,
 of every step, the times at which the gradients were there.
@@ -8,49 +8,27 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from tests.user_models.paced_models import PacedLayer
+
 LAYERS, LAYER_BYTES, PACE_S = 4, 2_500_000, 0.03
-ready_ns: list[int] = []
-
-
-class _Paced(torch.autograd.Function):
-    """Passes its input on; backward takes PACE_S and gives a gradient of zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.shape = weight.shape
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        time.sleep(PACE_S)
-        ready_ns.append(time.time_ns())
-        return gradients[0], torch.zeros(ctx.shape)
-
-
-class _Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(torch.zeros(LAYER_BYTES // 4) for _ in range(LAYERS))
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        for weight in self.weights:
-            value = _Paced.apply(value, weight)
-        return value
 
 
 def main() -> None:
     rank, master, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"tcp://{master}:29517", rank=rank, world_size=2)
-    model = DistributedDataParallel(_Layers(), bucket_cap_mb=1)
+    ready_ns: list[int] = []
     steps: list[list[int]] = []
+    layers = [PacedLayer(LAYER_BYTES // 4, 0.0, PACE_S) for _ in range(LAYERS)]
+    for layer in layers:
+        layer.weight.register_hook(lambda gradient: ready_ns.append(time.time_ns()))  # type: ignore[no-untyped-call]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1)
     with profile(
         activities=[ProfilerActivity.CPU], schedule=schedule(wait=3, warmup=1, active=4), record_shapes=True
     ) as tracer:

@@ -124,8 +124,8 @@ def _about_devices(double: RecordingDevices) -> dict[str, Callable[..., Any]]:
         double.note("set_device", double.current)
 
     def properties(device: Any) -> SimpleNamespace:
-        index = double.index_of(device)
-        return SimpleNamespace(name=double.name, uuid=double.uuids[index], total_memory=TOTAL_BYTES)
+        uuid = double.uuids[double.index_of(device)]
+        return SimpleNamespace(name=double.name, uuid=uuid, total_memory=TOTAL_BYTES)
 
     return {
         "is_available": lambda: True,
@@ -141,13 +141,12 @@ def _about_devices(double: RecordingDevices) -> dict[str, Callable[..., Any]]:
 
 
 def _about_memory(double: RecordingDevices) -> dict[str, Callable[..., Any]]:
-    def noted(what: str, share: float) -> Callable[..., int]:
-        def answer(device: Any = None) -> int:
-            index = double.index_of(device)
-            double.note(what, index)
-            return int(share * double.used_bytes[index])
+    def noted(what: str, answer: Callable[[int], Any]) -> Callable[..., Any]:
+        def noting(device: Any = None) -> Any:
+            double.note(what, index := double.index_of(device))
+            return answer(index)
 
-        return answer
+        return noting
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
         index = double.index_of(device)
@@ -155,17 +154,13 @@ def _about_memory(double: RecordingDevices) -> dict[str, Callable[..., Any]]:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return TOTAL_BYTES - double.used_bytes[index], TOTAL_BYTES
 
-    def get_rng_state(device: Any) -> torch.Tensor:
-        double.note("get_rng_state", double.index_of(device))
-        return torch.tensor([double.index_of(device)], dtype=torch.uint8)
-
     return {
         "mem_get_info": mem_get_info,
-        "max_memory_allocated": noted("max_memory_allocated", 0.5),
-        "max_memory_reserved": noted("max_memory_reserved", 1.0),
-        "memory_reserved": noted("memory_reserved", 1.0),
-        "reset_peak_memory_stats": lambda device=None: double.note("reset_peak", double.index_of(device)),
-        "get_rng_state": get_rng_state,
+        "max_memory_allocated": noted("max_memory_allocated", lambda index: double.used_bytes[index] // 2),
+        "max_memory_reserved": noted("max_memory_reserved", lambda index: double.used_bytes[index]),
+        "memory_reserved": noted("memory_reserved", lambda index: double.used_bytes[index]),
+        "reset_peak_memory_stats": noted("reset_peak", lambda index: None),
+        "get_rng_state": noted("get_rng_state", lambda index: torch.tensor([index], dtype=torch.uint8)),
         "set_rng_state": lambda state, device: double.note("set_rng_state", double.index_of(device), state.tolist()),
     }
 

@@ -26,12 +26,10 @@ TINY: dict[str, object] = {
 def tiny_settings(**flags: object) -> dict[str, object]:
     """TINY with these; without a calibration and DDP on one device unless requested: both take seconds."""
     one_device = flags.get("strategy") == "single" or str(flags.get("devices")) == "1"
-    alone = (
-        not one_device
-        and "ddp" in str(flags.get("strategy", "ddp"))
-        and str(flags.get("devices", "1,2")).startswith("1,")
-    )
-    unwanted = {**({} if one_device else {"calibrate": False}), **({"ddp_alone": False} if alone else {})}
+    with_ddp = "ddp" in str(flags.get("strategy", "ddp")) and str(flags.get("devices", "1,2")).startswith("1,")
+    unwanted: dict[str, object] = {} if one_device else {"calibrate": False}
+    if with_ddp and not one_device:
+        unwanted["ddp_alone"] = False
     return {**TINY, **unwanted, **flags}
 
 

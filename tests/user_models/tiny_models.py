@@ -18,14 +18,8 @@ Workload = tuple[nn.Module, tuple[int, ...], int]
 
 
 def tiny_module() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, CLASSES),
-    )
+    convolved = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
+    return nn.Sequential(*convolved, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
 
 
 def tiny() -> Workload:
@@ -51,29 +45,35 @@ def _failing(fail: Callable[[Tensor], None]) -> Workload:
     return _tiny_after(before)
 
 
-def compiled_alone() -> Workload:
-    """Trains only as torch.compile has compiled it."""
+class _Tiny(nn.Module):
+    """The tiny model within another, whose forward pass a compiler traces."""
 
-    def before(model: nn.Module, inputs: tuple[Tensor]) -> None:
-        if "RANK" in os.environ and model.training and not torch.compiler.is_compiling():
-            raise ArithmeticError("not compiled")
-
-    return _tiny_after(before)
-
-
-class _Unused(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.model = tiny_module()
-        self.spare = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.model(images)
         return logits
 
 
+class _CompiledAlone(_Tiny):
+    """Trains only as torch.compile has compiled it."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if "RANK" in os.environ and self.training and not torch.compiler.is_compiling():
+            raise ArithmeticError("not compiled")
+        return super().forward(images)
+
+
+def compiled_alone() -> Workload:
+    return _CompiledAlone(), SHAPE, CLASSES
+
+
 def unused() -> Workload:
-    return _Unused(), SHAPE, CLASSES
+    model = _Tiny()
+    model.spare = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    return model, SHAPE, CLASSES
 
 
 def _crash(images: Tensor) -> None:

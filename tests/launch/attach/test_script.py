@@ -62,20 +62,19 @@ def test_an_exception_is_printed_from_the_scripts_first_frame_with_status_1(
     assert printed.endswith("ValueError: theirs\n")
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_the_exit_status_is_the_scripts(tmp_path: Path, code: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "raised", "how"),
+    [
+        ("import sys; sys.exit(0)", SystemExit(0), "the script exited with status 0"),
+        ("import sys; sys.exit(3)", SystemExit(3), "the script exited with status 3"),
+        ("raise KeyboardInterrupt", KeyboardInterrupt(), "the script was interrupted"),
+    ],
+)
+def test_the_exit_status_is_the_scripts(tmp_path: Path, text: str, raised: BaseException, how: str) -> None:
     ends: list[str] = []
-    with pytest.raises(SystemExit) as ended:
-        run_script([script(tmp_path, f"import sys; sys.exit({code})")], ends.append)
-    assert ended.value.code == code
-    assert ends == [f"the script exited with status {code}"]
-
-
-def test_an_interrupt_is_passed_on(tmp_path: Path) -> None:
-    ends: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        run_script([script(tmp_path, "raise KeyboardInterrupt")], ends.append)
-    assert ends == ["the script was interrupted"]
+    with pytest.raises(type(raised)) as ended:
+        run_script([script(tmp_path, text)], ends.append)
+    assert (ended.value.args, ends) == (raised.args, [how])
 
 
 def test_measurements_are_saved_before_os_exit_except_in_children(
@@ -83,11 +82,7 @@ def test_measurements_are_saved_before_os_exit_except_in_children(
 ) -> None:
     statuses: list[int] = []
     ends: list[str] = []
-
-    def end(status: int) -> None:
-        statuses.append(status)
-
-    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", statuses.append)
     run_script([script(tmp_path, "import os; os._exit(5)")], ends.append)
     assert (statuses, ends[0]) == ([5], "the script called os._exit(5)")
     child = "import os; own = os.getpid; os.getpid = lambda: 0; os._exit(6); os.getpid = own"

@@ -52,7 +52,7 @@ def test_one_of_two_hosts_finishes_the_job(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(RepeatFolder, "ranks", taken_meanwhile(lambda: finish_job(part)))
         return finish_job(part)
 
-    monkeypatch.setattr("dpscope.profiling.attached.session.finish_job", finishing)
+    monkeypatch.setattr(job, "finish_job", finishing)
     notes: list[str] = []
     train_attached(tmp_path, notes)
     assert (others, notes) == ([True], [])

@@ -413,31 +413,6 @@ def test_windows_hold_the_steps_of_one_training_alone(tmp_path: Path) -> None:
     assert (cell.name, rank.blocks[0].steps, rank.model.parameter_count) == ("single-d1-b2", 2, 4)
 
 
-def test_a_validation_that_calls_the_wrapped_model_is_not_training(tmp_path: Path) -> None:
-    """As in timm: a task holds the model and its loss, and validations call the model."""
-
-    class Task(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model, self.loss = Net(), nn.MSELoss()
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            loss: Tensor = self.loss(self.model(inputs), torch.zeros(len(inputs), 2))
-            return loss
-
-    with attached(tmp_path, []):
-        task = Task()
-        optimizer = torch.optim.SGD(task.parameters())
-        for step in range(WHOLE):
-            task(torch.ones(8, 3)).backward()
-            optimizer.step()
-            if step == UNTIMED:
-                validate(task.model)
-    _, _, rank, samples = measured(tmp_path)
-    assert timed_steps(samples) == [0, 2, 3]
-    assert "steps_left_out" in codes(rank)
-
-
 def test_a_short_script_is_measured_with_the_suggested_options(tmp_path: Path) -> None:
     """17 steps are too few for a warm-up of 10 and 3 traced steps."""
     notes: list[str] = []

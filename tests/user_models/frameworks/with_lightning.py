@@ -33,22 +33,16 @@ class Classifier(lightning.LightningModule):
 
 
 def main() -> None:
-    started_by_lightning = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    processes = started_by_lightning if started_by_lightning > 1 else int(os.environ.get("WORLD_SIZE", "1"))
+    by_lightning = int(sys.argv[1]) if len(sys.argv) > 1 else 0  # processes that Lightning starts
+    processes = by_lightning or int(os.environ.get("WORLD_SIZE", "1"))
     lightning.seed_everything(0, verbose=False)
     samples = STEPS // 2 * BATCH * processes
     data = TensorDataset(torch.rand(samples, 16), torch.randint(4, (samples,)))
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    devices, strategy = by_lightning or int(os.environ.get("LOCAL_WORLD_SIZE", "1")), "ddp" if processes > 1 else "auto"
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
-            accelerator="cpu",
-            devices=started_by_lightning if started_by_lightning > 1 else int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            strategy="ddp" if processes > 1 else "auto",
-            max_epochs=2,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=folder,
+            accelerator="cpu", devices=devices, strategy=strategy, max_epochs=2, default_root_dir=folder, **quiet
         )
         trainer.fit(Classifier(), DataLoader(data, batch_size=BATCH), DataLoader(data, batch_size=BATCH))
     sys.stdout.write(f"rank {trainer.global_rank} trained\n")
