@@ -128,7 +128,12 @@ def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> Non
 
 def generic(enclosing: str) -> list[Event]:
     """RCCL's generic kernel, which names no collective, on device 2, in a step that only `enclosing` identifies."""
-    fields = {"Collective name": "_allgather_base", "In msg nelems": 10, "Out msg nelems": 40, "dtype": "BFloat16"}
+    fields: dict[str, Any] = {
+        "Collective name": "_allgather_base",
+        "In msg nelems": 10,
+        "Out msg nelems": 40,
+        "dtype": "BFloat16",
+    }
     around = {"operator": [operator("c10d::allreduce_", 10, 9)], "range": [in_range("nccl:reduce_scatter", 10)]}
     kernels = [on_device("Cijk_Ailk_Bljk_SB", 50, 100, 1, 0, device=2)]
     stated = fields | {"Group size": 4} if enclosing == "metadata" else {}
