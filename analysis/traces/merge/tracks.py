@@ -73,16 +73,12 @@ class RankTracks:
         self._position = position
         first = position * NUMBER_STRIDE
         self._process_numbers = count(first + 1)
-        self._track_numbers = count(first + _FIRST_TRACK)
+        self.new_tracks = count(first + _FIRST_TRACK)  # numbers of added tracks, before all threads of the file
         self._thread_numbers = count(first + _FIRST_THREAD)
         self._processes: dict[int | str, Process] = {}
         self._threads: dict[tuple[int | str, int | str, int], tuple[Process, int]] = {}
         self._thread_args: dict[tuple[int | str, int | str], dict[str, dict[str, Any]]] = defaultdict(dict)
         self._process_labels: dict[int | str, dict[str, str]] = defaultdict(dict)
-
-    def new_track(self) -> int:
-        """The number of a further track, behind the tracks added before and before all threads of the file."""
-        return next(self._track_numbers)
 
     def thread(self, pid: int | str, tid: int | str, lane: int = 0) -> tuple[Process, int]:
         """The process and the fresh number of a thread, or of a further lane of it."""
@@ -287,7 +283,7 @@ def collective_spans(matched: Table) -> Iterator[Span]:
             if (value := known.get(name)) is not None
         }
         size = known["bytes"]
-        name = " ".join([known["kind"] or "collective", *([] if size is None else [show_bytes(size)])])
+        name = (known["kind"] or "collective") + ("" if size is None else f" {show_bytes(size)}")
         device, start, duration = known["device"], known["start_us"], known["duration_us"]
         yield Span("communication", device, name, start, duration, args)
         wait = known["wait_us"]
@@ -307,23 +303,19 @@ def track_events(spans: list[Span], place_us: float, tracks: RankTracks) -> Iter
         starts = np.array([span.start_us for span in own])
         durations = np.array([span.duration_us for span in own])
         lane_of = lanes(np.zeros(len(own), dtype=np.int64), starts, durations)
-        threads = [tracks.new_track() for _ in range(int(lane_of.max()) + 1)]
+        threads = [next(tracks.new_tracks) for _ in range(int(lane_of.max()) + 1)]
         for lane, thread in enumerate(threads):
             name = f"{TRACKS[order]} (lane {lane + 1})" if lane else TRACKS[order]
             yield metadata_event("thread_name", process, thread, name=name)
             yield metadata_event("thread_sort_index", process, thread, sort_index=_FIRST_PLACE + 100 * order + lane)
         for span, lane in zip(own, lane_of.tolist(), strict=True):
-            yield _event(span, place_us, process, threads[lane])
-
-
-def _event(span: Span, place_us: float, process: int, thread: int) -> RawEvent:
-    return {
-        "ph": "X",
-        "cat": CATEGORY,
-        "name": span.name,
-        "pid": process,
-        "tid": thread,
-        "ts": round(span.start_us + place_us, 3),
-        "dur": round(span.duration_us, 3),
-        "args": span.args,
-    }
+            yield {
+                "ph": "X",
+                "cat": CATEGORY,
+                "name": span.name,
+                "pid": process,
+                "tid": threads[lane],
+                "ts": round(span.start_us + place_us, 3),
+                "dur": round(span.duration_us, 3),
+                "args": span.args,
+            }
