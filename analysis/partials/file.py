@@ -135,7 +135,7 @@ def analyze_partials(paths: Paths) -> TraceAnalysis:
     Raises DpscopeError if there are no partials, if one cannot be read, or if they belong to different jobs.
     """
     found = _Found(paths)
-    require_one_job(found.jobs, paths, "this analysis")
+    require_one_job(found.jobs.jobs, paths, "this analysis")
     return found.analysis("", found.unread)
 
 

@@ -193,7 +193,7 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     _check_output(output, files)
     read = over_cores(partial(read_rank, limits=limits), files, files)
     found = find_jobs([rank.identity for rank in read], files)
-    require_one_job(found, paths, "a merged trace")
+    require_one_job(found.jobs, paths, "a merged trace")
     own = [read[index] for index in found.jobs[""]]
     ranks = [own[index] for index in rank_order([one.trace.rank for one in own], [str(one.path) for one in own])]
     tables = [rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)]

@@ -73,8 +73,7 @@ def waits_by_step(table: Table, exposed: Table | None = None) -> Table:
 
     `transfer_us` is the sum of transfer_j. `wait_us` is the length of the union of the waiting parts (a collective's first
     wait_j microseconds): gloo's collectives queue side by side, and a wait shared by several of them is lost once. Both are NA
-    without matched collectives. EXPOSED are the sums of `exposed_parts`, by `exposed`, the rows of `exposed_stretches` of all
-    ranks; NA without them.
+    without matched collectives, EXPOSED, the sums of `exposed_parts`, without `exposed`, the `exposed_stretches` of all ranks.
     """
     waits = _waits(table)
     if exposed is None:

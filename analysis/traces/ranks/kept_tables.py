@@ -2,8 +2,7 @@
 
 A file holds the row of one trace, as `rank_rows` makes it. Its key: the trace's name, size, time of change and last bytes, and
 the version of the code and of NumPy; a run that is moved or copied with its times keeps its tables. Files that do not match or
-cannot be read are ignored: the trace is what was measured. The files used least recently are removed when all together exceed
-MOST_BYTES. Nothing is written into the folder that is read.
+cannot be read are ignored. The files used least recently are removed when all together exceed MOST_BYTES.
 """
 
 import contextlib

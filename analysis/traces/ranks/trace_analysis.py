@@ -1,7 +1,7 @@
 """From the trace files of one job to its tables: steps, collectives, findings. What the command line calls."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -55,12 +55,10 @@ class TraceTables(Tables):
 
     @cached_property
     def exposed_parts(self) -> Table:
-        """`exposed_parts` of the collectives."""
         return exposed_parts(self.collectives, self.exposed)
 
     @cached_property
     def waits_caused(self) -> Table:
-        """`waits_by_pair` of the collectives."""
         return waits_by_pair(self.collectives)
 
 
@@ -156,7 +154,7 @@ def analyze_traces(
     and not found in a folder, and where the traces are of several jobs.
     """
     ranks, found, findings = _read(paths, limits, executor, progress)
-    require_one_job(found, paths, "this analysis")
+    require_one_job(found.jobs, paths, "this analysis")
     return _of_job(ranks, found, "", findings)
 
 
@@ -178,19 +176,16 @@ def each_job(
     return {name: analyse(name, unread if place == 0 else ()) for place, name in enumerate(found.jobs)}
 
 
-def require_one_job(found: FoundJobs, paths: Paths, what: str) -> None:
+def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None:
     """Raise DpscopeError naming the jobs where there are several; `what` takes one."""
-    if len(found.jobs) > 1:
-        raise DpscopeError(several_jobs_message(list(found.jobs), paths, what))
-
-
-def several_jobs_message(names: Sequence[str], paths: Paths, what: str) -> str:
-    """One line for a user who gave several jobs where one is needed."""
-    where = ", ".join(map(str, as_paths(paths)))
-    more = len(names) - _NAMED_JOBS
-    listed = ", ".join(names[: _NAMED_JOBS + (more == 1)]) + (f" and {more} more" if more > 1 else "")
-    hold = "hold" if len(as_paths(paths)) > 1 else "holds"
-    return f"{where} {hold} the traces of {len(names)} jobs ({listed}): {what} takes one job; name that job's folder or files"
+    if (count := len(jobs)) > 1:
+        hold = "hold" if len(as_paths(paths)) > 1 else "holds"
+        named = list(jobs)[: count if count == _NAMED_JOBS + 1 else _NAMED_JOBS]
+        listed = ", ".join(named) + (f" and {count - len(named)} more" if len(named) < count else "")
+        raise DpscopeError(
+            f"{', '.join(map(str, as_paths(paths)))} {hold} the traces of {count} jobs ({listed}): {what} takes one job; "
+            "name that job's folder or files"
+        )
 
 
 def _read(

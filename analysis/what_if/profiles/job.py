@@ -139,7 +139,7 @@ def job_profile(
     """Read the traces of one job. Raises DpscopeError where none shows a whole step, or a file cannot be read."""
     read = [(path, one) for path in paths for one in read_attributed(path, limits)]
     found = find_jobs([trace_identity(one) for _, one in read], [path for path, _ in read])
-    require_one_job(found, paths, "a prediction")
+    require_one_job(found.jobs, paths, "a prediction")
     attributions = [read[index][1] for index in found.jobs[""]]
     tables = [_with_times(one) for one in attributions]
     windows = windows_of([trace_identity(one) for one in attributions])
