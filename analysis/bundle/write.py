@@ -20,9 +20,8 @@ import msgspec
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.traces.reading.categories import is_read
-from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
-from dpscope.analysis.traces.reading.chunks import RUN_LIMITS
+from dpscope.analysis.traces.reading.chunks import RUN_LIMITS, DecodedChunk
+from dpscope.analysis.traces.reading.event_table import is_read
 from dpscope.analysis.traces.reading.json_events import RAW_EVENTS, EventArgs, RawEvent
 from dpscope.analysis.traces.reading.reader import Reading, read_events
 from dpscope.profiling.records.finding import Finding, counted

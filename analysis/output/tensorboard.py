@@ -27,15 +27,15 @@ from dpscope.analysis.figures.training import training_figures
 from dpscope.analysis.report.build import Report, render_markdown
 from dpscope.analysis.report.training_report import training_markdown
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.traces.reading.categories import (
+from dpscope.analysis.traces.reading.event_columns import copy_name
+from dpscope.analysis.traces.reading.event_table import (
     CATEGORIES,
     DEVICE_ANNOTATION,
     DEVICE_WORK,
+    Category,
     category_of,
     is_annotation,
 )
-from dpscope.analysis.traces.reading.event_columns import copy_name
-from dpscope.analysis.traces.reading.event_table import Category
 from dpscope.analysis.traces.steps.event_kind import collective_kind, is_collective_kernel, is_peer_copy
 from dpscope.analysis.training.data import TrainingData
 from dpscope.profiling.mirrors.mirror import TEST_ACCURACY, TEST_LOSS, TRAINED_S, training_settings

@@ -57,7 +57,6 @@ class TraceBuilder:
         self._operators: dict[int, list[int]] = {}
         self._correlation = 19000
         self._external_id = 0
-        self._flow = 0
 
     def join(self, *threads: int) -> None:
         """Set these threads' clocks to the latest of them: they waited for one another."""
@@ -110,7 +109,7 @@ class TraceBuilder:
         device, stream = work.device, work.stream
         self.events.append(_complete(work.category, work.name, device, stream, work.start, work.duration, args))
         if thread is not None:
-            self._flow_event("f", "ac2g", self._correlation, (device, stream, work.start))
+            self._flow_event("f", self._correlation, (device, stream, work.start))
 
     def _runtime_event(self, work: DeviceWork, thread: int) -> None:
         is_collective = "nccl" in work.name
@@ -118,7 +117,7 @@ class TraceBuilder:
         args = self._external(thread) | {"cbid": cbid, "correlation": self._correlation}
         start = self.clock[thread]
         self.events.append(_complete("cuda_runtime", name, self.pid, thread, start, CALL_US, args))
-        self._flow_event("s", "ac2g", self._correlation, (self.pid, thread, start))
+        self._flow_event("s", self._correlation, (self.pid, thread, start))
 
     def _external(self, thread: int | None) -> dict[str, object]:
         operators = self._operators.get(thread, []) if thread is not None else []
@@ -133,12 +132,6 @@ class TraceBuilder:
         self.events.append(_complete("cuda_runtime", name, self.pid, thread, start, until - start, args))
         self.clock[thread] = until
 
-    def forward_backward(self, forward: tuple[int, float], backward: tuple[int, float]) -> None:
-        """The flow from a forward operator to its backward one, each given as (thread, start)."""
-        self._flow += 1
-        self._flow_event("s", "fwdbwd", self._flow, (self.pid, *forward))
-        self._flow_event("f", "fwdbwd", self._flow, (self.pid, *backward))
-
     def device_annotation(self, name: str, device: int, stream: int, span: tuple[float, float]) -> None:
         """A range as Kineto mirrors it onto the device's timeline."""
         args: dict[str, object] = {"External id": self._external_id}
@@ -151,10 +144,10 @@ class TraceBuilder:
         details = {"External id": self._external_id, **args, "Ev Idx": len(self.events)}
         self.events.append(_complete(category, name, self.pid, thread, span[0], span[1] - span[0], details))
 
-    def _flow_event(self, phase: str, category: str, flow: int, place: tuple[int, int, float]) -> None:
+    def _flow_event(self, phase: str, flow: int, place: tuple[int, int, float]) -> None:
         pid, tid, start = place
         event: Trace = {"ph": phase, "id": flow, "pid": pid, "tid": tid, "ts": ZERO_US + start}
-        event |= {"cat": category, "name": category}
+        event |= {"cat": "ac2g", "name": "ac2g"}
         self.events.append(event | ({"bp": "e"} if phase == "f" else {}))
 
     def trace(self, devices: Sequence[str], distributed: Trace | None = None) -> Trace:

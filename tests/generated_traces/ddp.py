@@ -90,12 +90,12 @@ class Collective(NamedTuple):
     transfer_us: float | None = None
     algbw_gb_per_s: float | None = None
     busbw_gb_per_s: tuple[float, float] | None = None
-    dtype: tuple[str, str, str] = ("Float", "float", "float32")  # of metadata, of shapes, torch's
+    dtype: tuple[str, str] = ("Float", "float")  # of metadata, of shapes
 
 
 COLLECTIVES = (
     Collective("buffers", "broadcast", "world", 9600, 9600, "load", 38400),
-    Collective("counters", "broadcast", "world", 20, 20, "load", 160, dtype=("Long", "long int", "int64")),
+    Collective("counters", "broadcast", "world", 20, 20, "load", 160, dtype=("Long", "long int")),
     Collective("gather", "all_gather", "pair", 25000, 50000, "forward0", 200000, 20, 10, (5, 5)),
     Collective("exchange", "all_to_all", "world", 10000, 10000, "forward0", 40000, 10, 4, (2, 3)),
     Collective("bucket0", "all_reduce", "world", 1500000, 1500000, "backward0", 6000000, 60, 100, (100, 150)),
@@ -144,9 +144,6 @@ def ddp_trace(rank: int = 0, world_size: int = 2, options: DdpOptions | None = N
         collectives=tuple(program.collectives) if options.communication else (),
         unlaunched_count=len(unlaunched_us) if options.unlaunched else 0,
         unlaunched_us=sum(unlaunched_us) if options.unlaunched else 0.0,
-        complete=options.communication,
-        gradient_bytes=19520000,
-        buffer_bytes=38560 if options.buffers else 0,
     )
     return GeneratedTrace(trace, expected)
 
@@ -306,7 +303,6 @@ class _Program:
             group=self._group_name(one.group) if has_group else None,
             sequence=self.sequence[one.group] if has_group and metadata != "no_sequence" else None,
             bytes=one.bytes if has_size else None,
-            dtype=one.dtype[2] if has_size else None,
             group_size=len(self._group_ranks(one.group)) if has_group_size else None,
             start_us=start,
             duration_us=duration,

@@ -172,14 +172,7 @@ def dp_trace(
     if not named_ranges:
         steps = {place: replace(step, range_us={}) for place, step in steps.items()}
     program = _Program(devices, transport, inputs, named_ranges, rccl, reused_threads)
-    expected = Expected(
-        ZERO_US,
-        steps,
-        gradient_bytes=sum(DP_REDUCE_BYTES),
-        parameter_bytes=sum(DP_REDUCE_BYTES),
-        buffer_bytes=sum(DP_BROADCAST_BYTES[2:]),
-    )
-    return GeneratedTrace(program.run(lag, rccl), expected)
+    return GeneratedTrace(program.run(lag, rccl), Expected(ZERO_US, steps))
 
 
 @cache
@@ -223,7 +216,6 @@ class _Program:
         self.inputs = inputs
         self.named_ranges = named_ranges
         self.builder.clock[MAIN] = -18.0
-        self._convolutions: dict[int, tuple[int, float]] = {}
 
     def _range(self, phase: str) -> AbstractContextManager[None]:
         return self.builder.annotation(f"dpscope::{phase}", MAIN) if self.named_ranges else nullcontext()
@@ -328,7 +320,6 @@ class _Program:
         threads = [first + device for device in range(self.devices)]
         for device, thread in enumerate(threads):
             self.builder.clock[thread] = self.builder.clock[MAIN] + 2.0 * device
-            self._convolutions[device] = (thread, self.builder.clock[thread])
             operators = ("aten::conv2d", "aten::batch_norm", "aten::linear")
             for name, work in zip(operators, plan.forward(device), strict=True):
                 self._op(name, thread, work)
@@ -350,10 +341,8 @@ class _Program:
         nodes = ("AddmmBackward0", "CudnnBatchNormBackward0", "ConvolutionBackward0")
         for device, thread in enumerate(threads):
             for name, work in zip(nodes, plan.backward(device), strict=True):
-                start = self.builder.clock[thread]
                 with self._node(name, thread):
                     self.builder.launch(thread, work)
-            self.builder.forward_backward(self._convolutions[device], (thread, start))
         self.builder.join(*threads)
         with self._node("BroadcastBackward", root):
             self._reduce(plan, root)

@@ -69,7 +69,7 @@ def gloo_trace(rank: int = 0, world_size: int = 2) -> GeneratedTrace:
     collectives = tuple(
         _collective(rank, world_size, index, number) for index in range(len(STEPS)) for number in range(len(WORKS))
     )
-    expected = Expected(ZERO_US, cpu_steps(trace), collectives, gradient_bytes=19520000, buffer_bytes=38400)
+    expected = Expected(ZERO_US, cpu_steps(trace), collectives)
     return GeneratedTrace(trace, expected)
 
 
@@ -110,7 +110,6 @@ def _collective(rank: int, world_size: int, index: int, number: int) -> Expected
         group=None,
         sequence=None,
         bytes=BYTES[number],
-        dtype="float32",
         group_size=world_size,
         start_us=BEGINNINGS_US[index] + span[0] + late_start,
         duration_us=span[1] - span[0] - late_start,

@@ -61,9 +61,8 @@ class ExpectedStep:
 class ExpectedCollective:
     """One collective of one rank in one step; those of no step are only counted, in `Expected`.
 
-    None: not in the trace, or not defined (a broadcast has no transfer and no wait).
-
-    `transfer_us`, `wait_us` and the rates need the traces of all ranks of the group. `dtype` is torch's name for it.
+    None: not in the trace, or not defined (a broadcast has no transfer and no wait). `transfer_us`, `wait_us` and the rates
+    need the traces of all ranks of the group.
     """
 
     rank: int
@@ -73,7 +72,6 @@ class ExpectedCollective:
     group: str | None
     sequence: int | None
     bytes: int | None
-    dtype: str | None
     group_size: int | None
     start_us: float
     duration_us: float
@@ -85,22 +83,13 @@ class ExpectedCollective:
 
 @dataclass(frozen=True)
 class Expected:
-    """`unlaunched_*`: device events whose launch is not in the trace; they belong to no step.
-
-    `complete` is False where communication that the operators ask for has no kernel.
-    `gradient_bytes`: gradients of one step, what its all-reduces (DP: its reduces) must add up to;
-    `parameter_bytes` and `buffer_bytes`: what DP broadcasts, `buffer_bytes` also what DDP broadcasts.
-    """
+    """`unlaunched_*`: device events whose launch is not in the trace; they belong to no step."""
 
     zero_us: float
     steps: Mapping[tuple[int | None, int], ExpectedStep]
     collectives: tuple[ExpectedCollective, ...] = ()
     unlaunched_count: int = 0
     unlaunched_us: float = 0.0
-    complete: bool = True
-    gradient_bytes: int = 0
-    parameter_bytes: int = 0
-    buffer_bytes: int = 0
 
 
 @dataclass(frozen=True)

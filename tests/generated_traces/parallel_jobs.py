@@ -181,7 +181,6 @@ STEP_US = 1000.0
 FIRST_SEQUENCE = {"world": 31, "tp": 11, "dp": 21, "pp": 51}
 STREAMS = {"world": 40, "tp": 40, "dp": 44, "pp": 40}
 COMPUTE_STREAM = 7
-_DTYPES = {"Float": "float32", "BFloat16": "bfloat16", "Half": "float16"}
 _NODE = "autograd::engine::evaluate_function: MmBackward0"
 
 
@@ -246,7 +245,7 @@ def _metadata(job: Job, rank: int, call: Call, number: int) -> dict[str, object]
 def _row(job: Job, rank: int, step: int, start: float, duration: float, call: Call, number: int) -> ExpectedCollective:
     name, ranks = groups(job, rank)[call.group]
     return ExpectedCollective(
-        rank, rank, step, call.kind, name, number, call.bytes, _DTYPES[call.dtype], len(ranks), start, duration,
+        rank, rank, step, call.kind, name, number, call.bytes, len(ranks), start, duration,
         call.transfer_us, call.wait_us, call.algbw_gb_per_s, call.busbw_gb_per_s,
     )  # fmt: skip
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dpscope.analysis.traces.merge.names import RankTracks
 from dpscope.analysis.traces.merge.rewrite import (
     MergedPart,
-    RankPlacement,
+    RankJob,
     RankRewriter,
     TraceWriter,
     merged_file,
@@ -26,6 +25,7 @@ from dpscope.analysis.traces.merge.rewrite import (
 )
 from dpscope.analysis.traces.merge.tracks import (
     EventPlace,
+    RankTracks,
     Span,
     TrackScan,
     collective_spans,
@@ -39,8 +39,7 @@ from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity, named_collectives, rank_order, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, require_one_job
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
-from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
-from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, DecodedChunk, ReadLimits
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.json_events import RAW_EVENTS, RawEvent
@@ -69,19 +68,6 @@ class RankFile:
     identity: TraceIdentity
 
 
-@dataclass(frozen=True)
-class RankJob:
-    """What is to be written of a rank: its events after `place_us`, its added tracks, its names."""
-
-    path: Path
-    limits: ReadLimits
-    placement: RankPlacement
-    title: str
-    spans: list[Span]
-    part: Path
-    compressed: bool
-
-
 def read_rank(path: Path, limits: ReadLimits) -> RankFile:
     """Read a rank's file for the first time; raises DpscopeError as `read_trace` does."""
     scan = TrackScan()
@@ -105,8 +91,8 @@ def read_rank(path: Path, limits: ReadLimits) -> RankFile:
 
 def write_rank(job: RankJob) -> tuple[MergedPart, int, int]:
     """Read a rank's file again and write its part; how many of its events are in it and left out."""
-    tracks = RankTracks(job.placement.position)
-    rewriter = RankRewriter(job.placement, tracks)
+    tracks = RankTracks(job.position)
+    rewriter = RankRewriter(job, tracks)
     with writing(job.part), open(job.part, "wb") as file:
         writer = TraceWriter(file, job.compressed)
 
@@ -115,7 +101,7 @@ def write_rank(job: RankJob) -> tuple[MergedPart, int, int]:
             rewriter.left_out += decoded.skipped
 
         read_events(job.path, job.limits, RAW_EVENTS, use)
-        writer.write_events(track_events(job.spans, job.placement.place_us, tracks))
+        writer.write_events(track_events(job.spans, job.place_us, tracks))
         writer.write_events(tracks.metadata(job.title))
         return writer.part(job.part), rewriter.kept, rewriter.left_out
 
@@ -222,7 +208,10 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
             RankJob(
                 path=rank.path,
                 limits=limits,
-                placement=RankPlacement(position, rank.trace.zero_us, round(clock.place_us - first_us, 3), rank.moved),
+                position=position,
+                zero_us=rank.trace.zero_us,
+                place_us=round(clock.place_us - first_us, 3),
+                moved=rank.moved,
                 title=title,
                 spans=[*collective_spans(matched.table.take(matched.table["rank"] == position)), *rank.others],
                 part=Path(folder) / str(position),

@@ -19,8 +19,8 @@ from typing import IO, Any
 import msgspec
 from isal import isal_zlib
 
-from dpscope.analysis.traces.merge.names import RankTracks, hashable
-from dpscope.analysis.traces.merge.tracks import EventPlace
+from dpscope.analysis.traces.merge.tracks import EventPlace, RankTracks, Span, hashable
+from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.json_events import RawEvent, sound_us
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
@@ -40,25 +40,31 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
-class RankPlacement:
-    """Where a rank goes: its position among the ranks; a time t of its file becomes t - `zero_us` + `place_us`."""
+class RankJob:
+    """What is to be written of a rank, and where it goes: a time t of its file becomes t - `zero_us` + `place_us`."""
 
-    position: int
+    path: Path
+    limits: ReadLimits
+    position: int  # among the ranks
     zero_us: int
     place_us: float
     moved: dict[EventPlace, int]  # events that need a further lane of their thread
+    title: str
+    spans: list[Span]  # of the added tracks
+    part: Path
+    compressed: bool
 
 
 class RankRewriter:
     """Rewrites the events of one rank; counts those kept and those left out."""
 
-    def __init__(self, placement: RankPlacement, tracks: RankTracks) -> None:
+    def __init__(self, job: RankJob, tracks: RankTracks) -> None:
         self.kept = 0
         self.left_out = 0
-        self._placement = placement
+        self._job = job
         self._tracks = tracks
-        self._id_base = placement.position * ID_STRIDE
-        self._moved_starts = {place[:3]: lane for place, lane in placement.moved.items()}
+        self._id_base = job.position * ID_STRIDE
+        self._moved_starts = {place[:3]: lane for place, lane in job.moved.items()}
 
     def rewritten(self, events: list[RawEvent]) -> Iterator[RawEvent]:
         """The sound events, changed in place; metadata go to the tracks."""
@@ -89,13 +95,13 @@ class RankRewriter:
             del event["cat"]
         # A flow goes where the event went that begins with it.
         place = hashable(event.get("pid")), hashable(event.get("tid")), start
-        moved, moved_starts = self._placement.moved, self._moved_starts
+        moved, moved_starts = self._job.moved, self._moved_starts
         lane = moved_starts.get(place, 0) if duration is None else moved.get((*place, duration), 0)
         process, event["tid"] = self._tracks.thread(place[0], place[1], lane)
         event["pid"] = process.number
         if duration is not None:
             process.note(event.get("cat"))
-        event["ts"] = round(start - self._placement.zero_us + self._placement.place_us, 3) + 0.0  # no -0.0
+        event["ts"] = round(start - self._job.zero_us + self._job.place_us, 3) + 0.0  # no -0.0
         args = event.get("args")
         for holder, keys in ((event, ("id",)), (args if isinstance(args, dict) else {}, _PAIRED_ARGS)):
             for key in keys:

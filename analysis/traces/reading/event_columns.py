@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.traces.reading.categories import CATEGORIES, is_unread_device
 from dpscope.analysis.traces.reading.event_table import (
+    CATEGORIES,
     HOST,
     Category,
     CommunicationArgs,
@@ -21,6 +21,7 @@ from dpscope.analysis.traces.reading.event_table import (
     FloatColumn,
     IntColumn,
     is_among,
+    is_unread_device,
 )  # fmt: skip
 from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, MOST_US, NONE, Event, EventArgs, int64, ordinal
 from dpscope.analysis.traces.reading.tensor_sizes import recorded_buffers

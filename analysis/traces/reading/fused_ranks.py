@@ -8,9 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.categories import CATEGORIES, DEVICE_WORK
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
-from dpscope.analysis.traces.reading.event_table import HOST, BoolColumn, Category, EventTable, IntColumn
+from dpscope.analysis.traces.reading.event_table import (
+    CATEGORIES,
+    DEVICE_WORK,
+    HOST,
+    BoolColumn,
+    Category,
+    EventTable,
+    IntColumn,
+)
 from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, Event, ordinal
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode

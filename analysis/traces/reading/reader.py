@@ -12,19 +12,27 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from dpscope.analysis.traces.reading.categories import is_of_torch_profiler
-from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk, decode_chunk
 from dpscope.analysis.traces.reading.chunks import (
     DEFAULT_LIMITS,
     TAIL_BYTES,
     WANTED,
+    DecodedChunk,
     ReadLimits,
     ReportFinding,
     TraceText,
+    decode_chunk,
     open_trace,
 )
 from dpscope.analysis.traces.reading.event_columns import Loss, TableBuilder, TextBase
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, Header, ProcessGroup, Trace
+from dpscope.analysis.traces.reading.event_table import (
+    BoolColumn,
+    Category,
+    EventTable,
+    Header,
+    ProcessGroup,
+    Trace,
+    is_of_torch_profiler,
+)
 from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.traces.reading.json_events import EVENTS, Codec, Event, ordinal
 from dpscope.profiling.records.finding import Finding, counted
@@ -313,12 +321,10 @@ def without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, list
     if not len(repeated):
         return events, []
     suspects = candidates[np.isin(key, repeated)]
-    seen: set[tuple[object, ...]] = set()
-    dropped: BoolColumn = np.zeros(len(events), dtype=bool)
-    columns = [getattr(events, name)[suspects].tolist() for name in _COLUMNS]
-    for row, values in zip(suspects.tolist(), zip(*columns, strict=True), strict=True):
-        dropped[row] = values in seen
-        seen.add(values)
+    columns = [getattr(events, name)[suspects] for name in _COLUMNS]
+    bits = [column.view(np.int64) if column.dtype == np.float64 else column.astype(np.int64) for column in columns]
+    _, first = np.unique(np.stack(bits, axis=1), axis=0, return_index=True)
+    dropped: BoolColumn = np.isin(np.arange(len(events)), np.delete(suspects, first))
     if not dropped.any():
         return events, []
     finding = TraceCode.DUPLICATE_EVENTS.finding(

@@ -100,11 +100,9 @@ def _device_findings(attribution: Attribution, source: str, cut: bool) -> Iterat
 
 def _step_findings(attribution: Attribution) -> Iterator[Finding]:
     trace, steps, windows = attribution.trace, attribution.steps, attribution.windows
-    yield from (_outside_on_device if attribution.on_device else _outside_on_cpu)(attribution)
+    yield from _events_of_no_step(attribution)
     if attribution.on_device and not steps.marked:
-        yield TraceCode.NO_STEPS.finding(
-            message=f"{trace.source} marks no ProfilerStep: its whole length is taken as one step"
-        )
+        yield TraceCode.NO_STEPS.finding(f"{trace.source} marks no ProfilerStep: its whole length is taken as one step")
     if len(empty := empty_steps(attribution)) and not shows_no_device(attribution):
         what = "work of a device" if attribution.on_device else "event"
         named = ", ".join(str(steps.numbers[index]) for index in empty[:_NAMED].tolist())
@@ -122,23 +120,14 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
         yield TraceCode.STEPS_OUTLASTED.finding(f"in {trace.source} {'; '.join(parts)}")
 
 
-def _outside_on_cpu(attribution: Attribution) -> Iterator[Finding]:
-    outside = attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE) & (attribution.step == NO_STEP)
-    if outside.any():
-        total_us = float(attribution.events.duration_us[outside].sum())
-        yield TraceCode.EVENTS_OF_NO_STEP.finding(
-            message=f"{int(outside.sum())} communication ranges of {attribution.trace.source} ({total_us:,.1f} µs) begin "
-            "outside every traced step and are not in any step's sums",
-            next_step="usual at a trace's edges; if they are many, call profiler.step() after each training step",
-        )
-
-
-def _outside_on_device(attribution: Attribution) -> Iterator[Finding]:
-    durations_us, on_device = attribution.events.duration_us, attribution.rows(*DEVICE_KINDS)
-    outside = on_device & (attribution.step == NO_STEP)
+def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
+    """Events that no traced step launched: of a device, or the communication of a CPU."""
+    durations_us, on_device = attribution.events.duration_us, attribution.on_device
+    own = attribution.rows(*(DEVICE_KINDS if on_device else (Kind.COLLECTIVE, Kind.HOST_RANGE)))
+    outside = own & (attribution.step == NO_STEP)
     either = outside | attribution.by_time
-    own_us, all_us = float(durations_us[either].sum()), float(durations_us[on_device].sum())
-    if (own_us / all_us if all_us > 0 else float(either.any())) <= _LEAST_SHARE:
+    own_us, all_us = float(durations_us[either].sum()), float(durations_us[own].sum())
+    if not either.any() or (on_device and all_us > 0 and own_us / all_us <= _LEAST_SHARE):
         return
     parts = []
     for rows, text in (
@@ -147,11 +136,14 @@ def _outside_on_device(attribution: Attribution) -> Iterator[Finding]:
     ):
         if count := int(rows.sum()):
             collectives = int((rows & attribution.rows(Kind.COLLECTIVE)).sum())
-            parts.append(
-                f"{count} ({float(durations_us[rows].sum()):,.1f} µs, {collectives} of them collectives) {text}"
-            )
+            total_us = float(durations_us[rows].sum())
+            parts.append(f"{count} ({total_us:,.1f} µs, {collectives} of them collectives) {text}")
+    what = "device events" if on_device else "communication ranges"
     yield TraceCode.EVENTS_OF_NO_STEP.finding(
-        message=f"device events of {attribution.trace.source} were launched in no traced step: {'; '.join(parts)}"
+        f"{what} of {attribution.trace.source} were launched in no traced step: {'; '.join(parts)}",
+        None
+        if on_device
+        else "usual at a trace's edges; if they are many, call profiler.step() after each training step",
     )
 
 

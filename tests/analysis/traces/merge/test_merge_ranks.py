@@ -90,11 +90,6 @@ def contents(events: Sequence[Event]) -> Counter[tuple[object, ...]]:
 @pytest.mark.parametrize("files", [V100, A100, GLOO], ids=["v100x8", "a100", "gloo"])
 def test_nothing_is_lost_and_all_measures_stay(files: list[Path], tmp_path: Path) -> None:
     trace, made = merged(files, tmp_path)
-    check_contents(files, trace, made)
-    check_measures(files, made)
-
-
-def check_contents(files: list[Path], trace: dict[str, Any], made: MergedTrace) -> None:
     originals = [load(file)["traceEvents"] for file in files]
     assert contents(trace["traceEvents"]) == sum((contents(events) for events in originals), Counter())
     assert [rank.events for rank in made.ranks] == [sum(event["ph"] != "M" for event in events) for events in originals]
@@ -104,9 +99,6 @@ def check_contents(files: list[Path], trace: dict[str, Any], made: MergedTrace) 
         for phase in "sf":  # each with the rank's position before its digits
             ids = sorted((event["cat"], event["id"]) for event in events if event["ph"] == phase)
             assert sorted((one["cat"], one["id"] % 10**10) for one in of_rank if one["ph"] == phase) == ids
-
-
-def check_measures(files: list[Path], made: MergedTrace) -> None:
     before, after = analyze_traces(files), analyze_traces([made.path])
     assert len(before.steps) > 0
     assert len(before.collectives) > 0
@@ -186,12 +178,8 @@ def test_collectives_show_size_and_bandwidth(v100: Merged) -> None:
 
 def test_ends_of_one_collective_agree_across_ranks(v100: Merged) -> None:
     trace, made = v100
-    ends = np.array(
-        [
-            [event["ts"] + event["dur"] for event in events]
-            for _, events in sorted(added(trace, "communication").items())
-        ]
-    )
+    of_ranks = [events for _, events in sorted(added(trace, "communication").items())]
+    ends = np.array([[event["ts"] + event["dur"] for event in events] for events in of_ranks])
     assert ends.shape == (8, 8)
     assert np.ptp(ends, axis=0).max() <= 7.0  # what tests/data/README.md found, without dpscope
     worst = [rank.clock.worst_us for rank in made.ranks[1:]]
@@ -229,11 +217,8 @@ def test_ranks_that_share_no_collective_stand_as_recorded(tmp_path: Path) -> Non
     trace, made = merged(written(tmp_path, ddp_trace(0, 2, options).trace, shifted), tmp_path)
     assert "clocks_as_recorded" in [finding.code for finding in made.findings]
     assert made.ranks[1].clock.moved_us == 0.0
-    begins = {
-        processes(trace)[event["pid"]]: event["ts"]
-        for event in trace["traceEvents"]
-        if event["name"] == "ProfilerStep#5"
-    }
+    steps = [event for event in trace["traceEvents"] if event["name"] == "ProfilerStep#5"]
+    begins = {processes(trace)[event["pid"]]: event["ts"] for event in steps}
     assert begins["rank 1 CPU"] - begins["rank 0 CPU"] == pytest.approx(2500.0, abs=1e-3)
 
 

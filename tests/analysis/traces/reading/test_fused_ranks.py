@@ -33,16 +33,8 @@ def test_each_rank_is_read_by_itself(tmp_path: Path, marking: Marking, options: 
     ]
 
 
-def test_chunks_may_be_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = [ddp_trace(rank, 2) for rank in range(2)]
-    path = write_trace(fused_trace([rank.trace for rank in ranks], "label"), tmp_path / "all.json")
+def test_ranks_without_devices_in_small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.CHUNK_BYTES", 3000)
-    analysis = analyze_traces([path])
-    for rank, generated in enumerate(ranks):
-        check_steps(analysis.steps, rank, generated)
-
-
-def test_ranks_without_devices(tmp_path: Path) -> None:
     ranks = [gloo_trace(rank, 2) for rank in range(2)]
     fused = fused_trace([rank.trace for rank in ranks], "plain")
     fused["distributedInfo"]["backend"] = "gloo"

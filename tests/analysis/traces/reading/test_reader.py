@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from dpscope.analysis.traces.ranks.frames import collectives
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
@@ -59,10 +57,6 @@ def test_a_truncated_file_is_read_up_to_its_last_whole_event(tmp_path: Path, lay
     found = events_of(cut)
     assert 0 < len(found) < len(whole)
     assert found == whole[: len(found)]
-    # no whole event of the text was lost: the text that was kept has at most one more event's beginning
-    text = trace_text(GENERATED.trace, layout)
-    kept = text[: round(len(text) * keep)]
-    assert kept.count('"cat": "kernel"') - sum("nccl" in name or "kernel" in name for *_, name in found) <= 60
 
 
 def kernel_event(name: str = "gemm", duration: str = "194", start: str = "100", extra: str = "1") -> str:
@@ -75,7 +69,8 @@ def kernel_event(name: str = "gemm", duration: str = "194", start: str = "100", 
 
 def written(tmp_path: Path, *events: str) -> Path:
     path = tmp_path / "0_0.pt.trace.json"
-    path.write_text('{\n  "schemaVersion": 1,\n  "traceEvents": [\n' + ",\n".join(events) + "\n  ]\n}\n")
+    text = '{\n  "schemaVersion": 1,\n  "traceEvents": [\n' + ",\n".join(events) + "\n  ]\n}\n"
+    path.write_bytes(text.encode(errors="surrogateescape"))
     return path
 
 
@@ -85,6 +80,7 @@ def written(tmp_path: Path, *events: str) -> Path:
         (kernel_event(duration="NaN"), "events_without_time", 2),
         (kernel_event(start="Infinity"), "events_without_time", 2),
         (kernel_event(name="ge\x01mm"), "events_repaired", 3),
+        (kernel_event(name="\udcff\udcfe"), "events_repaired", 3),
         (kernel_event(name='ge"mm'), "events_unreadable", 2),
         (kernel_event(duration="-5"), "negative_durations", 2),
         (kernel_event(extra="99999999999999999999999"), None, 3),
@@ -102,14 +98,6 @@ def test_one_damaged_event_costs_no_other(tmp_path: Path, damaged: str, code: st
     assert codes(trace) == ({code} if code else set())
 
 
-def test_invalid_utf8_is_repaired(tmp_path: Path) -> None:
-    path = written(tmp_path, kernel_event(name="first"), kernel_event(name="XX"), kernel_event(name="last"))
-    path.write_bytes(path.read_bytes().replace(b"XX", b"\xff\xfe"))
-    trace = read_trace(path)
-    assert len(trace.events) == 3
-    assert codes(trace) == {"events_repaired"}
-
-
 def test_damaged_shapes_cost_one_size_and_are_reported(tmp_path: Path) -> None:
     """The first collective's element type is no UTF-8: one of the 15 has no size."""
     path = tmp_path / "0_0.pt.trace.json"
@@ -119,13 +107,6 @@ def test_damaged_shapes_cost_one_size_and_are_reported(tmp_path: Path) -> None:
     assert codes(trace) == {"events_repaired"}
     sizes = collectives(attribute(trace))["bytes"]
     assert (len(sizes), int(sizes.isna().sum())) == (15, 1)
-
-
-def test_microseconds_since_1970_keep_their_fraction(tmp_path: Path) -> None:
-    times = ("1694128201429757.125", "1694128201429757.375", "1694128201429758.001")
-    trace = read_trace(written(tmp_path, *(kernel_event(start=start) for start in times)))
-    starts = trace.events.start_us
-    assert (starts - starts[0]).tolist() == pytest.approx([0.0, 0.25, 0.876], abs=1e-6)
 
 
 NO_TRACE = '"traceEvents" list'
@@ -145,11 +126,7 @@ NO_TRACE = '"traceEvents" list'
         ("bytes.json.gz", gzip.compress(bytes(range(256)) * 20), f"its decompressed content has no {NO_TRACE}"),
         ("log.json.gz", gzip.compress(b"a log, and no trace\n" * 300), f"its decompressed content has no {NO_TRACE}"),
         ("map.json.gz", gzip.compress(b'{"mappings": "AAAA"}'), f"its decompressed content has no {NO_TRACE}"),
-        (
-            "magic.json.gz",
-            b"\x1f\x8b" + bytes(range(255, 0, -1)) * 9,
-            "starts like a gzip file, but nothing in it can be",
-        ),
+        ("magic.json.gz", b"\x1f\x8b" + bytes(range(255, 0, -1)) * 9, "starts like a gzip file, but nothing in it can"),
         ("cut.json.gz", gzip.compress(b'{"traceEvents": [' + b" " * 4096)[:12], "nothing in it can be decompressed"),
         ("zip.json.gz", b"PK\x03\x04 a zip file", f"it has no {NO_TRACE}"),
     ],
@@ -215,33 +192,6 @@ def test_chunks_of_a_large_file_join_without_loss(tmp_path: Path, monkeypatch: p
         assert events_of(trace) == whole
         assert trace.rank == 0
         assert not trace.findings
-
-
-@pytest.mark.long
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_one_event_turned_to_rubbish_costs_no_other(tmp_path: Path, data: st.DataObject) -> None:
-    """The sums over untouched events cannot change, because every one of them is still read; the lost one is a finding."""
-    opening = '  {\n    "ph": "X"'
-    head, *events = trace_text(GENERATED.trace, "kineto").split(opening)
-    victim = data.draw(st.integers(0, len(events) - 2))
-    rubbish = data.draw(st.text(st.characters(blacklist_characters="\n\r"), min_size=1, max_size=30))
-    body, closing = events[victim].rsplit("\n  }", 1)
-    at = data.draw(st.integers(0, len(body)))
-    events[victim] = (body[:at] + rubbish + body[at:]).replace("\n  }", "\n   }") + "\n  }" + closing
-    path = tmp_path / "0_0.pt.trace.json"
-    path.write_bytes((head + opening + opening.join(events)).encode("utf-8", "surrogatepass"))
-    trace = read_trace(path)
-    whole = events_of(read_trace(write_trace(GENERATED.trace, tmp_path / "whole.json")))
-    ours = events_of(trace)
-    missing = len(whole) - len(ours)
-    assert missing in (0, 1)
-    if missing:
-        assert any(ours == whole[:index] + whole[index + 1 :] for index in range(len(whole)))
-    else:
-        assert sum(one != other for one, other in zip(ours, whole, strict=True)) <= 1
-    if missing and not trace.findings:  # still JSON, of another category or phase: not an event that is read
-        json.loads(path.read_bytes().decode("utf-8", "replace"), strict=False)
 
 
 # As the programs write them: horovod/common/timeline.cc, torch/autograd/profiler_util.py (export_chrome_trace),

@@ -5,9 +5,8 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.frames import step_breakdown
@@ -16,7 +15,8 @@ from dpscope.analysis.traces.reading.reader import read_trace, read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import exposed_stretches
 from dpscope.analysis.traces.steps.event_kind import Kind, event_kinds
-from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace, gloo_trace
+from tests.generated_traces.generator import DdpOptions, Inputs, Metadata, Transport, ddp_trace, dp_trace, gloo_trace
+from tests.generated_traces.grid import GENERATIONS
 from tests.helpers.generated_checks import analyzed, check_job, check_steps
 from tests.helpers.made_traces import Event, event, launch, on_device, operator, step, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
@@ -26,10 +26,10 @@ from tests.helpers.paths import DATA, EXAMPLE_RUN
 @pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
 @pytest.mark.parametrize("inputs", ["host", "device"])
 @pytest.mark.parametrize("lag", [False, True])
-def test_data_parallel_is_broken_down_per_device(
-    tmp_path: Path, devices: int, transport: str, inputs: str, lag: bool
+def test_data_parallel_per_device(
+    tmp_path: Path, devices: int, transport: Transport, inputs: Inputs, lag: bool
 ) -> None:
-    generated = dp_trace(devices, transport, inputs, named_ranges=True, lag=lag)  # type: ignore[arg-type]
+    generated = dp_trace(devices, transport, inputs, lag=lag)
     check_steps(analyzed(tmp_path, generated).steps, 0, generated)
 
 
@@ -40,24 +40,22 @@ def test_data_parallel_without_named_ranges(tmp_path: Path) -> None:
     assert steps["forward_us"].isna().all()
 
 
-OPTIONS = {
+OPTIONS: dict[str, DdpOptions] = {
     "plain": DdpOptions(),
-    "no sequence": DdpOptions(metadata="no_sequence"),
-    "partial metadata": DdpOptions(metadata="partial"),
-    "operators only": DdpOptions(metadata="ops"),
-    "no metadata": DdpOptions(metadata="none"),
+    **{f"{metadata} metadata": DdpOptions(metadata=metadata) for metadata in get_args(Metadata)[1:]},
+    **{names: DdpOptions(kernel_names=names) for names in GENERATIONS},
     "lag": DdpOptions(lag=True),
     "unlaunched": DdpOptions(unlaunched=True),
     "straggler": DdpOptions(straggler=1),
     "extra groups": DdpOptions(extra_groups=True),
-    "nccl 2.8": DdpOptions(kernel_names="nccl_2_8"),
-    "nccl 2.12": DdpOptions(kernel_names="nccl_2_12"),
-    "symmetric": DdpOptions(kernel_names="symmetric"),
-    "rccl": DdpOptions(kernel_names="rccl"),
 }
-
-
-MATCHED = ("plain", "no sequence", "no metadata", "straggler", "extra groups")  # what a rank alone does not show
+MATCHED = (
+    "plain",
+    "no_sequence metadata",
+    "none metadata",
+    "straggler",
+    "extra groups",
+)  # what a rank alone does not show
 
 
 @pytest.mark.parametrize(
@@ -130,17 +128,10 @@ def test_stretches_add_up_to_exposed_communication(path: Path) -> None:
     both = steps.merge(sums, on=keys, how="left").fillna({"length_us": 0.0})
     assert len(both) == len(steps) > 0
     assert float(steps["exposed_us"].sum()) > 0
-    assert both["length_us"].astype(float).tolist() == pytest.approx(
-        both["exposed_us"].astype(float).tolist(), abs=1e-3
-    )
-    assert _disjoint(stretches)
-
-
-def _disjoint(stretches: pd.DataFrame) -> bool:
-    return all(
-        (group["start_us"].to_numpy()[1:] >= group["end_us"].to_numpy()[:-1]).all()
-        for _, group in stretches.sort_values("start_us").groupby(["rank", "device", "step"], dropna=False)
-    )
+    lengths_us, exposed_us = (both[name].astype(float).tolist() for name in ("length_us", "exposed_us"))
+    assert lengths_us == pytest.approx(exposed_us, abs=1e-3)
+    for _, group in stretches.sort_values("start_us").groupby(keys, dropna=False):
+        assert (group["start_us"].to_numpy()[1:] >= group["end_us"].to_numpy()[:-1]).all()
 
 
 STEPS = [step(number, 100.0 * number, 100) for number in range(1, 5)]
@@ -189,7 +180,7 @@ def test_a_step_without_work_of_a_device(tmp_path: Path, communicates: bool) -> 
     assert analysis.steps["step_us"].tolist() == [
         50.0,
         50.0,
-    ]  # from their first events: where a step 2 ended is not known
+    ]  # from their first events: where step 2 ended is not known
     assert analysis.steps["partial_window"].tolist() == [True, True]
     assert empty(analysis) == [("warning", "2 hold no work of a device (step 2, 4): their times are not given")]
 
@@ -224,14 +215,8 @@ def test_the_direction_may_be_an_argument(tmp_path: Path) -> None:
 
 
 def kinds_of(folder: Path, *copies: tuple[str, str, dict[str, Any]]) -> list[int]:
-    path = write(
-        folder,
-        [
-            on_device(name, 10.0 * at, 5.0, category=category, **args)
-            for at, (category, name, args) in enumerate(copies)
-        ],
-    )
-    kinds: list[int] = event_kinds(read_trace(path).events).tolist()
+    events = [on_device(one[1], 10.0 * at, 5.0, category=one[0], **one[2]) for at, one in enumerate(copies)]
+    kinds: list[int] = event_kinds(read_trace(write(folder, events)).events).tolist()
     return kinds
 
 

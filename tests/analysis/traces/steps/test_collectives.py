@@ -1,22 +1,19 @@
-"""Collectives that do not look like the usual ones: copy engines, CUDA graphs, generic kernels, queues, other jobs."""
+"""Collectives that do not look like the usual ones: copy engines, graphs, generic kernels, queues; when each was ready."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from tests.generated_traces.builder import Generation
-from tests.generated_traces.collective_cases import (
-    as_second_engine,
-    copy_engine_trace,
-    cuda_graph_trace,
-    generic_trace,
-    gloo_queue_trace,
-    shared_range_trace,
-)
 from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, dp_trace, write_trace
 from tests.helpers.generated_checks import check_job, parallelism
+from tests.helpers.made_traces import ALL_REDUCE, MAIN, Event, event, launch, on_device, operator, step, write
+
+NCCL = 40
+GENERIC = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def analyzed(tmp_path: Path, *traces: Trace) -> TraceAnalysis:
@@ -25,8 +22,42 @@ def analyzed(tmp_path: Path, *traces: Trace) -> TraceAnalysis:
     return analyze_traces([tmp_path])
 
 
+def of_events(folder: Path, events: list[Event], world_size: int = 4, **header: Any) -> TraceAnalysis:
+    write(folder, events, world_size=world_size, **header)
+    return analyze_traces([folder])
+
+
+def floats(*elements: int) -> dict[str, Any]:
+    return {"Input Dims": [[count] for count in elements], "Input type": ["float"] * len(elements)}
+
+
+def in_range(name: str, start: float, *elements: int) -> Event:
+    return event("user_annotation", name, start, 9, args=floats(*elements))
+
+
+def copied(kind: str, start: float, duration: float, correlation: int) -> Event:
+    name = f"Memcpy {kind} (Pinned -> Device)" if kind == "HtoD" else f"Memcpy {kind} (Device -> Device)"
+    return on_device(name, start, duration, correlation, NCCL, "gpu_memcpy", bytes=4000)
+
+
+def copy_engines(prefix: str = "nccl:") -> list[Event]:
+    """An all-gather by copy engines: three copies to other devices, no kernel; then a reduce-scatter with a kernel.
+
+    The all-gather of 4 x 1,000 floats runs from 100 to 160 (copies 100-120, 110-140, 130-160: 60 us of communication), a
+    compute kernel from 90 to 110. The reduce-scatter's kernel runs from 200 to 230; the copy in its range (240-250)
+    unpacks, and is none of it. A copy outside of any range (300-310) is a host copy.
+    """
+    return [
+        step(1, 0, 400), launch(1, 2), on_device("ampere_sgemm", 90, 20, 1), in_range(f"{prefix}_all_gather_base", 5, 1000),
+        *(launch(number, 4 + number) for number in (2, 3, 4)), copied("PtoP", 100, 20, 2), copied("DtoD", 110, 30, 3),
+        copied("PtoP", 130, 30, 4), in_range(f"{prefix}_reduce_scatter_base", 20, 4000), launch(5, 21), launch(6, 23),
+        on_device("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", 200, 30, 5, NCCL), copied("DtoD", 240, 10, 6),
+        launch(7, 40), copied("HtoD", 300, 10, 7),
+    ]  # fmt: skip
+
+
 def test_collectives_by_copy_engines(tmp_path: Path) -> None:
-    analysis = analyzed(tmp_path, copy_engine_trace())
+    analysis = of_events(tmp_path, copy_engines())
     table = analysis.collectives
     assert table["kind"].tolist() == ["all_gather", "reduce_scatter"]
     assert table["bytes"].tolist() == [16_000, 16_000]
@@ -41,18 +72,17 @@ def test_collectives_by_copy_engines(tmp_path: Path) -> None:
 
 def test_ranges_of_the_second_engine_are_known_without_their_prefix(tmp_path: Path) -> None:
     """The same trace, within operators of c10d: 60 us by copy engines and 30 by a kernel, as above."""
-    trace = as_second_engine(copy_engine_trace())
-    ranges = [one for one in trace["traceEvents"] if one["name"] in ("_all_gather_base", "_reduce_scatter_base")]
-    assert len(ranges) == 2
-    trace["traceEvents"] += [{**one, "cat": "cpu_op", "name": f"c10d::{one['name']}_", "args": {}} for one in ranges]
-    table = analyzed(tmp_path, trace).collectives
+    around = [
+        operator(f"c10d::{name}_", start, 9) for name, start in (("_all_gather_base", 5), ("_reduce_scatter_base", 20))
+    ]
+    table = of_events(tmp_path, copy_engines("") + around).collectives
     assert table["kind"].tolist() == ["all_gather", "reduce_scatter"]
     assert table["duration_us"].tolist() == [60.0, 30.0]
 
 
 def test_a_range_that_somebody_named_so_is_no_collective(tmp_path: Path) -> None:
     """No operator of c10d around it and no record within: the copies only copy, and the kernel is identified by its name."""
-    table = analyzed(tmp_path, as_second_engine(copy_engine_trace())).collectives
+    table = of_events(tmp_path, copy_engines("")).collectives
     assert table["kind"].tolist() == ["reduce_scatter"]
 
 
@@ -60,15 +90,18 @@ def test_a_range_that_somebody_named_so_is_no_collective(tmp_path: Path) -> None
 def test_ddp_on_the_second_engine(tmp_path: Path, kernel_names: Generation) -> None:
     """Steps and collectives as on the first; only the ranks of groups are not recorded."""
     ranks = [ddp_trace(rank, 2, DdpOptions(kernel_names=kernel_names)) for rank in range(2)]
-    analysis = analyzed(tmp_path, *(as_second_engine(one.trace) for one in ranks))
+    for one in ranks:
+        for found in one.trace["traceEvents"]:
+            if found.get("cat") in ("user_annotation", "gpu_user_annotation"):
+                found["name"] = found["name"].removeprefix("nccl:")
+            found.get("args", {}).pop("Process Group Ranks", None)
+    analysis = analyzed(tmp_path, *(one.trace for one in ranks))
     check_job(analysis, ranks)
 
 
 def test_a_copy_at_world_size_one_is_no_communication(tmp_path: Path) -> None:
-    trace = copy_engine_trace(world_size=1)
-    trace["traceEvents"] = [event for event in trace["traceEvents"] if "PtoP" not in event["name"]]
-    trace["traceEvents"] = [event for event in trace["traceEvents"] if "ncclDev" not in event["name"]]
-    analysis = analyzed(tmp_path, trace)
+    events = [one for one in copy_engines() if "PtoP" not in one["name"] and "ncclDev" not in one["name"]]
+    analysis = of_events(tmp_path, events, world_size=1)
     (step,) = analysis.steps.to_dict("records")
     assert (step["communication_us"], step["host_copy_us"], step["device_copy_us"]) == (0.0, 10.0, 40.0)
     assert step["collective_count"] == 0
@@ -77,7 +110,13 @@ def test_a_copy_at_world_size_one_is_no_communication(tmp_path: Path) -> None:
 
 
 def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> None:
-    analysis = analyzed(tmp_path, cuda_graph_trace())
+    """Two replays of a graph: each launches three kernels, two of them all-reduces, with one correlation, no metadata."""
+    events = []
+    for index, begin in enumerate((0.0, 1000.0)):
+        events += [step(index + 1, begin, 950), launch(index + 1, begin + 5, "cudaGraphLaunch")]
+        events.append(on_device("ampere_sgemm", begin + 100, 50, index + 1))
+        events += [on_device(ALL_REDUCE, begin + start, us, index + 1, NCCL) for start, us in ((120, 60), (200, 40))]
+    analysis = of_events(tmp_path, events, world_size=2)
     assert analysis.steps["collective_count"].tolist() == [2, 2]
     assert analysis.steps["communication_us"].tolist() == [100.0, 100.0]
     assert analysis.steps["hidden_us"].tolist() == [30.0, 30.0]
@@ -85,6 +124,21 @@ def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> Non
     assert analysis.collectives["bytes"].isna().all()
     assert "events_of_no_step" not in {finding.code for finding in analysis.findings}
     assert parallelism(analysis).startswith("unknown: no operators of a backward pass")
+
+
+def generic(enclosing: str) -> list[Event]:
+    """RCCL's generic kernel, which names no collective, on device 2, in a step that only `enclosing` identifies."""
+    fields: dict[str, Any] = {
+        "Collective name": "_allgather_base",
+        "In msg nelems": 10,
+        "Out msg nelems": 40,
+        "dtype": "BFloat16",
+    }
+    around = {"operator": [operator("c10d::allreduce_", 10, 9)], "range": [in_range("nccl:reduce_scatter", 10)]}
+    kernels = [on_device("Cijk_Ailk_Bljk_SB", 50, 100, 1, 0, device=2)]
+    stated = fields | {"Group size": 4} if enclosing == "metadata" else {}
+    kernels.append(on_device(GENERIC, 100, 100, 2, NCCL, device=2, **stated))
+    return [step(1, 0, 400), launch(1, 2), *around.get(enclosing, []), launch(2, 11), *kernels]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +153,7 @@ def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> Non
 def test_generic_kernels_take_their_kind_from_what_launched_them(
     tmp_path: Path, enclosing: str, kind: str | None, size: int | None
 ) -> None:
-    analysis = analyzed(tmp_path, generic_trace(enclosing))
+    analysis = of_events(tmp_path, generic(enclosing))
     (row,) = analysis.collectives.to_dict("records")
     assert (None if pd.isna(row["kind"]) else row["kind"]) == kind
     assert (None if pd.isna(row["bytes"]) else row["bytes"]) == size
@@ -110,28 +164,38 @@ def test_generic_kernels_take_their_kind_from_what_launched_them(
 
 
 def test_devices_are_identified_by_process_id_if_nothing_else_names_them(tmp_path: Path) -> None:
-    trace = generic_trace("range")
-    for event in trace["traceEvents"]:
-        if event.get("cat") == "kernel":
-            del event["args"]["device"]
-    assert analyzed(tmp_path, trace).steps["device"].tolist() == [2]
+    events = generic("range")
+    for one in events:
+        if one["cat"] == "kernel":
+            one["pid"] = one["args"].pop("device")
+    assert of_events(tmp_path, events).steps["device"].tolist() == [2]
 
 
 def test_a_range_of_several_kernels_gives_its_size_to_none(tmp_path: Path) -> None:
-    table = analyzed(tmp_path, shared_range_trace()).collectives
+    events = [step(1, 0, 400), in_range("nccl:all_reduce_coalesced", 5, 1000, 500), launch(1, 6), launch(2, 8)]
+    events += [in_range("nccl:all_reduce", 20, 500), launch(3, 21)]
+    events += [on_device(ALL_REDUCE, 100 + 30 * number, 20, 1 + number, NCCL) for number in range(3)]
+    table = of_events(tmp_path, events).collectives
     assert table["bytes"].fillna(-1).tolist() == [-1, -1, 2000]
     assert table["kind"].tolist() == ["all_reduce"] * 3
 
 
-@pytest.mark.parametrize("begins", ["created", "taken_up"])
+@pytest.mark.parametrize("begins", ["created", "taken_up", "alone"])
 def test_queueing_of_gloos_works(tmp_path: Path, begins: str) -> None:
-    table = analyzed(tmp_path, gloo_queue_trace(begins)).collectives
-    assert table.sort_values("order")["queue_us"].tolist() == [0.0, 0.0, 50.0, 60.0]
+    """Four works created at 110, 120, 130 and 140 us, served by two workers, first come, first served.
 
-
-def test_queueing_is_unknown_without_the_operators(tmp_path: Path) -> None:
-    table = analyzed(tmp_path, gloo_queue_trace("alone")).collectives
-    assert table["queue_us"].isna().all()
+    Served from 110 to 200 and 120 to 180, then 180 to 250 and 200 to 300: the third queued 50 us, the fourth 60. Ranges begin
+    when the work is created or taken up; "alone", without the operators that created them, nothing is known.
+    """
+    events = [step(1, 0, 1000), operator("aten::conv2d", 10, 80)]
+    works = ((110, 110, 200, 1), (120, 120, 180, 2), (130, 180, 250, 2), (140, 200, 300, 1))
+    for created, taken_up, end, worker in works:
+        events += [] if begins == "alone" else [operator("c10d::allreduce_", created - 5, 5)]
+        start = created if begins == "created" else taken_up
+        place = {"tid": MAIN + worker, "args": floats(10)}
+        events.append(event("user_annotation", "gloo:all_reduce", start, end - start, **place))
+    queue_us = of_events(tmp_path, events, 2, backend="gloo").collectives.sort_values("order")["queue_us"]
+    assert queue_us.isna().all() if begins == "alone" else queue_us.tolist() == [0.0, 0.0, 50.0, 60.0]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -181,12 +245,40 @@ def test_groups_made_by_splitting_share_a_name(tmp_path: Path) -> None:
     """Two pairs of ranks whose groups are both called "1": their ranks distinguish them."""
     ranks = [ddp_trace(rank, 4, DdpOptions(extra_groups=True)) for rank in range(4)]
     for generated in ranks:
-        for event in generated.trace["traceEvents"]:
-            if event.get("args", {}).get("Process Group Name") == "2":
-                event["args"]["Process Group Name"] = "1"
+        for found in generated.trace["traceEvents"]:
+            if found.get("args", {}).get("Process Group Name") == "2":
+                found["args"]["Process Group Name"] = "1"
     analysis = analyzed(tmp_path, *(rank.trace for rank in ranks))
     gathered = analysis.collectives[analysis.collectives["kind"] == "all_gather"]
     assert set(gathered["group"]) == {"1"}
     assert set(gathered["group_ranks"]) == {"[0, 1]", "[2, 3]"}
     assert gathered["transfer_us"].notna().all()
     assert "collectives_unmatched" not in {finding.code for finding in analysis.findings}
+
+
+# Kernels before the optimizer take 194 + 100 + 8 (forward, loss) and 100 + 100 + 60 + 20 us (backward): 582 us. Buckets
+# follow the first, the second and the last kernel of the backward pass; buffers go before anything is computed.
+COMPUTED = 582
+DONE = {"broadcast": {0.0}, "all_reduce": {402 / COMPUTED, 502 / COMPUTED, 1.0}}
+
+
+@pytest.mark.parametrize("named_ranges", [True, False])
+def test_what_was_computed_when_each_bucket_was_ready(tmp_path: Path, named_ranges: bool) -> None:
+    ranks = [ddp_trace(rank, options=DdpOptions(named_ranges=named_ranges)).trace for rank in (0, 1)]
+    table = analyzed(tmp_path, *ranks).collectives
+    assert len(table) == 2 * 3 * 5
+    for kind, expected in DONE.items():  # torch's own range identifies the optimizer's kernels as dpscope's does
+        found = set(table.loc[table["kind"] == kind, "compute_done"].astype(float).round(6))
+        assert found == {round(one, 6) for one in expected}
+    assert not table["compute_stream"].any()
+
+
+def test_collectives_on_the_stream_of_kernels_are_known(tmp_path: Path) -> None:
+    trace = ddp_trace().trace
+    for found in trace["traceEvents"]:
+        if found.get("cat") == "kernel" and "AllReduce" in found["name"]:
+            found["tid"] = found["args"]["stream"] = 7
+    table = analyzed(tmp_path, trace).collectives
+    on_stream = table.groupby("kind")["compute_stream"].agg(["any", "all"])
+    assert on_stream.loc["all_reduce"].all()
+    assert not on_stream.loc["broadcast"].any()

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from dpscope.analysis.traces.ranks.frames import collectives, step_breakdown
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
-from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -74,12 +73,9 @@ def steps_of(events: list[dict[str, Any]]) -> Iterable[int | None]:
         yield next((step for step, (low, high) in ranges.items() if when is not None and low <= when < high), None)
 
 
-def mutated(data: st.DataObject, piece: bytes, low: int, high: int) -> bytes:
-    at = data.draw(st.integers(low, high - 1))
-    removed = data.draw(st.integers(0, 3))
-    kinds = st.binary(max_size=3) | st.sampled_from(
-        [b'"', b"}", b"{", b"\n", b"\\", b"NaN", b"-", b"9", b"\xff", b",", b"\0"]
-    )
+def mutated(data: st.DataObject, piece: bytes) -> bytes:
+    at, removed = data.draw(st.integers(0, len(piece) - 1)), data.draw(st.integers(0, 3))
+    kinds = st.binary(max_size=3) | st.sampled_from([bytes([one]) for one in b'"}{\n\\-9\xff,\0'] + [b"NaN"])
     return piece[:at] + data.draw(kinds) + piece[at + removed :]
 
 
@@ -96,23 +92,6 @@ def is_another_sound_event(before: bytes, after: bytes) -> bool:
     return any(value.get(key) != was.get(key) for key in MATTERS) or args != args_before
 
 
-def analyzed(path: Path) -> tuple[pd.DataFrame, float, int, set[str]] | None:
-    """Steps, bytes of collectives, events and findings; None where the file was refused, in one line that names it."""
-    refusal = ""
-    try:
-        trace = read_trace(path)
-    except DpscopeError as error:
-        refusal = str(error)
-    if refusal:
-        assert "\n" not in refusal
-        assert str(path) in refusal
-        return None
-    attribution = attribute(trace)
-    steps = step_breakdown(attribution).set_index("step")
-    moved = float(collectives(attribution)["bytes"].sum())
-    return steps, moved, len(trace.events), {finding.code for finding in trace.findings}
-
-
 @pytest.mark.long
 @pytest.mark.timeout(120)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -124,16 +103,17 @@ def test_damage_to_some_events_costs_no_other_step(tmp_path: Path, data: st.Data
     excused = False
     for index in data.draw(st.lists(st.integers(1, len(pieces) - 2), min_size=1, max_size=4, unique=True)):
         before = pieces[index]
-        pieces[index] = mutated(data, before, 0, len(before))
+        pieces[index] = mutated(data, before)
         touched.add(index)
         if not pieces[index].endswith(CLOSING):  # the cut behind it is gone: the next event may go with it
             touched.add(index + 1)
         excused = excused or is_another_sound_event(before, pieces[index])
     path = tmp_path / "0_0.pt.trace.json"
     path.write_bytes(base.head + SEPARATOR.join(pieces) + base.tail)
-    found = analyzed(path)
-    assert found is not None, "most of the file is sound"
-    steps, moved, count, findings = found
+    trace = read_trace(path)  # most of the file is sound
+    attribution = attribute(trace)
+    steps, count = step_breakdown(attribution).set_index("step"), len(trace.events)
+    moved, findings = float(collectives(attribution)["bytes"].sum()), {finding.code for finding in trace.findings}
     assert (steps[["step_us", "compute_us"]].dropna() >= 0).all(axis=None)
     if excused:
         return
@@ -148,33 +128,3 @@ def test_damage_to_some_events_costs_no_other_step(tmp_path: Path, data: st.Data
     same = alike and moved == base.bytes_moved and count == base.count
     assert same or findings & LOST
     assert count >= base.count - len(touched)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_damage_anywhere_never_crashes(tmp_path: Path, data: st.DataObject) -> None:
-    """Header, tail, brackets, the compressed bytes themselves."""
-    base = original()
-    path = tmp_path / "0_0.pt.trace.json.gz"
-    place = data.draw(st.sampled_from(["head", "tail", "gzip", "cut"]))
-    if place == "gzip":
-        packed = A100.read_bytes()
-        path.write_bytes(mutated(data, packed, 0, len(packed)))
-    elif place == "cut":
-        path.write_bytes(A100.read_bytes()[: data.draw(st.integers(0, A100.stat().st_size))])
-    else:
-        head, tail = base.head, base.tail
-        if place == "head":
-            head = mutated(data, head, 0, len(head))
-        else:
-            tail = mutated(data, tail, 0, len(tail))
-        path.write_bytes(gzip.compress(head + SEPARATOR.join(base.pieces) + tail, 1))
-    found = analyzed(path)
-    if found is None:
-        return
-    steps, _, count, findings = found
-    assert (steps["step_us"].dropna() >= 0).all()
-    assert count == base.count or findings
-    assert count <= base.count

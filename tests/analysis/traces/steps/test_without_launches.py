@@ -23,11 +23,8 @@ def message(analysis: TraceAnalysis, code: str) -> str:
 
 def test_a_trace_without_steps_and_launches_is_one_step(tmp_path: Path) -> None:
     """Kernels 0-100 and 100-150, an all-reduce 120-200: 200 us, 150 of compute, 80 of communication, 50 exposed."""
-    work = [
-        on_device("gemm", 0, 100),
-        on_device("gemm", 100, 50),
-        on_device("ncclDevKernel_AllReduce", 120, 80, stream=20),
-    ]
+    work = [on_device("gemm", 0, 100), on_device("gemm", 100, 50)]
+    work.append(on_device("ncclDevKernel_AllReduce", 120, 80, stream=20))
     rows, analysis = times(tmp_path, work)
     assert rows == [[200, 150, 80, 50, 0, 200]]
     assert analysis.collectives["step"].isna().all()  # the one step has no number
@@ -90,11 +87,8 @@ def steps_with(copy: tuple[float, float], *, category: str = "gpu_memcpy", strea
     events = [launch(9, 150, "cudaMemcpyAsync"), on_device("Memcpy DtoH", *copy, 9, stream, category)]
     for index in range(4):
         begin = 100.0 * index
-        events += [
-            step(index + 1, begin, 100),
-            launch(index + 1, begin + 10),
-            on_device("gemm", begin + 20, 60, index + 1),
-        ]
+        events += [step(index + 1, begin, 100), launch(index + 1, begin + 10)]
+        events.append(on_device("gemm", begin + 20, 60, index + 1))
     return events
 
 
