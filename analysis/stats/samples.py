@@ -1,17 +1,16 @@
 """Medians and their intervals, from how far repeats lie apart. Nothing is reported without spread and count.
 
-A cell's steps within one repeat share what that repeat had: a clock, a placement, another program. More of them do not show
-how the next repeat comes out, so every interval here is based on the repeats' medians, taken as logarithms, as what disturbs a
-measurement multiplies it. Two repeats alone show little (one degree of freedom), but the cells of a run share their machine:
-the spread of the others counts in addition to that of the cell, for MOST_SHARED degrees of freedom at most, since cells are not
-quite alike; a cell that spreads more than that keeps its spread. Source of the weighting: Smyth, "Linear models and empirical
-Bayes methods for assessing differential expression", Statistical Applications in Genetics and Molecular Biology 3(1), 2004,
-section 3; here with a fixed weight. Assumed: repeats are independent, their logarithms near normal. The coverage is simulated
-in tests/analysis/stats/test_interval_coverage.py.
+A cell's steps within one repeat share what that repeat had: a clock, a placement, another program. So every interval here is
+based on the repeats' medians, taken as logarithms, as what disturbs a measurement multiplies it. Two repeats alone show little
+(one degree of freedom), but the cells of a run share their machine: the spread of the others counts in addition to that of the
+cell, for MOST_SHARED degrees of freedom at most, since cells are not quite alike; a cell that spreads more than that keeps its
+spread. Source of the weighting: Smyth, "Linear models and empirical Bayes methods for assessing differential expression",
+Statistical Applications in Genetics and Molecular Biology 3(1), 2004, section 3; here with a fixed weight. Assumed: repeats are
+independent, their logarithms near normal. The coverage is simulated in tests/analysis/stats/test_interval_coverage.py.
 
 Cells of one run are measured in turns, so a slow minute slows a repeat of each. How their ratio differs from repeat to repeat
-leaves that out. Either way of judging a ratio holds the truth in 95% of cases or more: the first in more where repeats share
-much, the second where one repeat is far off. So the narrower of the two does as well, which the same simulation checks.
+leaves that out. Either way of judging a ratio holds the truth in 95% of cases or more, and so, by the same simulation, does the
+narrower of the two.
 """
 
 import functools
@@ -175,8 +174,7 @@ def noise_of(values: Samples | Sequence[float], pool: Spread = ALONE) -> Noise |
     """The noise of a cell's repeats, a value each; None where their spread is unknown.
 
     `pool` is the spread of all cells, this one among them. The variance is the mean of the cell's own and of the others',
-    weighted by degrees of freedom, the others' by MOST_SHARED at most, or the cell's own where that is larger; Student's t
-    has the sum of the two freedoms.
+    weighted by degrees of freedom, or the cell's own where that is larger; Student's t has the sum of the two freedoms.
     """
     own = spread_of(values)
     others = Spread(max(0.0, pool.squares - own.squares), max(0, pool.freedom - own.freedom))
@@ -263,8 +261,8 @@ def joint_draws(
 ) -> list[Samples] | None:
     """DRAWS medians of the first cell, then of each other one, for what is computed from several; None if one has no interval.
 
-    Log-normal, with the interval of `median_estimate` as the middle 95%, and so correlated with the first cell's that their
-    ratio to it has the interval of `ratio_estimate`.
+    Log-normal, with the interval of `median_estimate` as the middle 95%, and so correlated with the first cell's that their ratio
+    to it has the interval of `ratio_estimate`.
     """
     generator = np.random.default_rng(0)
     half, normal = _half_width(first, pool), generator.permutation(_normal_draws())

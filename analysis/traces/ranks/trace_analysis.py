@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
-from dpscope.analysis.traces.ranks.exposed_parts import NotSplit, exposed_parts, why_not_split, with_waits
+from dpscope.analysis.traces.ranks.exposed_parts import (
+    NotSplit,
+    exposed_parts,
+    waits_by_pair,
+    why_not_split,
+    with_waits,
+)
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
 from dpscope.analysis.traces.ranks.matching import match_windows, without_waits
@@ -25,7 +31,6 @@ from dpscope.analysis.traces.ranks.rank_tables import (
     join_ranks,
 )
 from dpscope.analysis.traces.ranks.step_findings import idle_findings, step_times_apart, uneven_steps
-from dpscope.analysis.traces.ranks.stragglers import waits_by_pair
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, StepTimeline, drawn_ranks
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
@@ -161,10 +166,7 @@ def analyze_traces(
 def analyze_jobs(
     paths: Paths, limits: ReadLimits = DEFAULT_LIMITS, progress: FileProgress | None = None
 ) -> JobAnalyses:
-    """As `analyze_traces` of each job whose traces are among the paths, by its name; one job's is ``""``.
-
-    `find_jobs` decides which traces are of one job.
-    """
+    """As `analyze_traces` of each job whose traces are among the paths, by its name as in `find_jobs`; one job's is ``""``."""
     ranks, found, findings = _read(paths, limits, None, progress)
     return each_job(found, findings, lambda name, unread: _of_job(ranks, found, name, unread))
 
@@ -191,10 +193,7 @@ def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None
 def _read(
     paths: Paths, limits: ReadLimits, executor: Executor | None, progress: FileProgress | None
 ) -> tuple[list[RankTables], FoundJobs, list[Finding]]:
-    """The ranks of the files that could be read, their jobs, and findings on the other files.
-
-    Raises DpscopeError as `analyze_traces`.
-    """
+    """The ranks of the files that could be read, their jobs, and findings on the other files; raises as `analyze_traces`."""
     files, named = find_traces(paths), {path for path in as_paths(paths) if not path.is_dir()}
     ranks: list[RankTables] = []
     places: list[Path] = []
@@ -240,10 +239,7 @@ def analyze_job(
 
 
 def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
-    """As `analyze_traces` of a run's own files, whose tables are kept, so that none is read twice.
-
-    Without findings of the job: a run has these for its cells.
-    """
+    """As `analyze_traces` of a run's own files, whose tables are kept; without findings of the job, which a run's cells have."""
     from dpscope.analysis.traces.ranks.kept_tables import read_files_once
 
     found: list[RankTables] = []
@@ -296,5 +292,4 @@ def find_traces(paths: Paths) -> list[Path]:
 
 
 def not_read(message: str) -> Finding:
-    """A file among the traces that is none."""
     return TraceCode.FILE_NOT_READ.finding(message=message)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from dpscope.analysis.traces.ranks.exposed_parts import find_straggler
 from dpscope.analysis.traces.ranks.frames import step_breakdown, waits_caused
-from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
@@ -105,9 +105,3 @@ def test_v100_is_nearly_all_waiting(v100: TraceAnalysis) -> None:
     assert straggler.share == pytest.approx(of_seven["share"].sum())
     assert straggler.share == pytest.approx(35_543 / 46_806)
     assert straggler.lateness_us == pytest.approx(of_seven["wait_per_step_us"].sum() / 7)
-
-
-def test_missing_rank_leaves_transfer_and_wait_unknown() -> None:
-    analysis = analyze_traces([V100 / f"rank{rank}.json.gz" for rank in (0, 7)])
-    assert analysis.collectives["transfer_us"].isna().all()
-    assert "collectives_unmatched" in {finding.code for finding in analysis.findings}
