@@ -23,11 +23,9 @@ from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import (
     TABLES,
-    JobTables,
     RankTables,
     Tables,
     TraceSummary,
-    in_rank_order,
     join_ranks,
 )
 from dpscope.analysis.traces.ranks.step_findings import idle_findings, step_times_apart, uneven_steps
@@ -208,16 +206,16 @@ def _read(
             unread.append(not_read(str(outcome)))
     if not ranks:
         raise DpscopeError(f"no trace could be read: {unread[0].message}; name torch.profiler traces")
-    return ranks, find_jobs([one.summary.identity for one in ranks], places), unread
+    return ranks, find_jobs([one.summaries[0].identity for one in ranks], places), unread
 
 
 def _of_job(ranks: Sequence[RankTables], found: FoundJobs, name: str, findings: Sequence[Finding]) -> TraceAnalysis:
-    own = in_rank_order([ranks[place] for place in found.jobs[name]])
-    return analyze_job(join_ranks(own), [*findings, *found.of(name)], lambda rows: [own[row].timeline for row in rows])
+    job = join_ranks([ranks[place] for place in found.jobs[name]])
+    return analyze_job(job, [*findings, *found.of(name)], lambda rows: [job.timelines[row] for row in rows])
 
 
 def analyze_job(
-    job: JobTables, findings: Sequence[Finding], timelines: Callable[[Sequence[int]], Sequence[StepTimeline | None]]
+    job: RankTables, findings: Sequence[Finding], timelines: Callable[[Sequence[int]], Sequence[StepTimeline | None]]
 ) -> TraceAnalysis:
     """The analysis of a job's ranks; `findings` are of the files, and go first.
 
@@ -247,12 +245,11 @@ def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
         if isinstance(outcome, DpscopeError):
             raise outcome
         found += outcome
-    ranks = in_rank_order(found)
-    drawn = tuple(one.timeline for one in ranks if one.timeline is not None)
-    return replace(_analysis(join_ranks(ranks), []), timelines=drawn)
+    job = join_ranks(found)
+    return replace(_analysis(job, []), timelines=tuple(one for one in job.timelines if one is not None))
 
 
-def _analysis(job: JobTables, findings: Sequence[Finding]) -> TraceAnalysis:
+def _analysis(job: RankTables, findings: Sequence[Finding]) -> TraceAnalysis:
     """The ranks' collectives matched; without findings of the job."""
     windows = windows_of([one.identity for one in job.summaries])  # a process may have been traced several times
     origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in job.summaries]

@@ -48,7 +48,7 @@ def checked(
                     bucket_bytes=sizes or tuple(buckets))
         for step, span_us in zip(STEPS, spans_us, strict=True)
     ]  # fmt: skip
-    return check_counters(counters, own, 0, reduction_ends_us=tables.summary.reduction_ends_us)
+    return check_counters(counters, own, 0, reduction_ends_us=tables.summaries[0].reduction_ends_us)
 
 
 def test_the_spans_are_those_of_the_file() -> None:

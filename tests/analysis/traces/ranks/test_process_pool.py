@@ -117,7 +117,11 @@ def test_a_worker_that_dies_is_reported(job: Path, monkeypatch: pytest.MonkeyPat
         f"the process that was to read {job / 'c.json.gz'} ended without an answer (signal 9); "
         "if memory ran out, read fewer files at once"
     ]
-    assert [[rank.summary.rank for rank in one] for one in read if not isinstance(one, DpscopeError)] == [[3], [2], [0]]
+    assert [[rank.summaries[0].rank for rank in one] for one in read if not isinstance(one, DpscopeError)] == [
+        [3],
+        [2],
+        [0],
+    ]
     with pytest.raises(DpscopeError, match=r"ended without an answer \(signal 9\)"):
         process_pool.over_cores(die_at_rank_c, [job / "a.json.gz", job / "c.json.gz"], [job / "a.json.gz"] * 2)
 
