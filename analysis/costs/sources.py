@@ -108,10 +108,7 @@ def rate_within(calibration: Calibration) -> NodeRate | None:
 
 
 def rate_between(calibration: Calibration) -> NodeRate | None:
-    """The rate of a node's links to other nodes, which a ring over all devices crosses once in each direction.
-
-    None if nothing was timed over several nodes.
-    """
+    """The rate of a node's links to other nodes, which a ring over all devices crosses once each way; None if none was timed."""
     return _rate(calibration, several_nodes=True)
 
 
@@ -255,10 +252,7 @@ class CostSources:
 
 
 def cost_sources(manifest: Manifest | None, stated: LinkRate | None, calibration: Calibration | None) -> CostSources:
-    """The basis of a run's predictions: the link as stated now, else as stated when the run was measured.
-
-    For traces alone, without a manifest, only the stated link and the calibration.
-    """
+    """The basis of a run's predictions: the link as stated now, else as when it was measured; traces have no manifest."""
     if manifest is None:
         return CostSources(stated, calibration)
     recorded = manifest.config.reporting.link

@@ -365,10 +365,7 @@ def _around(value: float | None, half: float | None, count: int) -> Estimate:
 
 
 def verdict(estimate: Estimate, even: float = 1.0) -> Verdict:
-    """Whether an estimate is significantly above or below `even` (1 for a ratio, 0 for a difference).
-
-    Refused below FEWEST_SAMPLES samples; a difference is not significant when the interval contains `even`.
-    """
+    """Whether an estimate is significantly above or below `even` (1 for a ratio, 0 for a difference), by its interval."""
     if estimate.low is None or estimate.high is None:
         return "too_few_samples"
     if estimate.low > even:
