@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
@@ -300,15 +300,9 @@ def slowest_us(times_us: list[float], subgroup: Subgroup) -> list[float]:
     return slowest
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """One iteration on one rank; field names as in `Contention`."""
-
-    alone_us: float
-    two_in_flight_us: float
-    beside_compute_us: float
-    compute_alone_us: float  # per piece of computation
-    compute_beside_us: float
+_Sample = tuple[float, float, float, float, float]
+_SAMPLED = ("alone_us", "two_in_flight_us", "beside_compute_us", "compute_alone_us", "compute_beside_us")
+"""One iteration on one rank, by its fields in `Contention`; computation by the piece."""
 
 
 class _Work:
@@ -351,16 +345,13 @@ def time_contention(settings: CalibrationSettings, subgroup: Subgroup, report: R
     once = _once_cuda if subgroup.device.type == "cuda" else _once_cpu
     samples = [once(work) for _ in range(settings.warmup_iterations + settings.iterations)]
     torch.set_num_threads(threads)
-    times_us = {
-        one.name: [getattr(sample, one.name) for sample in samples[settings.warmup_iterations :]]
-        for one in fields(_Sample)
-    }
+    times_us = zip(*samples[settings.warmup_iterations :], strict=True)
     return Contention(
         collective="all_reduce",
         devices=subgroup.devices,
         size_bytes=size,
         nodes=subgroup.several_nodes,
-        **{name: tuple(slowest_us(one, subgroup)) for name, one in times_us.items()},
+        **{name: tuple(slowest_us([*one], subgroup)) for name, one in zip(_SAMPLED, times_us, strict=True)},
     )
 
 
@@ -385,7 +376,7 @@ def _once_cpu(work: _Work) -> _Sample:
         pieces += 1
     beside_us = _since(began)
     reducing.wait()
-    return _Sample(alone_us, two_us, beside_us, piece_us, beside_us / max(1, pieces))
+    return alone_us, two_us, beside_us, piece_us, beside_us / max(1, pieces)
 
 
 def _begin_together(work: _Work) -> int:
@@ -423,7 +414,7 @@ def _once_cuda(work: _Work) -> _Sample:
     overlapped = pieces - max(0.0, whole_us - beside_us) / piece_us  # pieces that ran during the collective
     # A collective that ends before one piece does gives no information.
     piece_beside_us = min(beside_us, whole_us) / overlapped if overlapped >= 1 else piece_us
-    return _Sample(alone_us, two_us, beside_us, piece_us, piece_beside_us)
+    return alone_us, two_us, beside_us, piece_us, piece_beside_us
 
 
 def _begin(work: _Work) -> torch.cuda.Event:

@@ -29,7 +29,7 @@ from dpscope.profiling.records.calibration import (
     NcclLog,
     TimedCollectives,
 )
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -53,14 +53,15 @@ def run_calibration(
     links. The job's processes end with this call in any case, and signals end it early. If the job fails, exceeds its time limit
     or is stopped, or nothing could be timed, prints the last lines of the failed ranks and raises DpscopeError.
     """
-    lost: tuple[Finding, ...] = ()
+    findings = []
     with _ended_job(settings, console, starter, scratch, "Calibrating") as (folder, outcome, stop):
-        if (timed := collectives_without_contention(outcome, folder)) is not None:
-            reason = f"how collectives and computing slow each other could not be timed: {outcome.message}"
-            lost = (PlanCode.CONTENTION_NOT_TIMED.finding(reason),)
-        else:
+        timed = collectives_without_contention(outcome, folder)
+        if timed is None:
             check_done(outcome, "calibration failed, nothing is saved", stop, console)
             timed = read_json(folder.result_path, TimedCollectives)
+        else:
+            reason = f"how collectives and computing slow each other could not be timed: {outcome.message}"
+            findings.append(PlanCode.CONTENTION_NOT_TIMED.finding(reason))
     if not timed.points:
         raise DpscopeError(f"nothing could be timed: {timed.left_out[0].reason}; see --collectives and --max-bytes")
 
@@ -73,11 +74,14 @@ def run_calibration(
     choices, unread = recorded_choices(settings, read_log) if cuda else ((), ())
     nvml = open_nvml() if cuda else None
     links = interconnect(nvml, timed.device_uuids)
-    if link is not None:
-        rates = dict.fromkeys((one.devices for one in settings.groups), link)
-    else:
-        rates = {one: rate for one in settings.devices if (rate := group_rate(links, range(one))) is not None}
-    crowded = f"{processes} processes share {counted(cores, 'core')}: they wait for cores, not only for data"
+    rates = {
+        one.devices: rate
+        for one in settings.groups
+        if (rate := link or (group_rate(links, range(one.devices)) if one.nodes == 1 else None)) is not None
+    }
+    if not cuda and processes > cores:
+        crowded = f"{processes} processes share {counted(cores, 'core')}: they wait for cores, not only for data"
+        findings.insert(0, PlanCode.CORES_OVERSUBSCRIBED.finding(crowded))
     environment = collect_environment(nvml, on_gpus=cuda)
     return Calibration(
         schema_version=CALIBRATION_SCHEMA_VERSION,
@@ -94,12 +98,7 @@ def run_calibration(
         contention=timed.contention,
         interconnect=links,
         links=rates,
-        findings=(
-            *machine_findings(environment, settings.device, processes),
-            *([PlanCode.CORES_OVERSUBSCRIBED.finding(crowded)] if not cuda and processes > cores else ()),
-            *lost,
-            *unread,
-        ),
+        findings=(*machine_findings(environment, settings.device, processes), *findings, *unread),
         hosts=starter.hosts(environment),
         nccl=choices,
     )

@@ -13,8 +13,7 @@ from dpscope.profiling.attached.interception import ProfilerWatch
 from dpscope.profiling.attached.job import Place, SavedPart
 from dpscope.profiling.attached.model_calls import ModelCalls, inner_module
 from dpscope.profiling.attached.settings import AttachSettings, resumed_hint
-from dpscope.profiling.attached.warm_up import WarmUp
-from dpscope.profiling.attached.windows import TimedWindow, TracedWindow
+from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp
 from dpscope.profiling.attached.wrapped_models import DetectedStrategy, WrapperLog, is_model_parallel, options_of
 from dpscope.profiling.instruments.ddp_counters import tensor_sizes
 from dpscope.profiling.instruments.step_timer import StepSample, save_samples
@@ -31,6 +30,7 @@ class Observed:
     """What was observed of a script up to its timed window, and the windows."""
 
     settings: AttachSettings
+    folder: RepeatFolder  # of the job
     place: Place
     device: torch.device
     detected: DetectedStrategy
@@ -73,9 +73,10 @@ class Batches:
     findings: list[Finding]
 
 
-def save_process(observed: Observed, folder: RepeatFolder) -> SavedPart:
+def save_process(observed: Observed) -> SavedPart:
     """Write this process's samples, counters and result; its traces are written before."""
-    place, detected, window, calls = observed.place, observed.detected, observed.timed, observed.calls
+    place, folder, detected = observed.place, observed.folder, observed.detected
+    window, calls, traced = observed.timed, observed.calls, observed.traced
     batches = _batches(observed)
     steps = enumerate(zip(window.durations_us, batches.samples, batches.kept, strict=True))
     timed = [StepSample("timed", None, step, us, math.nan, samples) for step, (us, samples, kept) in steps if kept]
@@ -87,9 +88,7 @@ def save_process(observed: Observed, folder: RepeatFolder) -> SavedPart:
         duration_s=window.duration_s if whole else sum(one.step_us for one in timed) / 1e6,
         data_wait_s=None,
     )
-    save_samples(
-        folder.samples_path(place.node, place.rank), (*timed, *(observed.traced.samples() if observed.traced else ()))
-    )
+    save_samples(folder.samples_path(place.node, place.rank), [*timed, *(traced.samples() if traced else ())])
     if observed.counted is not None and observed.counted.counters:
         write_json(folder.counters_path(place.node, place.rank), observed.counted.counters)
     on_cuda = observed.device.type == "cuda"

@@ -36,11 +36,9 @@ from dpscope.profiling.attached.settings import (
     resumed_hint,
     started_alone,
 )
-from dpscope.profiling.attached.warm_up import WarmUp
-from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, Window
+from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp, Window
 from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
-from dpscope.profiling.store.folders import RepeatFolder
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _MAX_SAVING_S = 5.0  # after which the process ends in any case; torchrun waits 30 s
@@ -116,14 +114,11 @@ class EndingSignals:
         with contextlib.suppress(OSError):
             while number := reading.recv(1):
                 if number[0] in self._handled and signal.getsignal(number[0]) == self._arrived:
-                    self._end(number[0])
-
-    def _end(self, number: int) -> None:
-        late = threading.Timer(_MAX_SAVING_S, _end_by, (number,))
-        late.daemon = True
-        late.start()
-        self._ended(f"{signal.Signals(number).name} ended the script")
-        _end_by(number)
+                    late = threading.Timer(_MAX_SAVING_S, _end_by, (number[0],))
+                    late.daemon = True
+                    late.start()
+                    self._ended(f"{signal.Signals(number[0]).name} ended the script")
+                    _end_by(number[0])
 
 
 def _is_main_thread() -> bool:
@@ -153,7 +148,6 @@ class Session:
         self._note = note
         self._process_id = os.getpid()
         self._observed: Observed | None = None
-        self._folder: RepeatFolder | None = None
         self._held: HeldFolder | None = None
         self._windows: Iterator[Window] = iter(())
         self._window: Window | None = None
@@ -259,9 +253,10 @@ class Session:
         detected = detect_strategy(modules, warm_up.trained, self._wrappers, place.world_size, warm_up.stays_gathered)
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
-        self._folder = job_folder(self._settings.out, join_job(place))
+        folder = job_folder(self._settings.out, join_job(place))
         self._observed = Observed(
             settings=self._settings,
+            folder=folder,
             place=place,
             device=device,
             detected=detected,
@@ -274,20 +269,20 @@ class Session:
         for model in detected.ddp:
             stop_counting(model)
         calls.take()
-        self._held = HeldFolder(self._folder, place.node, place.rank)
-        self._windows = self._windows_of(self._observed, self._folder)
+        self._held = HeldFolder(folder, place.node, place.rank)
+        self._windows = self._windows_of(self._observed)
         self._window = next(self._windows)
         self._window.begin()
 
-    def _windows_of(self, observed: Observed, folder: RepeatFolder) -> Iterator[Window]:
+    def _windows_of(self, observed: Observed) -> Iterator[Window]:
         """The windows in turn: each is made when the one before it has ended."""
-        place, device, traced_steps = observed.place, observed.device, self._settings.traced_steps
+        place, folder, device, steps = observed.place, observed.folder, observed.device, self._settings.traced_steps
 
         def tracing(path: Path, counted: DistributedDataParallel | None = None) -> TracedWindow:
             all_threads = observed.detected.traits.peer_copies
-            return TracedWindow(traced_steps, path, device, all_threads, self._profiler_watch, counted)
+            return TracedWindow(steps, path, device, all_threads, self._profiler_watch, counted)
 
-        if traced_steps:
+        if steps:
             observed.traced = tracing(folder.trace_path(place.node, place.rank))
             yield observed.traced
             if observed.is_traced:
@@ -319,13 +314,13 @@ class Session:
         self._leave()
 
     def _save(self, how: str) -> None:
-        observed, folder = self._observed, self._folder
-        if observed is None or folder is None or not observed.timed.calls:
+        observed = self._observed
+        if observed is None or not observed.timed.calls:
             self._note_first(not_measured(how, self._steps, self._backwards.count, self._settings))
             return
         if how != _COMPLETE:
             observed.ended_early, observed.steps = how, self._steps
-        self._part = save_process(observed, folder)
+        self._part = save_process(observed)
         self.saved = True
         hint = resumed_hint(how, self._settings)  # before this job makes `out` a run folder
         whole = finish_job(self._part)

@@ -150,34 +150,32 @@ class Variants(ConfigPart, frozen=True):
     heading: ClassVar[str] = COMPARED
 
     overlap: Annotated[
-        tuple[Switch, ...], Setting(help="on, off (one bucket, after backward), or on,off", example=_ON_OFF)
+        tuple[Switch, ...], Setting("on, off (one bucket, after backward), or on,off", example=_ON_OFF)
     ] = ("on",)
     accumulate: Annotated[
         tuple[int, ...],
         Setting(
-            help="micro-batches a step, or several: 1,4",
+            "micro-batches a step, or several: 1,4",
             example="1,4",
             check=lambda counts: "" if min(counts, default=1) >= 1 else "must be 1 or more micro-batches",
         ),
     ] = (1,)
     amp_variants: tuple[Amp, ...] = ()  # precisions other than the workload's: off,bf16 is its amp off and this (bf16,)
-    broadcast_buffers: Annotated[tuple[Switch, ...], Setting(help="on, off, or on,off", example=_ON_OFF)] = ("on",)
+    broadcast_buffers: Annotated[tuple[Switch, ...], Setting("on, off, or on,off", example=_ON_OFF)] = ("on",)
     static_graph: Annotated[
-        tuple[Switch, ...], Setting(help="DDP: the graph never changes", switch=True, example=_ON_OFF)
+        tuple[Switch, ...], Setting("DDP: the graph never changes", switch=True, example=_ON_OFF)
     ] = ("off",)
     gradient_as_bucket_view: Annotated[
-        tuple[Switch, ...], Setting(help="DDP: gradients live in the buckets", switch=True, example=_ON_OFF)
+        tuple[Switch, ...], Setting("DDP: gradients live in the buckets", switch=True, example=_ON_OFF)
     ] = ("off",)
     comm_hook: Annotated[
         tuple[CommHook, ...],
-        Setting(
-            help="gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several", example="none,fp16"
-        ),
+        Setting("gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several", example="none,fp16"),
     ] = ("none",)
     ddp_args: Annotated[
         tuple[str, ...],
         Setting(
-            help="more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE",
+            "more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE",
             text=lambda text: tuple(" ".join(part.split()) for part in text.split(";")),
             example="default;batched_grad_copy=true",
             check=_readable(_other_arguments),
@@ -186,18 +184,18 @@ class Variants(ConfigPart, frozen=True):
     nccl_engine: Annotated[
         tuple[NcclEngine, ...],
         Setting(
-            help="torch's engine for NCCL: default, legacy or nccl2 (torch 2.15 or newer), or several",
+            "torch's engine for NCCL: default, legacy or nccl2 (torch 2.15 or newer), or several",
             example="default,legacy",
         ),
     ] = ("default",)
     compile: Annotated[
         tuple[CompileMode, ...],
-        Setting(help="torch.compile: off, a mode such as default, aot_eager, or several", example="off,default"),
+        Setting("torch.compile: off, a mode such as default, aot_eager, or several", example="off,default"),
     ] = ("off",)  # each strategy but DataParallel
     bucket_mb: Annotated[
         tuple[float | Literal["default"], ...],
         Setting(
-            help="DDP's bucket cap in MiB, or with a unit (25MB), or default, or several",
+            "DDP's bucket cap in MiB, or with a unit (25MB), or default, or several",
             text=_bucket_sizes,
             joins=lambda sizes: any(isinstance(size, str) for size in sizes),
             example="default,5",
@@ -256,7 +254,7 @@ class Matrix(Variants, frozen=True):
     strategies: Annotated[
         tuple[Strategy, ...],
         Setting(
-            help=f"{STRATEGY_LIST}, or several: single,ddp",
+            f"{STRATEGY_LIST}, or several: single,ddp",
             option="strategy",
             check=holds(bool, f"no strategy; choose from {STRATEGY_LIST}"),
         ),
@@ -264,7 +262,7 @@ class Matrix(Variants, frozen=True):
     devices: Annotated[
         tuple[int, ...] | None,
         Setting(
-            help="device counts, such as 1,2,4; 2x4 is 2 nodes with 4 each",
+            "device counts, such as 1,2,4; 2x4 is 2 nodes with 4 each",
             help_of={"equal": "devices of dp and ddp"},
             text=parse_counts_and_layouts,
             sets=("layouts",),
@@ -275,7 +273,7 @@ class Matrix(Variants, frozen=True):
     batch_sizes: Annotated[
         tuple[int, ...] | None,
         Setting(
-            help="per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...",
+            "per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...",
             help_of={
                 "train": "of a step over all devices (strong) or per device (weak): 32",
                 "equal": "global, over all devices",
@@ -291,12 +289,12 @@ class Matrix(Variants, frozen=True):
     scaling: Annotated[
         Literal["weak", "strong", "both"],
         Setting(
-            help="weak, strong or both",
+            "weak, strong or both",
             help_of={"train": "strong: same global batch everywhere; weak: it grows"},
             idle=_scaling_idle,
         ),
     ] = "weak"
-    ddp_alone: Annotated[bool | None, Setting(help="also measure DDP on one device", idle=_ddp_alone_idle)] = None
+    ddp_alone: Annotated[bool | None, Setting("also measure DDP on one device", idle=_ddp_alone_idle)] = None
 
     def __post_init__(self) -> None:
         self._put_in_order()

@@ -26,7 +26,7 @@ Check = Callable[[Any], str]
 """The fix for a value that is refused; empty for a valid one."""
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Setting(msgspec.Struct, frozen=True, eq=False):
     """The declaration of a setting, in the annotation of its field.
 
     `text` reads the option's text; by default it follows from the field's type. Where the same text also sets other fields

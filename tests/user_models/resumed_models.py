@@ -40,11 +40,10 @@ def _interrupted(model: nn.Module, *events: Event) -> nn.Module:
     """Sends itself signals, each once, also over several starts."""
     here = tuple(int(os.environ.get(name, "0")) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
     own = [event for event in events if here == (event.rank, event.start)]
-    steps = 0
 
     def before(model: nn.Module, inputs: object) -> None:
-        nonlocal steps
-        steps += model.training
+        steps = vars(model).get("steps", 0) + model.training
+        vars(model)["steps"] = steps  # each replica counts its own
         for event in own:
             marker = Path(f"{os.environ[MARKER_VARIABLE]}-{event.number.name}")
             if event.step == steps and not marker.exists():

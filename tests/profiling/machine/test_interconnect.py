@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from docs._tools.links_docs import links_page
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link, nvlink, pcie_gb_per_s, pcie_link
 from dpscope.profiling.machine.nvml import NvmlRecorder, open_nvml
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from tests.helpers.nvml_records import ReplayedNvml
-from tests.helpers.paths import DATA, ROOT
+from tests.helpers.paths import DATA
 
 RECORDS = DATA / "nvml"
 
@@ -219,9 +218,3 @@ def test_cards_with_half_width_links() -> None:
     assert nvlink(3, 4, "NVIDIA A40") == LinkRate(
         gb_per_s=56.25, name="NVLink 3 x4", source="NVIDIA Ampere GA102 GPU Architecture"
     )
-
-
-def test_the_page_is_current() -> None:
-    page = (ROOT / "docs" / "links.md").read_text()
-    assert page == links_page(), "run: make docs"
-    assert "| A100 SXM4 | 12 x NVLink 3 | 300 | 4.0 x16 | 31.51 |" in page
