@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts, laws_alone_us
+from dpscope.analysis.costs.collective_forecast import CollectiveForecast, by_level, forecasts, measured_times
 from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint
 from tests.generated_traces.nccl_logs import COUNTS, PER_NODE, SHAPES, Cluster
 
@@ -54,7 +54,10 @@ def scored(times: Times, largest: int, per_node: int) -> Iterator[tuple[float, C
     """Distance, answer, truth and the law's own time of every point beyond the largest count given."""
     given = calibration_of({devices: own for devices, own in times.items() if devices <= largest}, per_node)
     found = forecasts(given, [devices for devices in times if devices > largest])
-    for forecast, law in zip(found, laws_alone_us(given, found), strict=True):
+    levels = {kind: by_level(kind, own) for kind, own in measured_times(given).items()}
+    for forecast in found:
+        level = levels[forecast.collective][forecast.nodes > 1]
+        law = math.exp(level.predicted_log_us(forecast.nodes, forecast.devices, forecast.size_bytes))
         truth = times[forecast.devices].get(forecast.size_bytes)
         if truth is not None and forecast.size_bytes >= SMALLEST:
             yield forecast.devices / largest, forecast, truth, law

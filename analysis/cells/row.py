@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpscope.analysis.cells.columns import (
     INTERVAL,
@@ -18,11 +18,13 @@ from dpscope.analysis.cells.columns import (
     Predictions,
     Times,
 )
-from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.stats.samples import Estimate, Interval, Range
 from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.ledger import Ledger
+
+if TYPE_CHECKING:
+    from dpscope.analysis.cells.predicted import CollectivePrediction
 
 Value = str | float | bool | None
 NO_SAME_BATCH = "no single-device cell with the same options at this batch per device"
@@ -71,7 +73,7 @@ class RowBuilder:
     reasons: dict[str, str] = field(default_factory=dict)
     ledger: Ledger | None = None
     contentions: Contentions | None = None
-    predictions: tuple[CollectivePrediction, ...] = ()  # of its collectives
+    predictions: tuple["CollectivePrediction", ...] = ()  # of its collectives
 
     def row(self) -> CellRow:
         """The row as far as it is filled."""

@@ -1,13 +1,11 @@
 """Calibrations read from files, one reader for each format, chosen by the file's suffix; among them nccl-tests' logs.
 
-A log does not always name its collective: newer ones do in a separate line, older ones only show it by which of the columns
-`redop` and `root` they have. If the columns fit several collectives, the ratio of busbw to algbw decides, which is
-2(N-1)/N for all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all (nccl-tests, doc/PERFORMANCE.md); else the
-file's name.
+Newer logs name their collective in a separate line; older ones only show it by which of the columns `redop` and `root` they
+have. If the columns fit several collectives, the ratio of busbw to algbw decides, which is 2(N-1)/N for all-reduce, (N-1)/N
+for reduce-scatter, all-gather and all-to-all (nccl-tests, doc/PERFORMANCE.md); else the file's name.
 
 Launchers put a prefix before each line: `srun -l` the task ("0: "), `mpirun --tag-output` job and rank ("[1,0]<stdout>:"),
-Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01: "). Lines with the same
-prefix are the output of one process.
+Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01: "). Lines with the same prefix are one process's.
 """
 
 import importlib.metadata

@@ -98,7 +98,7 @@ def choose_curve(sizes_bytes: Values, times_us: Values) -> Curve:
     """The curve with as many pieces as the data support; sizes ascending, two or more.
 
     Breakpoints are added one at a time where they reduce the error most, and each is then moved as long as that reduces it
-    further. Not every combination is tried.
+    further: not every combination is tried.
     """
     found = [fit_curve(sizes_bytes, times_us, ())]
     for _ in range(1, min(MOST_PIECES, len(sizes_bytes) // SIZES_PER_PIECE)):
@@ -293,11 +293,7 @@ def piece_of(fit: CollectiveFit, size_bytes: float) -> FitPiece:
 def find_fit(
     calibration: Calibration, collective: str, devices: int, statistic: Statistic = "slowest"
 ) -> CollectiveFit | None:
-    """The fit of a collective on exactly this many devices; None where it was not measured.
-
-    With the requested statistic, or that of the slowest ranks where a calibration has no other; `Calibration.on_nodes` chooses
-    the number of hosts.
-    """
+    """The fit of a collective on exactly this many devices, of the slowest ranks where there is no other; None for none."""
     fits = [fit for fit in calibration.fits if (fit.collective, fit.devices) == (collective, devices)]
     return next((fit for fit in fits if fit.statistic == statistic), fits[0] if fits else None)
 

@@ -250,23 +250,14 @@ def forecasts(calibration: Calibration, counts: Sequence[int]) -> list[Collectiv
         per_node = max(LARGEST_NODE, per_node)
     found = []
     for kind, times in every.items():
-        levels, sizes = _by_level(kind, times), CollectiveLevel(kind, times).sizes
+        levels, sizes = by_level(kind, times), CollectiveLevel(kind, times).sizes
         for devices in counts:
             nodes = -(-devices // per_node)
             found += [levels[nodes > 1].forecast(nodes, devices, size) for size in sizes]
     return found
 
 
-def laws_alone_us(calibration: Calibration, predicted: Sequence[CollectiveForecast]) -> list[float]:
-    """The laws' times for these forecasts, including those that are not known: for validating the laws."""
-    levels = {kind: _by_level(kind, times) for kind, times in measured_times(calibration).items()}
-    return [
-        math.exp(levels[one.collective][one.nodes > 1].predicted_log_us(one.nodes, one.devices, one.size_bytes))
-        for one in predicted
-    ]
-
-
-def _by_level(kind: str, times: Times) -> dict[bool, CollectiveLevel]:
+def by_level(kind: str, times: Times) -> dict[bool, CollectiveLevel]:
     """Levels by whether several nodes are spanned; empty if nothing was measured."""
     return {
         several: CollectiveLevel(kind, {key: own for key, own in times.items() if (key[0] > 1) == several})
@@ -295,7 +286,7 @@ def cliff_findings(calibration: Calibration) -> list[Finding]:
     findings = []
     for kind, times in measured_times(calibration).items():
         found = sorted(
-            (one for level in _by_level(kind, times).values() for one in _cliffs(level)), key=lambda one: -abs(one[0])
+            (one for level in by_level(kind, times).values() for one in _cliffs(level)), key=lambda one: -abs(one[0])
         )
         for off, (_, devices), size, time_us in found[:_MOST_CLIFFS]:
             findings.append(

@@ -1,7 +1,4 @@
-"""The schedule of collectives: on NCCL's single stream, or on gloo's workers, which share the link.
-
-Predictions of a cell's buckets (`ddp_schedule`) and of other configurations (`what_if`) use it. Pure functions, microseconds.
-"""
+"""The schedule of collectives on NCCL's stream, or on gloo's workers, which share the link; pure functions, microseconds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

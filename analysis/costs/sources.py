@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpscope.analysis.costs.calibration_fit import Statistic, find_fit, largest_bus_gb_per_s, predict_us
+from dpscope.analysis.costs.calibration_fit import FittedTime, Statistic, find_fit, largest_bus_gb_per_s, predict_us
 from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, ring_us
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.machine.interconnect import group_rate
@@ -108,10 +108,7 @@ def rate_within(calibration: Calibration) -> NodeRate | None:
 
 
 def rate_between(calibration: Calibration) -> NodeRate | None:
-    """The rate of a node's links to other nodes, which a ring over all devices crosses once in each direction.
-
-    None if nothing was timed over several nodes.
-    """
+    """The rate of a node's links to other nodes, which a ring over all devices crosses once each way; None if none was timed."""
     return _rate(calibration, several_nodes=True)
 
 
@@ -168,10 +165,7 @@ class CostSources:
         return self.on_nodes(1) if kind in self.within_a_node else self
 
     def calibrated(self, devices: int) -> Calibration | None:
-        """The part of the calibration made on as many hosts; None if this many devices were timed on other layouts only.
-
-        1 x 4 GPUs are not 2 x 2.
-        """
+        """The calibration made on as many hosts (1 x 4 GPUs are not 2 x 2); None if this many were timed on others only."""
         if self.calibration is None or not {None, self.nodes} & self.calibration.spans(devices):
             return None
         return self.calibration.on_nodes(self.nodes)
@@ -201,11 +195,7 @@ class CostSources:
         return reported or (calibration.links.get(devices) if calibration is not None else None)
 
     def ring_rate(self, devices: int, kind: str = "all_reduce") -> RingRate | None:
-        """The rate of the ring formula: the link's, else the calibrated bus bandwidth at the largest size.
-
-        Bus bandwidth is size / time x a factor, 2(N-1)/N for all-reduce (nccl-tests, doc/PERFORMANCE.md): the rate at which the
-        ring formula gives the measured time.
-        """
+        """The rate of the ring formula: the link's, else the calibrated bus bandwidth at the largest size."""
         if (link := self.link(devices)) is not None:
             if self.stated is not None:
                 known = ", stated with --link"
@@ -238,11 +228,16 @@ class CostSources:
         `statistic` chooses the slowest rank's time, for which a step has to wait, or the shortest, which a trace's transfer is.
         """
         own = self._of_kind(kind)
-        if (calibration := own.calibrated(ranks)) is not None:
-            fit = find_fit(calibration, kind, ranks, statistic)
-            return predict_us(fit, size_bytes).time_us if fit is not None else None
+        if own.calibrated(ranks) is not None:
+            fitted = own._fitted(kind, ranks, size_bytes, statistic)
+            return fitted.time_us if fitted is not None else None
         link = own.link(ranks)
         return ring_us(kind, size_bytes, ranks, link.gb_per_s) if link is not None else None
+
+    def _fitted(self, kind: str, ranks: int, size_bytes: float, statistic: Statistic = "slowest") -> FittedTime | None:
+        calibration = self.calibrated(ranks)
+        fit = find_fit(calibration, kind, ranks, statistic) if calibration is not None else None
+        return predict_us(fit, size_bytes) if fit is not None else None
 
     def why_unknown(self, kind: str, ranks: int) -> str:
         """Why `cost` is None."""
@@ -252,16 +247,12 @@ class CostSources:
 
     def extrapolated(self, kind: str, ranks: int, size_bytes: float) -> str | None:
         """Set if a size is outside the calibrated ones: its cost is extrapolated from the fit's nearest line."""
-        calibration = self._of_kind(kind).calibrated(ranks)
-        fit = find_fit(calibration, kind, ranks) if calibration is not None else None
-        return predict_us(fit, size_bytes).extrapolated if fit is not None else None
+        fitted = self._of_kind(kind)._fitted(kind, ranks, size_bytes)
+        return fitted.extrapolated if fitted is not None else None
 
 
 def cost_sources(manifest: Manifest | None, stated: LinkRate | None, calibration: Calibration | None) -> CostSources:
-    """The basis of a run's predictions: the link as stated now, else as stated when the run was measured.
-
-    For traces alone, without a manifest, only the stated link and the calibration.
-    """
+    """The basis of a run's predictions: the link as stated now, else as when it was measured; traces have no manifest."""
     if manifest is None:
         return CostSources(stated, calibration)
     recorded = manifest.config.reporting.link

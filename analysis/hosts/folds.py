@@ -75,10 +75,9 @@ def spreads(means: Table) -> list[RankSpread]:
 
 
 def fold(analysis: TraceAnalysis, means: Table, places: Table, by: str) -> Table:
-    """Waiting by one of FOLDS, a row each, largest cause first: `ranks`, `wait_us`, `caused_share`.
+    """Waiting by one of FOLDS, a row each, largest cause first: `ranks`, `wait_us`, `caused_share`; empty without waits.
 
-    `wait_us` is the mean wait of its ranks in a step, `caused_share` the part of all waiting that its ranks cause, 0..1. Empty
-    if the place of no rank is known, or no rank waited.
+    `wait_us` is the mean wait of its ranks in a step, `caused_share` the part of all waiting that its ranks cause, 0..1.
     """
     known, caused = places.take(places.known(by)), analysis.tables.waits_caused
     if not len(caused):

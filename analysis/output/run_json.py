@@ -22,7 +22,7 @@ from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.scaling_laws import ScalingFit
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
-from dpscope.analysis.traces.ranks import stragglers
+from dpscope.analysis.traces.ranks import exposed_parts
 from dpscope.analysis.traces.reading.table import as_table
 from dpscope.analysis.training.tables import training_content
 from dpscope.profiling.mirrors.wandb_mirror import CellSummary
@@ -50,7 +50,7 @@ def run_json(report: Report) -> str:
             "steps": _rows(report, (*STEP_FIELDS, *WAIT_FIELDS), _steps, of_known=False),
             "collectives": _rows(report, COLLECTIVE_FIELDS, lambda data: data.collectives, of_known=False),
             "dp_phases": _rows(report, dp_phases.COLUMNS, lambda data: data.dp_phases),
-            "waits": _rows(report, stragglers.COLUMNS, lambda data: data.waits),
+            "waits": _rows(report, exposed_parts.PAIR_COLUMNS, lambda data: data.waits),
             "contention": contention_of_cells(report),
             "memory": memory_records(report),
             "nccl": report.nccl.content(),

@@ -13,7 +13,7 @@ from dpscope.analysis.report.rank_tables import contention_table, trace_phases, 
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Unit, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
-from dpscope.analysis.traces.ranks import stragglers
+from dpscope.analysis.traces.ranks import exposed_parts
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
@@ -80,7 +80,7 @@ def trace_content(analysis: TraceAnalysis, few: Folded | None = None) -> dict[st
         "steps": records(tables.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
         "collectives": records(tables.collectives, COLLECTIVE_FIELDS),
         "dp_phases": records(tables.dp_phases, dp_phases.COLUMNS),
-        "waits": records(tables.waits_caused, stragglers.COLUMNS),
+        "waits": records(tables.waits_caused, exposed_parts.PAIR_COLUMNS),
         "contention": contention_of_traces(analysis),
         "findings": msgspec.to_builtins(analysis.findings),
     }

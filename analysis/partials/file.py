@@ -148,7 +148,7 @@ def analyze_partial_jobs(paths: Paths) -> JobAnalyses:
 class _Found:
     """All partials among the paths: `rows` as read, `place_of` the file and the index in it of each row.
 
-    `chosen` is one row per trace, and `jobs` are indices into these; `unread` are findings on traces that no partial could read.
+    `chosen` is one row per trace, `jobs` are indices into these; `unread` are findings on traces that no partial could read.
     """
 
     def __init__(self, paths: Paths) -> None:

@@ -60,10 +60,7 @@ class Share:
 
 
 def read_share(text: str, environment: Mapping[str, str] = os.environ) -> Share:
-    """Parse `--share`: K/N, from 1/N to N/N, or auto, which uses the launcher's environment variables.
-
-    Raises DpscopeError for any other text, and for auto without these variables.
-    """
+    """Parse `--share`: K/N, or auto, by the launcher's environment variables. Raises DpscopeError where neither is there."""
     if text == "auto":
         for index_name, count_name in _TASKS:
             index, count = environment.get(index_name, ""), environment.get(count_name, "")
@@ -86,7 +83,7 @@ _Stamp = tuple[str, int, int, str]  # file, size_bytes, modified_ns, reader
 
 @dataclass(frozen=True)
 class Reduced:
-    """The result of a call: the partial; the numbers of traces read and kept from before; those unreadable or cut short."""
+    """What a call wrote: how many traces it read and kept from before; those unreadable or cut short."""
 
     path: Path
     ranks: int

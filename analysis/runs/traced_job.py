@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dpscope.analysis.traces.ranks.exposed_parts import find_straggler, waits_by_pair
 from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.parallelism import traced_strategy
-from dpscope.analysis.traces.ranks.stragglers import find_straggler, waits_by_pair
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Groups, Table
 from dpscope.profiling.records.finding import counted

@@ -107,9 +107,8 @@ def speedup_draws(
 ) -> dict[int, Samples] | None:
     """Drawn speedups by device count, from step times (one array per repeat) at N = 1 and at each N > 1.
 
-    `single` are the steps at the same global batch (strong) or at the same batch per device (weak). Each draw
-    uses one t_1 for all counts, as in truth they share it. `spread` is that of all cells' repeats. None where one of the
-    times has no interval.
+    `single` are the steps at the same global batch (strong) or at the same batch per device (weak). Each draw uses one t_1 for
+    all counts. `spread` is that of all cells' repeats. None where one of the times has no interval.
     """
     counts = sorted(several)
     drawn = joint_draws(single, [several[devices] for devices in counts], spread)
@@ -126,8 +125,8 @@ def fit_scaling(
 
     `speedups` by device count, N = 1 is left out as every law passes through it. One count: Karp-Flatt only.
     Two: Amdahl (strong) or Gustafson (weak). Three or more: the universal scalability law, clamped at >= 0.
-    `draws`, from `speedup_draws`, gives the parameters their intervals. Fits minimise the squared
-    relative error of the time (of the speedup for Gustafson), so that no count outweighs another.
+    `draws`, from `speedup_draws`, gives the parameters their intervals. Fits minimise the squared relative error of the time (of
+    the speedup for Gustafson).
     """
     counts = sorted(devices for devices in speedups if devices > 1)
     if not counts:
@@ -161,8 +160,7 @@ def fit_scaling(
 def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
     """The fitted law's speedup; `note` states that a count is beyond twice the largest measured one.
 
-    A single measured count predicts nothing, nor does a law that cannot describe the speedups it was fitted to:
-    the value is then missing, with the reason in `note`.
+    Missing, with the reason in `note`, from a single measured count, or from a law that cannot describe what it was fitted to.
     """
     count = next(iter(fit.parameters.values())).count
     reason = fit.note if fit.law in ("amdahl", "gustafson") else ""

@@ -42,8 +42,7 @@ class RankClock:
 def align_clocks(collectives: "Table | pd.DataFrame", origins: Sequence[RankOrigin]) -> tuple[RankClock, ...]:
     """A clock for each rank, in the order of `origins`, the first of which is the reference.
 
-    `collectives` is `match_tables`' table; only rows with a transfer synchronise. Ranks that share none with the others
-    keep their clocks as recorded.
+    `collectives` is `match_tables`' table; only rows with a transfer synchronise. Ranks that share none keep their clocks.
     """
     place_us = np.array([(origin.zero_ns - origins[0].zero_ns) / 1e3 for origin in origins])
     ends = _ends(as_table(collectives), {origin.rank: row for row, origin in enumerate(origins)}, place_us)

@@ -56,8 +56,8 @@ _Part = list[_Trace]
 def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path]) -> FoundJobs:
     """The jobs among traces; `places` are the files that hold them, whose folders name the jobs.
 
-    A job of several folders is named by the folder that contains them, one whose files lie next to the others' folders ``.``. A
-    single trace in a folder with a job of several, but not of that job, is left out with a finding.
+    A job is named by the folder that contains its files, ``.`` if these lie next to the others' folders. A single trace in a
+    folder with a job of several, but not of that job, is left out with a finding.
     """
     originals: dict[object, _Trace] = {}
     copies: list[tuple[_Trace, _Trace]] = []
@@ -252,10 +252,7 @@ def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace,
 
 
 def _named(jobs: list[_Part]) -> dict[str, _Part]:
-    """Each job by its folder, as many levels of it as distinguish it; jobs of one folder by their number in order of time.
-
-    Single traces by their file.
-    """
+    """Each job by its folder, as deep as needed; jobs of one folder by their number in order of time, single traces by file."""
     if len(jobs) == 1:
         return {"": jobs[0]}
     shared = [os.path.commonpath([one.folder for one in job]) for job in jobs]

@@ -58,10 +58,7 @@ def read_files_once(files: Sequence[Path]) -> list[FileOutcome]:
 
 
 def made_once(files: Sequence[Path], what: str, make: Callable[[], bytes]) -> bytes:
-    """What `make` returns, kept with the tables of these traces; made again if one of them or the code has changed.
-
-    `what` names it, with everything else that it depends on.
-    """
+    """What `make` returns, kept with these traces' tables under `what` until a trace or the code changes."""
     keys = [_key(file) for file in files]
     head = "\n".join([what, *keys, ""]).encode()
     place = _place(head.decode(), CONTENT_SUFFIX)

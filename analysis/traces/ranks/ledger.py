@@ -99,7 +99,7 @@ def critical_rows(windows: Table) -> BoolColumn:
     """Which of `step_table`'s rows are of their process's critical device: the one that is least idle, by its mean.
 
     The devices of a process share their steps, so the busiest one bounds them: DataParallel's first device, for example, sends
-    the parameters to all others, and such a copy is recorded on the device that sends. A process with one device keeps all rows.
+    the parameters to all others. A process with one device keeps all rows.
     """
     every = np.ones(len(windows), dtype=bool)
     if not len(windows):

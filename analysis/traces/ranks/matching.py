@@ -104,8 +104,7 @@ def match_windows(
 ) -> MatchedCollectives:
     """As `match_tables`, window by window where processes were traced several times; rows stay in order.
 
-    `trace` is the trace that each row is of, an index into `origins`; `windows` are traces of the same time, as `windows_of`
-    gives them.
+    `trace` is each row's trace, an index into `origins`; `windows` are traces of the same time, as `windows_of` gives them.
     """
     if len(windows) == 1:
         return match_tables([collectives], origins)
@@ -180,10 +179,10 @@ _APART = 1 << 40  # positions from here on agree with no other rank's
 def aligned_order(table: Table) -> IntColumn:
     """Position of a collective among its rank's of the same group and step.
 
-    A device runs a group's collectives in order. gloo's run on several threads and may begin out of order, so there the
-    position is counted among those of the same kind and size. Where a rank's series of a group and step begins at another
-    collective, its positions are shifted: so that all that two ranks share agrees in kind and size, with as much shared as
-    possible. Where no shift fits, positions stay, and the disagreement shows; where several fit as well, nothing is matched.
+    A device runs a group's collectives in order. gloo's run on several threads and may begin out of order, so there the position
+    is counted among those of the same kind and size. Where a rank's series begins at another collective, its positions are
+    shifted, so that all that two ranks share agrees in kind and size, with as much shared as possible. Where no shift fits,
+    positions stay, and the disagreement shows; where several fit as well, nothing is matched.
     """
     on_device = table.known("device")
     places = table.assign(

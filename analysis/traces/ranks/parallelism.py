@@ -33,11 +33,10 @@ Alike = tuple[str | None, int | None]
 class Requests(msgspec.Struct, frozen=True, rename={"undetermined": "untold"}):
     """How many collectives of one kind each part of the steps requested.
 
-    Tensor parallelism reduces activations in the forward pass and their gradients, which are as large, in the backward
-    pass; gradients of parameters are reduced once a step, in the backward pass alone. So one that the backward pass
-    requests is of activations if the forward pass requests at least half as many like it, in group and size. Where sizes are
-    not recorded it is undetermined then. What like gradients comes right after the backward pass is of gradients too: its last
-    bucket is reduced when the pass has ended.
+    Tensor parallelism reduces activations in the forward pass and their gradients, which are as large, in the backward pass;
+    gradients of parameters are reduced once a step, in the backward pass alone. So one that the backward pass requests is of
+    activations if the forward pass requests at least half as many like it, in group and size; where sizes are not recorded it is
+    undetermined. What like gradients comes right after the backward pass is of gradients: its last bucket.
     """
 
     gradients: int = 0

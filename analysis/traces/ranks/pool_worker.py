@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 def serve(connection: Connection) -> None:
     """Answer calls, each `(function, item)`, with `(True, result)` or `(False, exception)`, until the other end is closed.
 
-    First of all the caller's `sys.path` is received: functions are sent as names, which are imported here.
+    The caller's `sys.path` comes first: functions are sent as names, which are imported here.
     """
     sys.path[:] = connection.recv()
     while True:

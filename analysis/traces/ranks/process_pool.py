@@ -91,10 +91,7 @@ def _worthwhile_processes(files: Sequence[Path], jobs: int | None = None) -> int
 
 
 def read_file(file: Path, limits: ReadLimits) -> FileOutcome:
-    """The tables of a trace file's ranks: the work of processes and executors.
-
-    An error is an answer like another: in a worker it is pickled as one.
-    """
+    """The tables of a trace file's ranks, or the error, which in a worker is pickled: the work of processes and executors."""
     try:
         return read_rank_tables(file, limits)
     except DpscopeError as error:

@@ -17,7 +17,6 @@ from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
 from dpscope.analysis.traces.ranks.rank_tables import (
     TABLES,
-    JobTables,
     RankTables,
     TraceIdentity,
     TraceSummary,
@@ -87,12 +86,12 @@ class _Evidence:
 
 
 def to_rows(ranks: Sequence[RankTables]) -> pa.Table:
-    """A row for each rank, SCHEMA."""
+    """A row for each of these tables of one rank, SCHEMA."""
     return pa.Table.from_batches([_row(one) for one in ranks], SCHEMA)
 
 
 def _row(one: RankTables) -> pa.RecordBatch:
-    summary = one.summary
+    (summary,), (timeline,) = one.summaries, one.timelines
     identity = replace(summary.identity, source="", rank=None, host=None)
     evidence = msgspec.to_builtins(
         _Evidence(summary.range_counts, summary.parallelism, summary.reduction_ends_us, identity, summary.device_name)
@@ -101,7 +100,7 @@ def _row(one: RankTables) -> pa.RecordBatch:
     columns: dict[str, pa.Array] = {name: pa.array([getattr(summary, name)], kind) for name, kind in _OWN.items()}
     columns["evidence"] = pa.array([msgspec.msgpack.encode(evidence)], pa.binary())
     columns["findings"] = pa.array([msgspec.to_builtins(one.findings)], SCHEMA.field("findings").type)
-    columns[TIMELINE] = pa.array([timeline_bytes(one.timeline)], pa.binary())
+    columns[TIMELINE] = pa.array([timeline_bytes(timeline)], pa.binary())
     for name, schema in _TABLE_SCHEMAS.items():
         cells = []
         for own in schema:
@@ -117,25 +116,21 @@ def _row(one: RankTables) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def join_rows(rows: pa.Table) -> JobTables:
-    """One job of rows that are in order."""
+def join_rows(rows: pa.Table) -> RankTables:
+    """The ranks of these rows, which are in order; without timelines where the rows have none."""
     tables = {name: _table_of(rows, name) for name in TABLES}
-    return JobTables(
+    return RankTables(
         **{name: table for name, (table, _) in tables.items()},
         summaries=summaries_of(rows),
         findings=tuple(msgspec.convert(one, Finding) for found in rows["findings"].to_pylist() for one in found),
         collective_owner=tables["collectives"][1],
+        timelines=tuple(timelines_of(rows)) if TIMELINE in rows.column_names else (),
     )
 
 
 def ranks_of(rows: pa.Table) -> list[RankTables]:
     """The inverse of `to_rows`."""
-    found = []
-    for place, timeline in enumerate(timelines_of(rows)):
-        one = join_rows(rows.slice(place, 1))
-        tables = {name: getattr(one, name) for name in TABLES}
-        found.append(RankTables(**tables, summary=one.summaries[0], findings=one.findings, timeline=timeline))
-    return found
+    return [join_rows(rows.slice(place, 1)) for place in range(rows.num_rows)]
 
 
 def rows_in_order(rows: pa.Table) -> pa.Table:

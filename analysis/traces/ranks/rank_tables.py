@@ -114,20 +114,12 @@ TABLES = tuple(one.name for one in fields(Tables))
 
 @dataclass(frozen=True)
 class RankTables(Tables):
-    """What one trace shows."""
-
-    summary: TraceSummary
-    findings: tuple[Finding, ...]
-    timeline: StepTimeline | None = None  # one whole step to draw
-
-
-@dataclass(frozen=True)
-class JobTables(Tables):
-    """Every rank's tables one below the other, by rank; `summaries` are in the same order."""
+    """What the trace of one rank shows, or those of several ranks, their rows one below the other in the order of `summaries`."""
 
     summaries: tuple[TraceSummary, ...]
     findings: tuple[Finding, ...]
     collective_owner: IntColumn  # the summary that each collective is of
+    timelines: tuple[StepTimeline | None, ...]  # of each, one whole step to draw; empty where they are not at hand
 
 
 def rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]:
@@ -135,20 +127,17 @@ def rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]
     return sorted(range(len(ranks)), key=lambda one: (ranks[one] is None, ranks[one] or 0, sources[one]))
 
 
-def in_rank_order(ranks: Sequence[RankTables]) -> list[RankTables]:
-    """As `rank_order`."""
-    order = rank_order([one.summary.rank for one in ranks], [one.summary.source for one in ranks])
-    return [ranks[place] for place in order]
-
-
-def join_ranks(ranks: Sequence[RankTables]) -> JobTables:
-    """One job of ranks that are in order."""
-    owners = [np.full(len(one.collectives), place) for place, one in enumerate(ranks)]
-    return JobTables(
+def join_ranks(ranks: Sequence[RankTables]) -> RankTables:
+    """Tables of one rank each, joined by `rank_order`."""
+    summaries = [one.summaries[0] for one in ranks]
+    order = rank_order([one.rank for one in summaries], [one.source for one in summaries])
+    ranks = [ranks[place] for place in order]
+    return RankTables(
         **{name: joined([getattr(one, name) for one in ranks]) for name in TABLES},
-        summaries=tuple(one.summary for one in ranks),
+        summaries=tuple(summaries[place] for place in order),
         findings=tuple(finding for one in ranks for finding in one.findings),
-        collective_owner=np.concatenate(owners),
+        collective_owner=np.repeat(np.arange(len(ranks)), [len(one.collectives) for one in ranks]),
+        timelines=tuple(one.timelines[0] for one in ranks),
     )
 
 
@@ -182,29 +171,31 @@ def named_collectives(attribution: Attribution) -> Table:
 
 
 def rank_tables(attribution: Attribution) -> RankTables:
-    trace = attribution.trace
+    trace, collectives = attribution.trace, named_collectives(attribution)
     idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
+    summary = TraceSummary(
+        source=trace.source,
+        rank=trace.rank,
+        on_device=attribution.on_device,
+        range_counts=range_counts(attribution),
+        parallelism=parallelism_evidence(attribution),
+        communication_shown=not idle_device and not communication_lost(attribution),
+        reduction_ends_us=reduction_ends_us(attribution),
+        zero_ns=trace.zero_ns,
+        host=trace.host,
+        cut_short=trace.cut_short,
+        device_name=next(iter(trace.device_names), None),
+        identity=trace_identity(attribution),
+    )
     return RankTables(
         steps=step_table(attribution),
-        collectives=named_collectives(attribution),
+        collectives=collectives,
         dp_phases=dp_phase_table(attribution),
         exposed=exposed_stretches(attribution),
         copies=peer_copies(attribution),
         kernels=kernel_times(attribution),
-        summary=TraceSummary(
-            source=trace.source,
-            rank=trace.rank,
-            on_device=attribution.on_device,
-            range_counts=range_counts(attribution),
-            parallelism=parallelism_evidence(attribution),
-            communication_shown=not idle_device and not communication_lost(attribution),
-            reduction_ends_us=reduction_ends_us(attribution),
-            zero_ns=trace.zero_ns,
-            host=trace.host,
-            cut_short=trace.cut_short,
-            device_name=next(iter(trace.device_names), None),
-            identity=trace_identity(attribution),
-        ),
+        summaries=(summary,),
         findings=(*trace.findings, *attribution_findings(attribution)),
-        timeline=timeline_of(timeline_bytes(step_timeline(attribution))),  # to the nanosecond, as it is stored
+        collective_owner=np.zeros(len(collectives), dtype=np.int64),
+        timelines=(timeline_of(timeline_bytes(step_timeline(attribution))),),  # to the nanosecond, as it is stored
     )

@@ -18,8 +18,8 @@ COPY_SHARE = 0.1  # of idle time, from which host copies are named
 def idle_findings(steps: Table, name: str = "", data_wait_us: float | None = None) -> Iterator[Finding]:
     """One finding about the devices that are idle for IDLE_SHARE or more, by means over whole windows, else over all there are.
 
-    `steps` are rows of `step_table`; CPU rows have no device and say nothing. `name` begins the message. `data_wait_us`
-    is the mean wait for the loader: what remains of the time in which nothing was launched is the host's.
+    `steps` are rows of `step_table`, of which those of a CPU count for nothing. `name` begins the message. `data_wait_us` is the
+    mean wait for the loader: what remains of the time in which nothing was launched is the host's.
     """
     devices = steps.take(steps.known("device") & steps.known("step_us")) if len(steps) else steps
     whole = whole_steps(devices)
@@ -96,8 +96,8 @@ _NAMED_RANKS = 8  # in a message
 def number_steps_alike(table: Table) -> tuple[IntColumn, list[Finding]]:
     """The step of each collective as the first rank numbers it, and a finding where ranks number their steps differently.
 
-    Step numbers are labels of a rank. A rank that shares no number with the reference but runs the same series of collectives
-    (kinds, sizes) in as many steps is given the reference's numbers, in order; any other keeps its own.
+    A rank that shares no number with the reference but runs the same series of collectives (kinds, sizes) in as many steps is
+    given the reference's numbers, in order; any other keeps its own.
     """
     steps = table["step"]
     ranks, numbers = table.group("rank"), table.real("step")

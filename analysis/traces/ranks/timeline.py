@@ -92,10 +92,7 @@ class DeviceTimeline:
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """One step of one rank; `ranges` are dpscope's own on the host: forward, backward, optimizer, ...
-
-    `zero_ns` and `host` are those of its clock, as in `Trace`.
-    """
+    """One step of one rank; `ranges` are dpscope's own on the host; `zero_ns` and `host` are of its clock, as in `Trace`."""
 
     rank: int | None
     zero_ns: int
@@ -270,10 +267,7 @@ def _host_ranges(attribution: Attribution, index: int, window: tuple[float, floa
 
 
 def timeline_bytes(timeline: StepTimeline | None) -> bytes | None:
-    """A timeline as msgpack: fields in order, times as whole nanoseconds, each as its distance from the one before.
-
-    Traces state nanoseconds at best, so that a timeline loses nothing that a page could show.
-    """
+    """A timeline as msgpack: fields in order, times in whole nanoseconds, as traces state them, each less the one before."""
     if timeline is None:
         return None
     devices = [

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
-from dpscope.analysis.traces.ranks.exposed_parts import NotSplit, exposed_parts, why_not_split, with_waits
+from dpscope.analysis.traces.ranks.exposed_parts import (
+    NotSplit,
+    exposed_parts,
+    waits_by_pair,
+    why_not_split,
+    with_waits,
+)
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
 from dpscope.analysis.traces.ranks.matching import match_windows, without_waits
@@ -17,15 +23,12 @@ from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import (
     TABLES,
-    JobTables,
     RankTables,
     Tables,
     TraceSummary,
-    in_rank_order,
     join_ranks,
 )
 from dpscope.analysis.traces.ranks.step_findings import idle_findings, step_times_apart, uneven_steps
-from dpscope.analysis.traces.ranks.stragglers import waits_by_pair
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, StepTimeline, drawn_ranks
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
@@ -161,10 +164,7 @@ def analyze_traces(
 def analyze_jobs(
     paths: Paths, limits: ReadLimits = DEFAULT_LIMITS, progress: FileProgress | None = None
 ) -> JobAnalyses:
-    """As `analyze_traces` of each job whose traces are among the paths, by its name; one job's is ``""``.
-
-    `find_jobs` decides which traces are of one job.
-    """
+    """As `analyze_traces` of each job whose traces are among the paths, by its name as in `find_jobs`; one job's is ``""``."""
     ranks, found, findings = _read(paths, limits, None, progress)
     return each_job(found, findings, lambda name, unread: _of_job(ranks, found, name, unread))
 
@@ -191,10 +191,7 @@ def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None
 def _read(
     paths: Paths, limits: ReadLimits, executor: Executor | None, progress: FileProgress | None
 ) -> tuple[list[RankTables], FoundJobs, list[Finding]]:
-    """The ranks of the files that could be read, their jobs, and findings on the other files.
-
-    Raises DpscopeError as `analyze_traces`.
-    """
+    """The ranks of the files that could be read, their jobs, and findings on the other files; raises as `analyze_traces`."""
     files, named = find_traces(paths), {path for path in as_paths(paths) if not path.is_dir()}
     ranks: list[RankTables] = []
     places: list[Path] = []
@@ -209,16 +206,16 @@ def _read(
             unread.append(not_read(str(outcome)))
     if not ranks:
         raise DpscopeError(f"no trace could be read: {unread[0].message}; name torch.profiler traces")
-    return ranks, find_jobs([one.summary.identity for one in ranks], places), unread
+    return ranks, find_jobs([one.summaries[0].identity for one in ranks], places), unread
 
 
 def _of_job(ranks: Sequence[RankTables], found: FoundJobs, name: str, findings: Sequence[Finding]) -> TraceAnalysis:
-    own = in_rank_order([ranks[place] for place in found.jobs[name]])
-    return analyze_job(join_ranks(own), [*findings, *found.of(name)], lambda rows: [own[row].timeline for row in rows])
+    job = join_ranks([ranks[place] for place in found.jobs[name]])
+    return analyze_job(job, [*findings, *found.of(name)], lambda rows: [job.timelines[row] for row in rows])
 
 
 def analyze_job(
-    job: JobTables, findings: Sequence[Finding], timelines: Callable[[Sequence[int]], Sequence[StepTimeline | None]]
+    job: RankTables, findings: Sequence[Finding], timelines: Callable[[Sequence[int]], Sequence[StepTimeline | None]]
 ) -> TraceAnalysis:
     """The analysis of a job's ranks; `findings` are of the files, and go first.
 
@@ -240,10 +237,7 @@ def analyze_job(
 
 
 def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
-    """As `analyze_traces` of a run's own files, whose tables are kept, so that none is read twice.
-
-    Without findings of the job: a run has these for its cells.
-    """
+    """As `analyze_traces` of a run's own files, whose tables are kept; without findings of the job, which a run's cells have."""
     from dpscope.analysis.traces.ranks.kept_tables import read_files_once
 
     found: list[RankTables] = []
@@ -251,12 +245,11 @@ def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
         if isinstance(outcome, DpscopeError):
             raise outcome
         found += outcome
-    ranks = in_rank_order(found)
-    drawn = tuple(one.timeline for one in ranks if one.timeline is not None)
-    return replace(_analysis(join_ranks(ranks), []), timelines=drawn)
+    job = join_ranks(found)
+    return replace(_analysis(job, []), timelines=tuple(one for one in job.timelines if one is not None))
 
 
-def _analysis(job: JobTables, findings: Sequence[Finding]) -> TraceAnalysis:
+def _analysis(job: RankTables, findings: Sequence[Finding]) -> TraceAnalysis:
     """The ranks' collectives matched; without findings of the job."""
     windows = windows_of([one.identity for one in job.summaries])  # a process may have been traced several times
     origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in job.summaries]
@@ -296,5 +289,4 @@ def find_traces(paths: Paths) -> list[Path]:
 
 
 def not_read(message: str) -> Finding:
-    """A file among the traces that is none."""
     return TraceCode.FILE_NOT_READ.finding(message=message)

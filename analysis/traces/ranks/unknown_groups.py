@@ -36,8 +36,7 @@ def of_several_groups(table: Table, match: IntColumn, origins: Sequence[RankOrig
 
     `match` numbers the collectives found on all their ranks, UNKNOWN elsewhere. Ranks of one host, and those that name none,
     share a clock; of several hosts, and without `origins`, the distance of their ends must be steady while one rank or another
-    makes the others wait. All ranks are judged together: two that wait equally long for a third are no evidence against it.
-    gloo's ranges end when their thread has a core again: their ends are no evidence, and they stay as matched.
+    makes the others wait. gloo's ranges end when their thread has a core again: they stay as matched.
     """
     unknown = table.known("device") & ~table.known("group") & (match != UNKNOWN)
     unknown &= table["group_size"] >= SMALLEST_DIVISIBLE

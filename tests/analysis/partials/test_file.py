@@ -25,11 +25,7 @@ from dpscope.analysis.partials.file import (
 )
 from dpscope.analysis.partials.found import find_partials
 from dpscope.analysis.partials.reduce import reduce_traces
-from dpscope.analysis.traces.ranks.rank_rows import ranks_of, to_rows
-from dpscope.analysis.traces.ranks.rank_tables import TABLES as OF_A_RANK
-from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_jobs, analyze_traces
-from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.launch.cli import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import dp_trace, gloo_trace, write_ddp_job, write_trace
@@ -85,13 +81,6 @@ def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
     shutil.rmtree(folder)
 
 
-def test_rows_hold_every_column_as_it_was(traces: Path) -> None:
-    (rank,) = read_rank_tables(traces / "0_1.pt.trace.json.gz", DEFAULT_LIMITS)
-    (found,) = ranks_of(to_rows([rank]))
-    for name in OF_A_RANK:
-        pd.testing.assert_frame_equal(getattr(found, name).frame, getattr(rank, name).frame, check_exact=True)
-
-
 def test_a_changed_schema_has_another_version() -> None:
     columns = f"{PARTIAL_VERSION} {sorted(map(str, PARTIAL_SCHEMA))}"
     digest = hashlib.blake2b(columns.encode(), digest_size=8).hexdigest()
@@ -111,18 +100,14 @@ def test_every_table_of_every_kind_of_job_goes_through(kind: str, tmp_path: Path
 
 
 @pytest.mark.long
-def test_the_command_prints_the_same_for_partials_as_for_traces(traces: Path, tmp_path: Path) -> None:
-    reduce_traces(traces, tmp_path)
-    of_traces = CliRunner().invoke(app, ["analyze", str(traces), "--format", "json"])
-    of_partials = CliRunner().invoke(app, ["analyze", str(tmp_path), "--format", "json"])
+def test_the_command_prints_the_same_for_partials_as_for_traces_and_reports_them(traces: Path, tmp_path: Path) -> None:
+    reduce_traces(traces, tmp_path / "partials")
+    of_traces, of_partials = (
+        CliRunner().invoke(app, ["analyze", str(path), "--format", "json"]) for path in (traces, tmp_path / "partials")
+    )
     assert len(of_traces.output) > 1000
     assert of_partials.output == of_traces.output
     assert of_partials.exit_code == of_traces.exit_code == 0
-
-
-@pytest.mark.long
-def test_a_report_is_made_of_partials(traces: Path, tmp_path: Path) -> None:
-    reduce_traces(traces, tmp_path / "partials")
     page = tmp_path / "page"
     ended = CliRunner().invoke(app, ["analyze", str(tmp_path / "partials"), "--report", str(page), "--figures", "none"])
     assert ended.exit_code == 0, ended.output

@@ -50,7 +50,7 @@ def checked(
     own = tables.collectives.frame if collectives is None else collectives
     buckets = own[(own["kind"] == "all_reduce") & (own["step"] == 4)]["bytes"].tolist()
     made = counters(spans_us, sizes or tuple(buckets))
-    return check_counters(made, own, 0, reduction_ends_us=tables.summary.reduction_ends_us)
+    return check_counters(made, own, 0, reduction_ends_us=tables.summaries[0].reduction_ends_us)
 
 
 def test_the_spans_are_those_of_the_file() -> None:

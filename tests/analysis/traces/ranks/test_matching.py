@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from dpscope.analysis.costs.formulas import bus_factor
+from dpscope.analysis.traces.ranks.exposed_parts import find_straggler
 from dpscope.analysis.traces.ranks.frames import MatchedRanks, match_ranks, step_waits, waits_caused
-from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.traces.reading.table import Table
 from tests.helpers.collective_tables import rank_table
 from tests.helpers.known import known

@@ -101,16 +101,6 @@ def test_processes_are_started_where_they_save_more_than_they_cost(
     assert process_pool._worthwhile_processes(files) == processes
 
 
-def test_small_files_start_no_process(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a process for a small file")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    seen: list[tuple[int, int]] = []
-    analyze_traces([job], progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (RANKS, RANKS)
-
-
 def test_errors_of_workers_are_reported_as_usual(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     force_processes(monkeypatch)
     (job / "other.json").write_text('{"a": 1}')
@@ -127,7 +117,11 @@ def test_a_worker_that_dies_is_reported(job: Path, monkeypatch: pytest.MonkeyPat
         f"the process that was to read {job / 'c.json.gz'} ended without an answer (signal 9); "
         "if memory ran out, read fewer files at once"
     ]
-    assert [[rank.summary.rank for rank in one] for one in read if not isinstance(one, DpscopeError)] == [[3], [2], [0]]
+    assert [[rank.summaries[0].rank for rank in one] for one in read if not isinstance(one, DpscopeError)] == [
+        [3],
+        [2],
+        [0],
+    ]
     with pytest.raises(DpscopeError, match=r"ended without an answer \(signal 9\)"):
         process_pool.over_cores(die_at_rank_c, [job / "a.json.gz", job / "c.json.gz"], [job / "a.json.gz"] * 2)
 

@@ -2,13 +2,15 @@
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from dpscope.analysis.traces.ranks.exposed_parts import find_straggler
 from dpscope.analysis.traces.ranks.frames import step_breakdown, waits_caused
-from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
@@ -107,7 +109,60 @@ def test_v100_is_nearly_all_waiting(v100: TraceAnalysis) -> None:
     assert straggler.lateness_us == pytest.approx(of_seven["wait_per_step_us"].sum() / 7)
 
 
-def test_missing_rank_leaves_transfer_and_wait_unknown() -> None:
-    analysis = analyze_traces([V100 / f"rank{rank}.json.gz" for rank in (0, 7)])
-    assert analysis.collectives["transfer_us"].isna().all()
-    assert "collectives_unmatched" in {finding.code for finding in analysis.findings}
+# A DDP job whose model inductor compiled: DDP's graph in parts, a bucket reduced behind each.
+
+COMPILED = sorted((DATA / "compiled_ddp").iterdir())
+FIRST, WIDE, LAST = 192 * 520 + 520, 520 * 520 + 520, 520 * 4 + 4
+RANKS, STEPS, PARTS = 2, 3, 4
+
+
+@pytest.fixture(scope="module")
+def compiled() -> TraceAnalysis:
+    return analyze_traces(COMPILED)
+
+
+def test_compiled_buckets_are_found_with_their_bytes(compiled: TraceAnalysis) -> None:
+    assert set(compiled.collectives["kind"]) == {"all_reduce"}
+    moved = compiled.collectives.groupby(["rank", "step"])["bytes"].agg(["sum", "count"])
+    assert len(moved) == RANKS * STEPS
+    assert moved["sum"].eq(4 * (FIRST + 3 * WIDE + LAST)).all()
+    assert moved["count"].eq(PARTS).all()
+    assert compiled.collectives["match"].notna().all()
+
+
+def test_compiled_phases_hold_the_compiled_parts(compiled: TraceAnalysis) -> None:
+    """Apart from `CompiledFunction` ranges and those of torch.compile around them, only loss and optimizer compute."""
+    for rank, path in enumerate(COMPILED):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        own = compiled.steps[compiled.steps["rank"] == rank].set_index("step")
+        for step in (2, 3):
+            begin, end = span(events, f"ProfilerStep#{step}")
+            inside = [one for one in events if one.get("ph") == "X" and begin <= one["ts"] < end]
+            forward = sum(one["dur"] for one in inside if one["name"].startswith("Torch-Compiled Region"))
+            backward = sum(one["dur"] for one in inside if one["name"] == "CompiledFunctionBackward")
+            measured = own.loc[step]
+            assert 0 < forward <= measured["forward_us"] <= length(inside, "dpscope::forward")
+            assert 0 < backward <= measured["backward_us"] <= length(inside, "dpscope::backward")
+            assert 0 < measured["optimizer_us"] <= length(inside, "dpscope::optimizer")
+
+
+def test_each_part_of_the_graph_ends_before_its_bucket_is_reduced_and_the_next_part_runs_after() -> None:
+    for path in COMPILED:
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        begin, end = span(events, "ProfilerStep#3")
+        names = {"CompiledFunctionBackward", "c10d::allreduce_"}
+        order = sorted(
+            (one["ts"], one["name"]) for one in events if one.get("name") in names and begin <= one["ts"] < end
+        )
+        assert len(order) == 2 * PARTS
+        assert all(one[1] != other[1] for one, other in pairwise(order))
+        assert order[0][1] == "CompiledFunctionBackward"
+
+
+def span(events: list[dict[str, Any]], name: str) -> tuple[float, float]:
+    (found,) = (one for one in events if one.get("name") == name and one.get("cat") == "user_annotation")
+    return found["ts"], found["ts"] + found["dur"]
+
+
+def length(events: list[dict[str, Any]], name: str) -> float:
+    return float(sum(one["dur"] for one in events if one["name"] == name))

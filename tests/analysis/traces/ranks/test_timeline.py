@@ -15,8 +15,7 @@ from tests.helpers.paths import DATA
 
 
 def timeline_of(tmp_path: Path, trace: Trace) -> StepTimeline:
-    found = known(step_timeline(attribute(read_trace(write_trace(trace, tmp_path / "0_0.pt.trace.json.gz")))))
-    return found
+    return known(step_timeline(attribute(read_trace(write_trace(trace, tmp_path / "0_0.pt.trace.json.gz")))))
 
 
 def length(spans: Spans) -> float:
@@ -61,10 +60,9 @@ def test_a_step_of_ddp(tmp_path: Path, on_device: bool) -> None:
 def test_operators_within_others_are_not_named(tmp_path: Path) -> None:
     builder = TraceBuilder(pid=1)
     builder.at("user_annotation", "ProfilerStep#3", 1, (0, 100))
-    for name, thread, span in (
-        ("outer", 1, (10, 50)), ("inner", 1, (12, 20)), ("after", 1, (50, 60)), ("elsewhere", 2, (15, 18)),
-    ):  # fmt: skip
-        builder.at("cpu_op", name, thread, span)
+    spans = {"outer": (10, 50), "inner": (12, 20), "after": (50, 60), "elsewhere": (15, 18)}
+    for name, span in spans.items():
+        builder.at("cpu_op", name, 2 if name == "elsewhere" else 1, span)
     (device,) = timeline_of(tmp_path, builder.trace([])).devices
     assert [mark.name for mark in device.named] == ["outer", "after", "elsewhere"]
     assert device.compute == ((10.0, 60.0),)
@@ -82,5 +80,4 @@ def test_a_trace_without_a_whole_step_is_drawn_from_its_first_event() -> None:
     # The real job recorded one step a rank, whose start it does not hold.
     timeline = known(step_timeline(attribute(read_trace(DATA / "v100x8_ddp_dlrm" / "rank0.json.gz"))))
     assert timeline.step == 10
-    assert timeline.end_us > timeline.start_us
     assert sum(length(device.compute) for device in timeline.devices) > 0
