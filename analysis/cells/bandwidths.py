@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dpscope.analysis.cells.columns import COLUMNS
-from dpscope.analysis.cells.predicted import KEYS, by_nccl, model_sizes
-from dpscope.analysis.cells.row import RowBuilder, ratio
-from dpscope.analysis.cells.subtraction import NO_SAME_BATCH
+from dpscope.analysis.cells.predicted import by_nccl, cost_keys, model_sizes
+from dpscope.analysis.cells.row import NO_SAME_BATCH, RowBuilder, ratio
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.cell_data import CellData
@@ -20,16 +19,12 @@ from dpscope.analysis.runs.traffic_check import expected_bytes, reduced_bytes
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.strategies import shard_groups
 
-NO_ALL_REDUCE = "the traces show no all-reduce"
-
-
-def runs_all_reduces(data: CellData) -> bool:
-    """Whether a cell on several devices reduces gradients, or whatever else its traces show, by all-reduces."""
-    if data.cell.devices == 1 or data.cell.traits.sharded:
-        return False
-    if data.cell.traits.reducer:
-        return True
-    return len(data.collectives) > 0 and bool((data.collectives["kind"] == "all_reduce").any())
+BANDWIDTH_COLUMNS = tuple(column.name for column in COLUMNS if column.group == "bandwidth")
+_MOVED = {
+    "all_gather": "parameters gathered",
+    "reduce_scatter": "gradients scattered",
+    "all_reduce": "gradients between groups",
+}
 
 
 @dataclass(frozen=True)
@@ -42,59 +37,48 @@ class RingLoad:
     kind: str = "all_reduce"
 
 
-def has_rings(data: CellData) -> bool:
-    """Whether all that a cell on several devices moves goes by collectives of which there is a ring formula."""
-    return runs_all_reduces(data) or (data.cell.devices > 1 and data.cell.traits.sharded)
+def runs_all_reduces(data: CellData) -> bool:
+    """Whether a cell on several devices reduces gradients, or whatever else its traces show, by all-reduces."""
+    if data.cell.devices == 1 or data.cell.traits.sharded:
+        return False
+    shown = len(data.collectives) > 0 and bool((data.collectives["kind"] == "all_reduce").any())
+    return data.cell.traits.reducer or shown
 
 
 def ring_loads(data: CellData) -> tuple[RingLoad, ...] | str:
     """All gradients of a run's cell, of FSDP the parameters too; of traces alone what they show. Else why it is not known."""
-    sizes = model_sizes(data)
-    if data.cell.traits.sharded and sizes is not None:
-        return _sharded_loads(data)
+    traits, sizes = data.cell.traits, model_sizes(data)
+    if not runs_all_reduces(data) and (data.cell.devices == 1 or not traits.sharded):
+        return traits.no_rings or "the traces show no all-reduce"
+    if traits.sharded and sizes is not None:
+        units = data.ranks[0][1].units
+        if not units:
+            return "a script's own FSDP: what it must move is not known"
+        if data.nodes > 1 and traits.hybrid:
+            return "its collectives run within nodes and between them: no one link"
+        groups, shards = shard_groups(data.cell.strategy, data.cell.devices, data.nodes)
+        return tuple(
+            RingLoad(size, groups if kind == "all_reduce" else shards, _MOVED[kind], kind)
+            for kind, size in expected_bytes(data.planned, units).items()
+        )
     if sizes is not None:
         return (RingLoad(reduced_bytes(data.planned, sizes), data.cell.devices, "all gradients"),)
-    windows = data.whole_windows
-    own = data.collectives.merge(windows[KEYS], on=KEYS)
+    own = data.whole_collectives
     own = own[own["kind"] == "all_reduce"]
     if own.empty or own[["bytes", "group_size"]].isna().to_numpy().any():
         return "the trace gives no sizes for some all-reduces"
     ranks = {int(size) for size in own["group_size"]}
     if len(ranks) > 1:
         return f"all-reduces of {' and of '.join(map(str, sorted(ranks)))} ranks: no one ring"
-    return (RingLoad(float(own["bytes"].sum()) / len(windows), ranks.pop(), "what was all-reduced in a traced step"),)
+    size = float(own["bytes"].sum()) / len(data.whole_windows)
+    return (RingLoad(size, ranks.pop(), "what was all-reduced in a traced step"),)
 
 
-def _sharded_loads(data: CellData) -> tuple[RingLoad, ...] | str:
-    """What FSDP must move, by kind."""
-    units = data.ranks[0][1].units
-    if not units:
-        return "a script's own FSDP: what it must move is not known"
-    if data.nodes > 1 and data.cell.traits.hybrid:
-        return "its collectives run within nodes and between them: no one link"
-    groups, shards = shard_groups(data.cell.strategy, data.cell.devices, data.nodes)
-    return tuple(
-        RingLoad(size, groups if kind == "all_reduce" else shards, _MOVED[kind], kind)
-        for kind, size in expected_bytes(data.planned, units).items()
-    )
-
-
-_MOVED = {
-    "all_gather": "parameters gathered",
-    "reduce_scatter": "gradients scattered",
-    "all_reduce": "gradients between groups",
-}
-
-
-WAYS = ("subtraction", "communication", "transfer")
-BANDWIDTH_COLUMNS = tuple(column.name for column in COLUMNS if column.group == "bandwidth")
-
-
-def wire_bytes(data: CellData) -> float | None:
+def wire_bytes(data: CellData, matched_only: bool = False) -> float | None:
     """Bytes a rank sends per step, by the trace's sizes and nccl-tests' bus factors; under DP by the model's.
 
     DP by NCCL: 2 S + S_buffers through every device. By copies: (N-1) times that through device 0, the busiest. None where
-    the trace gives no sizes.
+    the trace gives no sizes. `matched_only`: of the collectives with a transfer alone.
     """
     if data.cell.traits.peer_copies:
         sizes = model_sizes(data)
@@ -102,16 +86,7 @@ def wire_bytes(data: CellData) -> float | None:
             return None
         serial = 1 if by_nccl(data) else data.cell.devices - 1
         return float(data.cell.options.accumulate * serial * (2 * sizes.parameter_bytes + sizes.buffer_bytes))
-    return _sent_bytes(data)
-
-
-def _sent_bytes(data: CellData, matched_only: bool = False) -> float | None:
-    """Bytes a rank sends per step in all its collectives, or in those with a transfer; None where some have no size."""
-    windows, table = data.whole_windows, data.collectives
-    if windows.empty or table.empty:
-        return None
-    keys = ["repeat", "rank", "device", "step"]
-    own = table.merge(windows[keys], on=keys)
+    own = data.whole_collectives
     if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
         return None
     moved = own["moved_as"].fillna(own["kind"]) if "moved_as" in own else own["kind"]
@@ -119,7 +94,7 @@ def _sent_bytes(data: CellData, matched_only: bool = False) -> float | None:
     sent = own["bytes"].astype(float) * pd.Series(factors, dtype=float)
     if matched_only:
         sent = sent[own["transfer_us"].notna()]
-    return float(sent.sum()) / len(windows)
+    return float(sent.sum()) / len(data.whole_windows)
 
 
 def put_bandwidths(row: RowBuilder, data: CellData, sources: CostSources) -> None:
@@ -127,14 +102,17 @@ def put_bandwidths(row: RowBuilder, data: CellData, sources: CostSources) -> Non
     if data.cell.traits.host_copies:
         row.clear(BANDWIDTH_COLUMNS, "host copies within one process: no link is used")
         return
-    moved = wire_bytes(data)
+    moved, loads, added = wire_bytes(data), ring_loads(data), row.number("same_local_batch_us")
+    no_time = f"t_N(b) - t_1(b) is {show_time(added)}, not a time in which bytes could move"
+    no_time = NO_SAME_BATCH if added is None else no_time
     row.put("the trace gives no sizes for some collectives", wire_bytes_per_step=moved)
-    added, total = row.number("same_local_batch_us"), row.number("communication_us")
-    row.put(_why_no_subtraction(added), subtraction_gb_per_s=_gb_per_s(moved, added))
-    ring = _ring_bytes(data)
-    why = ring if isinstance(ring, str) else _why_no_subtraction(added)
-    row.put(why, ring_subtraction_gb_per_s=None if isinstance(ring, str) else _gb_per_s(ring, added))
-    row.put("communication is not known", communication_gb_per_s=_gb_per_s(moved, total))
+    row.put(no_time, subtraction_gb_per_s=_gb_per_s(moved, added))
+    if isinstance(loads, str):
+        row.put(loads, ring_subtraction_gb_per_s=None)
+    else:
+        sent = sum((bus_factor(load.kind, load.ranks) or 0.0) * load.size_bytes for load in loads)
+        row.put(no_time, ring_subtraction_gb_per_s=_gb_per_s(sent, added))
+    row.put("communication is not known", communication_gb_per_s=_gb_per_s(moved, row.number("communication_us")))
     row.put(
         "needs matched all-reduces of every rank; DataParallel runs none",
         transfer_gb_per_s=row.number("busbw_gb_per_s"),
@@ -145,49 +123,28 @@ def put_bandwidths(row: RowBuilder, data: CellData, sources: CostSources) -> Non
         "no calibration was given" if sources.calibration is None else "the calibration predicts no transfer here",
         calibrated_gb_per_s=_calibrated_gb_per_s(row, data, sources, moved),
     )
-    for way in WAYS:
+    for way in ("subtraction", "communication", "transfer"):
         rate = row.number(f"{way}_gb_per_s")
         for level, column in (("link", "link_gb_per_s"), ("calibration", "calibrated_gb_per_s")):
             why = row.reasons.get(f"{way}_gb_per_s") or row.reasons.get(column) or ""
             row.put(why, **{f"{way}_of_{level}": ratio(rate, row.number(column))})
 
 
-def _ring_bytes(data: CellData) -> float | str:
-    """Bytes that a rank sends in a step by the ring formula, of all gradients; else why it does not apply."""
-    if not has_rings(data):
-        return data.cell.traits.no_rings or NO_ALL_REDUCE
-    loads = ring_loads(data)
-    if isinstance(loads, str):
-        return loads
-    sent = [(bus_factor(load.kind, load.ranks) or 0.0) * load.size_bytes for load in loads]
-    return sum(sent)
-
-
 def _calibrated_gb_per_s(row: RowBuilder, data: CellData, sources: CostSources, moved: float | None) -> float | None:
-    """The rate at which the calibration would move the same messages: of DDP's all-reduces, under DP of everything."""
+    """The rate at which the calibration would move the same messages, one after another with nothing else running.
+
+    Of DDP's all-reduces, under DP of everything.
+    """
     predicted = row.number("predicted_transfer_us")
     if row.values["prediction_source"] != "calibration" or not predicted:
         return None
     if data.cell.traits.peer_copies:
         return _gb_per_s(moved, predicted)
-    return _gb_per_s(_sent_bytes(data, matched_only=True), _alone_us(data, sources))
-
-
-def _alone_us(data: CellData, sources: CostSources) -> float | None:
-    """The calibrated time of a step's matched collectives, one after another with nothing else running."""
-    windows = data.whole_windows
-    own = data.collectives.merge(windows[KEYS], on=KEYS)
-    matched = own[own["transfer_us"].notna()]
-    keys = zip(matched["kind"], matched["group_size"], matched["bytes"], strict=True)
-    costs = [sources.cost(str(kind), int(ranks), float(size), "shortest") for kind, ranks, size in keys]
+    own = data.whole_collectives
+    costs = [sources.cost(*key, "shortest") for key in cost_keys(own[own["transfer_us"].notna()])]
     known = [cost for cost in costs if cost is not None]
-    return sum(known) / len(windows) if known and len(known) == len(costs) else None
-
-
-def _why_no_subtraction(added_us: float | None) -> str:
-    if added_us is None:
-        return NO_SAME_BATCH
-    return f"t_N(b) - t_1(b) is {show_time(added_us)}, not a time in which bytes could move"
+    alone_us = sum(known) / len(data.whole_windows) if known and len(known) == len(costs) else None
+    return _gb_per_s(wire_bytes(data, matched_only=True), alone_us)
 
 
 def _gb_per_s(moved: float | None, time_us: float | None) -> float | None:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from dpscope.analysis.cells.columns import INTERVAL
 from dpscope.analysis.cells.row import RowBuilder, minus
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.spreads import RunSpreads
@@ -12,13 +13,16 @@ from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.traces.reading.table import as_table
 
 LEDGER = ("traced_step", *STEP_PARTS, "tracer", "slowdown")
-CHANGES = ("idle", "tracer")
-"""Of t_N(b) - t_1(b): what slowdown and exposed communication leave, as changes of these parts."""
+_CHANGES = (
+    "idle",
+    "tracer",
+)  # of t_N(b) - t_1(b): what slowdown and exposed communication leave, as changes of these parts
+_VALUES = (
+    *(f"{name}_us" for name in LEDGER), "contention_us", "contention_ratio", "other_slowdown_us",
+    *(f"added_{part}_us" for part in _CHANGES),
+)  # fmt: skip
 LOST = "the trace does not show what the strategy must have moved (trace_incomplete)"
 _NO_INTERVAL = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or one repeat alone: no interval"
-_FEW_KERNELS = "too few places of kernels, or too few free kernels: no interval"
-_NO_HIDDEN = "the trace shows no communication that could be hidden"
-_NO_SINGLE = "needs communication and a traced single-device cell at this batch per device"
 
 
 def put_ledger(row: RowBuilder, data: CellData, single: CellData | None, spreads: RunSpreads) -> None:
@@ -27,47 +31,47 @@ def put_ledger(row: RowBuilder, data: CellData, single: CellData | None, spreads
     `single` is the cell of one device at the same batch, None if none was measured.
     """
     ledger = spreads.ledger(data)
+    if ledger is None:
+        bounds = (end for column in (*_VALUES, "exposed_us") for end in INTERVAL.of(column))
+        row.clear((*_VALUES, *bounds), "no whole traced step")
+        return
     alone = spreads.ledger(single) if single is not None and data.cell.devices > 1 else None
-    changes = {part: _change(ledger, alone, part) for part in ("compute", *CHANGES)}
-    if ledger is not None:
-        slowdown, bounds = changes["compute"]
-        intervals = {**ledger.intervals} | ({"slowdown": bounds} if bounds is not None else {})
-        ledger = replace(ledger, slowdown_us=slowdown, intervals=intervals)
-    row.ledger = ledger = _put_contention(row, ledger, data, single)
-    for name in (*LEDGER, "exposed"):
-        value = getattr(ledger, f"{name}_us") if ledger is not None else None
-        reason = _reason(name, data) if ledger is not None else "no whole traced step"
-        if name != "exposed":
-            row.put(reason, **{f"{name}_us": value})
-        _put_bounds(row, f"{name}_us", value, reason, ledger.intervals.get(name) if ledger is not None else None)
-    for part in CHANGES:
-        known = ledger is not None and ledger.exposed_us is not None
-        change, bounds = changes[part] if known else (None, None)
-        row.put(_NO_SINGLE, **{f"added_{part}_us": change})
-        _put_bounds(row, f"added_{part}_us", change, _NO_SINGLE, bounds)
-
-
-def _put_contention(row: RowBuilder, ledger: Ledger | None, data: CellData, single: CellData | None) -> Ledger | None:
-    """The columns of contention, and the rest of the slowdown; returns the ledger with them."""
-    unknown = _NO_HIDDEN
-    if ledger is not None and ledger.hidden_us is not None:
+    changes = {part: _change(ledger, alone, part) for part in ("compute", *_CHANGES)}
+    slowdown_us, around = changes["compute"]
+    intervals = {**ledger.intervals} | ({"slowdown": around} if around is not None else {})
+    ledger = replace(ledger, slowdown_us=slowdown_us, intervals=intervals)
+    not_hidden = "the trace shows no communication that could be hidden"
+    if ledger.hidden_us is not None:
         row.contentions = cell_contentions(data, single)
-        ledger, unknown = with_contention(ledger, row.contentions), row.contentions.reason
-    bounds = {
-        "contention_us": ledger.intervals.get("contention") if ledger is not None else None,
-        "contention_ratio": ledger.contention_ratio_interval if ledger is not None else None,
-    }
-    for column, interval in bounds.items():
-        value = getattr(ledger, column) if ledger is not None else None
-        row.put(unknown, **{column: value})
-        row.put_interval(unknown if value is None else _FEW_KERNELS, column, interval)
-    slowdown_us, contention_us = (ledger.slowdown_us, ledger.contention_us) if ledger is not None else (None, None)
-    reason = unknown if slowdown_us is not None else _reason("slowdown", data)
-    other_us = minus(slowdown_us, contention_us)
-    ends = [ledger.intervals.get(part) for part in ("slowdown", "contention")] if ledger is not None else [None, None]
-    row.put(reason, other_slowdown_us=other_us)
-    _put_bounds(row, "other_slowdown_us", other_us, reason, _around(other_us, *ends))
-    return ledger
+        ledger, not_hidden = with_contention(ledger, row.contentions), row.contentions.reason
+    row.ledger, intervals = ledger, {**ledger.intervals}
+    few_kernels = "too few places of kernels, or too few free kernels: no interval"
+    _put(row, "contention_us", ledger.contention_us, not_hidden, intervals.get("contention"), few_kernels)
+    _put(row, "contention_ratio", ledger.contention_ratio, not_hidden, ledger.contention_ratio_interval, few_kernels)
+    other_us = minus(slowdown_us, ledger.contention_us)
+    why = not_hidden if slowdown_us is not None else _reason("slowdown", data)
+    around = _around(other_us, *(intervals.get(part) for part in ("slowdown", "contention")))
+    _put(row, "other_slowdown_us", other_us, why, around)
+    for name in LEDGER:
+        _put(row, f"{name}_us", getattr(ledger, f"{name}_us"), _reason(name, data), intervals.get(name))
+    why = _reason("exposed", data) if ledger.exposed_us is None else _NO_INTERVAL
+    row.put_interval(why, "exposed_us", intervals.get("exposed"))
+    for part in _CHANGES:
+        change, around = changes[part] if ledger.exposed_us is not None else (None, None)
+        why = "needs communication and a traced single-device cell at this batch per device"
+        _put(row, f"added_{part}_us", change, why, around)
+
+
+def _put(
+    row: RowBuilder,
+    column: str,
+    value: float | None,
+    why: str,
+    bounds: Interval | None,
+    no_interval: str = _NO_INTERVAL,
+) -> None:
+    row.put(why, **{column: value})
+    row.put_interval(why if value is None else no_interval, column, bounds)
 
 
 def _around(value: float | None, *parts: Interval | None) -> Interval | None:
@@ -84,10 +88,6 @@ def cell_contentions(data: CellData, single: CellData | None) -> Contentions:
     alone = as_table(single.kernels) if single is not None and data.cell.devices > 1 else None
     against_single = contentions(own, alone)
     return against_single if against_single.every is not None else contentions(own)
-
-
-def _put_bounds(row: RowBuilder, column: str, value: float | None, reason: str, bounds: Interval | None) -> None:
-    row.put_interval(reason if value is None else _NO_INTERVAL, column, bounds)
 
 
 def _change(more: Ledger | None, less: Ledger | None, part: str) -> tuple[float | None, Interval | None]:

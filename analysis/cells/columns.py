@@ -1,8 +1,8 @@
 """The comparison's columns, each declared once: a typed field with its heading, unit and meaning."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dpscope.analysis.text.units import Quantity
 
@@ -51,8 +51,11 @@ VALUE_RANGE = Ends("min", "max", ("Smallest value", "Largest value"))
 """The smallest and the largest of the values behind a mean or median: more values widen it."""
 
 
-def _column(heading: str, meaning: str, quantity: Quantity = "time", default: object = None) -> Any:
-    return field(default=default, metadata={"heading": heading, "meaning": meaning, "quantity": quantity})
+def _column(
+    heading: str, meaning: str, quantity: Quantity = "time", default: object = None, ends: Sequence[Ends] = ()
+) -> Any:
+    """A field and the columns that bound it."""
+    return field(default=default, metadata={"content": (heading, quantity, meaning, ends)})
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,16 @@ class Identity:
 
 @dataclass(frozen=True)
 class Times:
-    """Untraced steps: their time, throughput and scaling. A bound without a declaration is that of the value above it."""
+    """Untraced steps: their time, throughput and scaling."""
 
     step_us: Number = _column("step", "Median untraced step time, waiting for the loader included")
     step_low_us: Number = _column("step low", "Lower end of the median's 95% interval, from how repeats differ")
     step_high_us: Number = _column("step high", "Upper end of the median's 95% interval, from how repeats differ")
     step_count: Count = _column("steps", "Timed steps behind the median, all repeats together", "count")
     step_without_wait_us: Number = _column("step w/o loader", "Median step time without the wait for the loader")
-    samples_per_s: Number = _column("samples/s", "Global batch over the median step, loader wait included", "rate")
-    samples_per_s_low: Number = None
-    samples_per_s_high: Number = None
+    samples_per_s: Number = _column(
+        "samples/s", "Global batch over the median step, loader wait included", "rate", ends=(INTERVAL,)
+    )
     block_samples_per_s: Number = _column(
         "samples/s of blocks", "Samples of whole blocks over their time, mean", "rate"
     )
@@ -92,12 +95,10 @@ class Times:
     )
     block_count: Count = _column("blocks", "Blocks behind the throughput", "count")
     weak_speedup: Number = _column("weak speedup", "N t_1(b) / t_N(b): same batch per device", "ratio")
-    weak_efficiency: Number = _column("weak eff.", "t_1(b) / t_N(b)", "share")
-    weak_efficiency_low: Number = None
-    weak_efficiency_high: Number = None
-    strong_speedup: Number = _column("strong speedup", "t_1(G) / t_N(G/N): same global batch", "ratio")
-    strong_speedup_low: Number = None
-    strong_speedup_high: Number = None
+    weak_efficiency: Number = _column("weak eff.", "t_1(b) / t_N(b)", "share", ends=(INTERVAL,))
+    strong_speedup: Number = _column(
+        "strong speedup", "t_1(G) / t_N(G/N): same global batch", "ratio", ends=(INTERVAL,)
+    )
     strong_efficiency: Number = _column("strong eff.", "strong speedup / N", "share")
     steps_per_epoch: Count = _column("steps/epoch", "Steps one epoch takes over the whole data set", "count")
 
@@ -106,60 +107,42 @@ class Times:
 class Communication:
     """Traced steps: the ledger with its intervals, and what moves."""
 
-    traced_step_us: Number = _column("traced step", "Mean window of the traced steps")
-    traced_step_low_us: Number = None
-    traced_step_high_us: Number = None
+    traced_step_us: Number = _column("traced step", "Mean window of the traced steps", ends=(INTERVAL,))
     traced_step_count: Count = _column("traced steps", "Rows (rank, device, step) behind the means", "count")
-    compute_us: Number = _column("compute", "Union of compute per device and step")
-    compute_low_us: Number = None
-    compute_high_us: Number = None
+    compute_us: Number = _column("compute", "Union of compute per device and step", ends=(INTERVAL,))
     exposed_wait_us: Number = _column(
-        "wait", "Exposed communication in which a collective waits for a late rank and none transfers"
+        "wait", "Exposed communication in which a collective waits for a late rank and none transfers", ends=(INTERVAL,)
     )
-    exposed_wait_low_us: Number = None
-    exposed_wait_high_us: Number = None
     exposed_transfer_us: Number = _column(
-        "transfer", "Exposed communication in which at least one matched collective transfers"
+        "transfer", "Exposed communication in which at least one matched collective transfers", ends=(INTERVAL,)
     )
-    exposed_transfer_low_us: Number = None
-    exposed_transfer_high_us: Number = None
     exposed_other_us: Number = _column(
         "other",
         "Exposed communication without a separate wait and transfer: broadcasts, reduces, copies, unmatched collectives",
+        ends=(INTERVAL,),
     )
-    exposed_other_low_us: Number = None
-    exposed_other_high_us: Number = None
-    idle_us: Number = _column("idle", "Neither compute nor communication")
-    idle_low_us: Number = None
-    idle_high_us: Number = None
-    tracer_us: Number = _column("tracer", "Untraced step minus traced step: negative if tracing slows it")
-    tracer_low_us: Number = None
-    tracer_high_us: Number = None
-    slowdown_us: Number = _column("slowdown", "Compute minus that of one device at the same batch")
-    slowdown_low_us: Number = None
-    slowdown_high_us: Number = None
-    contention_us: Number = _column("contention", "What hidden communication costs the compute next to it")
-    contention_low_us: Number = None
-    contention_high_us: Number = None
+    idle_us: Number = _column("idle", "Neither compute nor communication", ends=(INTERVAL,))
+    tracer_us: Number = _column(
+        "tracer", "Untraced step minus traced step: negative if tracing slows it", ends=(INTERVAL,)
+    )
+    slowdown_us: Number = _column("slowdown", "Compute minus that of one device at the same batch", ends=(INTERVAL,))
+    contention_us: Number = _column(
+        "contention", "What hidden communication costs the compute next to it", ends=(INTERVAL,)
+    )
     contention_ratio: Number = _column(
         "contention ratio",
         "Compute next to communication over the same compute on one device, or over the cell's own free kernels",
         "ratio",
+        ends=(INTERVAL,),
     )
-    contention_ratio_low: Number = None
-    contention_ratio_high: Number = None
-    other_slowdown_us: Number = _column("other slowdown", "slowdown_us - contention_us: clocks, caches, host")
-    other_slowdown_low_us: Number = None
-    other_slowdown_high_us: Number = None
-    communication_us: Number = _column("comm.", "Union of communication (dp-host: host copies)")
-    communication_rank_min_us: Number = None
-    communication_rank_max_us: Number = None
+    other_slowdown_us: Number = _column(
+        "other slowdown", "slowdown_us - contention_us: clocks, caches, host", ends=(INTERVAL,)
+    )
+    communication_us: Number = _column("comm.", "Union of communication (dp-host: host copies)", ends=(RANK_RANGE,))
     hidden_us: Number = _column("hidden", "Communication while the device computes")
-    exposed_us: Number = _column("exposed", "Communication while it does not: wait, transfer, other")
-    exposed_low_us: Number = None
-    exposed_high_us: Number = None
-    exposed_rank_min_us: Number = None
-    exposed_rank_max_us: Number = None
+    exposed_us: Number = _column(
+        "exposed", "Communication while it does not: wait, transfer, other", ends=(INTERVAL, RANK_RANGE)
+    )
     transfer_us: Number = _column("all transfers", "Sum over collectives of the shortest rank's duration")
     wait_us: Number = _column("all waiting", "Time in collectives spent waiting for a later rank")
     queue_us: Number = _column("queue", "Time gloo's collectives waited for a worker thread")
@@ -358,33 +341,23 @@ class Checks:
     )
 
 
-_GROUPS: dict[Group, type[Any]] = {
-    "cell": Identity,
-    "time": Times,
-    "communication": Communication,
-    "estimates": Estimates,
-    "predictions": Predictions,
-    "bandwidth": Bandwidths,
-    "device": DeviceUse,
-    "learning": Learning,
-    "checks": Checks,
-}
+_GROUPS: dict[Group, type[Any]] = dict(
+    zip(
+        get_args(Group),
+        (Identity, Times, Communication, Estimates, Predictions, Bandwidths, DeviceUse, Learning, Checks),
+        strict=True,
+    )
+)
 
 
 def _columns() -> Iterator[Column]:
-    """Every field of every group in order; a bound that declares nothing follows from the value that it bounds."""
-    for group, owner in _GROUPS.items():
-        bounds: dict[str, tuple[str, Quantity, str]] = {}
-        for one in fields(owner):
-            if one.metadata:
-                heading, quantity, meaning = (one.metadata[name] for name in ("heading", "quantity", "meaning"))
-                for ends in (INTERVAL, RANK_RANGE):
-                    words = (f"{heading} {word.replace('_', ' ')}" for word in (ends.low, ends.high))
-                    for name, bound, what in zip(ends.of(one.name), words, ends.meanings, strict=True):
-                        bounds[name] = (bound, quantity, what)
-            else:
-                heading, quantity, meaning = bounds[one.name]
-            yield Column(one.name, heading, quantity, group, meaning)
+    """Every field of every group in order, its bounds behind it."""
+    for group, one in ((group, one) for group, owner in _GROUPS.items() for one in fields(owner)):
+        heading, quantity, meaning, bounds = one.metadata["content"]
+        yield Column(one.name, heading, quantity, group, meaning)
+        for ends in bounds:
+            for name, word, what in zip(ends.of(one.name), (ends.low, ends.high), ends.meanings, strict=True):
+                yield Column(name, f"{heading} {word.replace('_', ' ')}", quantity, group, what)
 
 
 COLUMNS = tuple(_columns())

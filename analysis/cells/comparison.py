@@ -12,16 +12,16 @@ from dpscope.analysis.cells.bandwidths import runs_all_reduces
 from dpscope.analysis.cells.columns import NAMES, VALUE_RANGE
 from dpscope.analysis.cells.device_use import cpu_peaks
 from dpscope.analysis.cells.measured import summarise_cell
-from dpscope.analysis.cells.predicted import CollectivePrediction, predict_cell
+from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow, RowBuilder, minus
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.cells.strategy_costs import StrategyCost, strategy_costs
-from dpscope.analysis.costs.sources import CostSources, RingRate, cost_sources
-from dpscope.analysis.runs.cell_data import TRACES_ALONE, AnyCell, CellData, knows_batch
+from dpscope.analysis.costs.sources import RingRate, cost_sources
+from dpscope.analysis.runs.cell_data import STEP_KEYS, TRACES_ALONE, AnyCell, CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines, strategy_pairs
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
-from dpscope.analysis.traces.data_parallel.launches import PHASES
+from dpscope.analysis.traces.data_parallel.phases import PHASES
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import final_accuracy
 from dpscope.profiling.machine.gpu_speed import StatedFlops
@@ -101,7 +101,7 @@ class Comparison:
     of_script: bool = False  # of a script that was attached to
     over_itself: Mapping[str, Estimate] = field(
         default_factory=dict
-    )  # by cell: its throughput over one device under the same strategy
+    )  # by cell: over one device under the same strategy
     batches_seen: tuple[str, ...] = ()  # of a script: the batches per device that were detected
     unmeasured_jobs: tuple[str, ...] = ()  # of a script: those that ended before they were measured
     trained_alone: frozenset[str] = frozenset()  # cells of a script whose processes did not train together
@@ -109,9 +109,7 @@ class Comparison:
     calibrated_engine: str | None = None  # class that ran NCCL in the calibration
     other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
     costs: tuple[StrategyCost, ...] = ()
-    variants: Mapping[str, str] = field(
-        default_factory=dict
-    )  # by cell, of those with other options than their strategy's
+    variants: Mapping[str, str] = field(default_factory=dict)  # by cell, where options differ from its strategy's
 
     def has(self, column: str) -> bool:
         """Whether any cell has a value in this column."""
@@ -141,39 +139,46 @@ def compare(
     `link` is what the user states of the link between the devices, else what was stated of the run; `calibration` is one of
     the same machine, with its fits. `flops` are those of cells that did not count them, as the user states them.
     """
-    sources = cost_sources(run.recorded, link, calibration)
-    spreads = run.spreads
+    sources, recorded, spreads = cost_sources(run.recorded, link, calibration), run.recorded, run.spreads
     batched = [data for data in run.measured if knows_batch(data.cell) and not data.trained_alone]
     peaks = cpu_peaks(run.measured)
-    workload = run.recorded.config.workload if run.recorded is not None else None
-    rows = {}
+    rows, predictions = {}, list[CollectivePrediction]()
     for name, data in run.cells.items():
-        singles, cost = single_device_baselines(run, data.cell), sources.on_nodes(data.nodes)
-        builder = summarise_cell(data, singles, cost, spreads, peaks, flops)
-        put_accuracy(builder, data.cell, workload, run.training)
+        singles = single_device_baselines(run, data.cell)
+        builder = summarise_cell(data, singles, sources.on_nodes(data.nodes), spreads, peaks, flops)
+        put_accuracy(builder, data.cell, recorded.config.workload if recorded is not None else None, run.training)
         rows[name] = builder.row()
+        predictions += builder.predictions if data.communication_known else ()
+    engine = calibration.nccl_engine if calibration is not None else None
+    engines = ((data.cell.name, rank.nccl_engine) for data in run.measured for _, rank in data.ranks)
+    counts = sorted({data.cell.devices for data in run.measured if runs_all_reduces(data) and data.nodes == 1})
+    batches = {
+        (data.cell.batch_size, data.cell.options.accumulate)
+        for data in run.measured
+        if any(one.code == AttachCode.BATCH_AS_SEEN.code for one in data.findings)
+    }
+    failed = AttachCode.JOB_NOT_MEASURED.code
     return Comparison(
         rows=rows,
         gaps=tuple(_gap(rows, dp, ddp, spreads.step) for dp, ddp in strategy_pairs(run)),
         scaling=scaling_series(batched, lambda cell: single_device_baselines(run, cell), spreads.step),
         choices=scaling_choices(batched, spreads.step),
-        predictions=tuple(
-            one
-            for data in run.measured
-            if data.cell.devices > 1 and data.communication_known
-            for one in predict_cell(data, sources).collectives
-        ),
+        predictions=tuple(predictions),
         target_efficiency=target_efficiency,
-        ring_rates=_ring_rates(run, sources),
-        of_traces=run.recorded is None,
-        batches_seen=_batches_seen(run),
-        unmeasured_jobs=_unmeasured_jobs(run),
+        ring_rates={count: rate for count in counts if (rate := sources.ring_rate(count)) is not None},
+        of_traces=recorded is None,
+        batches_seen=tuple(
+            f"{size} in {parts} micro-batches" if parts > 1 else f"{size}" for size, parts in sorted(batches)
+        ),
+        unmeasured_jobs=tuple(
+            one.message.partition(":")[0] for one in (recorded.findings if recorded else ()) if one.code == failed
+        ),
         over_itself=_over_itself(batched, spreads.step),
         trained_alone=frozenset(data.cell.name for data in run.measured if data.trained_alone),
-        of_script=run.recorded is not None and run.recorded.script is not None,
-        calibrated_later=run.recorded is not None and calibration is not None and _later(calibration, run.recorded),
-        calibrated_engine=calibration.nccl_engine if calibration is not None else None,
-        other_engines=_other_engines(run, calibration),
+        of_script=recorded is not None and recorded.script is not None,
+        calibrated_later=recorded is not None and calibration is not None and _later(calibration, recorded),
+        calibrated_engine=engine,
+        other_engines={cell: ran for cell, ran in engines if engine is not None and ran not in (None, engine)},
         costs=strategy_costs(run.measured, rows, spreads.step),
         variants={
             name: data.cell.variant
@@ -183,21 +188,6 @@ def compare(
     )
 
 
-def _batches_seen(run: RunData) -> tuple[str, ...]:
-    """Batches per device and step that were detected in a script, with their micro-batches, smallest first."""
-    seen = {
-        (data.cell.batch_size, data.cell.options.accumulate)
-        for data in run.measured
-        if any(one.code == AttachCode.BATCH_AS_SEEN.code for one in data.findings)
-    }
-    return tuple(f"{batch} in {parts} micro-batches" if parts > 1 else str(batch) for batch, parts in sorted(seen))
-
-
-def _unmeasured_jobs(run: RunData) -> tuple[str, ...]:
-    findings = run.recorded.findings if run.recorded is not None else ()
-    return tuple(one.message.partition(":")[0] for one in findings if one.code == AttachCode.JOB_NOT_MEASURED.code)
-
-
 def _over_itself(measured: Sequence[CellData], spread: Spread) -> dict[str, Estimate]:
     """Samples per second of each cell over those of one device under the same strategy, at the same batch per device."""
     alone = {
@@ -205,29 +195,11 @@ def _over_itself(measured: Sequence[CellData], spread: Spread) -> dict[str, Esti
     }
     found = {}
     for data in measured:
-        one = alone.get(msgspec.structs.replace(data.planned, devices=1, nodes=1)) if data.cell.devices > 1 else None
-        if one is not None:
+        one = alone.get(msgspec.structs.replace(data.planned, devices=1, nodes=1))
+        if one is not None and data.cell.devices > 1:
             ratio = ratio_estimate(one.step_samples(), data.step_samples(), spread)
-            value, low, high = (
-                None if end is None else end * data.cell.devices for end in (ratio.value, ratio.low, ratio.high)
-            )
-            found[data.cell.name] = Estimate(value, low, high, ratio.count)
+            found[data.cell.name] = ratio.times(data.cell.devices)
     return found
-
-
-def _other_engines(run: RunData, calibration: Calibration | None) -> dict[str, str]:
-    """The cells that ran on another of torch's NCCL engines than their calibration, each with its engine."""
-    if calibration is None or calibration.nccl_engine is None:
-        return {}
-    ran = ((data.cell.name, rank.nccl_engine) for data in run.measured for _, rank in data.ranks)
-    return {cell: engine for cell, engine in ran if engine not in (None, calibration.nccl_engine)}
-
-
-def _ring_rates(run: RunData, sources: CostSources) -> dict[int, RingRate]:
-    """The ring formula's rate for every device count at which all-reduces were measured."""
-    counts = sorted({data.cell.devices for data in run.measured if runs_all_reduces(data) and data.nodes == 1})
-    rates = {count: sources.ring_rate(count) for count in counts}
-    return {count: rate for count, rate in rates.items() if rate is not None}
 
 
 def _later(calibration: Calibration, manifest: Manifest) -> bool:
@@ -237,20 +209,19 @@ def _later(calibration: Calibration, manifest: Manifest) -> bool:
 
 
 def _gap(rows: Mapping[str, CellRow], dp: CellData, ddp: CellData, spread: Spread) -> StrategyGap:
-    ratio = ratio_estimate(dp.step_samples(), ddp.step_samples(), spread)
-    first, second = _parts(rows[dp.cell.name], dp), _parts(rows[ddp.cell.name], ddp)
-    parts = {name: minus(first[name], second[name]) for name in first}
-    gap = minus(rows[dp.cell.name].step_us, rows[ddp.cell.name].step_us)
+    first, second = rows[dp.cell.name], rows[ddp.cell.name]
+    more, less = _parts(first, dp), _parts(second, ddp)
+    parts, gap_us = {name: minus(more[name], less[name]) for name in more}, minus(first.step_us, second.step_us)
     known = [part for part in parts.values() if part is not None]
     return StrategyGap(
         dp=dp.cell.name,
         ddp=ddp.cell.name,
         devices=dp.cell.devices,
         batch_size=dp.cell.batch_size,
-        ratio=ratio,
+        ratio=ratio_estimate(dp.step_samples(), ddp.step_samples(), spread),
         dp_label=dp.cell.traits.label,
-        gap_us=gap,
-        tracer_us=gap - sum(known) if gap is not None and len(known) == len(parts) else None,
+        gap_us=gap_us,
+        tracer_us=gap_us - sum(known) if gap_us is not None and len(known) == len(parts) else None,
         **parts,
     )
 
@@ -276,12 +247,15 @@ def _parts(row: CellRow, data: CellData) -> dict[str, float | None]:
 
 def put_accuracy(row: RowBuilder, cell: AnyCell, workload: Workload | None, training: TrainingData | None) -> None:
     """Fill a measured cell's columns of learning, or why they are missing; `workload` is the measurement's, None for traces."""
-    if workload is None or not isinstance(cell, Cell):
-        trained: TrainedCell | str = TRACES_ALONE
-    elif training is None:
+    trained: TrainedCell | str = TRACES_ALONE
+    if workload is not None and isinstance(cell, Cell):
         trained = "nothing was trained here (`dpscope train` into this folder)"
-    else:
-        trained = _other_settings(training, workload) or trained_like(training, cell)
+        if training is not None:
+            trained = trained_like(training, cell)
+            had = training.manifest.config.workload if training.manifest is not None else workload
+            for name in ("amp", "model"):
+                if (other := getattr(had, name)) != (own := getattr(workload, name)):
+                    trained = f"trained with {name} {other}, measured with {own}"
     if isinstance(trained, str):
         row.clear((*_ACCURACY, "trained_global_batch_size"), trained)
         return
@@ -289,17 +263,6 @@ def put_accuracy(row: RowBuilder, cell: AnyCell, workload: Workload | None, trai
     values = (accuracy.value, accuracy.smallest, accuracy.largest, accuracy.count or None)
     row.put(f"no training of {trained.name} has all its epochs", **dict(zip(_ACCURACY, values, strict=True)))
     row.put("train.json does not hold the batch", trained_global_batch_size=trained.global_batch_size)
-
-
-def _other_settings(training: TrainingData, workload: Workload) -> str | None:
-    """Why the trainings do not apply to these measurements; None if they do, or if their settings are unknown."""
-    if training.manifest is None:
-        return None
-    trained = training.manifest.config.workload
-    for name in ("model", "amp"):
-        if getattr(trained, name) != getattr(workload, name):
-            return f"trained with {name} {getattr(trained, name)}, measured with {getattr(workload, name)}"
-    return None
 
 
 def trained_like(training: TrainingData, cell: Cell) -> TrainedCell | str:
@@ -375,7 +338,6 @@ def exposed_by_phase(data: CellData) -> dict[str, float]:
     windows, phases = data.critical_windows, data.dp_phases
     if windows.empty or phases.empty:
         return {}
-    keys = ["repeat", "rank", "device", "step"]
-    own = phases[phases["replica"].isna()].merge(windows[keys], on=keys)
+    own = phases[phases["replica"].isna()].merge(windows[STEP_KEYS], on=STEP_KEYS)
     sums = own.groupby("phase")["exposed_us"].sum()
     return {name: float(sums[name]) / len(windows) for name in PHASES if name in sums.index and sums[name] > 0}

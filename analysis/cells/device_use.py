@@ -25,8 +25,6 @@ _LOST = {  # column -> part of the ledger
 }
 POINTS = ("used_points", *_LOST, "lost_below_peak_points")
 """Columns that add up to 100, the traced step; an unknown part is in the last one."""
-_NOT_COUNTED = "not counted: a script, or a run of an older version (--flops states them)"
-_NO_CPU_PEAK = "no matrix product was timed: a script, traces alone, or a run of an older version"
 
 
 @dataclass(frozen=True)
@@ -57,22 +55,23 @@ def device_work(data: CellData, peaks: CpuPeaks, stated: StatedFlops | None = No
     name = data.device_name
     on_cpu = name == "cpu" or (not ranks and not data.on_device)
     counted = next((rank.flops for rank in ranks if rank.flops is not None), None)
-    of_stated = stated is not None and (counted is None or counted.total is None)
-    if of_stated and stated is not None:
+    no_precision = ""
+    if stated is not None and (counted is None or counted.total is None):
         counted = StepFlops(total=round(stated.total), product_precision=stated.precision or "fp32")
+        no_precision = "" if stated.precision else "the precision of the products is not stated: --flops 1.2T:bf16"
     if counted is None or counted.total is None:
-        why = counted.missing if counted is not None else _NOT_COUNTED if ranks else f"{TRACES_ALONE} (--flops)"
+        why = "not counted: a script, or a run of an older version (--flops states them)"
+        why = counted.missing if counted is not None else why if ranks else f"{TRACES_ALONE} (--flops)"
         return DeviceWork(None, on_cpu, no_flops=why, no_peak=why)
     if on_cpu:
         timed = next((rank.matmul_peak for rank in ranks if rank.matmul_peak is not None), None)
         peak = peaks.get((timed.dtype, timed.threads)) if timed is not None else None
         least_us = counted.total / peak / 1e6 if peak else None
-        return DeviceWork(counted.total, True, least_us, peak, no_peak=_NO_CPU_PEAK)
+        why = "no matrix product was timed: a script, traces alone, or a run of an older version"
+        return DeviceWork(counted.total, True, least_us, peak, no_peak=why)
     speed = gpu_speed(name)
-    if speed is None:
-        return DeviceWork(counted.total, False, no_peak=f"no specified peak of {name or 'this device'}")
-    if of_stated and stated is not None and stated.precision is None:
-        why = "the precision of the products is not stated: --flops 1.2T:bf16"
+    if speed is None or no_precision:
+        why = no_precision if speed is not None else f"no specified peak of {name or 'this device'}"
         return DeviceWork(counted.total, False, no_peak=why)
     return DeviceWork(counted.total, False, least_step_us(counted, speed))
 
@@ -101,23 +100,19 @@ def put_device_use(row: RowBuilder, data: CellData, peaks: CpuPeaks, stated: Sta
         cpu_peak_tflops=work.cpu_peak_tflops,
         cpu_peak_share=share if work.on_cpu else None,
     )
-    _put_points(row, work)
-
-
-def _put_points(row: RowBuilder, work: DeviceWork) -> None:
-    """Shares of the traced step, in which the peak would need `least_us`; what is left is compute below the peak."""
     ledger = row.ledger
     if work.least_us is None or ledger is None or ledger.idle_us is None or ledger.compute_us is None:
         why = work.no_peak if work.least_us is None else row.reasons.get("idle_us", "no whole traced step")
         row.clear(POINTS, why)
         return
     used = 100 * work.least_us / ledger.traced_step_us
-    lost = {column: getattr(ledger, f"{part}_us") for column, part in _LOST.items()}
-    points = {column: None if us is None else 100 * us / ledger.traced_step_us for column, us in lost.items()}
-    row.put("", used_points=used)
+    lost = 0.0  # beyond `used`, what is left of 100 is compute below the peak
     for column, part in _LOST.items():
-        row.put(row.reasons.get(f"{part}_us", ""), **{column: points[column]})
-    row.put("", lost_below_peak_points=100 - used - sum(value for value in points.values() if value is not None))
+        us = getattr(ledger, f"{part}_us")
+        points = None if us is None else 100 * us / ledger.traced_step_us
+        row.put(row.reasons.get(f"{part}_us", ""), **{column: points})
+        lost += points or 0.0
+    row.put("", used_points=used, lost_below_peak_points=100 - used - lost)
 
 
 @dataclass(frozen=True)
@@ -156,14 +151,12 @@ def use_changes(before: RunData, after: RunData) -> list[UseChange]:
         if first.flops is None or second.flops is None or not steps_us[0] or not steps_us[1]:
             continue
         faster = ratio_estimate(pair[0].step_samples(), pair[1].step_samples(), spread)
-        factor = second.flops / first.flops
-        value, low, high = (None if end is None else end * factor for end in (faster.value, faster.low, faster.high))
         changes.append(
             UseChange(
                 cell=pair[0].cell.name,
                 before_tflops=first.flops / steps_us[0] / 1e6,
                 after_tflops=second.flops / steps_us[1] / 1e6,
-                ratio=Estimate(value, low, high, faster.count),
+                ratio=faster.times(second.flops / first.flops),
                 before_share=ratio(first.least_us, steps_us[0]),
                 after_share=ratio(second.least_us, steps_us[1]),
                 on_cpu=second.on_cpu,
@@ -181,19 +174,15 @@ def use_table(changes: Sequence[UseChange]) -> TextTable | None:
     peaks = sorted({"measured CPU matmul peak" if one.on_cpu else "GPU's specified peak (MFU)" for one in changes})
     return TextTable(
         title=f"How much of a device is used: the rate and its share of the {' or '.join(peaks)}",
-        headings=(
-            "cell", "TFLOP/s before", "after", "ratio", "low", "high", "share before [%]", "after [%]",
-        ),
+        headings=("cell", "TFLOP/s before", "after", "ratio", "low", "high", "share before [%]", "after [%]"),
         rows=tuple(
             (
                 one.cell,
-                show(one.before_tflops, rate),
-                show(one.after_tflops, rate),
+                *(show(value, rate) for value in (one.before_tflops, one.after_tflops)),
                 *(show(end, times) for end in (one.ratio.value, one.ratio.low, one.ratio.high)),
-                show(one.before_share, share),
-                show(one.after_share, share),
+                *(show(value, share) for value in (one.before_share, one.after_share)),
             )
             for one in changes
         ),
         notes=("ratio: after / before, with its 95% interval",),
-    )  # fmt: skip
+    )

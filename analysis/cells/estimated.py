@@ -1,20 +1,27 @@
-"""The estimates of one cell's row: subtractions per step and epoch, models, evidence."""
+"""The estimates of one cell's row: subtractions per step and epoch, models, evidence.
 
-from collections.abc import Collection, Mapping
+t_N(b) is a step on N devices at b samples per device, G = N b.
+"""
+
+from collections.abc import Mapping
 
 import numpy as np
 
-from dpscope.analysis.cells.bandwidths import NO_ALL_REDUCE, has_rings, ring_loads
+from dpscope.analysis.cells.bandwidths import ring_loads
 from dpscope.analysis.cells.columns import COLUMNS
 from dpscope.analysis.cells.predicted import predict_cell, relative_error
-from dpscope.analysis.cells.row import RowBuilder, minus
-from dpscope.analysis.cells.subtraction import METHODS, NO_SAME_BATCH, subtraction_estimates
+from dpscope.analysis.cells.row import NO_GLOBAL_BATCH, NO_SAME_BATCH, RowBuilder, minus
 from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData
 from dpscope.analysis.runs.spreads import RunSpreads
 from dpscope.analysis.stats.samples import NO_INTERVAL, difference_estimate, pooled_median
 
+FORMULAS = {
+    "same_local_batch": "t_N(b) - t_1(b)",
+    "ideal_split": "t_N(G/N) - t_1(G)/N",
+    "same_total": "t_N(G/N) - t_1(G)",
+}
 ESTIMATE_COLUMNS = tuple(
     column.name
     for column in COLUMNS
@@ -35,48 +42,42 @@ def put_estimates(
     if data.cell.devices == 1:
         row.clear(ESTIMATE_COLUMNS, "one device: nothing to estimate")
         return
-    if not data.ranks:
+    if data.ranks:
+        _put_subtractions(row, data, singles, spreads)
+    else:
         row.clear(ESTIMATE_COLUMNS, f"{TRACES_ALONE}, and nothing on one device to subtract")
-        _put_evidence(row, data, None)
-        _put_ring(row, data, sources)
-        _put_predictions(row, data, sources)
-        return
-    _put_subtractions(row, data, singles, spreads)
-    _put_epochs(row)
-    _put_evidence(row, data, singles.get(data.cell.batch_size))
+    _put_evidence(row, data, singles.get(data.cell.batch_size) if data.ranks else None)
     _put_ring(row, data, sources)
     _put_predictions(row, data, sources)
 
 
 def _put_subtractions(row: RowBuilder, data: CellData, singles: Mapping[int, CellData], spreads: RunSpreads) -> None:
-    cell, step_us = data.cell, row.number("step_us")
-    assert step_us is not None
+    """The subtractions that people take for communication, how far each is from what was measured, and their epochs.
+
+    Assumptions: same_local_batch is sound as added wall time; ideal_split takes all of t_1(G) to shrink with the batch and errs
+    by its fixed part; same_total compares different work per device and goes negative as soon as parallel training pays. An
+    epoch has the same steps on both sides, N times fewer of them than one device needs at b.
+    """
+    cell, step_us, steps = data.cell, row.number("step_us"), row.number("steps_per_epoch")
     same, total = single_step_us(singles, cell.batch_size), single_step_us(singles, cell.global_batch_size)
-    known = (row.number("exposed_us"), row.number("communication_us"))
-    for estimate in subtraction_estimates(step_us, cell.devices, same, total, *known):
+    split = total / cell.devices if total is not None else None
+    baselines = ((same, NO_SAME_BATCH), (split, NO_GLOBAL_BATCH), (total, NO_GLOBAL_BATCH))
+    for method, (baseline, why_not) in zip(FORMULAS, baselines, strict=True):
+        value = minus(step_us, baseline)
         row.put(
-            estimate.reason or "communication is not known",
-            **{
-                f"{estimate.method}_us": estimate.value_us,
-                f"{estimate.method}_error_exposed_us": estimate.error_exposed_us,
-                f"{estimate.method}_error_communication_us": estimate.error_communication_us,
-            },
+            why_not if value is None else "communication is not known",
+            **{f"{method}_us": value, f"{method}_error_exposed_us": minus(value, row.number("exposed_us"))},
+            **{f"{method}_error_communication_us": minus(value, row.number("communication_us"))},
         )
     single = singles.get(cell.batch_size)
-    alone = single.step_samples() if single is not None else []
-    added = difference_estimate(data.step_samples(), alone, spreads.step)
+    added = difference_estimate(data.step_samples(), single.step_samples() if single is not None else [], spreads.step)
     row.put_interval(NO_SAME_BATCH if single is None else NO_INTERVAL, "same_local_batch_us", added)
     row.put(
         "needs single-device cells at the batch per device and at the global batch",
-        ideal_split_local_batch_us=minus(same, total / cell.devices if total is not None else None),
+        ideal_split_local_batch_us=minus(same, split),
         same_total_local_batch_us=minus(same, total),
     )
-
-
-def _put_epochs(row: RowBuilder) -> None:
-    """Per epoch: the same steps on both sides, N times fewer of them than one device needs at b."""
-    steps = row.number("steps_per_epoch")
-    for name in (*METHODS, "exposed", "communication"):
+    for name in (*FORMULAS, "exposed", "communication"):
         per_step = row.number(f"{name}_us")
         value = per_step * steps if per_step is not None and steps is not None else None
         row.put(row.reasons.get(f"{name}_us", "the length of an epoch is not known"), **{f"{name}_epoch_us": value})
@@ -84,77 +85,57 @@ def _put_epochs(row: RowBuilder) -> None:
 
 def _put_evidence(row: RowBuilder, data: CellData, single: CellData | None) -> None:
     """What shows why an estimate is off: waiting for data, and devices that compute longer than others."""
-    waits = [_mean_wait_us(one) if one is not None else None for one in (data, single)]
-    row.put(NO_SAME_BATCH, added_data_wait_us=minus(*waits))
-    windows = data.whole_windows
-    per_device = (
-        windows.groupby(["rank", "device"], dropna=False)["compute_us"].mean().dropna().astype(float).tolist()
-        if len(windows)
-        else []
-    )
-    per_device_traces = len(per_device) == data.cell.devices
+    waits = [one.step_samples("data_wait_us") if one is not None else [] for one in (data, single)]
     row.put(
-        "the replicas share one process's timeline" if data.cell.traits.host_copies else "not every device was traced",
-        compute_spread=(max(per_device) - min(per_device)) / float(np.mean(per_device)) if per_device_traces else None,
+        NO_SAME_BATCH, added_data_wait_us=minus(*(float(np.concatenate(one).mean()) if one else None for one in waits))
     )
-    row.put(
-        "only DataParallel gathers on its first device"
-        if not data.cell.traits.peer_copies
-        else "not every device was traced",
-        first_device_excess_us=per_device[0] - float(np.mean(per_device[1:]))
-        if data.cell.traits.peer_copies and per_device_traces
-        else None,
-    )
-
-
-def _mean_wait_us(data: CellData) -> float | None:
-    waits = data.step_samples("data_wait_us")
-    return float(np.concatenate(waits).mean()) if waits else None
-
-
-_NOT_REDUCED_ALONE = (
-    "the all-reduces' own transfer is not known: ranks are missing, or other collectives are in the sum"
-)
+    traits, windows, computed = data.cell.traits, data.whole_windows, []
+    if len(windows):
+        by_device = windows.groupby(["rank", "device"], dropna=False)["compute_us"]
+        computed = by_device.mean().dropna().astype(float).tolist()
+    untraced, spread, excess = "not every device was traced", None, None
+    if len(computed) == data.cell.devices:
+        spread = (max(computed) - min(computed)) / float(np.mean(computed))
+        excess = computed[0] - float(np.mean(computed[1:])) if traits.peer_copies else None
+    row.put("the replicas share one process's timeline" if traits.host_copies else untraced, compute_spread=spread)
+    only_dp = "only DataParallel gathers on its first device"
+    row.put(untraced if traits.peer_copies else only_dp, first_device_excess_us=excess)
 
 
 def _put_ring(row: RowBuilder, data: CellData, sources: CostSources) -> None:
     """The ring formula as people use it: all gradients over the link's rate, where no link is known over the calibrated one.
 
-    Of FSDP all that it gathers and scatters, one kind after the other.
+    Of FSDP all that it gathers and scatters, one kind after the other. Compared with what these kinds transferred, if no other
+    ones' transfers are in the sum.
     """
-    columns = ("ring_us", "ring_error_us", "ring_source")
-    if not has_rings(data):
-        row.clear(columns, data.cell.traits.no_rings or NO_ALL_REDUCE)
-        return
     loads = ring_loads(data)
     if isinstance(loads, str):
-        row.clear(columns, loads)
+        row.clear(("ring_us", "ring_error_us", "ring_source"), loads)
         return
     rates = [sources.ring_rate(load.ranks, load.kind) for load in loads]
-    known = [
-        ring_us(load.kind, load.size_bytes, load.ranks, rate.gb_per_s)
+    parts = [
+        ring_us(load.kind, load.size_bytes, load.ranks, rate.gb_per_s) or 0.0
         for load, rate in zip(loads, rates, strict=True)
         if rate is not None
     ]
-    ring = sum(one for one in known if one is not None) if len(known) == len(loads) else None
+    ring = sum(parts) if len(parts) == len(loads) else None
     unknown = sources.no_source(loads[0].ranks)
     row.put(unknown, ring_us=ring, ring_source=rates[0].source if rates[0] is not None else None)
-    not_compared = "transfer is not known" if data.cell.traits.sharded else _NOT_REDUCED_ALONE
-    error = minus(ring, _transferred_us(row, data, {load.kind for load in loads}))
+    not_compared = "transfer is not known"
+    if not data.cell.traits.sharded:
+        not_compared = (
+            "the all-reduces' own transfer is not known: ranks are missing, or other collectives are in the sum"
+        )
+    error, table = None, data.collectives
+    if len(table) and table.loc[table["transfer_us"].notna(), "kind"].isin([load.kind for load in loads]).all():
+        error = minus(ring, row.number("transfer_us"))
     row.put(unknown if ring is None else not_compared, ring_error_us=error)
-
-
-def _transferred_us(row: RowBuilder, data: CellData, kinds: Collection[str]) -> float | None:
-    """What the collectives of these kinds transferred in a step; None where other ones' transfers are in the sum."""
-    if data.collectives.empty:
-        return None
-    matched = data.collectives.loc[data.collectives["transfer_us"].notna(), "kind"]
-    return row.number("transfer_us") if matched.isin(list(kinds)).all() else None
 
 
 def _put_predictions(row: RowBuilder, data: CellData, sources: CostSources) -> None:
     """Predicted transfers and exposed communication; DP, all of whose communication is exposed, has no matched transfers."""
     prediction = predict_cell(data, sources)
+    row.predictions = prediction.collectives
     row.put(prediction.transfer_reason or "not predicted", prediction_source=prediction.source)
     row.put(
         "no contention data in a calibration, or nothing overlaps", prediction_contention=prediction.contention or None

@@ -1,6 +1,6 @@
 """One cell of a run as a row of the comparison, with the reason for each missing value."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -8,21 +8,18 @@ import pandas as pd
 
 from dpscope.analysis.cells.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
 from dpscope.analysis.cells.cell_ledger import LOST, put_ledger
-from dpscope.analysis.cells.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE
+from dpscope.analysis.cells.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE, VALUE_RANGE
 from dpscope.analysis.cells.device_use import CpuPeaks, put_device_use
 from dpscope.analysis.cells.estimated import put_estimates, single_step_us
-from dpscope.analysis.cells.row import RowBuilder
-from dpscope.analysis.cells.subtraction import NO_GLOBAL_BATCH, NO_SAME_BATCH
+from dpscope.analysis.cells.row import NO_GLOBAL_BATCH, NO_SAME_BATCH, RowBuilder
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData, knows_batch
+from dpscope.analysis.runs.cell_data import STEP_KEYS, TRACES_ALONE, CellData, knows_batch
 from dpscope.analysis.runs.spreads import RunSpreads
 from dpscope.analysis.stats.samples import (
     NO_INTERVAL,
     UNKNOWN,
-    Estimate,
     Interval,
-    Range,
     Spread,
     mean_range,
     median_estimate,
@@ -32,21 +29,16 @@ from dpscope.analysis.stats.samples import (
 from dpscope.analysis.traces.steps.intervals import length, union
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.run import TimedBlock
 
 _MEANS = ("communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us", "unlaunched_us")
 _PHASES = ("data_us", "host_to_device_us", "forward_us", "backward_us", "optimizer_us")
-_DEVICE_MEANS = (
-    "compute_device_mean_us",
-    "communication_device_mean_us",
-    "exposed_device_mean_us",
-    "idle_device_mean_us",
-)
+_DEVICE_MEANS = tuple(f"{name}_device_mean_us" for name in ("compute", "communication", "exposed", "idle"))
 _MATCHED = ("transfer_us", "wait_us")
+_TRAFFIC = ("bytes_per_step", "collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us")
 _COMMUNICATION = (
-    "communication_us", *RANK_RANGE.of("communication_us"), "hidden_us", "exposed_us", *RANK_RANGE.of("exposed_us"),
-    "transfer_us", "wait_us", "communication_share",
-    "exposed_share", "communication_device_mean_us", "exposed_device_mean_us",
-    "bytes_per_step", "collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us",
+    "communication_us", *RANK_RANGE.of("communication_us"), "hidden_us", "exposed_us", *RANK_RANGE.of("exposed_us"), *_MATCHED,
+    "communication_share", "exposed_share", "communication_device_mean_us", "exposed_device_mean_us", *_TRAFFIC,
 )  # fmt: skip
 _SCALING = (
     *("weak_speedup", "weak_efficiency", *INTERVAL.of("weak_efficiency")),
@@ -54,7 +46,6 @@ _SCALING = (
 )
 _OF_RUNS = tuple(column.name for column in COLUMNS if column.group in ("time", "checks"))
 _NO_BATCH = "the script's batch is not known (--batch-size states it)"
-_PREDICTED = tuple(name for name in NAMES if name.startswith("predict"))
 
 
 def summarise_cell(
@@ -69,37 +60,37 @@ def summarise_cell(
 
     `flops` are the FLOPs that a user states of a cell that did not count them.
     """
-    row, cell = RowBuilder(), data.cell
-    row.put("", cell=cell.name, strategy=cell.strategy, devices=cell.devices, nodes=data.nodes, status=_status(data))
+    row, cell, status = RowBuilder(), data.cell, _status(data)
+    row.put("", cell=cell.name, strategy=cell.strategy, devices=cell.devices, nodes=data.nodes, status=status)
     if knows_batch(cell):
         row.put("", batch_size=cell.batch_size, global_batch_size=cell.global_batch_size)
     else:
         row.clear(("batch_size", "global_batch_size"), TRACES_ALONE)
     if not data.measured:
-        row.clear(tuple(name for name in NAMES if row.values[name] is None), f"not measured: {row.values['status']}")
+        row.clear(tuple(name for name in NAMES if row.values[name] is None), f"not measured: {status}")
         return row
     if data.ranks:
         _put_times(row, data, spreads.step)
         _put_scaling(row, data, singles, spreads.step)
         _put_checks(row, data)
-        if data.trained_alone:
-            row.clear(_SCALING, "each process trained alone")
     else:
         row.clear(_OF_RUNS, TRACES_ALONE)
+    if data.trained_alone:
+        row.clear(_SCALING, "each process trained alone")
     _put_breakdown(row, data)
     put_ledger(row, data, singles.get(cell.batch_size) if knows_batch(cell) else None, spreads)
     put_device_use(row, data, peaks, flops)
-    _put_bandwidth(row, data)
-    alone = cell.devices == 1
-    if alone or not data.communication_known:
-        row.clear(_COMMUNICATION, "one device: nothing to communicate" if alone else LOST)
+    _put_traffic(row, data)
+    silent = "one device: nothing to communicate" if cell.devices == 1 else "" if data.communication_known else LOST
+    if silent:
+        row.clear(_COMMUNICATION, silent)
     put_estimates(row, data, singles, sources, spreads)
-    if alone or not data.communication_known:
-        row.clear(BANDWIDTH_COLUMNS, "one device: nothing to communicate" if alone else LOST)
+    if silent:
+        row.clear(BANDWIDTH_COLUMNS, silent)
     else:
         put_bandwidths(row, data, sources)
-    if not alone and not data.communication_known:
-        row.clear((*_PREDICTED, "idle_device_mean_us"), LOST)
+    if silent == LOST:
+        row.clear((*(name for name in NAMES if name.startswith("predict")), "idle_device_mean_us"), LOST)
     for column in NAMES:
         if row.values[column] is None:
             row.reasons.setdefault(column, "not measured")
@@ -107,109 +98,78 @@ def summarise_cell(
 
 
 def _status(data: CellData) -> str:
-    if data.skip_reason is not None and not data.measured:
-        return f"skipped: {data.skip_reason}"
     failed = [result for result in data.results if result.status != "ok"]
     if data.measured:
         return "ok" if not failed else f"ok, {counted(len(failed), 'repeat')} {failed[0].status}"
-    if failed:
-        return failed[-1].status
-    return "not run"
+    if data.skip_reason is not None:
+        return f"skipped: {data.skip_reason}"
+    return failed[-1].status if failed else "not run"
 
 
 def _put_times(row: RowBuilder, data: CellData, spread: Spread) -> None:
+    """The step, and samples, tokens and steps per second, all of the median step; its interval turned over is theirs."""
     step = median_estimate(data.step_samples(), spread)
     without = [total - wait for total, wait in zip(data.step_samples(), data.step_samples("data_wait_us"), strict=True)]
-    row.put(NO_INTERVAL, step_us=step.value, step_count=step.count, step_without_wait_us=pooled_median(without))
+    unloaded_us = pooled_median(without)
+    row.put(NO_INTERVAL, step_us=step.value, step_count=step.count, step_without_wait_us=unloaded_us)
     row.put_interval(NO_INTERVAL, "step_us", step)
-    known = data.knows_samples
-    _put_rates(row, data, step, known)
-    blocks = throughput(data)
-    row.put("no block was timed", block_count=blocks.count)
-    row.put(
-        "no block was timed" if known else _NO_BATCH,
-        block_samples_per_s=blocks.value if known else None,
-        block_samples_per_s_min=blocks.smallest if known else None,
-        block_samples_per_s_max=blocks.largest if known else None,
-    )
-
-
-def _put_rates(row: RowBuilder, data: CellData, step: Estimate, known: bool) -> None:
-    """Samples, tokens and steps per second, all of the median step; its interval turned over is theirs."""
-    size = float(data.cell.global_batch_size) if known else None
-    tokens = data.ranks[0][1].tokens_per_sample
-    rate = _per_second(size, step.value)
-    row.put(
-        _NO_BATCH, samples_per_s=rate, samples_per_s_without_wait=_per_second(size, row.number("step_without_wait_us"))
-    )
+    size = float(data.cell.global_batch_size) if data.knows_samples else None
+    tokens, rate = data.ranks[0][1].tokens_per_sample, _per_second(size, step.value)
+    row.put(_NO_BATCH, samples_per_s=rate, samples_per_s_without_wait=_per_second(size, unloaded_us))
     ends = Interval(1e6 / step.high, 1e6 / step.low) if step.low and step.high else None
     scaled = Interval(size * ends.low, size * ends.high) if size is not None and ends is not None else None
-    row.put_interval(NO_INTERVAL if known else _NO_BATCH, "samples_per_s", scaled)
-    row.put("samples/s is given instead", steps_per_s=None if known else _per_second(1.0, step.value))
+    row.put_interval(NO_INTERVAL if size is not None else _NO_BATCH, "samples_per_s", scaled)
+    row.put("samples/s is given instead", steps_per_s=None if size is not None else _per_second(1.0, step.value))
     row.put(
         "samples are not tokens" if tokens is None else _NO_BATCH,
         tokens_per_s=rate * tokens if tokens is not None and rate is not None else None,
     )
+    slowest = [(max(one.duration_s for one in ranks), ranks) for ranks in _blocks(data)]
+    blocks = mean_range([sum(one.samples for one in ranks) / seconds for seconds, ranks in slowest if seconds > 0])
+    row.put("no block was timed", block_count=blocks.count)
+    known = (blocks.value, blocks.smallest, blocks.largest) if size is not None else (None, None, None)
+    columns = dict(zip(("block_samples_per_s", *VALUE_RANGE.of("block_samples_per_s")), known, strict=True))
+    row.put("no block was timed" if size is not None else _NO_BATCH, **columns)
 
 
 def _per_second(count: float | None, time_us: float | None) -> float | None:
     return count * 1e6 / time_us if count is not None and time_us else None
 
 
-def throughput(data: CellData) -> Range:
-    """Samples per second of the timed blocks: all processes' samples over the slowest process's time."""
-    rates = []
+def _blocks(data: CellData) -> Iterator[tuple[TimedBlock, ...]]:
+    """Each timed block as every process of its repeat had it."""
     for repeat in dict.fromkeys(repeat for repeat, _ in data.ranks):
-        per_rank = [rank.blocks for number, rank in data.ranks if number == repeat]
-        for blocks in zip(*per_rank, strict=False):
-            slowest = max(block.duration_s for block in blocks)
-            if slowest > 0:
-                rates.append(sum(block.samples for block in blocks) / slowest)
-    return mean_range(rates)
+        yield from zip(*(rank.blocks for number, rank in data.ranks if number == repeat), strict=False)
 
 
 def epoch_seconds(data: CellData) -> tuple[float | None, bool]:
     """Seconds per epoch and whether whole epochs were timed; else the step's median times the steps of an epoch."""
-    epochs = []
-    for repeat in dict.fromkeys(repeat for repeat, _ in data.ranks):
-        blocks = zip(*(rank.blocks for number, rank in data.ranks if number == repeat), strict=False)
-        epochs += [max(block.duration_s for block in ranks) for ranks in blocks if ranks[0].epoch is not None]
+    epochs = [max(one.duration_s for one in ranks) for ranks in _blocks(data) if ranks[0].epoch is not None]
     if epochs:
         return sum(epochs) / len(epochs), True
     samples = data.step_samples()
-    if not samples or not data.ranks:
-        return None, False
-    median_us = float(pd.concat([pd.Series(repeat) for repeat in samples]).median())
-    steps = data.ranks[0][1].steps_per_epoch
-    return None if steps is None else median_us * steps / 1e6, False
+    steps = data.ranks[0][1].steps_per_epoch if data.ranks else None
+    return (None if steps is None or not samples else float(np.median(np.concatenate(samples))) * steps / 1e6), False
 
 
 def _put_scaling(row: RowBuilder, data: CellData, singles: Mapping[int, CellData], spread: Spread) -> None:
-    """Speedups and efficiencies with their intervals; on one device they are 1 by definition."""
-    cell, step = data.cell, row.number("step_us")
-    same, total = single_step_us(singles, cell.batch_size), single_step_us(singles, cell.global_batch_size)
-    weak = same / step if same is not None and step else None
-    strong = total / step if total is not None and step else None
-    weak_range, strong_range = (
-        _speedup_range(data, singles, cell.batch_size, spread),
-        _speedup_range(data, singles, cell.global_batch_size, spread),
-    )
+    """Speedups and efficiencies with the intervals of t_1 over the step; on one device they are 1 by definition."""
+    cell, step_us = data.cell, row.number("step_us")
     few = "one device: 1 by definition" if cell.traits.baseline else NO_INTERVAL
-    row.put(NO_SAME_BATCH, weak_speedup=weak * cell.devices if weak is not None else None, weak_efficiency=weak)
-    row.put_interval(NO_SAME_BATCH if same is None else few, "weak_efficiency", weak_range)
-    row.put(
-        NO_GLOBAL_BATCH, strong_speedup=strong, strong_efficiency=strong / cell.devices if strong is not None else None
-    )
-    row.put_interval(NO_GLOBAL_BATCH if total is None else few, "strong_speedup", strong_range)
+    for kind, batch, of, no_single in (
+        ("weak", cell.batch_size, "weak_efficiency", NO_SAME_BATCH),
+        ("strong", cell.global_batch_size, "strong_speedup", NO_GLOBAL_BATCH),
+    ):
+        single_us, single = single_step_us(singles, batch), singles.get(batch)
+        times = single_us / step_us if single_us is not None and step_us else None
+        more, less = (cell.devices, 1) if kind == "weak" else (1, cell.devices)
+        speedup, efficiency = (None, None) if times is None else (times * more, times / less)
+        row.put(no_single, **{f"{kind}_speedup": speedup, f"{kind}_efficiency": efficiency})
+        bounds = UNKNOWN
+        if single is not None and not cell.traits.baseline:
+            bounds = ratio_estimate(single.step_samples(), data.step_samples(), spread)
+        row.put_interval(no_single if single_us is None else few, of, bounds)
     row.put("the length of an epoch is not known", steps_per_epoch=data.ranks[0][1].steps_per_epoch)
-
-
-def _speedup_range(data: CellData, singles: Mapping[int, CellData], batch_size: int, spread: Spread) -> Estimate:
-    """t_1 at a batch over this cell's step, with its interval; unknown for a single device itself."""
-    single = singles.get(batch_size)
-    if single is None or data.cell.traits.baseline:
-        return UNKNOWN
-    return ratio_estimate(single.step_samples(), data.step_samples(), spread)
 
 
 def _put_breakdown(row: RowBuilder, data: CellData) -> None:
@@ -218,8 +178,8 @@ def _put_breakdown(row: RowBuilder, data: CellData) -> None:
         row.clear((*_MEANS, *_DEVICE_MEANS, *_PHASES, "critical_device"), "no whole traced step")
         return
     means = {column: _mean(windows[column]) for column in (*_MEANS, *_PHASES, "step_us", *_MATCHED)}
-    row.put("", traced_step_count=len(windows))
     several = len(windows) < len(every)
+    row.put("", traced_step_count=len(windows))
     row.put(
         "each process has one device",
         critical_device=int(windows["device"].mode().iloc[0]) if several else None,
@@ -236,11 +196,8 @@ def _put_breakdown(row: RowBuilder, data: CellData) -> None:
     for name in ("communication", "exposed"):
         per_rank = every.groupby(["rank", "device"], dropna=False)[f"{name}_us"].mean().dropna()
         row.put_rank_range("not measured", f"{name}_us", mean_range([float(value) for value in per_rank]))
-        value = means[f"{name}_us"]
-        row.put(
-            "not measured",
-            **{f"{name}_share": value / means["step_us"] if value is not None and means["step_us"] else None},
-        )
+        value, step_us = means[f"{name}_us"], means["step_us"]
+        row.put("not measured", **{f"{name}_share": value / step_us if value is not None and step_us else None})
 
 
 def _mean(column: pd.Series) -> float | None:
@@ -248,19 +205,21 @@ def _mean(column: pd.Series) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _put_bandwidth(row: RowBuilder, data: CellData) -> None:
-    windows, table = data.whole_windows, data.collectives
-    if data.cell.traits.peer_copies and table.empty and len(windows):
-        _put_copies(row, data, windows)
-        return
-    if windows.empty or table.empty:
-        row.clear(
-            ("bytes_per_step", "collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us"),
-            "the trace shows no collective" + (" (dp-host copies within one process)" if not table.size else ""),
+def _put_traffic(row: RowBuilder, data: CellData) -> None:
+    """What moves; under DataParallel without NCCL the bytes that a device sends to others, the mean over devices and steps."""
+    windows, own = data.whole_windows, data.whole_collectives
+    if data.cell.traits.peer_copies and data.collectives.empty and len(windows):
+        row.clear(_TRAFFIC, "moved by copies between devices: no collective")
+        copied = data.copies.merge(windows[["repeat", "device", "step"]]) if len(data.copies) else data.copies
+        row.put(
+            "the trace shows neither a collective nor a copy between devices",
+            bytes_per_step=float(copied["bytes"].sum()) / len(windows) if len(copied) else None,
         )
         return
-    keys = ["repeat", "rank", "device", "step"]
-    own = table.merge(windows[keys], on=keys)
+    if windows.empty or data.collectives.empty:
+        by_copies = "" if data.collectives.size else " (dp-host copies within one process)"
+        row.clear(_TRAFFIC, f"the trace shows no collective{by_copies}")
+        return
     sizes_known = bool(len(own)) and bool(own["bytes"].notna().all())
     row.put(
         "the trace gives no sizes for some collectives",
@@ -271,13 +230,12 @@ def _put_bandwidth(row: RowBuilder, data: CellData) -> None:
     row.put("only gloo's collectives queue", queue_us=queued / len(windows) if queued is not None else None)
     reduced = own[(own["kind"] == "all_reduce") & own["transfer_us"].notna() & own["bytes"].notna()]
     transfer_us = _transfer_union_us(reduced)
-    algbw = float(reduced["bytes"].sum()) / transfer_us / 1e3 if transfer_us > 0 else None
     ranks = reduced["group_size"].fillna(data.cell.devices)
     factors = pd.Series([bus_factor("all_reduce", int(count)) for count in ranks], index=reduced.index, dtype=float)
     sent = float((reduced["bytes"].astype(float) * factors).sum(skipna=False))
     row.put(
         "no matched all-reduce with a size",
-        algbw_gb_per_s=algbw,
+        algbw_gb_per_s=float(reduced["bytes"].sum()) / transfer_us / 1e3 if transfer_us > 0 else None,
         busbw_gb_per_s=sent / transfer_us / 1e3 if transfer_us > 0 else None,
     )
 
@@ -289,25 +247,12 @@ def _transfer_union_us(reduced: pd.DataFrame) -> float:
     """
     ends = (reduced["start_us"] + reduced["duration_us"]).to_numpy(dtype=float)
     starts = ends - reduced["transfer_us"].to_numpy(dtype=float)
-    steps = reduced.groupby(["repeat", "rank", "device", "step"], dropna=False).ngroup().to_numpy()
+    steps = reduced.groupby(STEP_KEYS, dropna=False).ngroup().to_numpy()
     return float(sum(length(union(starts[steps == step], ends[steps == step])) for step in np.unique(steps)))
 
 
-def _put_copies(row: RowBuilder, data: CellData, windows: pd.DataFrame) -> None:
-    """DataParallel without NCCL: bytes that a device sends to others, the mean over devices and steps."""
-    row.clear(
-        ("collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us"),
-        "moved by copies between devices: no collective",
-    )
-    own = data.copies.merge(windows[["repeat", "device", "step"]]) if len(data.copies) else data.copies
-    row.put(
-        "the trace shows neither a collective nor a copy between devices",
-        bytes_per_step=float(own["bytes"].sum()) / len(windows) if len(own) else None,
-    )
-
-
 def _put_checks(row: RowBuilder, data: CellData) -> None:
-    timed = pooled_median(data.step_samples())
+    timed, ranks = pooled_median(data.step_samples()), [rank for _, rank in data.ranks]
     whole = slice(1, None) if data.on_device else slice(None, -1)  # without the one step more that is traced
     traced = pooled_median([samples[whole] for samples in data.step_samples(measuring_pass="traced")])
     row.put("no traced step", tracer_cost=traced / timed if traced and timed else None)
@@ -317,15 +262,15 @@ def _put_checks(row: RowBuilder, data: CellData) -> None:
         counter_span_ratio=float(np.median(ratios)) if ratios else None,
         counter_buckets_equal=all(check.buckets_equal for check in data.counter_checks) if ratios else None,
     )
-    held = [rank.state_bytes for _, rank in data.ranks if rank.state_bytes is not None]
+    held = [rank.state_bytes for rank in ranks if rank.state_bytes is not None]
     row.put("not recorded by older versions of dpscope or for a user's script", state_bytes=max(held, default=None))
-    compiled = [rank.compilation for _, rank in data.ranks if rank.compilation is not None]
+    compiled = [rank.compilation for rank in ranks if rank.compilation is not None]
     row.put(
         "not a compiled cell",
         compile_us=max((one.seconds * 1e6 for one in compiled), default=None),
         compiled_parts=max((one.parts for one in compiled), default=None),
     )
-    peaks = [memory for _, rank in data.ranks for memory in rank.memory]
+    peaks = [memory for rank in ranks for memory in rank.memory]
     row.put(
         "the CPU's allocator keeps no peak",
         peak_allocated_bytes=max((peak.allocated_bytes for peak in peaks), default=None),

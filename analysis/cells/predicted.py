@@ -5,7 +5,6 @@ reaches. The two are never mixed within a cell.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,14 +13,10 @@ import pandas as pd
 from dpscope.analysis.costs.collective_streams import BucketSchedule, ddp_schedule
 from dpscope.analysis.costs.formulas import dp_nccl_us, dp_peer_copies_us
 from dpscope.analysis.costs.sources import CostSources, Source
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.traces.data_parallel.phases import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.records.strategies import SHARDED_COLLECTIVES
-
-NO_SCHEDULE = "only DDP's schedule is modelled, and the traces do not show plain DDP"
-NOT_MATCHED = "needs matched collectives of every rank"
-KEYS = ["repeat", "rank", "device", "step"]
 
 _CostKey = tuple[str, int, float]  # kind, ranks, bytes
 
@@ -96,18 +91,12 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
         return _unknown(None, sources.no_source(data.cell.devices))
     if data.cell.traits.peer_copies:
         return _predict_dp(data, sources)
-    windows = data.whole_windows
-    if windows.empty or data.collectives.empty:
+    own = data.whole_collectives
+    if data.whole_windows.empty or data.collectives.empty:
         return _unknown(source, "the trace shows no collective in a whole step")
-    own = data.collectives.merge(windows[KEYS], on=KEYS)
     if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
         return _unknown(source, "the trace does not show kind, size and ranks of every collective")
-    return _predict_collectives(data, own, sources, len(windows))
-
-
-def _predict_collectives(data: CellData, own: pd.DataFrame, sources: CostSources, windows: int) -> CellPrediction:
-    """The prediction from the collectives of whole steps, sizes and ranks known."""
-    keys = _cost_keys(own)
+    keys = cost_keys(own)
     costs = {key: (sources.cost(*key), sources.cost(*key, "shortest")) for key in dict.fromkeys(keys)}
     own = own.assign(
         cost_us=pd.Series([costs[key][0] for key in keys], index=own.index, dtype=float),
@@ -116,17 +105,17 @@ def _predict_collectives(data: CellData, own: pd.DataFrame, sources: CostSources
     load = step_load(data, sources, own)
     own = _in_step(own, load)
     matched = own[own["transfer_us"].notna()]
-    sums = matched.groupby(KEYS, dropna=False)["predicted_us"].sum()
+    sums = matched.groupby(STEP_KEYS, dropna=False)["predicted_us"].sum()
     unknown_matched, unknown = _unknown_reason(matched, sources), _unknown_reason(own, sources)
     if not data.cell.traits.reducer:
-        unknown = unknown or NO_SCHEDULE
-    exposed = [] if unknown else [exposed_us(step, load) for _, step in own.groupby(KEYS, dropna=False)]
+        unknown = unknown or "only DDP's schedule is modelled, and the traces do not show plain DDP"
+    exposed = [] if unknown else [exposed_us(step, load) for _, step in own.groupby(STEP_KEYS, dropna=False)]
     return CellPrediction(
-        source=sources.source(data.cell.devices),
+        source=source,
         transfer_us=float(sums.mean()) if len(sums) and not unknown_matched else None,
         exposed_us=float(np.mean(exposed)) if exposed else None,
-        collectives=tuple(_by_size(data.cell.name, own, sources, windows)),
-        transfer_reason=unknown_matched or NOT_MATCHED,
+        collectives=_by_size(data, own, sources),
+        transfer_reason=unknown_matched or "needs matched collectives of every rank",
         exposed_reason=unknown,
         contention=load.calibrated_at,
     )
@@ -146,7 +135,7 @@ def step_load(data: CellData, sources: CostSources, own: pd.DataFrame) -> Load:
     """Calibrated ratios for DDP whose buckets overlap; a single bucket overlaps nothing."""
     ratios = sources.contention(data.cell.devices)
     reduced = own[own["kind"] == "all_reduce"]
-    several = len(reduced) > 0 and reduced.groupby(KEYS, dropna=False).size().max() > 1
+    several = len(reduced) > 0 and reduced.groupby(STEP_KEYS, dropna=False).size().max() > 1
     if ratios is None or not several or not data.cell.traits.reducer:
         return Load(servers(data))
     return Load(servers(data), ratios.two_in_flight.value, max(1.0, ratios.beside_compute.value), ratios.summary)
@@ -157,7 +146,7 @@ def _in_step(own: pd.DataFrame, load: Load) -> pd.DataFrame:
     own = own.assign(alone_us=own["predicted_us"])
     if not load.calibrated_at:
         return own
-    for _, step in own[own["kind"] == "all_reduce"].groupby(KEYS, dropna=False):
+    for _, step in own[own["kind"] == "all_reduce"].groupby(STEP_KEYS, dropna=False):
         if step["predicted_us"].notna().all():
             ordered = step.sort_values(ready_column(step), kind="stable")
             schedule = _schedule(ordered, "predicted_us", load)
@@ -173,8 +162,8 @@ def _schedule(ordered: pd.DataFrame, cost: str, load: Load) -> BucketSchedule:
 
 def _unknown_reason(own: pd.DataFrame, sources: CostSources) -> str:
     """Why the cost of some of these collectives is not known; empty where all are."""
-    lacking = own[own["predicted_us"].isna()]
-    return "; ".join(dict.fromkeys(sources.why_unknown(kind, ranks) for kind, ranks, _ in _cost_keys(lacking)))
+    lacking = cost_keys(own[own["predicted_us"].isna()])
+    return "; ".join(dict.fromkeys(sources.why_unknown(kind, ranks) for kind, ranks, _ in lacking))
 
 
 def servers(data: CellData) -> int:
@@ -192,8 +181,7 @@ def exposed_us(step: pd.DataFrame, load: Load) -> float:
     `step` has kind, cost_us (of the slowest rank, alone) and ready_us (else start_us, which is later where one queued).
     DDP broadcasts buffers before the forward pass, which waits for them.
     """
-    ready = ready_column(step)
-    reduced = step[step["kind"] == "all_reduce"].sort_values(ready, kind="stable")
+    reduced = step[step["kind"] == "all_reduce"].sort_values(ready_column(step), kind="stable")
     others = float(step.loc[step["kind"] != "all_reduce", "cost_us"].sum())
     return others if reduced.empty else others + _schedule(reduced, "cost_us", load).exposed_us
 
@@ -203,53 +191,54 @@ def ready_column(step: pd.DataFrame) -> str:
     return "ready_us" if "ready_us" in step.columns and step["ready_us"].notna().all() else "start_us"
 
 
-def _cost_keys(own: pd.DataFrame) -> list[_CostKey]:
+def cost_keys(own: pd.DataFrame) -> list[_CostKey]:
+    """Kind, ranks and bytes of each collective, which must be known."""
     columns = zip(own["kind"], own["group_size"], own["bytes"], strict=True)
     return [(str(kind), int(ranks), float(size)) for kind, ranks, size in columns]
 
 
-def _by_size(cell: str, own: pd.DataFrame, sources: CostSources, windows: int) -> list[CollectivePrediction]:
+def _by_size(data: CellData, own: pd.DataFrame, sources: CostSources) -> tuple[CollectivePrediction, ...]:
     """A row per kind and size, the largest first."""
-    keys = _cost_keys(own)
+    keys = cost_keys(own)
     rows = []
     for key in dict.fromkeys(keys):
         group = own[[one == key for one in keys]]
-        known = group["transfer_us"].dropna()
-        measured_us = float(known.median()) if len(known) else None
-        one = _prediction(cell, key, sources, len(group) / windows, measured_us)
-        expected_us = _mean(group["predicted_us"])
+        known, (expected_us, alone_us) = (
+            group["transfer_us"].dropna(),
+            map(_mean, (group["predicted_us"], group["alone_us"])),
+        )
         slowest = group[group["match"].notna()].groupby(["repeat", "match"])["duration_us"].max()
         rows.append(
             replace(
-                one,
-                in_step_us=expected_us if expected_us != _mean(group["alone_us"]) else None,
+                _prediction(data, key, sources, len(group) / len(data.whole_windows)),
+                measured_us=float(known.median()) if len(known) else None,
+                in_step_us=expected_us if expected_us != alone_us else None,
                 measured_slowest_us=float(slowest.median()) if len(slowest) and len(known) else None,
             )
         )
-    return sorted(rows, key=lambda row: -row.size_bytes)
+    return tuple(sorted(rows, key=lambda row: -row.size_bytes))
 
 
-def _prediction(
-    cell: str, key: _CostKey, sources: CostSources, per_step: float, measured_us: float | None
-) -> CollectivePrediction:
+def _mean(column: pd.Series) -> float | None:
+    return float(column.mean()) if column.notna().all() else None
+
+
+def _prediction(data: CellData, key: _CostKey, sources: CostSources, per_step: float) -> CollectivePrediction:
+    """What is predicted of one kind and size, nothing being measured."""
     kind, ranks, size = key
     predicted_us = sources.cost(*key, "shortest")
     return CollectivePrediction(
-        cell=cell,
+        cell=data.cell.name,
         kind=kind,
         size_bytes=size,
         ranks=ranks,
         per_step=per_step,
-        measured_us=measured_us,
+        measured_us=None,
         predicted_us=predicted_us,
         reason=sources.why_unknown(kind, ranks) if predicted_us is None else "",
         extrapolated=sources.extrapolated(*key),
         predicted_slowest_us=sources.cost(*key) if sources.source(ranks) == "calibration" else None,
     )
-
-
-def _mean(column: pd.Series) -> float | None:
-    return float(column.mean()) if column.notna().all() else None
 
 
 def by_nccl(data: CellData) -> bool:
@@ -263,18 +252,24 @@ def model_sizes(data: CellData) -> ParameterSizes | None:
 
 
 def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:
-    """Each micro-batch of a step moves all parameters and gradients."""
+    """Each micro-batch of a step moves all parameters and gradients; by NCCL with a row per kind and size of chunk.
+
+    The times of chunks are not measured, since the kernels have no size.
+    """
     sizes, devices, passes = model_sizes(data), data.cell.devices, data.cell.options.accumulate
-    if sizes is None:
-        return _unknown(None, "traces do not hold the sizes of the model's tensors")
-    if not sizes.parameter_tensors:
-        return _unknown(None, "the run does not hold the sizes of the model's tensors")
+    if sizes is None or not sizes.parameter_tensors:
+        holds = "traces do" if sizes is None else "the run does"
+        return _unknown(None, f"{holds} not hold the sizes of the model's tensors")
     sent = broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors)
     reduced = reduce_chunks(sizes.parameter_tensors)
     if by_nccl(data):
         once = dp_nccl_us(sent, reduced, devices, sources.cost)
         moved = passes * once if once is not None else None
-        rows = tuple(_dp_rows(data, sources, {"broadcast": sent, "reduce": reduced}))
+        chunks = Counter((kind, size) for kind, own in (("broadcast", sent), ("reduce", reduced)) for size in own)
+        rows = tuple(
+            _prediction(data, (kind, devices, float(size)), sources, count * passes)
+            for (kind, size), count in sorted(chunks.items(), key=lambda item: -item[0][1])
+        )
         reason = "; ".join(dict.fromkeys(row.reason for row in rows if row.reason))
         return CellPrediction(sources.source(devices), moved, moved, rows, reason, reason)
     link = sources.link(devices)
@@ -282,11 +277,3 @@ def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:
         return _unknown(None, "moved by copies between devices, which no calibration measures: give --link")
     moved = passes * dp_peer_copies_us(sent, reduced, devices, link.gb_per_s)
     return CellPrediction("specification", moved, moved, (), "", "")
-
-
-def _dp_rows(data: CellData, sources: CostSources, chunks: dict[str, list[int]]) -> Iterator[CollectivePrediction]:
-    """A row per kind and size of chunk, the largest first; their times are not measured, since the kernels have no size."""
-    counts = Counter((kind, size) for kind, sizes in chunks.items() for size in sizes)
-    for (kind, size), count in sorted(counts.items(), key=lambda item: -item[0][1]):
-        key = (kind, data.cell.devices, float(size))
-        yield _prediction(data.cell.name, key, sources, count * data.cell.options.accumulate, None)

@@ -18,29 +18,33 @@ from dpscope.analysis.cells.columns import (
     Predictions,
     Times,
 )
+from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.stats.samples import Estimate, Interval, Range
 from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.ledger import Ledger
 
 Value = str | float | bool | None
+NO_SAME_BATCH = "no single-device cell with the same options at this batch per device"
+NO_GLOBAL_BATCH = "no single-device cell with the same options at the global batch"
 
 
 @dataclass(frozen=True)
 class CellRow(Checks, Learning, DeviceUse, Bandwidths, Predictions, Estimates, Communication, Times, Identity):
-    """One cell of the comparison: a field for each column, None where missing.
+    """One cell of the comparison: a field for each column, None where missing; `bounds` has the columns that bound others.
 
     `reasons` has for each missing column why; `ledger` is where the cell's traced step goes, `contentions` what slows its
     compute, None where no step was traced. (A dataclass takes the fields of its last base first.)
     """
 
+    bounds: Mapping[str, float | None] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     ledger: Ledger | None = None
     contentions: Contentions | None = None
 
     def value(self, column: str) -> Value:
         """The value of a column named at run time; one that is known beforehand is an attribute."""
-        value: Value = getattr(self, column)
+        value: Value = getattr(self, column) if column in _TYPES else self.bounds.get(column)
         return value
 
     def number(self, column: str) -> float | None:
@@ -67,10 +71,13 @@ class RowBuilder:
     reasons: dict[str, str] = field(default_factory=dict)
     ledger: Ledger | None = None
     contentions: Contentions | None = None
+    predictions: tuple[CollectivePrediction, ...] = ()  # of its collectives
 
     def row(self) -> CellRow:
         """The row as far as it is filled."""
-        return CellRow(**self.values, reasons=self.reasons, ledger=self.ledger, contentions=self.contentions)
+        own = {name: value for name, value in self.values.items() if name in _TYPES}
+        bounds = {name: value for name, value in self.values.items() if name not in _TYPES}
+        return CellRow(**own, bounds=bounds, reasons=self.reasons, ledger=self.ledger, contentions=self.contentions)
 
     def number(self, column: str) -> float | None:
         """A number that was put before."""
@@ -81,7 +88,7 @@ class RowBuilder:
         """Set values; None is missing for this reason."""
         for column, value in values.items():
             known = plain(value)
-            assert known is None or isinstance(known, _TYPES[column]), (column, value)
+            assert known is None or isinstance(known, _TYPES.get(column, float | int)), (column, value)
             self.values[column] = known
             if known is None:
                 self.reasons[column] = reason

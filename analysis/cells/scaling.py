@@ -1,14 +1,15 @@
 """Speedups of a run's cells over device counts, with intervals, and the laws that its points allow."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from dpscope.analysis.cells.row import ratio as over
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.variant_savings import series_variant
-from dpscope.analysis.stats.samples import Estimate, Samples, Spread, pooled_median, ratio_estimate
+from dpscope.analysis.stats.samples import Estimate, Spread, pooled_median, ratio_estimate
 from dpscope.analysis.stats.scaling_laws import (
     Scaling,
     ScalingFit,
@@ -86,35 +87,24 @@ def scaling_series(
     """Every series with a single-device cell to stand against.
 
     `single_device_baselines` gives a cell's single-device counterparts by batch size, `spread` is that of all cells' repeats.
+    A series goes on to more nodes where more devices need them; the same devices over more nodes than the fewest on which they
+    were measured (2 x 2 versus 1 x 4) form a separate one.
     """
-    groups: dict[tuple[CellStrategy, str, Scaling, int], list[CellData]] = {}
-    fewest = _fewest_nodes(measured)
+    fewest: dict[object, int] = {}
+    for data in measured:
+        kind = msgspec.structs.replace(data.planned, nodes=1)
+        fewest[kind] = min(data.nodes, fewest.get(kind, data.nodes))
+    groups: dict[tuple[CellStrategy, str, Scaling, int], list[tuple[CellData, CellData]]] = {}
     for data in measured:
         cell = data.planned
-        if cell.devices == 1:
-            continue
         kinds: tuple[tuple[Scaling, int], ...] = (("weak", cell.batch_size), ("strong", cell.global_batch_size))
-        for scaling, batch in kinds:
+        for scaling, batch in kinds if cell.devices > 1 else ():
             if (single := single_device_baselines(cell).get(batch)) is not None:
-                spread_wider = data.nodes > fewest[cell.strategy, cell.variant, cell.devices, cell.batch_size]
                 variant = series_variant(cell, single.planned)
-                variant = f"{variant} over {data.nodes} nodes".strip() if spread_wider else variant
-                groups.setdefault((cell.strategy, variant, scaling, batch), []).append(data)
-    return tuple(
-        _series(*key, single_device_baselines(group[0].planned)[key[3]], group, spread) for key, group in groups.items()
-    )
-
-
-def _fewest_nodes(measured: Sequence[CellData]) -> dict[tuple[CellStrategy, str, int, int], int]:
-    """On how few nodes each device count was measured: a series goes on to more nodes where more devices need them.
-
-    The same devices over more nodes (2 x 2 versus 1 x 4) form a separate series.
-    """
-    fewest: dict[tuple[CellStrategy, str, int, int], int] = {}
-    for data in measured:
-        key = (data.planned.strategy, data.planned.variant, data.cell.devices, data.planned.batch_size)
-        fewest[key] = min(data.nodes, fewest.get(key, data.nodes))
-    return fewest
+                if data.nodes > fewest[msgspec.structs.replace(cell, nodes=1)]:
+                    variant = f"{variant} over {data.nodes} nodes".strip()
+                groups.setdefault((cell.strategy, variant, scaling, batch), []).append((data, single))
+    return tuple(_series(*key, group[0][1], [data for data, _ in group], spread) for key, group in groups.items())
 
 
 def _series(
@@ -126,38 +116,28 @@ def _series(
     cells: list[CellData],
     spread: Spread,
 ) -> ScalingSeries:
-    ordered = sorted(cells, key=lambda data: data.cell.devices)
-    alone = _known(single.step_samples())
-    several = {data.cell.devices: _known(data.step_samples()) for data in ordered}
-    draws = speedup_draws(alone, several, scaling, spread)
-    speedups = {devices: _speedup(alone, repeats, devices, scaling) for devices, repeats in several.items()}
-    points = []
-    for data in ordered:
-        devices = data.cell.devices
-        against = ratio_estimate(alone, several[devices], spread)
-        times = devices if scaling == "weak" else 1
-        low, high = (end * times if end is not None else None for end in (against.low, against.high))
+    alone, t_1_us = single.step_samples(), pooled_median(single.step_samples())
+    assert t_1_us is not None  # a measured cell has samples
+    speedups, several, points = {}, {}, []
+    for data in sorted(cells, key=lambda data: data.cell.devices):
+        devices, samples = data.cell.devices, data.step_samples()
+        t_n_us, against = pooled_median(samples), ratio_estimate(alone, samples, spread)
+        assert t_n_us is not None
+        weak = scaling == "weak"
+        speedup = scaled_speedup(t_1_us, t_n_us, devices) if weak else strong_speedup(t_1_us, t_n_us)
+        bounds = against.times(devices if weak else 1)
         points.append(
             ScalingPoint(
                 cell=data.cell.name,
                 devices=devices,
-                speedup=Estimate(speedups[devices], low, high, sum(map(len, several[devices]))),
-                serial_fraction=fraction if (fraction := karp_flatt(speedups[devices], devices)) <= 1 else None,
+                speedup=Estimate(speedup, bounds.low, bounds.high, sum(map(len, samples))),
+                serial_fraction=fraction if (fraction := karp_flatt(speedup, devices)) <= 1 else None,
                 nodes=data.nodes,
             )
         )
+        speedups[devices], several[devices] = speedup, samples
+    draws = speedup_draws(alone, several, scaling, spread)
     return ScalingSeries(strategy, variant, scaling, batch_size, tuple(points), fit_scaling(speedups, scaling, draws))
-
-
-def _known(repeats: Iterable[Samples]) -> list[Samples]:
-    return [repeat for repeat in repeats if len(repeat)]
-
-
-def _speedup(alone: Sequence[Samples], repeats: Sequence[Samples], devices: int, scaling: Scaling) -> float:
-    t_1_us, t_n_us = pooled_median(alone), pooled_median(repeats)
-    assert t_1_us is not None  # a measured cell has samples
-    assert t_n_us is not None
-    return scaled_speedup(t_1_us, t_n_us, devices) if scaling == "weak" else strong_speedup(t_1_us, t_n_us)
 
 
 def scaling_choices(measured: Sequence[CellData], spread: Spread) -> tuple[ScalingChoice, ...]:

@@ -1,6 +1,6 @@
 """The step time and memory of a strategy versus the plainer one: FSDP versus DDP, DDP on one device versus none."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,44 +41,38 @@ class StrategyCost:
 def strategy_costs(
     measured: Sequence[CellData], rows: Mapping[str, CellRow], spread: Spread
 ) -> tuple[StrategyCost, ...]:
-    """Each measured cell with its plainer one: DDP for FSDP and replicate, a single device for DDP on one device."""
-    return tuple(_cost(cell, data, other, rows, spread) for cell, data, other in _pairs(measured))
+    """Each measured cell with its plainer one: DDP for FSDP and replicate, a single device for DDP on one device.
 
-
-def _pairs(measured: Sequence[CellData]) -> Iterator[tuple[Cell, CellData, CellData]]:
-    planned = [(data.cell, data) for data in measured if isinstance(data.cell, Cell)]
-    for cell, data in planned:
-        plainer = _plainer(cell)
-        for other_cell, other in planned:
-            if plainer is not None and plainer == other_cell:
-                yield cell, data, other
-
-
-def _plainer(cell: Cell) -> Cell | None:
-    """The cell that another is compared with, itself with DDP's defaults."""
-    kept = shared_options(cell.options)
-    if cell.traits.sharded:  # DDP's hook of the same type, in which both then reduce
-        kept = msgspec.structs.replace(kept, comm_hook=cell.options.comm_hook)
-    plainer = cell.traits.plainer
-    if plainer is None or (traits_of(plainer).baseline and cell.devices > 1):
-        return None
-    return Cell(strategy=plainer, devices=cell.devices, batch_size=cell.batch_size, options=kept, nodes=cell.nodes)
-
-
-def _cost(cell: Cell, data: CellData, other: CellData, rows: Mapping[str, CellRow], spread: Spread) -> StrategyCost:
-    more, less = rows[other.cell.name], rows[cell.name]
-    memory: Literal["peak", "state"] = "peak"
-    saved = minus(more.peak_allocated_bytes, less.peak_allocated_bytes)
-    if saved is None:
-        saved, memory = minus(more.state_bytes, less.state_bytes), "state"
-    return StrategyCost(
-        cell=cell.name,
-        against=other.cell.name,
-        strategy=cell.strategy,
-        devices=cell.devices,
-        batch_size=cell.batch_size,
-        ratio=ratio_estimate(data.step_samples(), other.step_samples(), spread),
-        saved_bytes=saved,
-        memory=memory,
-        nodes=data.nodes,
-    )
+    The plainer one has DDP's defaults; that of a sharded cell DDP's hook of the same type, in which both then reduce.
+    """
+    planned = {data.cell: data for data in measured if isinstance(data.cell, Cell)}
+    costs = []
+    for cell, data in planned.items():
+        plainer = cell.traits.plainer
+        if plainer is None or (traits_of(plainer).baseline and cell.devices > 1):
+            continue
+        kept = shared_options(cell.options)
+        if cell.traits.sharded:
+            kept = msgspec.structs.replace(kept, comm_hook=cell.options.comm_hook)
+        other = planned.get(Cell(plainer, cell.devices, cell.batch_size, options=kept, nodes=cell.nodes))
+        if other is None:
+            continue
+        more, less = rows[other.cell.name], rows[cell.name]
+        memory: Literal["peak", "state"] = "peak"
+        saved = minus(more.peak_allocated_bytes, less.peak_allocated_bytes)
+        if saved is None:
+            saved, memory = minus(more.state_bytes, less.state_bytes), "state"
+        costs.append(
+            StrategyCost(
+                cell=cell.name,
+                against=other.cell.name,
+                strategy=cell.strategy,
+                devices=cell.devices,
+                batch_size=cell.batch_size,
+                ratio=ratio_estimate(data.step_samples(), other.step_samples(), spread),
+                saved_bytes=saved,
+                memory=memory,
+                nodes=data.nodes,
+            )
+        )
+    return tuple(costs)

@@ -57,44 +57,36 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Action:
 
     On a CPU nothing is recommended about idle time, in which other processes used the cores.
     """
-    larger = _larger_batch(rows, situation)
-    if larger is not None:
+    chosen, ledger = situation.chosen, situation.chosen.ledger
+    if (larger := _larger_batch(rows, situation)) is not None:
         return larger
     if situation.slower:
         return Action(
             "Train on one device, or try a larger batch or model: this step is too short to split "
-            f"({show_time(situation.chosen.step_us)}).",
+            f"({show_time(chosen.step_us)}).",
             "shown",
         )
-    if (slowed := slowed_by_tracing(situation.chosen)) is not None:
+    if (slowed := slowed_by_tracing(chosen)) is not None:
         return Action(
             "Measure with a larger batch or model, whose operations take longer than tracing them: a traced step takes "
             f"{slowed:.2f}x as long as an untraced one, so no saving can be stated.",
             "not_measured",
         )
-    ledger = situation.chosen.ledger
     parts = sorted(_parts(rows, situation, ledger), key=lambda one: -one.us) if ledger is not None else []
     if ledger is None or not parts:
         return Action("Measure the cell again: its trace does not show where the step's time goes.", "not_measured")
-    part, step = parts[0], ledger.traced_step_us
+    part, step, time = parts[0], ledger.traced_step_us, show_time(parts[0].us)
     if part.us < NOTABLE_SAVING * step:
-        return Action(
-            f"Nothing stands out: the largest part that could be removed, {part.name}, is {show_time(part.us)} "
-            f"({part.us / step:.1%} of the step).",
-            "traced_means",
-            part.name,
-            part.us,
+        text = (
+            f"Nothing stands out: the largest part that could be removed, {part.name}, is {time} ({part.us / step:.1%} of the "
+            "step)."
         )
-    second = [one for one in parts[1:] if one.us >= _AS_MUCH * part.us]
-    nearly = f" Nearly as much is {second[0].name} ({show_time(second[0].us)})." if second else ""
+        return Action(text, "traced_means", part.name, part.us)
+    second = next((one for one in parts[1:] if one.us >= _AS_MUCH * part.us), None)
+    nearly = f" Nearly as much is {second.name} ({show_time(second.us)})." if second else ""
     bound = "This saves at most" if part.removed else f"{part.name.capitalize()} takes"
-    return Action(
-        f"{part.advice} {bound} {show_time(part.us)} of {with_article(show_time(step))} traced step "
-        f"({part.us / step:.0%}).{nearly}",
-        "traced_means",
-        part.name,
-        part.us,
-    )
+    share = f"{with_article(show_time(step))} traced step ({part.us / step:.0%})"
+    return Action(f"{part.advice} {bound} {time} of {share}.{nearly}", "traced_means", part.name, part.us)
 
 
 def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Action | None:
@@ -108,7 +100,7 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Action | Non
         for row in rows
         if (row.strategy, row.devices) == (chosen.strategy, chosen.devices)
         and (row.batch_size or 0) > batch
-        and (row.samples_per_s_low or 0.0) > BATCH_GAIN * (chosen.samples_per_s_high or rate)
+        and (row.number("samples_per_s_low") or 0.0) > BATCH_GAIN * (chosen.number("samples_per_s_high") or rate)
     ]
     if not alike:
         return None
@@ -123,26 +115,20 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Action | Non
 
 def _parts(rows: Sequence[CellRow], situation: Situation, ledger: Ledger) -> list[_Part]:
     chosen = situation.chosen
-    loaded, unloaded = chosen.step_us, chosen.step_without_wait_us
     parts = _copies(rows, chosen, ledger) if traits_of(chosen.strategy).one_process else _exposed(situation, ledger)
-    if loaded is not None and unloaded is not None:
-        parts.append(
-            _Part(
-                loaded - unloaded, "waiting for the loader", "Feed the devices faster: more loader workers (--workers)."
-            )
-        )
+    if chosen.step_us is not None and chosen.step_without_wait_us is not None:
+        loader_us = chosen.step_us - chosen.step_without_wait_us
+        feed = "Feed the devices faster: more loader workers (--workers)."
+        parts.append(_Part(loader_us, "waiting for the loader", feed))
     if ledger.idle_us is not None and situation.on_device:
-        parts.append(_Part(ledger.idle_us, IDLE, _idle_advice(situation, ledger)))
+        unlaunched = ledger.unlaunched_us
+        nothing = f": for {show_time(unlaunched)} of a step nothing was launched" if unlaunched else ""
+        advice = f"Check what the host does between launches; the devices are idle{nothing}."
+        if situation.launch_bound:
+            less = "give the host less to launch (torch.compile, CUDA graphs)"
+            advice = f"The step is launch-bound: choose a larger batch, or {less}."
+        parts.append(_Part(ledger.idle_us, IDLE, f"{advice}{_late_and_idle(situation, ledger)}"))
     return parts
-
-
-def _idle_advice(situation: Situation, ledger: Ledger) -> str:
-    unlaunched = ledger.unlaunched_us
-    if situation.launch_bound:
-        advice = "The step is launch-bound: choose a larger batch, or give the host less to launch (torch.compile, CUDA graphs)"
-        return f"{advice}{_itself(situation, '; ')}."
-    nothing = f": for {show_time(unlaunched)} of a step nothing was launched" if unlaunched else ""
-    return f"Check what the host does between launches; the devices are idle{nothing}{_itself(situation, 'and ')}."
 
 
 def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> list[_Part]:
@@ -150,20 +136,19 @@ def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> list[_P
     if ledger.exposed_other_us is None:
         return []
     alike = [row for row in rows if (row.devices, row.batch_size) == (chosen.devices, chosen.batch_size)]
-    if any(traits_of(row.strategy).reducer for row in alike):
+    with_ddp = any(traits_of(row.strategy).reducer for row in alike)
+    advice = "Use DDP: DP copies the model in every step, and hides none of that."
+    if with_ddp:
         advice = (
             "Raise the batch per device, so that each copy of the model serves more samples: DDP, which makes none, is not "
             "significantly faster here."
         )
-        return [_Part(ledger.exposed_other_us, UNSPLIT, advice, removed=False)]
-    return [
-        _Part(ledger.exposed_other_us, UNSPLIT, "Use DDP: DP copies the model in every step, and hides none of that.")
-    ]
+    return [_Part(ledger.exposed_other_us, UNSPLIT, advice, removed=not with_ddp)]
 
 
 def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
     """Waiting, transfer and other communication, each with what removes it."""
-    late, strategy = situation.late, situation.chosen.strategy
+    late, known = situation.late, is_known(situation.chosen.strategy)  # else the traces do not show the parallelism
     other, wait, transfer = ledger.exposed_other_us, ledger.exposed_wait_us, ledger.exposed_transfer_us
     if wait is None or transfer is None:
         advice = "Trace every rank: without all of them, waiting for a late rank cannot be separated from transfer."
@@ -171,60 +156,39 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
             reason, next_step = situation.not_split.reason, situation.not_split.next_step
             advice = f"{sentence(next_step)} Waiting cannot be separated from transfer, because {reason}."
         return [_Part(other, UNSPLIT, advice, removed=False)] if other is not None else []
-    kinds = ledger.other_by_kind_us
-    broadcasts = kinds.get("broadcast", 0.0)
-    waiting = wait + (
-        broadcasts if late is not None and late.significant else 0.0
-    )  # broadcasts also wait for a late rank
-    parts = [
-        _Part(waiting, WAITING, _wait_advice(situation)),
-        _Part(
-            transfer,
-            TRANSFER,
-            "Hide or shrink the transfers: a larger batch, gradient accumulation, fp16 gradients, or a faster link."
-            if is_known(strategy)  # else the traces do not show the parallelism
-            else "Hide or shrink the transfers: a larger batch or a faster link.",
-        ),
-    ]
-    for kind, us in kinds.items():
-        if kind == "broadcast" and late is None:
-            how = "--broadcast-buffers off measures it"
-            how = in_a_script("--broadcast-buffers off") if situation.of_script else how
-            parts.append(
-                _Part(
-                    us,
-                    other_part(kind),
-                    f"Try DDP without broadcasting buffers ({how}): each step waits for rank 0."
-                    if is_known(strategy)
-                    else "Check what the broadcasts carry: each step waits for their root.",
-                )
-            )
-        elif kind != "broadcast":
+    wait_advice = (
+        "No single rank causes the waiting. Look for what differs between steps (input lengths, loader, other load); a "
+        "faster link does not shorten it."
+    )
+    if late is not None:
+        why = f"Find out why rank {late.rank} arrives late{late.certainty}; a faster link does not shorten this."
+        wait_advice = f"{why}{_late_and_idle(situation, ledger)}"
+        if late.significant:  # broadcasts also wait for a late rank
+            wait += ledger.other_by_kind_us.get("broadcast", 0.0)
+    smaller = "gradient accumulation, fp16 gradients, or a faster link" if known else "or a faster link"
+    hide = f"Hide or shrink the transfers: a larger batch{',' if known else ''} {smaller}."
+    parts = [_Part(wait, WAITING, wait_advice), _Part(transfer, TRANSFER, hide)]
+    option = "--broadcast-buffers off"
+    how = in_a_script(option) if situation.of_script else f"{option} measures it"
+    for kind, us in ledger.other_by_kind_us.items():
+        if kind != "broadcast":
             parts.append(_Part(us, other_part(kind), f"Check which {kind} operations are exposed."))
+        elif late is None:
+            advice = f"Try DDP without broadcasting buffers ({how}): each step waits for rank 0."
+            carried = "Check what the broadcasts carry: each step waits for their root."
+            parts.append(_Part(us, other_part(kind), advice if known else carried))
     return parts
 
 
-def _wait_advice(situation: Situation) -> str:
+def _late_and_idle(situation: Situation, ledger: Ledger) -> str:
+    """A sentence stating that the late rank's device is itself idle for a large part of a step."""
     late = situation.late
-    if late is None:
-        return (
-            "No single rank causes the waiting. Look for what differs between steps (input lengths, loader, other load); a "
-            "faster link does not shorten it."
-        )
-    why = f"Find out why rank {late.rank} arrives late{late.certainty}{_itself(situation, 'it ')}"
-    return f"{why}; a faster link does not shorten this."
-
-
-def _itself(situation: Situation, subject: str) -> str:
-    """A clause stating that the late rank's device is itself idle for a large part of a step."""
-    late, ledger = situation.late, situation.chosen.ledger
-    if late is None or ledger is None or not situation.on_device:
+    if late is None or not situation.on_device:
         return ""
     idle, what = (late.unlaunched_us, "without a launch") if late.unlaunched_us else (late.idle_us, "idle")
     if idle is None or idle < _IDLE_ITSELF * ledger.traced_step_us:
         return ""
-    who = f"rank {late.rank}, which the others wait for, is" if subject == "and " else "it is"
-    return f", {'and ' if subject == 'and ' else ''}{who} itself {what} for {show_time(idle)} of a step"
+    return f" Rank {late.rank}, which the others wait for, is itself {what} for {show_time(idle)} of a step."
 
 
 _ARGUMENTS = (

@@ -87,22 +87,19 @@ class Verdict:
         return tuple(one for one in (self.caveat, self.unsteady) if one is not None)
 
     def record(self) -> dict[str, object]:
-        """The verdict for JSON output: texts by question, and the facts."""
+        """The verdict for JSON output: texts by question, and the facts; of the ledger intervals as pairs, ranks as text."""
+        content = None
+        if self.ledger is not None:
+            content = asdict(self.ledger)
+            content["intervals"] = {name: list(bounds) for name, bounds in self.ledger.intervals.items()}
+            content["wait_by_rank_us"] = {str(rank): time for rank, time in self.ledger.wait_by_rank_us.items()}
         return {
             **{name: getattr(self, name).text for name in ("which", "cost", "shortcuts", "action")},
             **{name: getattr(self, name) for name in ("caveat", "unsteady", "strategy", "cell", "part", "saves_us")},
             "late_rank": self.late.rank if self.late is not None else None,
             "late_share": self.late.share if self.late is not None else None,
-            "ledger": ledger_record(self.ledger) if self.ledger is not None else None,
+            "ledger": content,
         }
-
-
-def ledger_record(ledger: Ledger) -> dict[str, object]:
-    """A ledger as plain data: intervals as pairs, ranks as text."""
-    content = asdict(ledger)
-    content["intervals"] = {name: list(bounds) for name, bounds in ledger.intervals.items()}
-    content["wait_by_rank_us"] = {str(rank): time for rank, time in ledger.wait_by_rank_us.items()}
-    return content
 
 
 @dataclass(frozen=True)
@@ -121,17 +118,13 @@ class TracedFacts:
 def traces_verdict(facts: TracedFacts, shortcuts: str | None = None) -> Verdict:
     """The verdict on a job of foreign traces; `shortcuts` compares them with models, None without models."""
     job, ledger = facts.job, facts.ledger
-    which = Answer(ONE_JOB, "not_measured")
-    caveat = None if facts.on_device else ON_CPU
-    nothing_moved = (
-        facts.communication_known and not facts.has_collectives and not (ledger is not None and ledger.exposed_us)
-    )
+    which, caveat = Answer(ONE_JOB, "not_measured"), None if facts.on_device else ON_CPU
+    exposed = ledger is not None and ledger.exposed_us
+    nothing_moved = facts.communication_known and not facts.has_collectives and not exposed
     if job.devices < 2 or ledger is None or nothing_moved:
-        cost = (
-            _no_collective(facts)
-            if job.devices < 2 or nothing_moved
-            else f"It was not measured: the traces of {job.name} do not show it."
-        )
+        cost = f"It was not measured: the traces of {job.name} do not show it."
+        if job.devices < 2 or nothing_moved:
+            cost = f"There is no collective in {'this trace' if job.processes == 1 else 'these traces'}{_idle(facts)}."
         action = Answer("Trace every rank of a job on several devices.", "not_measured")
         return Verdict(which, Answer(cost, "not_measured"), Answer(NO_SHORTCUT, "not_measured"), action, caveat)
     chosen = CellRow(cell=job.name, strategy=job.strategy, devices=job.devices, ledger=ledger)
@@ -153,16 +146,14 @@ def traces_verdict(facts: TracedFacts, shortcuts: str | None = None) -> Verdict:
     )
 
 
-def _no_collective(facts: TracedFacts) -> str:
-    """A sentence for traces without collectives, with the share of a step in which the devices are idle."""
-    job, ledger = facts.job, facts.ledger
-    which = "this trace" if job.processes == 1 else "these traces"
+def _idle(facts: TracedFacts) -> str:
+    """A clause with the share of a step in which the devices are idle."""
+    ledger = facts.ledger
     if ledger is None or ledger.idle_us is None or not facts.on_device or not ledger.traced_step_us:
-        return f"There is no collective in {which}."
-    share = ledger.idle_us / ledger.traced_step_us
-    devices = "the device is" if job.devices == 1 else "the devices are"
+        return ""
+    devices = "the device is" if facts.job.devices == 1 else "the devices are"
     times = f"{show_time(ledger.idle_us)} of {with_article(show_time(ledger.traced_step_us))} step"
-    return f"There is no collective in {which}; {devices} idle {share:.0%} of the time ({times})."
+    return f"; {devices} idle {ledger.idle_us / ledger.traced_step_us:.0%} of the time ({times})"
 
 
 def cost_answer(chosen: CellRow, late: LateRank | None, launch_bound: bool = False) -> Answer:
@@ -194,54 +185,51 @@ def shortcuts_text(row: CellRow, data: "CellData", rate: "RingRate | None" = Non
 
 
 def _subtraction(row: CellRow, data: "CellData") -> str:
-    ledger, devices = row.ledger, data.cell.devices
-    name, estimate = f"T_{devices} - T_1", row.same_local_batch_us
-    exposed = ledger.exposed_us if ledger is not None else None
+    name, estimate, bounds = (
+        f"T_{data.cell.devices} - T_1",
+        row.same_local_batch_us,
+        row.interval("same_local_batch_us"),
+    )
+    exposed = row.ledger.exposed_us if row.ledger is not None else None
     if estimate is None:
         return f"{name} is unknown: {row.reasons.get('same_local_batch_us', 'no single-device cell was measured')}."
     result = f"{name} gives {show_time(estimate)}"
     if slowed_by_tracing(row) is not None:
         return f"{result}, which cannot be checked because tracing slows the step too much."
-    if exposed is None or ledger is None:
+    if exposed is None:
         return f"{result}; the traces do not show what is exposed."
     if abs(estimate - exposed) <= CLOSE * exposed:
         return f"{result}, close to the {show_time(exposed)} measured as exposed."
     negative = ", which cannot be a time," if estimate < 0 else ""
     times = f", {estimate / exposed:.2g} times" if estimate > 1.5 * exposed > 0 else f"{negative} against"
-    bounds = row.interval("same_local_batch_us")
     compared = f"{result}{times} the {show_time(exposed)} measured as exposed"
     if bounds and bounds.low <= exposed <= bounds.high:
         return f"{compared}; its 95% interval, {show_time(bounds.low)} to {show_time(bounds.high)}, includes that."
-    return f"{compared}{_why(row, ledger, data, estimate - exposed)}."
+    return f"{compared}{_why(row, data.on_device, estimate - exposed)}."
 
 
-def _why(row: CellRow, ledger: Ledger, data: "CellData", error_us: float) -> str:
+def _why(row: CellRow, on_device: bool, error_us: float) -> str:
     """The largest term of T_N - T_1 = exposed + slowdown + change of idle + change of tracer that has the error's sign.
 
     If it exceeds the error, the largest term of the other sign is named too, which offsets most of the excess.
     """
-    slower = "compute that runs slower" + (" than on one device" if data.on_device else " on shared cores")
+    slower = "compute that runs slower" + (" than on one device" if on_device else " on shared cores")
     terms = (
-        (ledger.slowdown_us, slower, "compute that is shorter than on one device"),
+        (row.ledger.slowdown_us if row.ledger else None, slower, "compute that is shorter than on one device"),
         (row.added_idle_us, "idle time that one device does not have", "less idle time than on one device"),
         (row.added_tracer_us, "time that traced steps do not show", "time that only tracing adds"),
     )
     known = [(value, more if value > 0 else less) for value, more, less in terms if value]
-    same = [term for term in known if term[0] * error_us > 0]
-    if not same:
+    known.sort(key=lambda term: -abs(term[0]))
+    value, text = next((term for term in known if term[0] * error_us > 0), (0.0, ""))
+    if not value:
         return ""
-    value, text = max(same, key=_size)
     part = "most" if abs(value) >= _MOST * abs(error_us) else "the largest part"
-    opposite = [term for term in known if term[0] * error_us < 0]
+    offset_us, what = next((term for term in known if term[0] * error_us < 0), (0.0, ""))
     offset = ""
-    if opposite and abs(value) > (1 + CLOSE) * abs(error_us):
-        offset_us, what = max(opposite, key=_size)
+    if what and abs(value) > (1 + CLOSE) * abs(error_us):
         offset = f"; {what} offsets {show_time(abs(offset_us))} of it"
     return f": {part} of the difference is {text} ({show_time(abs(value))}{offset})"
-
-
-def _size(term: tuple[float, str]) -> float:
-    return abs(term[0])
 
 
 def _ring(row: CellRow, data: "CellData", rate: "RingRate | None") -> str:
@@ -249,28 +237,22 @@ def _ring(row: CellRow, data: "CellData", rate: "RingRate | None") -> str:
     if ring is None:
         return f"The ring formula does not apply: {row.reasons.get('ring_us', NA)}."
     of_link = row.ring_source == "specification"
-    known = "" if rate is None else f" {rate.gb_per_s:.3g} GB/s{' of the link' if of_link else ''}"
-    result = f"The ring formula gives {show_time(ring)} at {'the' if of_link else 'the calibrated'}{known or ' rate'}"
+    known = " rate" if rate is None else f" {rate.gb_per_s:.3g} GB/s{' of the link' if of_link else ''}"
+    result = f"The ring formula gives {show_time(ring)} at {'the' if of_link else 'the calibrated'}{known}"
     if transfer is None or row.ring_error_us is None:
         return f"{result}; the transfer time is unknown ({row.reasons.get('ring_error_us', 'ranks are missing')})."
     if abs(ring - transfer) <= CLOSE * transfer:
         return f"{result}, close to the {show_time(transfer)} that the transfers took."
-    return f"{result}; the transfers took {show_time(transfer)}{_ring_reason(row, data, transfer - ring)}."
-
-
-def _ring_reason(row: CellRow, data: "CellData", more_us: float) -> str:
-    if more_us < 0:
-        return ", less: the link is faster than that rate"
-    total = row.transfer_us or 0.0
-    size, rate = row.bytes_per_step, row.algbw_gb_per_s
-    busy = size / rate / 1e3 if size is not None and rate else None  # us in which at least one all-reduce transfers
-    if busy is not None and total - busy >= _CONCURRENT * more_us:
+    size, algbw, why = row.bytes_per_step, row.algbw_gb_per_s, ""
+    busy = size / algbw / 1e3 if size is not None and algbw else None  # us in which at least one all-reduce transfers
+    if transfer < ring:
+        why = ", less: the link is faster than that rate"
+    elif busy is not None and transfer - busy >= _CONCURRENT * (transfer - ring):
         most = int(data.collectives["concurrent"].max()) + 1 if "concurrent" in data.collectives else 2
         count = {2: "two", 3: "three", 4: "four"}.get(most, str(most))
-        return f" because {'up to ' * (most > 2)}{count} all-reduces were in flight at once"
-    hidden = row.hidden_us
-    if hidden is not None and hidden >= _MOST * total:
-        return " because compute ran at the same time"
-    if row.ring_source == "specification":
-        return ": a specification does not include latency and protocol overhead"
-    return ""
+        why = f" because {'up to ' * (most > 2)}{count} all-reduces were in flight at once"
+    elif row.hidden_us is not None and row.hidden_us >= _MOST * transfer:
+        why = " because compute ran at the same time"
+    elif of_link:
+        why = ": a specification does not include latency and protocol overhead"
+    return f"{result}; the transfers took {show_time(transfer)}{why}."

@@ -4,13 +4,14 @@ By definition of the step, the error relative to exposed communication is exactl
 waiting, the loader and imbalance explain those terms, or the difference from all communication.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.cells.subtraction import FORMULAS, METHODS
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_time
+from dpscope.analysis.text.units import NA, choose_unit, show, show_time
 
 NOTABLE = 0.05  # of communication or of the step
 IMBALANCE = 0.1
@@ -26,21 +27,39 @@ class Reason:
 
 
 def reasons(row: CellRow) -> list[Reason]:
-    """The reasons that this cell's measurements show; `row` is the cell's."""
-    found = [*_overlap_and_wait(row), *_terms(row), *_local_batch(row), *_loader(row), *_imbalance(row)]
-    return sorted(found, key=lambda reason: -abs(reason.amount_us))
+    """The reasons that this cell's measurements show, the largest first; terms of the identity if they are significant."""
+    return sorted(_reasons(row), key=lambda reason: -abs(reason.amount_us))
 
 
-def _overlap_and_wait(row: CellRow) -> list[Reason]:
+def _reasons(row: CellRow) -> Iterator[Reason]:
     total, hidden, wait = row.communication_us, row.hidden_us, row.wait_us
-    found = []
     if total and hidden is not None and hidden > NOTABLE * total:
         text = f"{show_time(hidden)} of communication ({hidden / total:.0%}) ran during compute, which a subtraction cannot see"
-        found.append(Reason("overlap", hidden, text))
+        yield Reason("overlap", hidden, text)
     if total and wait is not None and wait > NOTABLE * total:
-        text = f"{show_time(wait)} a step is waiting for a later rank, not transfer"
-        found.append(Reason("wait", wait, text))
-    return found
+        yield Reason("wait", wait, f"{show_time(wait)} a step is waiting for a later rank, not transfer")
+    for term, words in _TERM_WORDS.items():
+        value, bounds = row.number(f"{_TERMS[term]}_us"), row.interval(f"{_TERMS[term]}_us")
+        if value is not None and bounds is not None and not bounds.low <= 0 <= bounds.high:
+            size = show_time(abs(value))
+            amount = size if term == "tracer" else f"{size} {'longer' if value > 0 else 'less'}"
+            within = f"95% interval {show_time(bounds.low)} to {show_time(bounds.high)}"
+            yield Reason(term, value, words.format(amount, within))
+    for method, baseline in (("ideal_split", "t_1(G)/N"), ("same_total", "t_1(G)")):
+        local = row.number(f"{method}_local_batch_us")
+        if local is not None:
+            text = f"{method} uses {baseline} instead of t_1(b), which is {_apart(local)}"
+            yield Reason(f"{method}_local_batch", local, text)
+    waited, step = row.added_data_wait_us, row.step_us
+    if waited is not None and step and abs(waited) >= 0.01 * step:
+        text = f"waiting for the loader takes {_apart(waited)} per step than on one device (mean)"
+        yield Reason("loader", waited, text)
+    spread, excess, compute = row.compute_spread, row.first_device_excess_us, row.compute_us
+    if excess is not None and compute and excess > NOTABLE * compute:
+        yield Reason("imbalance", excess, f"device 0 computes {show_time(excess)} a step longer than the others")
+    elif spread is not None and compute and spread >= IMBALANCE:
+        text = f"compute differs between devices by {spread:.0%} of its mean"
+        yield Reason("imbalance", spread * compute, text)
 
 
 _TERMS = {"compute": "slowdown", "idle": "added_idle", "tracer": "added_tracer"}  # column names without _us
@@ -51,52 +70,8 @@ _TERM_WORDS = {
 }
 
 
-def _terms(row: CellRow) -> list[Reason]:
-    """Terms of the identity that differ significantly from 0."""
-    found = []
-    for term, words in _TERM_WORDS.items():
-        value, bounds = row.number(f"{_TERMS[term]}_us"), row.interval(f"{_TERMS[term]}_us")
-        if value is None or bounds is None or bounds.low <= 0 <= bounds.high:
-            continue
-        size = show_time(abs(value))
-        amount = size if term == "tracer" else f"{size} {'longer' if value > 0 else 'less'}"
-        within = f"95% interval {show_time(bounds.low)} to {show_time(bounds.high)}"
-        found.append(Reason(term, value, words.format(amount, within)))
-    return found
-
-
-def _local_batch(row: CellRow) -> list[Reason]:
-    fixed, whole = row.ideal_split_local_batch_us, row.same_total_local_batch_us
-    found = []
-    if fixed is not None:
-        text = f"ideal_split uses t_1(G)/N instead of t_1(b), which is {_apart(fixed)}"
-        found.append(Reason("ideal_split_local_batch", fixed, text))
-    if whole is not None:
-        text = f"same_total uses t_1(G) instead of t_1(b), which is {_apart(whole)}"
-        found.append(Reason("same_total_local_batch", whole, text))
-    return found
-
-
 def _apart(microseconds: float) -> str:
     return f"{show_time(abs(microseconds))} {'longer' if microseconds > 0 else 'shorter'}"
-
-
-def _loader(row: CellRow) -> list[Reason]:
-    waited, step = row.added_data_wait_us, row.step_us
-    if waited is None or not step or abs(waited) < 0.01 * step:
-        return []
-    return [
-        Reason("loader", waited, f"waiting for the loader takes {_apart(waited)} per step than on one device (mean)")
-    ]
-
-
-def _imbalance(row: CellRow) -> list[Reason]:
-    spread, excess, compute = row.compute_spread, row.first_device_excess_us, row.compute_us
-    if excess is not None and compute and excess > NOTABLE * compute:
-        return [Reason("imbalance", excess, f"device 0 computes {show_time(excess)} a step longer than the others")]
-    if spread is None or not compute or spread < IMBALANCE:
-        return []
-    return [Reason("imbalance", spread * compute, f"compute differs between devices by {spread:.0%} of its mean")]
 
 
 def error_table(comparison: Comparison) -> TextTable | None:
@@ -104,7 +79,7 @@ def error_table(comparison: Comparison) -> TextTable | None:
     names = ("error", "local batch", "compute", "idle", "tracer")
     rows: list[tuple[str, str, list[float | None]]] = []
     for row in comparison.rows.values():
-        for method in METHODS:
+        for method in FORMULAS:
             error = row.number(f"{method}_error_exposed_us")
             if error is None:
                 continue
@@ -133,24 +108,20 @@ def identity_table(comparison: Comparison) -> TextTable | None:
     if not known:
         return None
     unit = choose_unit("time", [row.number(f"{name}_us") for row in known for name in names])
-    headings = ("t_N(b)-t_1(b)", "exposed", "compute", "idle", "tracer")
+
+    def with_half_width(row: CellRow, column: str) -> str:
+        bounds = row.interval(column)
+        return f"{show(row.number(column), unit)} ±{NA if bounds is None else show(bounds.half_width, unit)}"
+
+    few = any(row.interval(column) is None for row in known for column in ("same_local_batch_us", "exposed_us"))
+    headings = ("t_N(b)-t_1(b)", "exposed", *_TERMS)
     return TextTable(
         title="Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + tracer",
         headings=("cell", *(f"{name} [{unit.label}]" for name in headings)),
-        rows=tuple((row.cell, *(_with_half_width(row, name, unit) for name in names)) for row in known),
+        rows=tuple((row.cell, *(with_half_width(row, f"{name}_us") for name in names)) for row in known),
         notes=(
             "±: half the 95% interval; compute and idle: change compared with one device; tracer: the part of the untraced "
             "difference that the traced steps do not explain",
-            *([f"±{NA}: fewer than 5 steps, or one repeat alone"] if any(_no_interval(row) for row in known) else []),
+            *([f"±{NA}: fewer than 5 steps, or one repeat alone"] if few else []),
         ),
     )
-
-
-def _no_interval(row: CellRow) -> bool:
-    return any(row.interval(column) is None for column in ("same_local_batch_us", "exposed_us"))
-
-
-def _with_half_width(row: CellRow, name: str, unit: Unit) -> str:
-    bounds = row.interval(f"{name}_us")
-    half = NA if bounds is None else show(bounds.half_width, unit)
-    return f"{show(row.number(f'{name}_us'), unit)} ±{half}"

@@ -35,11 +35,8 @@ class LateRank:
     @property
     def certainty(self) -> str:
         """Empty if the rank is significant, else the number of traced steps in brackets."""
-        return (
-            ""
-            if self.significant
-            else f" (of {self.steps} traced step{'s' * (self.steps > 1)}: too few to exclude chance)"
-        )
+        few = f" (of {counted(self.steps, 'traced step')}: too few to exclude chance)"
+        return "" if self.significant else few
 
 
 def late_rank(windows: Table, straggler: CellStraggler | None, ledger: Ledger | None) -> LateRank | None:
@@ -82,11 +79,49 @@ def cost_text(name: str, strategy: str, ledger: Ledger, late: LateRank | None) -
     """The cost of a cell's communication in a step; its exposed communication must be known."""
     exposed, step = ledger.exposed_us or 0.0, ledger.traced_step_us
     unit = choose_unit("time", [exposed, step, ledger.exposed_wait_us, ledger.exposed_transfer_us])
-    who = name if is_known(strategy) else "The job"
-    what = traits_of(strategy).communication
+    who, what = name if is_known(strategy) else "The job", traits_of(strategy).communication
     text = f"{who} exposes {_time(exposed, unit)} of {what} in {with_article(_time(step, unit))} traced step"
-    text += f" ({exposed / step:.0%}{_interval(ledger, unit)})"
-    return f"{text}{_parts(ledger, late, unit)}{_hidden(ledger, unit)}.{_device(ledger, unit)}{_untraced(ledger, unit)}"
+    text += f" ({exposed / step:.0%}"
+    if (bounds := ledger.intervals.get("exposed")) is not None:
+        ends = f"{show(max(bounds.low, 0.0), unit)} to {_time(bounds.high, unit)}"
+        text += f"; {CONFIDENCE:.0%} interval {ends}"
+    text += f"){_parts(ledger, late, unit)}"
+    hidden = (ledger.communication_us or 0.0) - exposed
+    if hidden > _NOTHING * step:
+        text += f"; {_time(hidden, unit)} more is hidden behind compute"
+        cost_us, ratio, ratios = ledger.contention_us, ledger.contention_ratio, ledger.contention_ratio_interval
+        if cost_us is not None and ratio is not None and ratios is not None and ratios.low > 1.0:
+            factors = f"{ratio:.2f}x; {CONFIDENCE:.0%} interval {ratios.low:.2f} to {ratios.high:.2f}"
+            text += f", which slows that compute ({factors}) and so costs {show_time(cost_us)}"
+    text += "."
+    if ledger.critical_device is not None and ledger.devices_exposed_us is not None:
+        mean = _time(ledger.devices_exposed_us, unit)
+        text += f" This is device {ledger.critical_device}, the least idle one; the mean over all devices is {mean}."
+    untraced = step + (ledger.tracer_us or 0.0)
+    if abs(ledger.tracer_us or 0.0) > _TRACED_APART * untraced:
+        text += f" Untraced, a step takes {_time(untraced, unit)}."
+    return text
+
+
+def _time(value: float, unit: Unit) -> str:
+    return f"{show(value, unit)} {unit.label}"
+
+
+def _parts(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
+    """Wait, transfer and the rest by kind, or that they cannot be separated."""
+    exposed, kinds = ledger.exposed_us or 0.0, ledger.other_by_kind_us
+    wait, transfer = ledger.exposed_wait_us, ledger.exposed_transfer_us
+    if not exposed:
+        return ""
+    if wait is None or transfer is None:
+        alone = set(kinds) <= {"copy", "broadcast", "reduce"}
+        return "" if alone else ", not split into wait and transfer: no collective was matched across all ranks"
+    few = "" if late is None or late.significant else f" in {counted(late.steps, 'traced step')}"
+    whom = f" ({late.share:.0%} of it for rank {late.rank}{few})" if late is not None and late.wait_us else ""
+    parts = [f"{_time(wait, unit)} waiting for late ranks{whom}", f"{_time(transfer, unit)} transfer"]
+    if (ledger.exposed_other_us or 0.0) > _NOTHING * exposed:
+        parts += [f"{_time(us, unit)} {kind}" for kind, us in kinds.items() if us > _NOTHING * exposed]
+    return f": {', '.join(parts)}"
 
 
 def ledger_table(ledger: Ledger) -> TextTable:
@@ -95,78 +130,14 @@ def ledger_table(ledger: Ledger) -> TextTable:
     unit = choose_unit("time", values)
     names = ("traced step", "compute", "wait", "transfer", "other", "idle")
     note = "means over ranks and steps; wait, transfer and other are exposed communication"
+    if not ledger.is_split:
+        note = f"{note}; other includes all of it, as no collective was matched across all ranks"
     return TextTable(
         "Where a step goes: compute + wait + transfer + other + idle = traced step",
         tuple(f"{name} [{unit.label}]" for name in names),
         (tuple(show(value, unit) for value in values),),
-        (
-            note
-            if ledger.is_split
-            else f"{note}; other includes all of it, as no collective was matched across all ranks",
-        ),
+        (note,),
     )
-
-
-def _time(value: float, unit: Unit) -> str:
-    return f"{show(value, unit)} {unit.label}"
-
-
-def _interval(ledger: Ledger, unit: Unit) -> str:
-    bounds = ledger.intervals.get("exposed")
-    if bounds is None:
-        return ""
-    return f"; {CONFIDENCE:.0%} interval {show(max(bounds.low, 0.0), unit)} to {_time(bounds.high, unit)}"
-
-
-def _parts(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
-    """Wait, transfer and the rest by kind, or that they cannot be separated."""
-    exposed = ledger.exposed_us or 0.0
-    wait, transfer, other = ledger.exposed_wait_us, ledger.exposed_transfer_us, ledger.exposed_other_us or 0.0
-    if not exposed:
-        return ""
-    if wait is None or transfer is None:
-        kinds = ledger.other_by_kind_us
-        alone = set(kinds) <= {"copy", "broadcast", "reduce"}
-        return "" if alone else ", not split into wait and transfer: no collective was matched across all ranks"
-    few = "" if late is None or late.significant else f" in {counted(late.steps, 'traced step')}"
-    whom = f" ({late.share:.0%} of it for rank {late.rank}{few})" if late is not None and late.wait_us else ""
-    parts = [f"{_time(wait, unit)} waiting for late ranks{whom}", f"{_time(transfer, unit)} transfer"]
-    if other > _NOTHING * exposed:
-        kinds = ledger.other_by_kind_us
-        parts += [f"{_time(us, unit)} {kind}" for kind, us in kinds.items() if us > _NOTHING * exposed]
-    return f": {', '.join(parts)}"
-
-
-def _hidden(ledger: Ledger, unit: Unit) -> str:
-    hidden = (ledger.communication_us or 0.0) - (ledger.exposed_us or 0.0)
-    if hidden <= _NOTHING * ledger.traced_step_us:
-        return ""
-    return f"; {_time(hidden, unit)} more is hidden behind compute{_contention(ledger)}"
-
-
-def _contention(ledger: Ledger) -> str:
-    """The cost of hiding communication, if it is significant."""
-    cost_us, ratios = ledger.contention_us, ledger.contention_ratio_interval
-    if cost_us is None or ledger.contention_ratio is None or ratios is None or ratios.low <= 1.0:
-        return ""
-    factors = f"{ledger.contention_ratio:.2f}x; {CONFIDENCE:.0%} interval {ratios.low:.2f} to {ratios.high:.2f}"
-    return f", which slows that compute ({factors}) and so costs {show_time(cost_us)}"
-
-
-def _device(ledger: Ledger, unit: Unit) -> str:
-    if ledger.critical_device is None or ledger.devices_exposed_us is None:
-        return ""
-    mean = _time(ledger.devices_exposed_us, unit)
-    return f" This is device {ledger.critical_device}, the least idle one; the mean over all devices is {mean}."
-
-
-def _untraced(ledger: Ledger, unit: Unit) -> str:
-    if ledger.tracer_us is None:
-        return ""
-    untraced = ledger.traced_step_us + ledger.tracer_us
-    if abs(ledger.tracer_us) <= _TRACED_APART * untraced:
-        return ""
-    return f" Untraced, a step takes {_time(untraced, unit)}."
 
 
 SLOWED = 1.5  # traced over untraced step, above which no share of a step and no saving is stated

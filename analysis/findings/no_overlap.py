@@ -27,38 +27,37 @@ _BEFORE = 0.3  # of communication, in broadcasts or all-gathers that compute wai
 _NOTHING_LAUNCHED = 0.3  # of a step, in which a device has nothing to run
 
 
-def no_overlap_finding(data: CellData) -> list[Finding]:
-    """`no_overlap` with its reasons if a cell hides little of its communication; else empty."""
+def no_overlap_finding(data: CellData) -> Iterator[Finding]:
+    """`no_overlap` with its reasons if a cell hides little of its communication."""
     evidence = overlap_evidence(data)
     if evidence is None:
-        return []
-    hidden, exposed, step = (evidence.means[name] for name in ("hidden_us", "exposed_us", "step_us"))
-    communication = evidence.means["communication_us"]
-    if not communication > 0 or hidden >= LITTLE * communication or exposed < NOTABLE * step:
-        return []
+        return
+    communication, hidden = evidence.means["communication_us"], evidence.means["hidden_us"]
+    notable = evidence.means["exposed_us"] >= NOTABLE * evidence.means["step_us"]
+    if not communication > 0 or hidden >= LITTLE * communication or not notable:
+        return
     reasons = list(_reasons(evidence))
     share = f"{hidden / communication:.0%} of its communication ({show_time(communication)} a step)"
     text = f"{data.cell.name}: only {share} is hidden"
-    if not reasons:
+    severity: Severity = "info"
+    if reasons:
+        advice = reasons[0].advice if data.knows_options else in_a_script(reasons[0].advice)
+        text = f"{text}, because {'; '.join(reason.text for reason in reasons)}"
+        severity = "warning" if data.on_device or any(reason.of_script for reason in reasons) else "info"
+    else:
         when = bucket_times(evidence)
         ready = f" (buckets ready: {when} of the step's compute)" if when else ""
         text = f"{text}, and the traces do not show why{ready}"
-        return [RunCode.NO_OVERLAP.finding(text, _to_try(evidence), severity="info")]
-    because = "; ".join(reason.text for reason in reasons)
-    severity: Severity = "warning" if data.on_device or any(reason.of_script for reason in reasons) else "info"
-    advice = reasons[0].advice if data.knows_options else in_a_script(reasons[0].advice)
-    return [RunCode.NO_OVERLAP.finding(f"{text}, because {because}", advice, severity)]
-
-
-def _to_try(evidence: Evidence) -> str:
-    """What to try if the traces do not show the reason."""
-    if evidence.sharded:
-        return "try blocks of other sizes for fully_shard, and prefetching (set_modules_to_forward_prefetch)"
-    if not evidence.data.cell.traits.reduces_early:
-        return "check what runs during each collective on the timelines of all ranks: dpscope merge joins their traces"
-    if not evidence.data.knows_options:
-        return "try several values of DDP's bucket_cap_mb"
-    return "compare --overlap on,off and several values of --bucket-mb"
+        advice = "compare --overlap on,off and several values of --bucket-mb"
+        if evidence.sharded:
+            advice = "try blocks of other sizes for fully_shard, and prefetching (set_modules_to_forward_prefetch)"
+        elif not data.cell.traits.reduces_early:
+            advice = (
+                "check what runs during each collective on the timelines of all ranks: dpscope merge joins their traces"
+            )
+        elif not data.knows_options:
+            advice = "try several values of DDP's bucket_cap_mb"
+    yield RunCode.NO_OVERLAP.finding(text, advice, severity)
 
 
 def overlap_reasons(data: CellData) -> list[OverlapReason]:
@@ -68,20 +67,48 @@ def overlap_reasons(data: CellData) -> list[OverlapReason]:
 
 
 def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
-    yield from _shared_stream(evidence)
-    yield from _held(evidence)
+    yield from _streams(evidence)
     yield from _late_rank(evidence)
     yield from bucket_reasons(evidence)
     yield from _waited_for(evidence)
-    yield from _uneven_ranks(evidence)
+    exposed, waiting = evidence.means["exposed_us"], evidence.means["exposed_wait_us"]
+    if waiting >= MOST * exposed > 0 and evidence.data.straggler is None:
+        yield OverlapReason(
+            "uneven_ranks",
+            f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank; no single rank is "
+            "significantly late",
+            "look for what differs between ranks from step to step: input lengths, the loader, other load on the machine",
+        )
     yield from _unused_parameters(evidence)
-    yield from _host_bound(evidence)
+    unlaunched, step = evidence.means["unlaunched_us"], evidence.means["step_us"]
+    if unlaunched >= _NOTHING_LAUNCHED * step:
+        yield OverlapReason(
+            "host_bound",
+            f"the host launches work too late: the devices have nothing to run for {show_time(unlaunched)} of a "
+            f"{show_time(step)} step",
+            "give the host less to launch (larger batches, compilation, fewer small operators), or find out what it waits for: "
+            "data, .item(), synchronize()",
+        )
     yield from little_computing(evidence)
-    yield from _gloo(evidence)
+    if not evidence.data.on_device:
+        queue, processes = evidence.communication["queue_us"].dropna(), evidence.data.cell.processes
+        waits = f"collectives wait {show_time(float(queue.sum()) / evidence.steps)} a step for a free thread"
+        yield OverlapReason(
+            "gloo",
+            f"gloo's threads share the cores with compute ({counted(processes, 'process')})"
+            f"{f', and {waits}' if len(queue) else ''}",
+            "no action needed: on GPUs, collectives do not use the CPU's cores",
+        )
 
 
-def _shared_stream(evidence: Evidence) -> Iterator[OverlapReason]:
-    share = _on_compute_stream(evidence)
+def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
+    """Collectives on a stream that also computes; else launched compute that waits although buckets have separate streams."""
+    communication, exposed = evidence.communication, evidence.means["exposed_us"]
+    share = 0.0
+    if "compute_stream" in communication and evidence.data.on_device:
+        on_stream = communication["compute_stream"].fillna(False).astype(bool)
+        total = float(communication["duration_us"].sum() or 1.0)
+        share = float(communication.loc[on_stream, "duration_us"].sum()) / total
     if share >= MOST:
         yield OverlapReason(
             "compute_stream",
@@ -89,32 +116,18 @@ def _shared_stream(evidence: Evidence) -> Iterator[OverlapReason]:
             "launch collectives on a separate stream: use async_op=True, or the streams that DDP and FSDP create",
             of_script=True,
         )
-
-
-def _on_compute_stream(evidence: Evidence) -> float:
-    """The share of the collectives' time that is on a stream that also computes."""
-    communication = evidence.communication
-    if "compute_stream" not in communication or not evidence.data.on_device:
-        return 0.0
-    on_stream = communication["compute_stream"].fillna(False).astype(bool)
-    return float(communication.loc[on_stream, "duration_us"].sum()) / float(communication["duration_us"].sum() or 1.0)
-
-
-def _held(evidence: Evidence) -> Iterator[OverlapReason]:
-    """Launched compute that waits while buckets are reduced although they run on separate streams."""
-    communication = evidence.communication
-    if "held_us" not in communication or communication["held_us"].isna().all() or _on_compute_stream(evidence) >= MOST:
         return
-    held, exposed = float(communication["held_us"].fillna(0.0).sum()) / evidence.steps, evidence.means["exposed_us"]
+    if "held_us" not in communication or communication["held_us"].isna().all():
+        return
+    held = float(communication["held_us"].fillna(0.0).sum()) / evidence.steps
     if not held >= MOST * exposed > 0:
         return
-    suspect = SUSPECT in {rank.nccl_engine for _, rank in evidence.data.ranks}
     until = f"one of the {counted(len(evidence.buckets), 'bucket')} is reduced"
     text = (
         f"compute that was already launched waits for {show_time(min(held, exposed))} of the {show_time(exposed)} exposed, "
         f"until {until if evidence.of_gradients else 'a collective ends'}"
     )
-    if suspect:
+    if SUSPECT in {rank.nccl_engine for _, rank in evidence.data.ranks}:
         text = f"{text}; {SUSPECT} ran the collectives, which may make the compute stream wait for each"
         yield OverlapReason("engine", text, "compare the engines with --nccl-engine default,legacy")
         return
@@ -145,82 +158,34 @@ def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
         )
 
 
-def _uneven_ranks(evidence: Evidence) -> Iterator[OverlapReason]:
-    exposed, waiting = evidence.means["exposed_us"], evidence.means["exposed_wait_us"]
-    if waiting >= MOST * exposed > 0 and evidence.data.straggler is None:
-        yield OverlapReason(
-            "uneven_ranks",
-            f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank; no single rank is "
-            "significantly late",
-            "look for what differs between ranks from step to step: input lengths, the loader, other load on the machine",
-        )
-
-
 def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
     """Collectives that the following compute waits for: DDP's broadcasts of buffers, FSDP's all-gathers."""
-    communication = evidence.communication
+    communication, data = evidence.communication, evidence.data
+    buffers = " of buffers, which the forward pass waits for" if evidence.of_gradients else ""
+    keep = "find out what is broadcast in every step, and whether each rank could keep its own copy"
+    if data.cell.traits.identified:
+        keep = "use --broadcast-buffers off if each rank may keep its own buffers"
+    reshard = "--strategy fsdp-no-reshard if memory allows, " if data.cell.traits.reshards else ""
+    larger = f"try larger blocks, {reshard}or prefetching (set_modules_to_forward_prefetch)"
     total = float(communication["duration_us"].sum())
-    late_us = {"broadcast": evidence.data.broadcast_waits_us}
-    for kind, called, advice in (
-        (
-            "broadcast",
-            "broadcasts" + (" of buffers, which the forward pass waits for" if evidence.of_gradients else ""),
-            "use --broadcast-buffers off if each rank may keep its own buffers"
-            if evidence.data.cell.traits.identified
-            else "find out what is broadcast in every step, and whether each rank could keep its own copy",
-        ),
-        (
-            "all_gather",
-            "all-gathers, which the next block waits for",
-            "try larger blocks, "
-            + ("--strategy fsdp-no-reshard if memory allows, " if evidence.data.cell.traits.reshards else "")
-            + "or prefetching (set_modules_to_forward_prefetch)",
-        ),
+    for kind, called, advice, late_us in (
+        ("broadcast", f"broadcasts{buffers}", keep, data.broadcast_waits_us),
+        ("all_gather", "all-gathers, which the next block waits for", larger, 0.0),
     ):
         of_kind = communication.loc[communication["kind"] == kind, "duration_us"]
-        share = (float(of_kind.sum()) - late_us.get(kind, 0.0) * evidence.steps) / total if total else 0.0
+        share = (float(of_kind.sum()) - late_us * evidence.steps) / total if total else 0.0
         if share >= _BEFORE:
             yield OverlapReason(kind, f"{share:.0%} of it is {called}", advice)
 
 
 def _unused_parameters(evidence: Evidence) -> Iterator[OverlapReason]:
     """DDP then all-reduces a map with 4 bytes per parameter tensor after the last bucket."""
-    cell = evidence.data.cell
-    if not ddp_arguments(cell.options.ddp_args).get("find_unused_parameters"):
-        return
-    tensors = max((len(rank.model.gradient_shapes) for _, rank in evidence.data.ranks), default=0)
-    maps = int((evidence.communication["bytes"] == 4 * tensors).sum()) if tensors else 0
-    reduced = f" and all-reduce a map of {4 * tensors} B ({maps / evidence.steps:.0f} per step)" if maps else ""
-    yield OverlapReason(
-        "find_unused_parameters",
-        f"find_unused_parameters makes DDP traverse the whole graph before each backward pass{reduced}",
-        "omit find_unused_parameters if every parameter is used, or use --static-graph",
-    )
-
-
-def _host_bound(evidence: Evidence) -> Iterator[OverlapReason]:
-    unlaunched, step = evidence.means["unlaunched_us"], evidence.means["step_us"]
-    if unlaunched >= _NOTHING_LAUNCHED * step:
+    if ddp_arguments(evidence.data.cell.options.ddp_args).get("find_unused_parameters"):
+        tensors = max((len(rank.model.gradient_shapes) for _, rank in evidence.data.ranks), default=0)
+        maps = int((evidence.communication["bytes"] == 4 * tensors).sum()) if tensors else 0
+        reduced = f" and all-reduce a map of {4 * tensors} B ({maps / evidence.steps:.0f} per step)" if maps else ""
         yield OverlapReason(
-            "host_bound",
-            f"the host launches work too late: the devices have nothing to run for {show_time(unlaunched)} of a "
-            f"{show_time(step)} step",
-            "give the host less to launch (larger batches, compilation, fewer small operators), or find out what it waits for: "
-            "data, .item(), synchronize()",
+            "find_unused_parameters",
+            f"find_unused_parameters makes DDP traverse the whole graph before each backward pass{reduced}",
+            "omit find_unused_parameters if every parameter is used, or use --static-graph",
         )
-
-
-def _gloo(evidence: Evidence) -> Iterator[OverlapReason]:
-    if evidence.data.on_device:
-        return
-    processes = evidence.data.cell.processes
-    queue = evidence.communication["queue_us"].dropna()
-    steps = evidence.steps
-    queued = (
-        f", and collectives wait {show_time(float(queue.sum()) / steps)} a step for a free thread" if len(queue) else ""
-    )
-    yield OverlapReason(
-        "gloo",
-        f"gloo's threads share the cores with compute ({counted(processes, 'process')}){queued}",
-        "no action needed: on GPUs, collectives do not use the CPU's cores",
-    )

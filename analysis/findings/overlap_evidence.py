@@ -5,17 +5,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.text.units import show_bytes, show_time
-from dpscope.analysis.traces.steps.readiness import REDUCING
+from dpscope.analysis.traces.steps.collectives import REDUCING
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import is_known
 
 _SMALL_BUCKET = 0.01  # of the largest bucket's bytes: a metric or the map of unused parameters rather than gradients
 MOST = 0.5  # of a whole
-
-_OF_BUCKETS = ("bytes", "done", "transfer_us", "compiled_share")
-_OPTIONAL = ("exposed_wait_us", "unlaunched_us", "optimizer_us")  # of steps: not known for every trace
 
 LATE = 0.8  # of a step's compute: little is left to hide a bucket that is ready later
 
@@ -85,94 +82,71 @@ def overlap_evidence(data: CellData) -> Evidence | None:
     if windows[list(names)].isna().all().any():
         return None
     means = {name: float(windows[name].mean()) for name in names}
-    for name in _OPTIONAL:
+    for name in ("exposed_wait_us", "unlaunched_us", "optimizer_us"):  # not known for every trace
         means[name] = float(windows[name].fillna(0.0).mean()) if name in windows else 0.0
-    keys = [name for name in ("repeat", "rank", "device", "step") if name in windows]
-    communication = data.collectives.merge(windows[keys].drop_duplicates(), on=keys)
-    buckets = _reductions(communication, keys)
+    buckets = _reductions(data.whole_collectives)
     main = buckets["bytes"] >= _SMALL_BUCKET * buckets["bytes"].max()
-    return Evidence(data, means, buckets[main].reset_index(drop=True), communication, int((~main).sum()))
+    return Evidence(data, means, buckets[main].reset_index(drop=True), data.whole_collectives, int((~main).sum()))
 
 
-def _reductions(communication: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+def _reductions(communication: pd.DataFrame) -> pd.DataFrame:
     """Means over ranks and steps of a step's reductions by position; steps with an unusual number of them are left out."""
+    columns = ["bytes", "done", "transfer_us", "compiled_share"]
     reduced = communication[communication["kind"].isin(list(REDUCING)) & communication["bytes"].notna()]
     if reduced.empty or "compute_done" not in reduced:
-        return pd.DataFrame(columns=list(_OF_BUCKETS))
-    ordered = reduced.sort_values([*keys, "start_us"], kind="stable")
-    place = ordered.groupby(keys, dropna=False).cumcount()
-    count = ordered.groupby(keys, dropna=False)["bytes"].transform("size")
-    usual = count == count.mode().iloc[0]
-    frame = ordered.assign(place=place, done=ordered["compute_done"].astype("Float64"))[usual]
+        return pd.DataFrame(columns=columns)
+    ordered = reduced.sort_values([*STEP_KEYS, "start_us"], kind="stable")
+    groups = ordered.groupby(STEP_KEYS, dropna=False)
+    place, count = groups.cumcount(), groups["bytes"].transform("size")
+    frame = ordered.assign(place=place, done=ordered["compute_done"].astype("Float64"))[count == count.mode().iloc[0]]
     frame = frame.assign(bytes=frame["bytes"].astype("Float64"), compiled_share=frame.get("compiled_share", 0.0))
-    means: pd.DataFrame = frame.groupby("place")[list(_OF_BUCKETS)].mean().reset_index(drop=True)
+    means: pd.DataFrame = frame.groupby("place")[columns].mean().reset_index(drop=True)
     return means
 
 
 _SMALL = 1 << 20  # bytes: the size of DDP's first bucket
-_TOO_SMALL = (
-    "so few bytes are bound by latency at any bucket size: a larger batch or accumulation lowers its share of a step"
-)
 _NAMED = 4  # buckets in a message
 
 
 def bucket_reasons(evidence: Evidence) -> Iterator[OverlapReason]:
     """The reasons that the buckets show, the strongest first."""
-    if not evidence.of_gradients:
+    buckets, options = evidence.buckets, evidence.data.cell.options
+    if not evidence.of_gradients or buckets.empty:
         return
-    yield from _one_block(evidence) if evidence.sharded else _one_bucket(evidence)
-    yield from _last_bucket(evidence)
-    yield from _late_buckets(evidence)
-
-
-def _one_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
-    buckets, cell = evidence.buckets, evidence.data.cell
-    if len(buckets) != 1:
-        return
-    size = float(buckets["bytes"].iloc[0])
-    requested = ", because of --overlap off" if cell.options.overlap == "off" else ""
-    held = (
-        f"one bucket holds nearly all bytes ({show_bytes(size)})"
-        if evidence.small_buckets
-        else f"all gradients are reduced in one bucket of {show_bytes(size)}"
-    )
-    text = f"{held}{_ready(buckets['done'].iloc[0])}{requested}"
-    if size < _SMALL and not requested:
-        yield OverlapReason("one_bucket", text, _TOO_SMALL)
-        return
-    advice = (
-        "--overlap on reduces gradients during the backward pass"
-        if requested
-        else f"smaller buckets let part of it be reduced earlier (--bucket-mb {max(0.1, round(size / 4 / 2**20, 1)):g})"
-    )
-    yield OverlapReason("one_bucket", text, advice, of_script=not requested)
-
-
-def _one_block(evidence: Evidence) -> Iterator[OverlapReason]:
-    if len(evidence.buckets) != 1:
-        return
-    size = float(evidence.buckets["bytes"].iloc[0])
-    yield OverlapReason(
-        "one_block",
-        f"all gradients are reduced in one reduce-scatter of {show_bytes(size)}{_ready(evidence.buckets['done'].iloc[0])}",
-        "apply fully_shard to each block of the model as well: blocks are then gathered and reduced while others compute",
-        of_script=True,
-    )
-
-
-def _last_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
-    if not evidence.several or evidence.sharded:
-        return
-    sizes = evidence.buckets["bytes"]
-    share = float(sizes.iloc[-1] / sizes.sum())
-    if share > MOST:
+    sizes, total, last = buckets["bytes"], float(buckets["bytes"].sum()), float(buckets["bytes"].iloc[-1])
+    done = buckets["done"].iloc[-1]
+    ready = "" if pd.isna(done) else f", ready when {float(done):.0%} of the step's compute is done"
+    if len(buckets) == 1 and evidence.sharded:
+        yield OverlapReason(
+            "one_block",
+            f"all gradients are reduced in one reduce-scatter of {show_bytes(last)}{ready}",
+            "apply fully_shard to each block of the model as well: blocks are then gathered and reduced while others compute",
+            of_script=True,
+        )
+    elif len(buckets) == 1:
+        held = f"all gradients are reduced in one bucket of {show_bytes(last)}"
+        if evidence.small_buckets:
+            held = f"one bucket holds nearly all bytes ({show_bytes(last)})"
+        requested = options.overlap == "off"
+        quarter = max(0.1, round(last / 4 / 2**20, 1))
+        advice = f"smaller buckets let part of it be reduced earlier (--bucket-mb {quarter:g})"
+        if requested:
+            advice = "--overlap on reduces gradients during the backward pass"
+        elif last < _SMALL:
+            few = "so few bytes are bound by latency at any bucket size"
+            advice = f"{few}: a larger batch or accumulation lowers its share of a step"
+        text = f"{held}{ready}{', because of --overlap off' if requested else ''}"
+        yield OverlapReason("one_bucket", text, advice, of_script=not requested and last >= _SMALL)
+    elif not evidence.sharded and last > MOST * total:
         yield OverlapReason(
             "last_bucket",
-            f"the last of {counted(len(sizes), 'bucket')} holds {share:.0%} of the bytes ({show_bytes(sizes.iloc[-1])} of "
-            f"{show_bytes(sizes.sum())}){_ready(evidence.buckets['done'].iloc[-1])}",
+            f"the last of {counted(len(sizes), 'bucket')} holds {last / total:.0%} of the bytes ({show_bytes(last)} of "
+            f"{show_bytes(total)}){ready}",
             "smaller buckets (--bucket-mb) let part of it be reduced earlier; the first layers' gradients still come last",
             of_script=True,
         )
+    if _ready_late(evidence):
+        yield _late_buckets(evidence)
 
 
 def _ready_late(evidence: Evidence) -> bool:
@@ -181,29 +155,24 @@ def _ready_late(evidence: Evidence) -> bool:
     return evidence.several and not done.isna().any() and float(done.iloc[0]) >= LATE
 
 
-def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
+def _late_buckets(evidence: Evidence) -> OverlapReason:
     """`compiled_graph` if the first bucket would not be late had the graph returned its gradients at its start."""
-    if not _ready_late(evidence):
-        return
-    first = evidence.buckets.iloc[0]
+    first, traits = evidence.buckets.iloc[0], evidence.data.cell.traits
     graph = 0.0 if pd.isna(first["compiled_share"]) else float(first["compiled_share"])
-    of_ddp = is_known(evidence.data.cell.strategy)  # False if the traces do not show the parallelism
     text = f"its buckets are ready only when the step's compute is nearly done: {bucket_times(evidence)}"
     if float(first["done"]) - graph < LATE:
-        yield OverlapReason(
-            "compiled_graph",
-            f"{text}; one compiled backward graph, {graph:.0%} of that compute, returns their gradients only when it ends",
-            "let torch.compile split the graph at DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
-            "compile each block separately"
-            if of_ddp
-            else "compile each block separately",
-            of_script=True,
+        text = f"{text}; one compiled backward graph, {graph:.0%} of that compute, returns their gradients only when it ends"
+        split = "let torch.compile split the graph at DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
+        of_ddp = is_known(evidence.data.cell.strategy)  # False if the traces do not show the parallelism
+        return OverlapReason(
+            "compiled_graph", text, f"{split if of_ddp else ''}compile each block separately", of_script=True
         )
-    else:
-        advice = "reduce gradients during the backward pass, as DistributedDataParallel does, rather than after it"
-        if evidence.data.cell.traits.reduces_early or evidence.sharded:
-            advice = "find out why gradients are late: one layer with most of the compute, or weights shared by several layers"
-        yield OverlapReason("late_buckets", text, advice, of_script=True)
+    advice = "reduce gradients during the backward pass, as DistributedDataParallel does, rather than after it"
+    if traits.reduces_early or evidence.sharded:
+        advice = (
+            "find out why gradients are late: one layer with most of the compute, or weights shared by several layers"
+        )
+    return OverlapReason("late_buckets", text, advice, of_script=True)
 
 
 def little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -235,8 +204,3 @@ def bucket_times(evidence: Evidence) -> str:
         for size, done in buckets[["bytes", "done"]].head(_NAMED).itertuples(index=False)
     )
     return when + (f" and {len(buckets) - _NAMED} more" if len(buckets) > _NAMED else "")
-
-
-def _ready(done: object) -> str:
-    known = None if pd.isna(done) else float(done)  # type: ignore[arg-type, call-overload]
-    return "" if known is None else f", ready when {known:.0%} of the step's compute is done"

@@ -1,12 +1,13 @@
 """Conclusions and warnings about a run: observation, meaning, next step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
 
 from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.cells.subtraction import FORMULAS
 from dpscope.analysis.findings.estimate_gaps import reasons
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing, slowed_text
 from dpscope.analysis.findings.no_overlap import no_overlap_finding
@@ -21,7 +22,7 @@ from dpscope.analysis.text.units import show_change, show_time
 from dpscope.analysis.training.findings import training_findings
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
-from dpscope.profiling.records.run import CellResult, CellStatus
+from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import any_reducer, traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -35,55 +36,51 @@ _CODE_OF_STATUS: dict[CellStatus, RunCode] = {
     "crashed": RunCode.CELL_CRASHED,
     "timed_out": RunCode.CELL_TIMED_OUT,
 }
-_ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
 def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
-    """All findings about a run, or about traces alone, errors first."""
+    """All findings about a run, or about traces alone, errors first, without duplicates.
+
+    Those of _MERGED that many cells share are joined.
+    """
     found = _of_run(run, comparison) if run.recorded is not None else _of_traces(run, comparison)
-    return sorted(_merged(found), key=lambda finding: _ORDER[finding.severity])
+    groups: dict[object, list[Finding]] = {}
+    for finding in dict.fromkeys(found):
+        same = (finding.severity, finding.code, finding.next_step) if finding.code in _MERGED else finding
+        groups.setdefault(same, []).append(finding)
+    merged = (
+        msgspec.structs.replace(group[0], message="; ".join(finding.message for finding in group))
+        for group in groups.values()
+    )
+    return sorted(merged, key=lambda finding: ("error", "warning", "info").index(finding.severity))
 
 
-def _of_traces(run: RunData, comparison: Comparison) -> list[Finding]:
-    return [
-        *(finding for cell in run.cells.values() for finding in cell.findings),
-        *_above_peak(comparison),
-        *prediction_findings(comparison, shared_cores=run.device_type == "cpu"),
-        *(finding for cell in run.measured for finding in straggler_finding(cell)),
-        *(finding for cell in run.measured for finding in no_overlap_finding(cell)),
-    ]
+def _of_traces(run: RunData, comparison: Comparison) -> Iterator[Finding]:
+    yield from chain.from_iterable(cell.findings for cell in run.cells.values())
+    yield from _above_peak(comparison)
+    yield from prediction_findings(comparison, shared_cores=run.device_type == "cpu")
+    yield from chain.from_iterable(map(straggler_finding, run.measured))
+    yield from chain.from_iterable(map(no_overlap_finding, run.measured))
 
 
-def _of_run(run: RunData, comparison: Comparison) -> list[Finding]:
-    not_slowed = [data for data in run.measured if slowed_by_tracing(comparison.rows[data.cell.name]) is None]
-    return [
-        *run.manifest.findings,
-        *(finding for cell in run.cells.values() for finding in cell.findings),
-        *_cells_not_measured(run),
-        *repeat_findings(run),
-        *(gap_finding(gap) for gap in comparison.gaps if gap.ratio.value is not None),
-        *(
-            strategy_cost_finding(cost, comparison.of_script)
-            for cost in comparison.costs
-            if cost.ratio.value is not None
-        ),
-        *_per_row(comparison),
-        *_above_peak(comparison),
-        *prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu"),
-        *scaling_findings(comparison),
-        *variant_findings(run),
-        *(finding for cell in run.measured for finding in straggler_finding(cell)),
-        *(finding for cell in not_slowed for finding in no_overlap_finding(cell)),
-        *no_single_device(run.manifest, _without_single_device(run), str(run.path)),
-        *_setting(run),
-        *(training_findings(run.training) if run.training else ()),
-        *([LearningCode.NO_EPOCH.finding(f"{run.untrained}.")] if run.untrained else ()),
-    ]
-
-
-def _without_single_device(run: RunData) -> list[str]:
-    """Cells on several devices without a comparable cell on one device."""
-    return [
+def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
+    yield from run.manifest.findings
+    yield from chain.from_iterable(cell.findings for cell in run.cells.values())
+    yield from _cells_not_measured(run)
+    yield from repeat_findings(run)
+    yield from (gap_finding(gap) for gap in comparison.gaps if gap.ratio.value is not None)
+    costs = (cost for cost in comparison.costs if cost.ratio.value is not None)
+    yield from (strategy_cost_finding(cost, comparison.of_script) for cost in costs)
+    yield from chain.from_iterable(map(_of_row, comparison.rows.values()))
+    yield from _above_peak(comparison)
+    yield from prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu")
+    yield from scaling_findings(comparison)
+    yield from variant_findings(run)
+    yield from chain.from_iterable(map(straggler_finding, run.measured))
+    for data in run.measured:
+        if slowed_by_tracing(comparison.rows[data.cell.name]) is None:
+            yield from no_overlap_finding(data)
+    without_single = [
         data.cell.name
         for data in run.measured
         if data.cell.devices > 1
@@ -91,37 +88,26 @@ def _without_single_device(run: RunData) -> list[str]:
         and not data.trained_alone
         and {data.cell.batch_size, data.planned.global_batch_size}.isdisjoint(single_device_baselines(run, data.cell))
     ]
-
-
-def _merged(findings: list[Finding]) -> list[Finding]:
-    """The findings without duplicates; those of _MERGED that many cells share are joined."""
-    groups: dict[object, list[Finding]] = {}
-    for finding in dict.fromkeys(findings):
-        same = (finding.severity, finding.code, finding.next_step) if finding.code in _MERGED else finding
-        groups.setdefault(same, []).append(finding)
-    return [
-        msgspec.structs.replace(group[0], message="; ".join(finding.message for finding in group))
-        for group in groups.values()
-    ]
+    yield from no_single_device(run.manifest, without_single, str(run.path))
+    yield from _setting(run)
+    yield from training_findings(run.training) if run.training else ()
+    yield from [LearningCode.NO_EPOCH.finding(f"{run.untrained}.")] if run.untrained else ()
 
 
 def _cells_not_measured(run: RunData) -> Iterator[Finding]:
     for name, data in run.cells.items():
         for result in data.results:
-            if result.status not in ("ok", "skipped"):
-                yield _not_measured(name, result)
+            where, status = f"{name}, repeat {result.repeat}", result.status.replace("_", " ")
+            if result.status == "interrupted":  # by the user; the message includes the next step
+                yield RunCode.CELL_INTERRUPTED.finding(f"{where}: {result.message}")
+            elif result.status not in ("ok", "skipped"):
+                log = f"cells/{name}/repeat{result.repeat}/log.txt"
+                yield _CODE_OF_STATUS[result.status].finding(
+                    f"{where}: {status}: {result.message}",
+                    f"read {log}, fix the cause, and run again to retry it",
+                )
         if data.skip_reason and not data.measured:
             yield RunCode.CELL_SKIPPED.finding(f"{name} was left out: {data.skip_reason}")
-
-
-def _not_measured(name: str, result: CellResult) -> Finding:
-    where, status = f"{name}, repeat {result.repeat}", result.status.replace("_", " ")
-    if result.status == "interrupted":  # by the user; the message includes the next step
-        return RunCode.CELL_INTERRUPTED.finding(f"{where}: {result.message}")
-    return _CODE_OF_STATUS[result.status].finding(
-        f"{where}: {status}: {result.message}",
-        f"read cells/{name}/repeat{result.repeat}/log.txt, fix the cause, and run again to retry it",
-    )
 
 
 def _above_peak(comparison: Comparison) -> Iterator[Finding]:
@@ -131,23 +117,18 @@ def _above_peak(comparison: Comparison) -> Iterator[Finding]:
                 yield RunCode.ABOVE_PEAK.finding(f"{name} reaches {share:.0%} of the {peak}")
 
 
-def _per_row(comparison: Comparison) -> Iterator[Finding]:
-    for row in comparison.rows.values():
-        yield from communication_finding(row)
-        yield from _estimates(row)
-        yield from _throughput(row)
-        if row.tracer_cost is not None and row.tracer_cost > TRACER_COST:
-            yield RunCode.TRACER_COST.finding(
-                message=f"{row.cell}: a traced step takes {row.tracer_cost:.2f}x as long as an untraced one"
-            )
-
-
-def _throughput(row: CellRow) -> Iterator[Finding]:
+def _of_row(row: CellRow) -> Iterator[Finding]:
+    yield from _communication(row)
+    yield from _estimates(row)
     steps, blocks = row.samples_per_s, row.block_samples_per_s
     if steps and blocks and abs(blocks / steps - 1) > THROUGHPUT_APART:
         yield RunCode.THROUGHPUT_DIFFERS.finding(
             f"{row.cell}: {blocks:,.0f} samples/s in whole blocks, {steps:,.0f} by the median step "
             f"({blocks / steps - 1:+.0%})"
+        )
+    if row.tracer_cost is not None and row.tracer_cost > TRACER_COST:
+        yield RunCode.TRACER_COST.finding(
+            f"{row.cell}: a traced step takes {row.tracer_cost:.2f}x as long as an untraced one"
         )
 
 
@@ -166,17 +147,17 @@ def _estimates(row: CellRow) -> Iterator[Finding]:
                 f"{show_change(value - total)} from all{negative})"
             )
     if results:
-        why = [reason.text for reason in reasons(row)]
-        because = f". Measured reasons: {'; '.join(why)}" if why else ""
+        why = "; ".join(reason.text for reason in reasons(row))
         yield RunCode.ESTIMATES.finding(
-            f"{row.cell}: measured {show_time(exposed)} exposed of {show_time(total)}; {'; '.join(results)}{because}"
+            f"{row.cell}: measured {show_time(exposed)} exposed of {show_time(total)}; {'; '.join(results)}"
+            f"{f'. Measured reasons: {why}' if why else ''}"
         )
 
 
 def _setting(run: RunData) -> Iterator[Finding]:
     """Conditions that matter for interpreting this run's numbers."""
-    strategies = {data.cell.strategy for data in run.measured}
-    if run.manifest.device_type == "cpu":
+    strategies, manifest = {data.cell.strategy for data in run.measured}, run.manifest
+    if manifest.device_type == "cpu":
         yield RunCode.CPU_CONCURRENCY.finding(
             "on a CPU, compute and communication share the cores: hidden communication ran at the same time and slowed both"
         )
@@ -185,50 +166,42 @@ def _setting(run: RunData) -> Iterator[Finding]:
             "dp-host is not nn.DataParallel, which does nothing without a GPU, but dpscope's stand-in, which runs the same four "
             "phases on CPU threads; its communication is copying within one process"
         )
-    workload, epochs = run.manifest.config.workload, run.manifest.config.measurement.epochs
-    if (
-        workload.data != "synthetic"
-        and workload.workers_total is None
-        and any_reducer(strategies)
-        and len(strategies) > 1
-    ):
+    workload = manifest.config.workload
+    synthetic, several = workload.data == "synthetic", any_reducer(strategies) and len(strategies) > 1
+    if not synthetic and workload.workers_total is None and several:
         yield RunCode.LOADER_WORKERS.finding(
             f"each process has {workload.workers} loader workers, so a DDP cell on N devices has N times as many as a DP one"
         )
-    if workload.data == "synthetic" and epochs is not None:
+    if synthetic and manifest.config.measurement.epochs is not None:
         yield from _synthetic_epochs(run.measured, workload.samples)
-    if run.manifest.device_type == "cpu":
-        yield _threads(run)
-
-
-def _threads(run: RunData) -> Finding:
-    """The threads per process: equal for all cells of `dpscope run`; for a script, set by its environment."""
+    if manifest.device_type != "cpu":
+        return
+    # Equal for all cells of `dpscope run`; for a script, set by its environment.
     by_cell = {data.cell.name: min(rank.threads for _, rank in data.ranks) for data in run.measured if data.ranks}
-    if len(set(by_cell.values())) > 1 and run.manifest.script is not None:
+    if len(set(by_cell.values())) > 1 and manifest.script is not None:
         each = ", ".join(f"{name} with {counted(threads, 'thread')}" for name, threads in by_cell.items())
-        return RunCode.THREADS_DIFFER.finding(f"processes use different numbers of threads: {each}")
-    return RunCode.THREADS.finding(
-        "every process (dp-host: every replica) computes with "
-        f"{counted(run.manifest.threads_per_process, 'thread')} on {counted(run.manifest.environment.cpu_count, 'core')}"
+        yield RunCode.THREADS_DIFFER.finding(f"processes use different numbers of threads: {each}")
+        return
+    threads, cores = manifest.threads_per_process, manifest.environment.cpu_count
+    yield RunCode.THREADS.finding(
+        f"every process (dp-host: every replica) computes with {counted(threads, 'thread')} on {counted(cores, 'core')}"
     )
 
 
 def _synthetic_epochs(cells: list[CellData], samples: int) -> Iterator[Finding]:
     """Synthetic batches are always whole, so an epoch may train on more samples than the data set has."""
-    batches = {
-        data.cell.name: (data.ranks[0][1].steps_per_epoch or 0, data.planned.global_batch_size) for data in cells
-    }
-    more = {name: steps * size / samples - 1 for name, (steps, size) in batches.items()}
-    name = max(more, key=lambda cell: more[cell])
-    if more[name] > 0:
-        steps, size = batches[name]
+    steps = {data.cell.name: data.ranks[0][1].steps_per_epoch or 0 for data in cells}
+    most = max(cells, key=lambda data: steps[data.cell.name] * data.planned.global_batch_size)
+    name, size = most.cell.name, most.planned.global_batch_size
+    more = steps[name] * size / samples - 1
+    if more > 0:
         yield RunCode.SYNTHETIC_EPOCHS.finding(
             f"synthetic data have no short last batch: an epoch of {counted(samples, 'sample')} is timed as whole batches, in "
-            f"{name} as {steps} of {size}, {more[name]:.2%} more than the data set (the largest excess of all cells)"
+            f"{name} as {steps[name]} of {size}, {more:.2%} more than the data set (the largest excess of all cells)"
         )
 
 
-def communication_finding(row: CellRow) -> Iterator[Finding]:
+def _communication(row: CellRow) -> Iterator[Finding]:
     """The finding about one cell; none if communication is unknown."""
     total, hidden, exposed = row.communication_us, row.hidden_us, row.exposed_us
     if total is None or hidden is None or exposed is None or not total:
@@ -238,37 +211,28 @@ def communication_finding(row: CellRow) -> Iterator[Finding]:
             f"{row.cell}: {slowed_text(row, slowed)}", "measure a larger batch or model, whose operations take longer"
         )
         return
-    traits = traits_of(row.strategy)
-    what = f"{traits.communication} {'take' if traits.host_copies else 'takes'}"
-    wait = row.exposed_wait_us
+    traits, wait = traits_of(row.strategy), row.exposed_wait_us
     waiting = f", {show_time(wait)} of that waiting for a late rank" if wait is not None else ""
     yield RunCode.COMMUNICATION_MEASURED.finding(
-        f"{row.cell}: {what} {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
-        f"{show_time(exposed)} exposed{waiting}",
+        f"{row.cell}: {traits.communication} {'take' if traits.host_copies else 'takes'} {show_time(total)} a step, "
+        f"{hidden / total:.0%} of it hidden behind compute, {show_time(exposed)} exposed{waiting}",
         "copying within one process: no link is involved"
         if traits.host_copies
         else "at most the exposed time can be saved, and a faster link does not shorten the waiting in it",
     )
 
 
-def straggler_finding(data: CellData) -> list[Finding]:
-    """A warning that names the cell's straggler; empty where there is none."""
-    named = data.straggler
-    if named is None:
-        return []
-    return [
-        RunCode.STRAGGLER.finding(
-            f"{data.cell.name}: rank {named.rank} is the straggler: the others wait for it in {named.steps} of "
-            f"{named.of_steps} traced steps, {show_time(named.lateness_us)} a step (their mean), {_of_all(named.shares)}; "
-            f"by chance alone a rank would stand out like this in {named.chance:.1g} of such runs",
-            f"check what rank {named.rank} does before its first collective: data, other load, a slower device",
-        )
-    ]
-
-
-def _of_all(shares: Sequence[float]) -> str:
-    """The smallest share of waiting over repeats, such as ``at least 93% of all waiting in each repeat``."""
-    least = f"{min(shares):.0%}"
-    if least == "100%":
-        return "all of the waiting"
-    return f"{least} of all waiting" if len(shares) == 1 else f"at least {least} of all waiting in each repeat"
+def straggler_finding(data: CellData) -> Iterator[Finding]:
+    """A warning that names the cell's straggler, with its smallest share of all waiting over repeats."""
+    if (named := data.straggler) is None:
+        return
+    least = f"{min(named.shares):.0%} of all waiting"
+    if len(named.shares) > 1:
+        least = f"at least {least} in each repeat"
+    yield RunCode.STRAGGLER.finding(
+        f"{data.cell.name}: rank {named.rank} is the straggler: the others wait for it in {named.steps} of "
+        f"{named.of_steps} traced steps, {show_time(named.lateness_us)} a step (their mean), "
+        f"{'all of the waiting' if '100%' in least else least}; "
+        f"by chance alone a rank would stand out like this in {named.chance:.1g} of such runs",
+        f"check what rank {named.rank} does before its first collective: data, other load, a slower device",
+    )

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.scaling import ScalingChoice, ScalingPoint, ScalingSeries
+from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries
 from dpscope.analysis.findings.strategy_costs import in_brackets
-from dpscope.analysis.stats.samples import Estimate, verdict
+from dpscope.analysis.stats.samples import Verdict, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show
@@ -21,47 +21,33 @@ _LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 
 def scaling_table(comparison: Comparison) -> TextTable | None:
     """A row for each cell compared with one device; None without a single-device cell."""
-    points = [point for series in comparison.scaling for point in series.points]
-    rows = [
-        (
-            series.label,
-            str(point.devices),
-            *(show(value, _RATIO) for value in (point.speedup.value, point.speedup.low, point.speedup.high)),
-            show(point.efficiency.value, _SHARE),
-            show(point.serial_fraction, _FRACTION),
-        )
-        for series in comparison.scaling
-        for point in series.points
-    ]
+    rows = [(series.label, point) for series in comparison.scaling for point in series.points]
     if not rows:
         return None
+    notes = [
+        "low, high: 95% interval; Karp-Flatt: the serial fraction that would explain this speedup. If it grows with the "
+        "number of devices, the loss is overhead such as communication, not serial code."
+    ]
+    few = "fewer than 5 timed steps or only one repeat, in this or the single-device cell"
+    slower = "slower than one device, which no serial fraction explains"
+    for columns, cells, reason in (
+        ("low, high", [point.cell for _, point in rows if point.speedup.low is None], few),
+        ("Karp-Flatt", [point.cell for _, point in rows if point.serial_fraction is None], slower),
+    ):
+        notes += [f"{NA} ({columns}; {', '.join(dict.fromkeys(cells))}): {reason}"] if cells else []
     return TextTable(
         title="Scaling: speedup over one device",
         headings=("series", "devices", "speedup [x]", "low", "high", "eff. [%]", "Karp-Flatt"),
-        rows=tuple(rows),
-        notes=(
-            "low, high: 95% interval; Karp-Flatt: the serial fraction that would explain this speedup. If it grows with the "
-            "number of devices, the loss is overhead such as communication, not serial code.",
-            *_why_missing(points),
-        ),
-    )
-
-
-def _why_missing(points: Sequence[ScalingPoint]) -> list[str]:
-    no_interval = [point.cell for point in points if point.speedup.low is None]
-    slower = [point.cell for point in points if point.serial_fraction is None]
-    return [
-        f"{NA} ({columns}; {', '.join(dict.fromkeys(cells))}): {reason}"
-        for columns, cells, reason in (
+        rows=tuple(
             (
-                "low, high",
-                no_interval,
-                "fewer than 5 timed steps or only one repeat, in this or the single-device cell",
-            ),
-            ("Karp-Flatt", slower, "slower than one device, which no serial fraction explains"),
-        )
-        if cells
-    ]
+                *(label, str(point.devices)),
+                *(show(value, _RATIO) for value in (point.speedup.value, point.speedup.low, point.speedup.high)),
+                *(show(point.efficiency.value, _SHARE), show(point.serial_fraction, _FRACTION)),
+            )
+            for label, point in rows
+        ),
+        notes=tuple(notes),
+    )
 
 
 def law_table(comparison: Comparison) -> TextTable | None:
@@ -84,15 +70,11 @@ def law_table(comparison: Comparison) -> TextTable | None:
         ]
         why = "; ".join(dict.fromkeys(note for note in (fit.note, prediction.note) if note))
         error = show(fit.worst_relative_error, _SHARE)
-        notes.append(f"{series.label}: at most {error}% from a measured speedup{f'; {why}' if why else ''}")
+        notes.append(f"{series.label}: at most {error}% from a measured speedup{why and f'; {why}'}")
     if not rows:
         return None
-    return TextTable(
-        title="Scaling laws fitted to these points, and their predictions at twice the largest count",
-        headings=("series", "law", "parameter", "value", "low", "high"),
-        rows=tuple(rows),
-        notes=tuple(notes),
-    )
+    title = "Scaling laws fitted to these points, and their predictions at twice the largest count"
+    return TextTable(title, ("series", "law", "parameter", "value", "low", "high"), tuple(rows), tuple(notes))
 
 
 def scaling_findings(comparison: Comparison) -> Iterator[Finding]:
@@ -106,13 +88,13 @@ def scaling_findings(comparison: Comparison) -> Iterator[Finding]:
 
 def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
     """A warning for each cell that is significantly more than N times as fast as one device, or 10% more without an interval."""
-    speedups = {
-        point.cell: (point.devices, point.speedup, "one device")
-        for series in comparison.scaling
-        for point in series.points
+    points = (point for series in comparison.scaling for point in series.points)
+    speedups = {point.cell: (point.devices, point.speedup, "one device") for point in points}
+    speedups |= {
+        cell: (comparison.rows[cell].devices, speedup, "one device under the same strategy")
+        for cell, speedup in comparison.over_itself.items()
+        if cell not in speedups
     }
-    for cell, speedup in comparison.over_itself.items():
-        speedups.setdefault(cell, (comparison.rows[cell].devices, speedup, "one device under the same strategy"))
     for cell, (count, speedup, baseline) in speedups.items():
         shown = verdict(speedup, count)
         if shown == "above" or (shown == "too_few_samples" and (speedup.value or 0.0) > _SUPERLINEAR * count):
@@ -125,30 +107,25 @@ def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
 def strong_or_weak(choice: ScalingChoice) -> Finding:
     """Whether a batch size per device (weak) or in total (strong) has the higher throughput, and by how much."""
     variant = choice.weak.partition(f"-b{choice.batch_size}-")[2]  # both cells have it
-    label = f"{traits_of(choice.strategy).label}{f' {variant}' if variant else ''}"
+    label = f"{traits_of(choice.strategy).label} {variant}".strip()
     name = f"{label} on {counted(choice.devices, 'device')}, batch {choice.batch_size}"
     keeping = {
         "weak": f"keeping {counted(choice.batch_size, 'sample')} per device",
         "strong": f"splitting {choice.batch_size} over all devices",
     }
     ratio, shown = choice.ratio, verdict(choice.ratio)
-    interval = f"95% interval {ratio.low:.2f} to {ratio.high:.2f}" if ratio.low is not None else ""
-    if shown == "too_few_samples":
-        text = "too few steps or repeats to determine whether strong or weak scaling is better"
-    elif shown == "no_difference_shown":
-        text = (
-            f"the difference between strong and weak scaling is not significant (ratio {ratio.value:.2f}, {interval})"
-        )
-    else:
+    text = "too few steps or repeats to determine whether strong or weak scaling is better"
+    if shown == "no_difference_shown":
+        interval = f"ratio {ratio.value:.2f}, 95% interval {ratio.low:.2f} to {ratio.high:.2f}"
+        text = f"the difference between strong and weak scaling is not significant ({interval})"
+    elif shown != "too_few_samples":
         better, worse = ("weak", "strong") if shown == "above" else ("strong", "weak")
-        times, low, high = ratio.value or 1.0, ratio.low or 1.0, ratio.high or 1.0
-        if shown == "below":
-            times, low, high = 1 / times, 1 / high, 1 / low
+        times = ratio if shown == "above" else ratio.inverse()
         text = (
-            f"{keeping[better]} gives {times:.2f}x the throughput of {keeping[worse]} (95% interval {low:.2f} to {high:.2f}; "
-            f"{choice.weak} compared with {choice.strong})"
+            f"{keeping[better]} gives {times.value:.2f}x the throughput of {keeping[worse]} (95% interval {times.low:.2f} to "
+            f"{times.high:.2f}; {choice.weak} compared with {choice.strong})"
         )
-    return RunCode.STRONG_OR_WEAK.finding(message=f"{name}: {text}")
+    return RunCode.STRONG_OR_WEAK.finding(f"{name}: {text}")
 
 
 def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Finding]:
@@ -157,29 +134,23 @@ def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Fi
     A point reaches the target if its whole interval does, and misses it if its whole interval lies below; otherwise the result
     is not significant.
     """
+    words: dict[Verdict, str] = {
+        "above": "reached on",
+        "below": "missed on",
+        "no_difference_shown": "not significant on",
+        "too_few_samples": "unknown (too few steps or repeats) on",
+    }
     for series in scaling:
         results, missed = [], False
         for point in series.points:
-            shown = verdict(point.efficiency, target)
-            words = {
-                "above": "reached on",
-                "below": "missed on",
-                "no_difference_shown": "not significant on",
-                "too_few_samples": "unknown (too few steps or repeats) on",
-            }[shown]
+            shown, reached = verdict(point.efficiency, target), point.efficiency
             missed |= shown == "below"
-            results.append(f"{words} {counted(point.devices, 'device')} ({_with_percent(point.efficiency)})")
+            value = f"{reached.value:.0%}" if reached.value is not None else NA
+            ends = f", {reached.low:.0%} to {reached.high:.0%}" if shown != "too_few_samples" else ""
+            results.append(f"{words[shown]} {counted(point.devices, 'device')} ({value}{ends})")
+        fewer = "use fewer devices, a larger batch per device, or find out what the exposed time is spent on"
         yield RunCode.TARGET_EFFICIENCY.finding(
-            message=f"{series.label}: target efficiency {target:.0%}: {'; '.join(results)}",
-            next_step="use fewer devices, a larger batch per device, or find out what the exposed time is spent on"
-            if missed
-            else "no action needed, or time more repeats where it is not significant",
+            f"{series.label}: target efficiency {target:.0%}: {'; '.join(results)}",
+            fewer if missed else "no action needed, or time more repeats where it is not significant",
             severity="warning" if missed else "info",
         )
-
-
-def _with_percent(estimate: Estimate) -> str:
-    value = f"{estimate.value:.0%}" if estimate.value is not None else "NA"
-    if estimate.low is None or estimate.high is None:
-        return value
-    return f"{value}, {estimate.low:.0%} to {estimate.high:.0%}"

@@ -16,6 +16,7 @@ from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
 
 _MEMORY = {"peak": "of peak memory", "state": "of parameters, buffers and optimizer state"}
+_NAMES = dict(zip(GAP_PARTS, ("exposed communication", "host copies", "compute", "idle"), strict=True))
 
 
 def strategy_cost_finding(cost: StrategyCost, of_script: bool = False) -> Finding:
@@ -23,7 +24,8 @@ def strategy_cost_finding(cost: StrategyCost, of_script: bool = False) -> Findin
     code = RunCode.DDP_ALONE if cost.alone else RunCode.STRATEGY_COST
     saves_none = not cost.alone and cost.saved_bytes is not None and cost.saved_bytes <= 0
     next_step = "it saves no memory here: use it only if it costs no time" if saves_none else None
-    found = code.finding(f"{_where(cost)}: {cost_sentence(cost)}", next_step)
+    where = _where(devices_text(cost.devices, cost.nodes), cost.cell, cost.batch_size)
+    found = code.finding(f"{where}: {cost_sentence(cost)}", next_step)
     return msgspec.structs.replace(found, next_step=in_a_script(found.next_step)) if of_script else found
 
 
@@ -36,10 +38,8 @@ def cost_sentence(cost: StrategyCost) -> str:
     shown, steps = verdict(cost.ratio), counted(cost.ratio.count, "step")
     before = ", before anything is communicated" if cost.alone else ""
     if low is None or high is None:
-        slower = "slower" if ratio >= 1 else "faster"
-        text = (
-            f"{name} looks {_percent(ratio)} {slower} per step than {other}{before}, but {missing_evidence(cost.ratio)}"
-        )
+        looks = f"{_percent(ratio)} {'slower' if ratio >= 1 else 'faster'}"
+        text = f"{name} looks {looks} per step than {other}{before}, but {missing_evidence(cost.ratio)}"
     elif shown in ("above", "below"):
         more, least, most = ("more", low, high) if shown == "above" else ("less", high, low)
         interval = f"95% interval {_percent(least)} to {_percent(most)}, {steps}"
@@ -47,7 +47,11 @@ def cost_sentence(cost: StrategyCost) -> str:
     else:
         interval = f"ratio {ratio:.2f}, 95% interval {low:.2f} to {high:.2f}, {steps}"
         text = f"the difference in step time between {name} and {other} is not significant{before} ({interval})"
-    return text + ("" if cost.alone else _saving(cost))
+    if cost.alone or not cost.saved_bytes:
+        return text
+    unit = choose_unit("bytes", [abs(cost.saved_bytes)])
+    amount = f"{show(abs(cost.saved_bytes), unit)} {unit.label} {_MEMORY[cost.memory]} per device"
+    return f"{text}; it {'saves' if cost.saved_bytes > 0 else 'needs another'} {amount}"
 
 
 def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
@@ -60,11 +64,9 @@ def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
         headings=("cell", "baseline", "ratio", "low", "high", f"saved per device [{saved.label}]", "of"),
         rows=tuple(
             (
-                one.cell,
-                one.against,
+                *(one.cell, one.against),
                 *(show(value, ratio) for value in (one.ratio.value, one.ratio.low, one.ratio.high)),
-                show(one.saved_bytes, saved),
-                one.memory,
+                *(show(one.saved_bytes, saved), one.memory),
             )
             for one in costs
         ),
@@ -76,78 +78,54 @@ def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
     )
 
 
-def _where(cost: StrategyCost) -> str:
-    return f"{devices_text(cost.devices, cost.nodes)}, {_batch_and_variant(cost.cell, cost.batch_size)}"
-
-
-def _batch_and_variant(cell: str, batch_size: int) -> str:
-    """Such as ``batch 32 per device, hook-fp16`` of ddp-d2-b32-hook-fp16."""
+def _where(devices: str, cell: str, batch_size: int) -> str:
+    """Such as ``2 devices, batch 32 per device, hook-fp16`` of ddp-d2-b32-hook-fp16."""
     variant = cell.partition(f"-b{batch_size}-")[2]
-    return f"batch {batch_size} per device{f', {variant}' if variant else ''}"
-
-
-def _saving(cost: StrategyCost) -> str:
-    """The difference in memory per device, in words."""
-    if not cost.saved_bytes:
-        return ""
-    unit = choose_unit("bytes", [abs(cost.saved_bytes)])
-    amount = f"{show(abs(cost.saved_bytes), unit)} {unit.label} {_MEMORY[cost.memory]} per device"
-    return f"; it {'saves' if cost.saved_bytes > 0 else 'needs another'} {amount}"
+    return f"{devices}, batch {batch_size} per device{variant and f', {variant}'}"
 
 
 def _percent(ratio: float) -> str:
     return f"{abs(ratio - 1):.1%}"
 
 
-_NAMES = dict(zip(GAP_PARTS, ("exposed communication", "host copies", "compute", "idle"), strict=True))
-
-
 def gap_finding(gap: StrategyGap) -> Finding:
     """The ratio of their step times; both must be measured."""
     ratio = gap.ratio
     assert ratio.value is not None
-    where = f"{counted(gap.devices, 'device')}, {_batch_and_variant(gap.ddp, gap.batch_size)}"
+    where = _where(counted(gap.devices, "device"), gap.ddp, gap.batch_size)
     if ratio.low is None or ratio.high is None:
         slower, times = (gap.dp_label, ratio.value) if ratio.value >= 1 else ("DDP", 1 / ratio.value)
         looks = f"{slower} looks {times:.2f}x slower"
         return RunCode.STRATEGIES_NOT_COMPARED.finding(f"{where}: {looks}, but {missing_evidence(ratio)}")
-    known = f"ratio {ratio.value:.2f}, "
+    text, known = f"the difference between {gap.dp_label} and DDP is not significant", f"ratio {ratio.value:.2f}, "
     if (faster := _faster(gap)) is not None:
         text, ratio, known = *faster, ""
-    else:
-        text = f"the difference between {gap.dp_label} and DDP is not significant"
     interval = f"{known}{_bounds(ratio)}, {counted(ratio.count, 'step')}"
     return RunCode.STRATEGY_GAP.finding(f"{where}: {text} ({interval})", _advice(gap))
 
 
 def _faster(gap: StrategyGap) -> tuple[str, Estimate] | None:
     """Which of DP and DDP is significantly faster, with that ratio; None if neither is."""
-    ratio = gap.ratio
-    shown = verdict(ratio)
-    if shown == "above":
-        return f"DDP's step is {ratio.value:.2f}x as fast as {gap.dp_label}'s", ratio
-    if shown != "below":
+    shown = verdict(gap.ratio)
+    if shown not in ("above", "below"):
         return None
-    assert ratio.value
-    assert ratio.low
-    assert ratio.high
-    inverse = Estimate(1 / ratio.value, 1 / ratio.high, 1 / ratio.low, ratio.count)
-    return f"{gap.dp_label}'s step is {inverse.value:.2f}x as fast as DDP's", inverse
+    ratio = gap.ratio if shown == "above" else gap.ratio.inverse()
+    first, second = ("DDP", gap.dp_label) if shown == "above" else (gap.dp_label, "DDP")
+    return f"{first}'s step is {ratio.value:.2f}x as fast as {second}'s", ratio
 
 
 def _advice(gap: StrategyGap) -> str:
     if gap.largest_part is None or gap.gap_us is None:
         return "the traces do not show where the difference lies"
-    values = ((_NAMES[part], getattr(gap, f"{part}_us")) for part in GAP_PARTS)
-    known = {name: value for name, value in values if value is not None}
-    faster, slower = (gap.dp_label, "DDP") if gap.gap_us < 0 else ("DDP", gap.dp_label)
+    # The slower strategy takes longer: its signs are positive.
+    faster, slower, sign = (gap.dp_label, "DDP", -1) if gap.gap_us < 0 else ("DDP", gap.dp_label, 1)
     by = f"{faster} is {show_time(abs(gap.gap_us))} faster per step by the medians"
     if not gap.explained:
         return f"{by}. Tracing changed the timing too much to explain it"
-    sign = -1 if gap.gap_us < 0 else 1  # positive: the slower strategy takes longer
-    listed = ", ".join(f"{name} {show_change(sign * value)}" for name, value in known.items())
-    rest = f", tracer {show_change(sign * gap.tracer_us)}" if gap.tracer_us is not None else ""
-    text = f"{by}. {slower} adds to a step: {listed}{rest}"
+    parts = {**_NAMES, "tracer": "tracer"}
+    values = ((name, getattr(gap, f"{part}_us")) for part, name in parts.items())
+    listed = ", ".join(f"{name} {show_change(sign * value)}" for name, value in values if value is not None)
+    text = f"{by}. {slower} adds to a step: {listed}"
     return f"{text}. Look at {_NAMES[gap.largest_part]} first" if verdict(gap.ratio) in ("above", "below") else text
 
 

@@ -143,25 +143,17 @@ def _caveat(run: RunData, comparison: Comparison) -> str | None:
 
 def _unsteady(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> str | None:
     """The medians of the repeats of the case's cells and their baselines, for cells whose medians differ too much."""
-    batches = {row.batch_size for row in case}
-    cells = [row.cell for row in _timed(comparison) if traits_of(row.strategy).baseline and row.batch_size in batches]
-    unsteady = []
-    for name in (*cells, *(row.cell for row in case)):
-        medians = (
-            [float(np.median(steps)) for steps in run.cells[name].step_samples() if len(steps)]
-            if name in run.cells
-            else []
-        )
+    batches, unsteady = {row.batch_size for row in case}, []
+    baselines = [row for row in _timed(comparison) if traits_of(row.strategy).baseline and row.batch_size in batches]
+    for name in (row.cell for row in (*baselines, *case) if row.cell in run.cells):
+        medians = [float(np.median(steps)) for steps in run.cells[name].step_samples() if len(steps)]
         if medians and max(medians) > REPEATS_APART * min(medians):
-            unsteady.append(f"{name} {_listed(medians)}")
+            unit = choose_unit("time", medians)
+            listed = ", ".join(show(one, unit) for one in medians)
+            if len(medians) > _MOST_LISTED:
+                listed = f"{show(min(medians), unit)} to {show(max(medians), unit)}"
+            unsteady.append(f"{name} {listed} {unit.label}")
     return f"Repeats' medians differ by more than {REPEATS_APART - 1:.0%}: {'; '.join(unsteady)}." if unsteady else None
-
-
-def _listed(medians: Sequence[float]) -> str:
-    unit = choose_unit("time", medians)
-    if len(medians) > _MOST_LISTED:
-        return f"{show(min(medians), unit)} to {show(max(medians), unit)} {unit.label}"
-    return f"{', '.join(show(one, unit) for one in medians)} {unit.label}"
 
 
 def _timed(comparison: Comparison) -> list[CellRow]:
@@ -171,16 +163,14 @@ def _timed(comparison: Comparison) -> list[CellRow]:
 
 def _largest_case(comparison: Comparison) -> list[CellRow]:
     """The cells on the most devices at their largest compared batch; without variants if any cell has none."""
-    several = [row for row in _timed(comparison) if row.devices > 1 and row.cell not in comparison.trained_alone]
     compared = {(gap.devices, gap.batch_size) for gap in comparison.gaps}
-    size = max(((row.devices, _pair(row) in compared, row.batch_size or 0) for row in several), default=None)
-    case = [row for row in several if size and _pair(row) == (size[0], size[2])]
-    plain = [row for row in case if not comparison.variants.get(row.cell)]
-    return plain or case
-
-
-def _pair(row: CellRow) -> tuple[int, int]:
-    return row.devices, row.batch_size or 0
+    cases: dict[tuple[int, bool, int], list[CellRow]] = {}
+    for row in _timed(comparison):
+        if row.devices > 1 and row.cell not in comparison.trained_alone:
+            batch = row.batch_size or 0
+            cases.setdefault((row.devices, (row.devices, batch) in compared, batch), []).append(row)
+    case = cases[max(cases)] if cases else []
+    return [row for row in case if not comparison.variants.get(row.cell)] or case
 
 
 def _which(comparison: Comparison, case: Sequence[CellRow]) -> tuple[Answer, CellRow | None, str | None]:
@@ -189,51 +179,42 @@ def _which(comparison: Comparison, case: Sequence[CellRow]) -> tuple[Answer, Cel
         return Answer(NOT_COMPARED, "not_measured"), None, None
     names = {row.cell: row for row in case}
     gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
-    chosen = _faster_than_ddp(comparison, names, _faster(names, gap)) or min(case, key=lambda row: row.step_us or 0.0)
-    speedup = _speedup(comparison, chosen.cell)
+    chosen = _chosen(comparison, names, gap)
+    speedup, name = _speedup(comparison, chosen.cell), strategy_name(chosen)
     where = f"on {devices_text(chosen.devices, chosen.nodes)}"
     if chosen.steps_per_s is None:  # set instead of samples per second if the batch is unknown
         where += f", batch {chosen.batch_size} each"
     between = f" {gap_sentence(gap)}" if gap else ""
     if speedup is None or speedup.value is None:
         relative, confidence = _relative_to_itself(comparison, chosen)
-        return Answer(f"{strategy_name(chosen)} {where} {relative}{between}", confidence), chosen, None
-    times = f"{speedup.value:.2f}x one device's throughput{in_brackets(speedup)}"
+        return Answer(f"{name} {where} {relative}{between}", confidence), chosen, None
+    times = f"{speedup.value:.2f}x one device's throughput{in_brackets(speedup)} {where}.{between}"
     shown = verdict(speedup)
-    strategy = None
+    text, strategy = f"Not decided between {name} and one device: {times}", None
     if shown == "below":
-        text = f"Do not parallelise at this size: {strategy_name(chosen)} reaches {times} {where}."
-        strategy = "single"
+        text, strategy = f"Do not parallelise at this size: {name} reaches {times}", "single"
     elif shown == "above":
-        text = f"Use {_recommended(gap, chosen)}: {times} {where}."
-        strategy = chosen.strategy
-    else:
-        text = f"Not decided between {strategy_name(chosen)} and one device: {times} {where}."
-    return Answer(text + between, _confidence(speedup), _GAIN), chosen, strategy
+        undecided = gap is not None and verdict(gap.ratio) not in ("above", "below")
+        if gap is not None and undecided and chosen.cell in (gap.dp, gap.ddp):
+            name = f"DDP or {gap.dp_label}, whichever is simpler"
+        text, strategy = f"Use {name}: {times}", chosen.strategy
+    return Answer(text, _confidence(speedup), _GAIN), chosen, strategy
 
 
-def _faster(names: Mapping[str, CellRow], gap: StrategyGap | None) -> CellRow | None:
-    """The faster of DP and DDP; DDP if the difference is not significant, because torch keeps developing it."""
+def _chosen(comparison: Comparison, names: Mapping[str, CellRow], gap: StrategyGap | None) -> CellRow:
+    """The faster of DP and DDP; DDP if the difference is not significant, because torch keeps developing it.
+
+    In its place the fastest of the cells that are significantly faster than it. Without such a pair the fastest cell.
+    """
     if gap is None:
-        return None
-    return names[gap.dp] if verdict(gap.ratio) == "below" else names[gap.ddp]
-
-
-def _faster_than_ddp(comparison: Comparison, names: Mapping[str, CellRow], chosen: CellRow | None) -> CellRow | None:
-    """The fastest of the cells that are significantly faster than the chosen DDP cell; without any, the chosen cell."""
-    if chosen is None:
-        return None
+        return min(names.values(), key=lambda row: row.step_us or 0.0)
+    chosen = names[gap.dp] if verdict(gap.ratio) == "below" else names[gap.ddp]
     faster = [
         one
         for one in comparison.costs
         if one.against == chosen.cell and one.cell in names and verdict(one.ratio) == "below"
     ]
     return names[min(faster, key=lambda one: one.ratio.value or 1.0).cell] if faster else chosen
-
-
-def _recommended(gap: StrategyGap | None, chosen: CellRow) -> str:
-    undecided = gap is not None and verdict(gap.ratio) not in ("above", "below") and chosen.cell in (gap.dp, gap.ddp)
-    return f"DDP or {gap.dp_label}, whichever is simpler" if undecided and gap else strategy_name(chosen)
 
 
 def _speedup(comparison: Comparison, cell: str) -> Estimate | None:

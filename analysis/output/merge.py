@@ -31,7 +31,7 @@ def print_merge(
         files: Sequence[Path] = chosen.files
         console.print(f"{chosen.cell.name}, repeat {chosen.repeat}", highlight=False)
     else:
-        files, _ = find_traces(paths)
+        files = find_traces(paths)
     with progress(f"Merging {counted(len(files), 'trace')}"):
         merged = merge_traces(files, output, limits)
     print_table(console, clock_table(merged))

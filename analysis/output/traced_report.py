@@ -23,7 +23,7 @@ from dpscope.analysis.runs.traced_job import traced_job, traced_straggler
 from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.ledger import whole_steps
-from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, several_jobs_message
+from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
@@ -235,8 +235,7 @@ _NAMED = 3  # jobs that a line names
 
 def the_one_job(jobs: JobAnalyses, paths: Sequence[Path], what: str) -> TraceAnalysis:
     """The only job's analysis; raises DpscopeError naming the jobs where there are several. `what` is made of one alone."""
-    if len(jobs) > 1:
-        raise DpscopeError(several_jobs_message(list(jobs), paths, what))
+    require_one_job(jobs, paths, what)
     (analysis,) = jobs.values()
     return analysis
 

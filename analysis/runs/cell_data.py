@@ -27,8 +27,7 @@ from dpscope.profiling.records.run import Cell, CellResult, RankResult
 TRACES_ALONE = "traces alone: nothing else is known of their job"
 PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
 """Parts of a cell's step: those that add up to the traced step, all exposed communication, the traced step, the tracer."""
-_STEP = ["repeat", "rank", "step"]
-
+STEP_KEYS = ["repeat", "rank", "device", "step"]
 
 AnyCell = Cell | TracedJob
 
@@ -111,21 +110,20 @@ class CellData:
         """
         known = self._known_samples
         if (column, measuring_pass) not in known:
-            known[column, measuring_pass] = self._step_samples(column, measuring_pass)
+            if self.samples.empty:
+                return []
+            chosen = self.samples[self.samples["measuring_pass"] == measuring_pass]
+            whole = chosen["samples"] >= chosen["samples"].max()
+            groups = chosen[whole].groupby(["repeat", "epoch", "step"], dropna=False)[column]
+            per_step = groups.max() if column == "data_wait_us" else groups.mean()
+            known[column, measuring_pass] = [
+                group.to_numpy(dtype=float) for _, group in per_step.groupby(level="repeat")
+            ]
         return list(known[column, measuring_pass])
 
     @cached_property
     def _known_samples(self) -> dict[tuple[str, str], list[npt.NDArray[np.float64]]]:
         return {}
-
-    def _step_samples(self, column: str, measuring_pass: str) -> list[npt.NDArray[np.float64]]:
-        if self.samples.empty:
-            return []
-        chosen = self.samples[self.samples["measuring_pass"] == measuring_pass]
-        whole = chosen["samples"] >= chosen["samples"].max()
-        groups = chosen[whole].groupby(["repeat", "epoch", "step"], dropna=False)[column]
-        per_step = groups.max() if column == "data_wait_us" else groups.mean()
-        return [group.to_numpy(dtype=float) for _, group in per_step.groupby(level="repeat")]
 
     @cached_property
     def whole_windows(self) -> pd.DataFrame:
@@ -141,23 +139,27 @@ class CellData:
         return self.whole_windows[critical_rows(as_table(self.whole_windows))]
 
     @cached_property
+    def whole_collectives(self) -> pd.DataFrame:
+        """The collectives of `whole_windows`."""
+        if self.whole_windows.empty or self.collectives.empty:
+            return self.collectives.iloc[:0]
+        return self.collectives.merge(self.whole_windows[STEP_KEYS], on=STEP_KEYS)
+
+    @cached_property
     def waits(self) -> pd.DataFrame:
         """`waits_caused` of the whole steps of each repeat, with their `repeat`; empty if waits are unknown."""
-        if self._step_collectives.empty or not self.communication_known:
+        own = self._step_collectives
+        if own.empty or not self.communication_known:
             return pd.DataFrame()
-        caused = [
-            waits_caused(table).assign(repeat=repeat) for repeat, table in self._step_collectives.groupby("repeat")
-        ]
-        return concatenated(caused)
+        return concatenated([waits_caused(table).assign(repeat=repeat) for repeat, table in own.groupby("repeat")])
 
     @cached_property
     def mean_waits(self) -> pd.DataFrame:
         """Mean waits per (late rank, waiting rank), the longest first; a repeat without such a wait counts as 0."""
         if self.waits.empty:
             return self.waits
-        pairs = self.waits.groupby(["late_rank", "waiting_rank"], as_index=False)[
-            ["collectives", "wait_per_step_us"]
-        ].sum()
+        sums = ["collectives", "wait_per_step_us"]
+        pairs = self.waits.groupby(["late_rank", "waiting_rank"], as_index=False)[sums].sum()
         pairs["share"] = pairs["wait_per_step_us"] / pairs["wait_per_step_us"].sum()
         pairs["wait_per_step_us"] /= self.steps["repeat"].nunique()
         return pairs.sort_values("wait_per_step_us", ascending=False, kind="stable")
@@ -179,7 +181,7 @@ class CellData:
         """The collectives of the steps that have a whole window on some device."""
         if self.whole_windows.empty or self.collectives.empty:
             return pd.DataFrame()
-        return self.collectives.merge(self.whole_windows[_STEP].drop_duplicates())
+        return self.collectives.merge(self.whole_windows[["repeat", "rank", "step"]].drop_duplicates())
 
     @cached_property
     def _with_broadcast_waits(self) -> Table:
@@ -204,6 +206,5 @@ class CellData:
 
 
 def concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """The non-empty frames below each other; without columns if all are empty."""
-    kept = [frame for frame in frames if len(frame)]
-    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame()
+    """The frames below each other; the columns are those of the non-empty ones, if there are any."""
+    return pd.concat([one for one in frames if len(one)] or frames[:1] or [pd.DataFrame()], ignore_index=True)

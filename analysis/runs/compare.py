@@ -1,6 +1,6 @@
 """Two runs side by side: what got faster or slower beyond noise, per cell and per component."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dpscope.analysis.runs.cell_data import CellData
@@ -11,7 +11,6 @@ from dpscope.analysis.stats.samples import (
     Estimate,
     Noise,
     Samples,
-    Spread,
     Verdict,
     chance_above,
     median_noise,
@@ -21,7 +20,7 @@ from dpscope.analysis.stats.samples import (
     verdict,
 )
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, choose_unit, show
+from dpscope.analysis.text.units import NA, Unit, choose_unit, show
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
@@ -93,40 +92,36 @@ def compare_runs(before: RunData, after: RunData) -> list[Change]:
             f"{before.path} and {after.path} have no measured cell in common: compare runs of the same "
             "strategies, devices and batches"
         )
+    quantities = (STEP, TRACED_STEP, *COMPONENTS)
     sampled = [
         (first.cell.name, quantity, sides)
         for first, second in pairs
-        for quantity in (STEP, TRACED_STEP, *COMPONENTS)
+        for quantity in quantities
         if all(sides := (_samples(first, quantity), _samples(second, quantity)))
     ]
     spreads = {
         quantity: pooled_spread(side for _, one, sides in sampled if one == quantity for side in sides)
-        for quantity in (STEP, TRACED_STEP, *COMPONENTS)
+        for quantity in quantities
     }
-    return [_change(cell, quantity, *sides, spreads[quantity]) for cell, quantity, sides in sampled]
+    changes = []
+    for cell, quantity, (earlier, later) in sampled:
+        spread = spreads[quantity]
+        first, second = median_noise(earlier, spread), median_noise(later, spread)
+        noises, ratio = (first, second) if first and second else None, ratio_estimate(later, earlier, spread)
+        changes.append(Change(cell, quantity, pooled_median(earlier), pooled_median(later), ratio, noises))
+    return changes
 
 
 def _samples(data: CellData, quantity: str) -> list[Samples]:
-    if quantity == TRACED_STEP:
-        return [] if data.ranks else _window_samples(data, "step_us")
-    return data.step_samples() if quantity == STEP else _window_samples(data, COMPONENTS[quantity])
-
-
-def _change(cell: str, quantity: str, before: list[Samples], after: list[Samples], spread: Spread) -> Change:
-    ratio = ratio_estimate(after, before, spread)
-    first, second = median_noise(before, spread), median_noise(after, spread)
-    noises = (first, second) if first and second else None
-    return Change(cell, quantity, pooled_median(before), pooled_median(after), ratio, noises)
-
-
-def _window_samples(data: CellData, column: str) -> list[Samples]:
-    """One array per repeat: a component's mean over ranks for every whole traced step."""
-    windows = data.critical_windows
-    if windows.empty or (
-        column not in ("compute_us", "step_us") and data.cell.devices > 1 and not data.communication_known
-    ):
+    """One array per repeat: untraced steps, or a part's mean over ranks for every whole traced step."""
+    if quantity == STEP:
+        return data.step_samples()
+    windows, known = data.critical_windows, data.cell.devices == 1 or data.communication_known
+    if windows.empty or (quantity == TRACED_STEP and data.ranks):
         return []
-    means = windows.groupby(["repeat", "step"])[column].mean().dropna()
+    if not known and quantity not in (TRACED_STEP, "compute"):
+        return []
+    means = windows.groupby(["repeat", "step"])[COMPONENTS.get(quantity, "step_us")].mean().dropna()
     arrays = [group.to_numpy(dtype=float) for _, group in means.groupby(level="repeat")]
     return arrays if any((array > 0).any() for array in arrays) else []
 
@@ -136,33 +131,24 @@ def mark_unseen(changes: Sequence[Change], fail_over: float) -> list[Change]:
 
     A slowdown is ruled out if the interval of the ratio ends below it; a step that is significantly faster or slower is judged.
     """
-    return [replace(one, unseen_share=fail_over) if _hides(one, fail_over) else one for one in changes]
 
+    def hides(one: Change) -> bool:
+        if one.quantity not in JUDGED or one.verdict != "no_difference_shown":
+            return False
+        return (one.detectable or 0.0) > fail_over and (one.ratio.high or 0.0) > 1 + fail_over
 
-def _hides(change: Change, fail_over: float) -> bool:
-    detectable, high = change.detectable, change.ratio.high
-    if change.quantity not in JUDGED or change.verdict != "no_difference_shown" or detectable is None or high is None:
-        return False
-    return detectable > fail_over and high > 1 + fail_over
+    return [replace(one, unseen_share=fail_over) if hides(one) else one for one in changes]
 
 
 def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
     """Cells whose untraced step got slower beyond noise and by more than `fail_over` (0.05 is 5%)."""
-    return [
-        change
-        for change in changes
-        if change.quantity in JUDGED
-        and change.verdict == "above"
-        and change.ratio.value is not None
-        and change.ratio.value > 1 + fail_over
-    ]
+    slower = [one for one in changes if one.quantity in JUDGED and one.verdict == "above"]
+    return [one for one in slower if (one.ratio.value or 0.0) > 1 + fail_over]
 
 
 def detection_text(changes: Iterable[Change]) -> str | None:
     """What the steps' comparison could have seen, and what more repeats would; None where no step has an interval."""
-    seen = [
-        (change.detectable, change) for change in changes if change.quantity in JUDGED and change.detectable is not None
-    ]
+    seen = [(one.detectable, one) for one in changes if one.quantity in JUDGED and one.detectable is not None]
     if not seen:
         return None
     largest, widest = max(seen, key=lambda one: one[0])
@@ -179,26 +165,10 @@ def _share(value: float | None) -> str:
     return NA if value is None else f"{value:.1%}" if value < 0.0995 else f"{value:.0%}"
 
 
-def undecided_findings(changes: Iterable[Change]) -> list[Finding]:
+def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
     """Warnings where a step has no interval, and where the slowdown to be judged would not show (`mark_unseen`)."""
-    changes = list(changes)
-    return [*_without_interval(changes), *_unseen(changes)]
-
-
-def _unseen(changes: Sequence[Change]) -> list[Finding]:
-    hidden = [change for change in changes if change.unseen_share is not None]
-    if not hidden:
-        return []
-    cells = ", ".join(f"{change.cell} (only {_share(change.detectable)} would)" for change in hidden)
-    message = f"not judged, because a slowdown of {_share(hidden[0].unseen_share)} would not show: {cells}"
-    return [RunCode.CHANGE_NOT_VISIBLE.finding(message=message)]
-
-
-def _without_interval(changes: Sequence[Change]) -> list[Finding]:
     steps = [change for change in changes if change.quantity in JUDGED]
     without = [change.cell for change in steps if change.verdict == "too_few_samples"]
-    if not without and steps:
-        return []
     next_step = f"time two repeats or more in both runs (--repeats), of {FEWEST_SAMPLES} steps in all or more (--steps)"
     if any(change.quantity == TRACED_STEP for change in steps):
         next_step = (
@@ -206,19 +176,23 @@ def _without_interval(changes: Sequence[Change]) -> list[Finding]:
             "into a separate folder, and name the two parent folders; or measure with dpscope run --repeats 3"
         )
     if len(without) == len(steps):
-        message = "no step has an interval, so none can be called slower or faster"
-        return [RunCode.NOTHING_COMPARED.finding(message=message, next_step=next_step)]
-    message = f"{', '.join(without)} cannot be judged: no interval"
-    return [RunCode.PARTLY_COMPARED.finding(message=message, next_step=next_step)]
+        nothing = "no step has an interval, so none can be called slower or faster"
+        yield RunCode.NOTHING_COMPARED.finding(nothing, next_step)
+    elif without:
+        yield RunCode.PARTLY_COMPARED.finding(f"{', '.join(without)} cannot be judged: no interval", next_step)
+    if hidden := [change for change in changes if change.unseen_share is not None]:
+        cells = ", ".join(f"{change.cell} (only {_share(change.detectable)} would)" for change in hidden)
+        slowdown = _share(hidden[0].unseen_share)
+        yield RunCode.CHANGE_NOT_VISIBLE.finding(
+            f"not judged, because a slowdown of {slowdown} would not show: {cells}"
+        )
 
 
-def lost_findings(before: RunData, after: RunData) -> list[Finding]:
+def lost_findings(before: RunData, after: RunData) -> Iterator[Finding]:
     """A warning about cells that were measured before and are not now: they cannot be judged."""
     measured = {data.cell.name for data in after.measured}
-    lost = [data.cell.name for data in before.measured if data.cell.name not in measured]
-    if not lost:
-        return []
-    return [RunCode.CELLS_LOST.finding(message=f"{', '.join(lost)} cannot be judged: not measured in {after.path}")]
+    if lost := [data.cell.name for data in before.measured if data.cell.name not in measured]:
+        yield RunCode.CELLS_LOST.finding(f"{', '.join(lost)} cannot be judged: not measured in {after.path}")
 
 
 def parse_share(text: str) -> float:
@@ -245,41 +219,21 @@ def setting_findings(before: RunData, after: RunData) -> list[Finding]:
 
 def change_table(changes: Sequence[Change]) -> TextTable:
     """The changes, a row each."""
-    unit = choose_unit("time", [change.before_us for change in changes])
-
-    def ratio(value: float | None) -> str:
-        return NA if value is None else f"{value:.3f}"
-
+    unit, ratio = choose_unit("time", [change.before_us for change in changes]), Unit("", 1.0, 3)
+    before, after = (f"{when} [{unit.label}]" for when in ("before", "after"))
+    ends = ("ratio", "low", "high")
     return TextTable(
         title="What changed (after / before; medians, 95% intervals)",
-        headings=(
-            "cell",
-            "quantity",
-            f"before [{unit.label}]",
-            f"after [{unit.label}]",
-            "ratio",
-            "low",
-            "high",
-            "n",
-            "likely slower",
-            "would show",
-            "change",
-        ),
+        headings=("cell", "quantity", before, after, *ends, "n", "likely slower", "would show", "change"),
         rows=tuple(
             (
-                change.cell,
-                change.quantity,
-                show(change.before_us, unit),
-                show(change.after_us, unit),
-                ratio(change.ratio.value),
-                ratio(change.ratio.low),
-                ratio(change.ratio.high),
-                str(change.ratio.count),
-                _share(change.chance_slower),
-                _share(change.detectable),
-                "not judged" if change.not_judged else _VERDICTS[change.verdict],
+                *(one.cell, one.quantity),
+                *(show(value, unit) for value in (one.before_us, one.after_us)),
+                *(show(value, ratio) for value in (one.ratio.value, one.ratio.low, one.ratio.high)),
+                *(str(one.ratio.count), _share(one.chance_slower), _share(one.detectable)),
+                "not judged" if one.not_judged else _VERDICTS[one.verdict],
             )
-            for change in changes
+            for one in changes
         ),
         notes=(
             "step is untraced, traced step not; the components come from traced windows, as means over ranks and devices",

@@ -1,6 +1,6 @@
 """DDP's own runtime counters against the trace of the same steps: an independent reference."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -12,7 +12,7 @@ from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN, cell_error
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.steps import intervals
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.finding import Finding, FindingCode, counted
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, DdpCounters, RankResult
 from dpscope.profiling.records.run_codes import RunCode
 
@@ -60,25 +60,25 @@ def check_counters(
     other sizes are left out: a script may make some in addition to DDP's.
     """
     own = collectives[(collectives["rank"] == rank) & (collectives["kind"] == "all_reduce")]
+    sizes_of = {counter.step: sorted(round(sent_share * size) for size in counter.bucket_bytes) for counter in counters}
     if buckets_alone:
-        sizes_of_buckets = {round(sent_share * size) for counter in counters for size in counter.bucket_bytes}
-        own = own[own["bytes"].isin(sizes_of_buckets)]
+        own = own[own["bytes"].isin({size for sizes in sizes_of.values() for size in sizes})]
     slack_us = CPU_SLACK_US if bool(own["device"].isna().all()) else DEVICE_SLACK_US
     ratios, agree, within, waits_us, buckets_equal, unclear = [], [], [], [], True, 0
     for counter in counters:
         reduction = _described(counter, own, reduction_ends_us, 1 if factored else len(counter.bucket_bytes))
-        if reduction is None or counter.backward_comm_us <= 0:
+        ddp_us, cpu_wait_us = counter.backward_comm_us, counter.cpu_wait_us or 0.0
+        if reduction is None or ddp_us <= 0:
             unclear += counter.iterations > 1 and counter.step in set(own["step"])
             continue
-        sizes = sorted(reduction.bytes)
-        buckets_equal &= factored or sizes == sorted(round(sent_share * size) for size in counter.bucket_bytes)
-        allowed_us = SPAN_TOLERANCE * counter.backward_comm_us + max(slack_us, counter.cpu_wait_us or 0.0)
-        excess_us = reduction.span_us - counter.backward_comm_us
-        ratios.append(reduction.span_us / counter.backward_comm_us)
+        buckets_equal &= factored or sorted(reduction.bytes) == sizes_of[counter.step]
+        allowed_us = SPAN_TOLERANCE * ddp_us + max(slack_us, cpu_wait_us)
+        excess_us = reduction.span_us - ddp_us
+        ratios.append(reduction.span_us / ddp_us)
         upper_bound_only = not reduction.copied_out or sent_share < 1
         agree.append(excess_us <= allowed_us and (upper_bound_only or -excess_us <= allowed_us))
-        within.append(reduction.busy_us <= counter.backward_comm_us + allowed_us)
-        waits_us.append((counter.cpu_wait_us or 0.0, counter.backward_comm_us))
+        within.append(reduction.busy_us <= ddp_us + allowed_us)
+        waits_us.append((cpu_wait_us, ddp_us))
     why = None
     if unclear and not ratios:
         why = f"DDP reduced another number of times in a step than the {counters[0].iterations} that it counted"
@@ -141,57 +141,42 @@ def _described(
     )
 
 
-def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding]:
-    """A mismatch is an error: either the trace or its reading is wrong."""
-    findings = []
+def counter_findings(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[CounterCheck]) -> Iterator[Finding]:
+    """A mismatch is an error: either the trace or its reading is wrong.
+
+    So is a check that did not take place, whose silence must not read as agreement: also where ranks lack the counters that they
+    should have saved; findings of scripts give the reason.
+    """
     for check in checks:
+        wrong = (
+            (check.buckets_equal, RunCode.BUCKET_MISMATCH, "the all-reduces' sizes are not DDP's bucket sizes"),
+            (
+                check.union_within_span,
+                RunCode.SPAN_EXCEEDED,
+                "the all-reduces take longer than DDP's communication span",
+            ),
+            (
+                check.spans_agree,
+                RunCode.SPAN_MISMATCH,
+                f"the communication span by the trace is {check.span_ratio or 0.0:.3f} of DDP's own",
+            ),
+        )
         if check.not_comparable is not None:
-            code = AttachCode.COUNTERS_NOT_READ
-            findings.append(
-                code.finding(f"{cell.name}: DDP's counters were not compared with the trace: {check.not_comparable}")
-            )
-            continue
-        if not check.steps:
-            findings.append(_not_compared(cell, f"rank {check.rank}'s trace and counters have no step in common"))
-            continue
-        if not check.buckets_equal:
-            findings.append(
-                _mismatch(cell, check, RunCode.BUCKET_MISMATCH, "the all-reduces' sizes are not DDP's bucket sizes")
-            )
-        if not check.union_within_span:
-            findings.append(
-                _mismatch(
-                    cell, check, RunCode.SPAN_EXCEEDED, "the all-reduces take longer than DDP's communication span"
-                )
-            )
-        if not check.spans_agree:
-            what = f"the communication span by the trace is {check.span_ratio:.3f} of DDP's own"
-            findings.append(_mismatch(cell, check, RunCode.SPAN_MISMATCH, what))
-    return findings
-
-
-def missing_counters(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[CounterCheck]) -> list[Finding]:
-    """An error where ranks lack the counters that they should have saved; findings of scripts give the reason."""
+            text = f"{cell.name}: DDP's counters were not compared with the trace: {check.not_comparable}"
+            yield AttachCode.COUNTERS_NOT_READ.finding(text)
+        elif not check.steps:
+            yield _not_compared(cell, f"rank {check.rank}'s trace and counters have no step in common")
+        else:
+            for sound, code, what in wrong:
+                if not sound:
+                    text = f"rank {check.rank}: {what} ({counted(check.steps, 'step')} of the counters pass)"
+                    again = "trust the cell's communication numbers only after measuring it again without a mismatch"
+                    yield cell_error(cell, code, text, again)
     counting = [rank for rank in ranks if rank.attached is None or rank.attached.counters_missing is None]
-    if not cell.traits.reducer or cell.devices == 1 or len(checks) >= len(counting):
-        return []
-    return [_not_compared(cell, f"{len(counting) - len(checks)} of {counted(len(counting), 'rank')} saved none")]
+    if cell.traits.reducer and cell.devices > 1 and len(checks) < len(counting):
+        yield _not_compared(cell, f"{len(counting) - len(checks)} of {counted(len(counting), 'rank')} saved none")
 
 
 def _not_compared(cell: Cell, why: str) -> Finding:
-    """The self-check did not take place: its silence must not read as agreement."""
-    return cell_error(
-        cell,
-        RunCode.COUNTERS_NOT_COMPARED,
-        f"DDP's own counters could not be compared with the trace: {why}",
-        f"{MEASURE_AGAIN} before trusting its communication",
-    )
-
-
-def _mismatch(cell: Cell, check: CounterCheck, code: FindingCode, what: str) -> Finding:
-    return cell_error(
-        cell,
-        code,
-        f"rank {check.rank}: {what} ({counted(check.steps, 'step')} of the counters pass)",
-        "trust the cell's communication numbers only after measuring it again without a mismatch",
-    )
+    text = f"DDP's own counters could not be compared with the trace: {why}"
+    return cell_error(cell, RunCode.COUNTERS_NOT_COMPARED, text, f"{MEASURE_AGAIN} before trusting its communication")

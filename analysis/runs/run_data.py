@@ -6,20 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from dpscope.analysis.runs.cell_data import CellData, concatenated
 from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings, spread_findings
-from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, missing_counters
+from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
 from dpscope.analysis.runs.spreads import RunSpreads, run_spreads, step_spread
-from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, incomplete_repeat, no_trace, reduced_bytes
+from dpscope.analysis.runs.traffic_check import check_traffic, incomplete_repeat, no_trace, reduced_bytes
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import median_noise
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
-from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
 from dpscope.analysis.traces.reading.table import as_table
 from dpscope.analysis.training.data import NoEpochError, TrainingData, load_training
@@ -54,24 +53,21 @@ def load_repeats(run: RunFolder, cell: Cell) -> Iterator[LoadedRepeat]:
         result = folder.result()
         if result is None:
             continue
-        one = LoadedRepeat(index, folder, result) if result.status != "ok" else _done(cell, index, folder, result)
-        own = len({rank.node for rank in one.ranks})
-        nodes = nodes or own
-        if own not in (0, nodes):
-            unlike = f"it ran on {own} node{'s' * (own > 1)}, the first repeat on {nodes}, so they are not repeats of one cell"
-            one = LoadedRepeat(index, folder, result, missing_parts=unlike)
-        yield one
-
-
-def _done(cell: Cell, index: int, folder: RepeatFolder, result: CellResult) -> LoadedRepeat:
-    try:
-        ranks = tuple(folder.ranks())
-        if (found := len({rank.rank for rank in ranks})) != cell.processes:
-            missing = f"it holds results of {found} of {counted(cell.processes, 'rank')}"
-            return LoadedRepeat(index, folder, result, missing_parts=missing)
-        return LoadedRepeat(index, folder, result, ranks, folder.samples(ranks))
-    except (OSError, ValueError, DpscopeError) as error:
-        return LoadedRepeat(index, folder, result, missing_parts=" ".join(str(error).split()))
+        one, missing = LoadedRepeat(index, folder, result), None
+        if result.status == "ok":
+            try:
+                ranks = tuple(folder.ranks())
+                own = len({rank.node for rank in ranks})
+                if (found := len({rank.rank for rank in ranks})) != cell.processes:
+                    missing = f"it holds results of {found} of {counted(cell.processes, 'rank')}"
+                elif own != (nodes or own):
+                    ran = f"it ran on {counted(own, 'node')}, the first repeat on {nodes}"
+                    missing = f"{ran}, so they are not repeats of one cell"
+                else:
+                    one, nodes = replace(one, ranks=ranks, samples=folder.samples(ranks)), own
+            except (OSError, ValueError, DpscopeError) as error:
+                missing = " ".join(str(error).split())
+        yield replace(one, missing_parts=missing)
 
 
 Progress = Callable[[str], None]
@@ -135,7 +131,7 @@ class RunData:
 def load_run(path: str | Path, progress: Progress = lambda _: None, target_accuracy: float | None = None) -> RunData:
     """Read a run folder, traces, trainings and all; `target_accuracy` is as in `load_training`.
 
-    Raises DpscopeError when it is none or nothing in it was measured.
+    Raises DpscopeError when it is none or nothing in it was measured: with the first failure and where its log is.
     """
     path = Path(path)
     folder = RunFolder(path)
@@ -151,18 +147,13 @@ def load_run(path: str | Path, progress: Progress = lambda _: None, target_accur
         untrained = str(error)
     run = RunData(path, manifest, cells, training, untrained=untrained)
     if not run.measured:
-        raise NothingMeasuredError(_nothing_measured(path, run))
+        why = f"nothing to analyze; run `dpscope run --out {path}` to measure it"
+        results = (result for data in cells.values() for result in data.results)
+        if failed := next((result for result in results if result.status not in ("ok", "skipped")), None):
+            log = folder.repeat(failed.cell, failed.repeat).log_path
+            why = f"{failed.cell.name} {failed.status}: {failed.message}; read {log}"
+        raise NothingMeasuredError(f"{path} holds no measured cell: {why}")
     return run
-
-
-def _nothing_measured(path: Path, run: RunData) -> str:
-    """One line, with the first failure and where its log is."""
-    for name, data in run.cells.items():
-        for result in data.results:
-            if result.status not in ("ok", "skipped"):
-                log = RunFolder(path).repeat(result.cell, result.repeat).log_path
-                return f"{path} holds no measured cell: {name} {result.status}: {result.message}; read {log}"
-    return f"{path} holds no measured cell: nothing to analyze; run `dpscope run --out {path}` to measure it"
 
 
 def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
@@ -171,7 +162,6 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     results, samples, ranks, checks = [], [], [], []
     read: list[tuple[int, TraceAnalysis]] = []
     findings: list[Finding] = []
-    timelines: list[tuple[int, StepTimeline]] = []
     communication_known = True
     for loaded in load_repeats(folder, cell):
         results.append(loaded.result)
@@ -182,78 +172,57 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
             continue
         ranks += [(repeat, rank) for rank in loaded.ranks]
         findings += [finding for rank in loaded.ranks for finding in rank.findings]
-        findings += _slower_clocks(loaded.ranks)
+        # Of GPUs at their power limit those that are slower than the others' of all ranks: a rank knows its own alone.
+        limited = power_cap_findings([state for rank in loaded.ranks for state in rank.device_states_after])
+        findings += [finding for finding in limited if finding.severity != "info"]
         samples.append(loaded.samples.assign(repeat=repeat))
         if not (traces := done.traces()):
             findings.append(no_trace(cell, done.path.name, loaded.ranks[0]))
             communication_known = False
             continue
-        analysis = analyze_kept(traces)
+        analysis, first = analyze_kept(traces), loaded.ranks[0]
         findings += analysis.file_findings  # those of the job are made once for the cell
-        traffic = _traffic(cell, loaded.ranks, analysis)
+        counts = [summary.range_counts for summary in analysis.summaries]
+        frames = analysis.steps, analysis.collectives, counts, analysis.copies
+        traffic = check_traffic(cell, first.model, *frames, first.attached, first.units)
         findings += traffic.findings
-        communication_known &= traffic.complete and all(one.communication_shown for one in analysis.summaries)
+        communication_known &= traffic.complete and analysis.communication_known
         read.append((repeat, analysis))
-        timelines = timelines or [(repeat, one) for one in analysis.timelines]
         checks += _counter_checks(cell, done, loaded.ranks)
+    timelines = (tuple((repeat, one) for one in analysis.timelines) for repeat, analysis in read)
     data = CellData(
         cell=cell,
         skip_reason=planned.skip_reason,
         results=tuple(results),
         ranks=tuple(ranks),
         samples=concatenated(samples),
-        steps=_of_repeats(read, lambda one: one.steps_with_waits),
-        exposed_parts=_of_repeats(read, lambda one: one.exposed_parts),
-        collectives=_of_repeats(read, lambda one: one.collectives),
-        kernels=_of_repeats(read, lambda one: one.kernels),
-        dp_phases=_of_repeats(read, lambda one: one.dp_phases),
-        copies=_of_repeats(read, copies_between_devices),
-        timelines=tuple(timelines),
+        **tables_of(read),
+        timelines=next((own for own in timelines if own), ()),
         counter_checks=tuple(checks),
         communication_known=communication_known,
     )
+    every = [rank for _, rank in ranks]
     findings += input_findings(cell, [rank for number, rank in ranks if number == ranks[0][0]])
-    findings += counter_findings(cell, checks)
-    findings += missing_counters(cell, [rank for _, rank in ranks], checks)
+    findings += counter_findings(cell, every, checks)
     if communication_known:
-        findings += engine_findings(cell, [rank for _, rank in ranks], data.whole_windows, data.collectives)
-    findings += compilation_findings(cell, [rank for _, rank in ranks])
+        findings += engine_findings(cell, every, data.whole_windows, data.collectives)
+    findings += compilation_findings(cell, every)
     findings += spread_findings(cell.name, data.step_samples())
-    findings += idle_findings(as_table(data.steps), cell.name, _data_wait_us(data))
+    waits_us = [wait_us for waits in data.step_samples("data_wait_us", "traced") for wait_us in waits]
+    known = bool(waits_us) and not any(map(math.isnan, waits_us))  # else the wait for the loader was not recorded
+    findings += idle_findings(as_table(data.steps), cell.name, statistics.fmean(waits_us) if known else None)
     return replace(data, findings=tuple(dict.fromkeys(findings)))
 
 
-def _data_wait_us(data: CellData) -> float | None:
-    """Mean wait for the loader in the traced steps; None where it was not recorded."""
-    waits_us = [wait_us for waits in data.step_samples("data_wait_us", "traced") for wait_us in waits]
-    return statistics.fmean(waits_us) if waits_us and not any(map(math.isnan, waits_us)) else None
-
-
-def _slower_clocks(ranks: Sequence[RankResult]) -> list[Finding]:
-    """Of GPUs at their power limit those that are slower than the others' of all ranks: a rank knows its own alone."""
-    states = [state for rank in ranks for state in rank.device_states_after]
-    return [finding for finding in power_cap_findings(states) if finding.severity != "info"]
-
-
-def _traffic(cell: Cell, ranks: Sequence[RankResult], analysis: TraceAnalysis) -> TrafficCheck:
-    sizes = next((rank.model for rank in ranks), None)
-    if sizes is None:
-        return TrafficCheck(True)
-    return check_traffic(
-        cell,
-        sizes,
-        analysis.steps,
-        analysis.collectives,
-        [summary.range_counts for summary in analysis.summaries],
-        copies_between_devices(analysis),
-        ranks[0].attached,
-        ranks[0].units,
-    )
-
-
-def copies_between_devices(analysis: TraceAnalysis) -> pd.DataFrame:
-    """`peer_copies` of every rank: rank, device, step, bytes, count; without columns where there are none."""
-    return analysis.copies if len(analysis.copies) else pd.DataFrame()
+def tables_of(repeats: Sequence[tuple[int, TraceAnalysis]]) -> dict[str, Any]:
+    """The tables of `CellData`, by its fields, of the traces of each repeat."""
+    names = {"steps": "steps_with_waits"} | {
+        name: name for name in ("exposed_parts", "collectives", "kernels", "dp_phases", "copies")
+    }
+    return {
+        field_name: concatenated([getattr(analysis, name).assign(repeat=repeat) for repeat, analysis in repeats])
+        for field_name, name in names.items()
+    }
 
 
 def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult]) -> list[CounterCheck]:
@@ -276,12 +245,6 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
     ]
 
 
-def _of_repeats(
-    read: Sequence[tuple[int, TraceAnalysis]], table_of: Callable[[TraceAnalysis], pd.DataFrame]
-) -> pd.DataFrame:
-    return concatenated([table_of(analysis).assign(repeat=repeat) for repeat, analysis in read])
-
-
 def measured_repeats(run: RunData) -> dict[str, int]:
     """Repeats that ended well, by the name of the cell; without cells that were omitted or failed, which have findings."""
     return {
@@ -289,16 +252,6 @@ def measured_repeats(run: RunData) -> dict[str, int]:
         for name, data in run.cells.items()
         if data.measured or not (data.skip_reason or data.results)
     }
-
-
-def begun_repeats(run: RunData) -> int:
-    """The most repeats that any cell has, finished or not.
-
-    Not the plan's number: cells measured by hand follow none.
-    """
-    folders = ((run.path / "cells" / name).glob("repeat*") for name in run.cells)
-    begun = (sum(path.name.removeprefix("repeat").isdigit() for path in own) for own in folders)
-    return max(*begun, *measured_repeats(run).values())
 
 
 def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
@@ -309,16 +262,14 @@ def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
     cells = []
     for planned in folder.manifest().plan:
         done = [repeat for repeat in load_repeats(folder, planned.cell) if not repeat.samples.empty]
-        results = tuple(repeat.result for repeat in done)
-        samples = [repeat.samples.assign(repeat=repeat.index) for repeat in done]
-        if samples:
-            cells.append(CellData(planned.cell, None, results, samples=pd.concat(samples, ignore_index=True)))
+        samples = concatenated([repeat.samples.assign(repeat=repeat.index) for repeat in done])
+        if done:
+            cells.append(CellData(planned.cell, None, tuple(repeat.result for repeat in done), samples=samples))
     pool = step_spread(cells)
-    noises = [(data, median_noise(data.step_samples(), pool)) for data in cells]
     return {
         data.cell.name: RepeatCost(noise, float(np.mean([result.duration_s for result in data.results])))
-        for data, noise in noises
-        if noise is not None
+        for data in cells
+        if (noise := median_noise(data.step_samples(), pool)) is not None
     }
 
 
@@ -331,9 +282,15 @@ def repeats_text(run: RunData) -> str:
 
 
 def repeat_findings(run: RunData) -> Iterator[Finding]:
-    """Findings about missing repeats, and about runs of a single repeat."""
-    counts, begun = measured_repeats(run), begun_repeats(run)
-    planned = {name: run.manifest.repeats_by_cell.get(name, begun) for name in counts}
+    """Findings about missing repeats, and about runs of a single repeat.
+
+    Begun, finished or not, are the most repeats of any cell. That is not the plan's number: cells measured by hand follow none.
+    """
+    counts = measured_repeats(run)
+    folders = ((run.path / "cells" / name).glob("repeat*") for name in run.cells)
+    begun = (sum(path.name.removeprefix("repeat").isdigit() for path in own) for own in folders)
+    most = max(*begun, *counts.values())
+    planned = {name: run.manifest.repeats_by_cell.get(name, most) for name in counts}
     fewer = [
         f"{name}: {count} of {counted(planned[name], 'repeat')} measured"
         for name, count in counts.items()
@@ -341,9 +298,9 @@ def repeat_findings(run: RunData) -> Iterator[Finding]:
     ]
     if fewer:
         yield RunCode.REPEATS_MISSING.finding(
-            message=f"{'; '.join(fewer)}: these cells rest on fewer steps than the others, or on none"
+            f"{'; '.join(fewer)}: these cells rest on fewer steps than the others, or on none"
         )
     if max(counts.values()) == 1:
         yield RunCode.SINGLE_REPEAT.finding(
-            message="one repeat of each cell: the spread between repeats is unknown, so no comparison has an interval"
+            "one repeat of each cell: the spread between repeats is unknown, so no comparison has an interval"
         )

@@ -58,6 +58,7 @@ def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
 
 
 def _ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
+    """Its intervals come from the values of each repeat as shares of the untraced step; none with too few steps."""
     windows = data.whole_windows
     ledger = ledger_of(as_table(windows), as_table(data.exposed_parts)) if len(windows) else None
     if ledger is None:
@@ -71,24 +72,13 @@ def _ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
     step_us = pooled_median(data.step_samples())
     if step_us is not None and ledger.traced_step_us is not None:
         ledger = replace(ledger, tracer_us=step_us - ledger.traced_step_us)
-    halves = _half_widths(data, spreads, step_us)
-    values = {part: getattr(ledger, f"{part}_us") for part in halves}
-    intervals = {
-        part: Interval(values[part] - half, values[part] + half)
-        for part, half in halves.items()
-        if values[part] is not None
-    }
-    return replace(ledger, intervals=intervals)
-
-
-def _half_widths(data: CellData, spreads: RunSpreads, step_us: float | None) -> dict[str, float]:
-    """Half the 95% interval of PARTS, microseconds; none with too few steps, nor where the spread is unknown.
-
-    From the values of each repeat as shares of the cell's untraced step.
-    """
     traced = len(data.critical_windows.drop_duplicates(["repeat", "step"]))
     if step_us is None or min(sum(map(len, data.step_samples())), traced) < FEWEST_SAMPLES:
-        return {}
-    shares = {part: (data.parts_by_repeat[part].dropna() / step_us).to_numpy() for part in PARTS}
-    halves = {part: half_width(shares[part], spreads.parts[part]) for part in PARTS}
-    return {part: half * step_us for part, half in halves.items() if half is not None}
+        return ledger
+    intervals = {}
+    for part in PARTS:
+        share = half_width((data.parts_by_repeat[part].dropna() / step_us).to_numpy(), spreads.parts[part])
+        value = getattr(ledger, f"{part}_us")
+        if share is not None and value is not None:
+            intervals[part] = Interval(value - share * step_us, value + share * step_us)
+    return replace(ledger, intervals=intervals)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.parallelism import traced_strategy
-from dpscope.analysis.traces.ranks.stragglers import Straggler, find_straggler, waits_by_pair
+from dpscope.analysis.traces.ranks.stragglers import find_straggler, waits_by_pair
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Groups, Table
 from dpscope.profiling.records.finding import counted
@@ -62,7 +62,14 @@ def _by_repeat(table: Table, *keys: str) -> Groups:
 def straggler_of(collectives: Table, step_us: float) -> CellStraggler | None:
     """The straggler, from the rows of `with_broadcast_waits` and the mean traced step; None if no rank stands out everywhere."""
     found = [find_straggler(collectives.take(rows)) for rows in _by_repeat(collectives).rows()]
-    named = [one for one in found if one is not None and _stands_out(one, LEAST_LATENESS * step_us)]
+    named = [
+        one
+        for one in found
+        if one is not None
+        and one.share >= LEAST_SHARE
+        and one.steps >= LEAST_STEPS * one.of_steps
+        and one.lateness_us >= LEAST_LATENESS * step_us
+    ]
     if not named or len(named) < len(found) or len({one.rank for one in named}) > 1:
         return None
     steps, of_steps = sum(one.steps for one in named), sum(one.of_steps for one in named)
@@ -86,11 +93,6 @@ def broadcast_waits_us(collectives: Table) -> float:
         return 0.0
     lost_us = sum(waits_by_pair(broadcasts.take(rows))["wait_us"].sum() for rows in _by_repeat(broadcasts).rows())
     return float(lost_us) / len(_by_repeat(collectives, "rank", "step"))
-
-
-def _stands_out(one: Straggler, least_us: float) -> bool:
-    often = one.steps >= LEAST_STEPS * one.of_steps
-    return one.share >= LEAST_SHARE and often and one.lateness_us >= least_us
 
 
 def chance_of_some_rank(ranks: int, steps: int, of_steps: int) -> float:
@@ -144,9 +146,8 @@ def traced_job(analysis: TraceAnalysis) -> TracedJob:
     evidence, collectives = [one.parallelism for one in analysis.summaries], analysis.tables.collectives
     ranks = [one.rank for one in analysis.summaries if one.rank is not None]
     sizes = [one.world_size for one in evidence if one.world_size is not None]
-    groups = collectives["group_size"].tolist() if len(collectives) else []
-    processes = max([len(evidence), *sizes, *(rank + 1 for rank in ranks), *groups])
-    read = len(evidence)
+    groups, read = collectives["group_size"].tolist() if len(collectives) else [], len(evidence)
+    processes = max([read, *sizes, *(rank + 1 for rank in ranks), *groups])
     ranks_read = counted(read, "rank") if processes == read else f"{read} of {counted(processes, 'rank')}"
     return TracedJob(
         name=f"traces of {ranks_read}" if processes > 1 else "trace of one process",

@@ -4,11 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.run_data import RunData, TraceFile, copies_between_devices
-from dpscope.analysis.runs.traced_job import TracedJob, traced_job
+from dpscope.analysis.runs.run_data import RunData, TraceFile, tables_of
+from dpscope.analysis.runs.traced_job import traced_job
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
@@ -22,39 +20,26 @@ def traced_run(analysis: TraceAnalysis, paths: Sequence[Path]) -> RunData:
 def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
     """As `traced_run`, of several jobs alike: each is a repeat of the one cell. Raises DpscopeError where they are not."""
     cells = {name: traced_job(analysis) for name, analysis in jobs.items()}
+    common = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.absolute() for path in paths]))
     (first, job), *others = cells.items()
-    if unlike := [(name, other) for name, other in others if other != job]:
-        name, other = unlike[0]
-        raise DpscopeError(
-            f"{_common(paths)} holds jobs that are not alike: {first} is {job.name} ({job.strategy}), {name} {other.name} "
-            f"({other.strategy}); name folders of the same job traced several times"
-        )
-    analyses = list(jobs.values())
-    files = tuple(file for one in analyses for file in _files(one))
-    return RunData(_common(paths), None, {job.name: _cell(job, analyses)}, traces=files)
-
-
-def _cell(job: TracedJob, analyses: Sequence[TraceAnalysis]) -> CellData:
-    """Each analysis is a repeat."""
-    repeats = list(enumerate(analyses))
-    return CellData(
+    for name, other in others:
+        if other != job:
+            raise DpscopeError(
+                f"{common} holds jobs that are not alike: {first} is {job.name} ({job.strategy}), {name} {other.name} "
+                f"({other.strategy}); name folders of the same job traced several times"
+            )
+    repeats = list(enumerate(jobs.values()))
+    data = CellData(
         cell=job,
         skip_reason=None,
-        steps=_together([one.steps_with_waits.assign(repeat=repeat) for repeat, one in repeats]),
-        exposed_parts=_together([one.exposed_parts.assign(repeat=repeat) for repeat, one in repeats]),
-        collectives=_together([one.collectives.assign(repeat=repeat) for repeat, one in repeats]),
-        kernels=_together([one.kernels.assign(repeat=repeat) for repeat, one in repeats]),
-        dp_phases=_together([one.dp_phases.assign(repeat=repeat) for repeat, one in repeats]),
-        copies=_together([copies_between_devices(one).assign(repeat=repeat) for repeat, one in repeats]),
+        **tables_of(repeats),
         timelines=tuple((repeat, timeline) for repeat, one in repeats for timeline in one.timelines),
         findings=tuple(finding for _, one in repeats for finding in one.findings),
         not_split=next((one.not_split for _, one in repeats if one.not_split is not None), None),
-        communication_known=all(rank.communication_shown for _, one in repeats for rank in one.summaries),
+        communication_known=all(one.communication_known for _, one in repeats),
     )
-
-
-def _together(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+    files = tuple(file for _, one in repeats for file in _files(one))
+    return RunData(common, None, {job.name: data}, traces=files)
 
 
 def _files(analysis: TraceAnalysis) -> tuple[TraceFile, ...]:
@@ -64,11 +49,6 @@ def _files(analysis: TraceAnalysis) -> tuple[TraceFile, ...]:
         path = Path(one.source.removesuffix(f" (rank {one.rank})"))
         found.setdefault(path, TraceFile(path, one.rank))
     return tuple(found.values())
-
-
-def _common(paths: Sequence[Path]) -> Path:
-    """The path if there is one, else the folder that contains all of them."""
-    return paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.absolute() for path in paths]))
 
 
 def traces_text(run: RunData) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from dpscope.analysis.runs.cell_findings import trained_alone
 from dpscope.analysis.traces.data_parallel.phases import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records import range_names as phases
+from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, FindingCode, counted
 from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, RankResult, ShardedUnit
 from dpscope.profiling.records.run_codes import RunCode
@@ -28,17 +28,11 @@ BYTES_TOLERANCE = 0.05
 HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which gradients travel with such a hook
 _NAMES = {"all_gather": "all-gathers", "reduce_scatter": "reduce-scatters", "all_reduce": "all-reduces"}
 MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh`)"
-ATTACH_AGAIN = "attach to the script again, and let it train until its steps have been traced"
 
 
 def cell_error(cell: Cell, code: FindingCode, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
     """An error finding about one cell, whose name begins the message."""
     return code.finding(f"{cell.name}: {message}", next_step)
-
-
-def trace_incomplete(cell: Cell, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
-    """The trace does not show what the cell must have moved: its communication is not given."""
-    return cell_error(cell, TraceCode.TRACE_INCOMPLETE, f"{message}; its communication is not given", next_step)
 
 
 def incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
@@ -49,15 +43,17 @@ def incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
 
 def no_trace(cell: Cell, repeat: str, rank: RankResult) -> Finding:
     """A repeat of the cell has no trace at all."""
-    again = MEASURE_AGAIN if rank.attached is None else ATTACH_AGAIN
-    return trace_incomplete(cell, f"{repeat} has no trace", again)
+    again = "attach to the script again, and let it train until its steps have been traced"
+    message = f"{repeat} has no trace; its communication is not given"
+    return cell_error(cell, TraceCode.TRACE_INCOMPLETE, message, MEASURE_AGAIN if rank.attached is None else again)
 
 
 def incomplete(cell: Cell, expected: str, found: str, cause: str) -> Finding:
-    """The trace does not show what was expected."""
-    return trace_incomplete(
+    """The trace does not show what the cell must have moved: its communication is not given."""
+    return cell_error(
         cell,
-        f"expected {expected}, the trace shows {found}",
+        TraceCode.TRACE_INCOMPLETE,
+        f"expected {expected}, the trace shows {found}; its communication is not given",
         f"likely cause: {cause}. Run `dpscope doctor`, then measure the cell again",
     )
 
@@ -98,15 +94,11 @@ def expected_bytes(cell: Cell, units: Sequence[ShardedUnit]) -> dict[str, int]:
     groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
     gathered = reduced = 0
     for unit in units:
-        sizes = [
-            padded_bytes(shape, element, shards) for shape, element in zip(unit.shapes, unit.element_bytes, strict=True)
-        ]
-        gathered += (2 if unit.resharded else 1) * cell.options.accumulate * sum(sizes)
-        reduced += sum(
-            size if cell.options.comm_hook == "none" else size // element * HOOK_ELEMENT_BYTES
-            for size, element, trained in zip(sizes, unit.element_bytes, unit.trained, strict=True)
-            if trained
-        )
+        for shape, element, trained in zip(unit.shapes, unit.element_bytes, unit.trained, strict=True):
+            size = padded_bytes(shape, element, shards)
+            gathered += (2 if unit.resharded else 1) * cell.options.accumulate * size
+            if trained:
+                reduced += size if cell.options.comm_hook == "none" else size // element * HOOK_ELEMENT_BYTES
     found = {"all_gather": gathered, "reduce_scatter": reduced}
     return found | {"all_reduce": reduced // shards} if groups > 1 else found
 
@@ -179,12 +171,18 @@ def check_traffic(
     """
     if cell.traits.baseline or cell.devices == 1:
         return TrafficCheck(True)
-    steps = steps if cell.traits.host_copies else _closed(steps)
+    if len(steps) and not cell.traits.host_copies:
+        cut = steps["device"].isna() & steps["partial_window"].fillna(False).astype(bool)
+        steps = steps if cut.all() else steps[~cut]
     if steps.empty:
         lacking = iter([incomplete(cell, "traced steps", "none", "the traced pass saved no steps")])
     elif attached is not None and not (attached.reduction_known and (cell.traits.reducer or cell.traits.peer_copies)):
         if cell.traits.transport == "unknown" and collectives.empty and not any(_check_ranks(cell, steps)):
-            return TrafficCheck(False, (trained_alone(cell, steps),))
+            text = (
+                f"{cell.name}: each process trained alone: no collective in {counted(steps['step'].nunique(), 'traced step')} "
+                f"of {counted(cell.devices, 'process')}, and no DDP or FSDP around the model"
+            )
+            return TrafficCheck(False, (AttachCode.TRAINED_ALONE.finding(text),))
         lacking = _check_any(cell, steps, collectives)
     elif cell.traits.all_reduces:
         lacking = _check_ddp(cell, sizes, steps, collectives, at_least=attached is not None)
@@ -201,25 +199,15 @@ def check_traffic(
     return TrafficCheck(True, tuple(_check_options(cell, sizes, collectives)))
 
 
-def _closed(steps: pd.DataFrame) -> pd.DataFrame:
-    if steps.empty:
-        return steps
-    cut = steps["device"].isna() & steps["partial_window"].fillna(False).astype(bool)
-    return steps if cut.all() else steps[~cut]
-
-
 def _check_any(cell: Cell, steps: pd.DataFrame, collectives: pd.DataFrame) -> Iterator[Finding]:
     """Whether every rank communicates in every step, whatever it moves."""
     yield from _check_ranks(cell, steps)
     seen = set(zip(collectives["rank"], collectives["step"], strict=True))
     for rank, step in _rank_steps(steps):
         if (rank, step) not in seen:
-            yield incomplete(
-                cell,
-                "a collective in every step of every rank",
-                f"none in step {step} of rank {rank}",
-                "the tracer lost events, or the script does not communicate in every step",
-            )
+            expected, found = "a collective in every step of every rank", f"none in step {step} of rank {rank}"
+            cause = "the tracer lost events, or the script does not communicate in every step"
+            yield incomplete(cell, expected, found, cause)
 
 
 def _check_ddp(
@@ -235,64 +223,45 @@ def _check_ddp(
         own = collectives[(collectives["rank"] == rank) & (collectives["step"] == step)]
         count = int((own["kind"] == "all_reduce").sum())
         seen = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"
+        hook = "" if cell.options.comm_hook == "none" else f" as {cell.options.comm_hook}"
         yield incomplete(
             cell,
-            f"all-reduces of {expected:,} B a step (the gradients{_hook_text(cell)})",
+            f"all-reduces of {expected:,} B a step (the gradients{hook})",
             f"{seen} (rank {rank}, step {step})",
             "the tracer lost events, or the model leaves parameters unused",
         )
 
 
-def _hook_text(cell: Cell) -> str:
-    return "" if cell.options.comm_hook == "none" else f" as {cell.options.comm_hook}"
-
-
-def _check_options(cell: Cell, sizes: ParameterSizes, collectives: pd.DataFrame) -> list[Finding]:
+def _check_options(cell: Cell, sizes: ParameterSizes, collectives: pd.DataFrame) -> Iterator[Finding]:
     """Whether DDP followed the cell's options: one bucket per dtype without overlap, no broadcasts of buffers."""
     in_steps = collectives[collectives["step"].notna()]
-    findings = []
+    advice = "do not treat the cell as that variant: DDP in this torch did something else"
     if cell.options.overlap == "off":
-        counts = in_steps[in_steps["kind"] == "all_reduce"].groupby(["rank", "step"]).size()
-        most, dtypes = int(counts.max()), {tensor.dtype for tensor in sizes.parameter_tensors}
-        if most > max(1, len(dtypes)):
-            findings.append(_not_kept(cell, "one all-reduce of all gradients a step", f"{most} in a step"))
+        most = int(in_steps[in_steps["kind"] == "all_reduce"].groupby(["rank", "step"]).size().max())
+        if most > max(1, len({tensor.dtype for tensor in sizes.parameter_tensors})):
+            text = f"its options promise one all-reduce of all gradients a step, the trace shows {most} in a step"
+            yield cell_error(cell, RunCode.VARIANT_NOT_KEPT, text, advice)
     if cell.options.broadcast_buffers == "off" and sizes.buffer_bytes:
-        moved = in_steps[in_steps["kind"] == "broadcast"].groupby(["rank", "step"])["bytes"].sum()
-        if len(moved) and moved.max() >= (1 - BYTES_TOLERANCE) * sizes.buffer_bytes:
-            findings.append(
-                _not_kept(cell, "no broadcast of buffers", f"broadcasts of {int(moved.max()):,} B in a step")
+        moved = max(_moved_bytes(in_steps, "broadcast").values(), default=0.0)
+        if moved >= (1 - BYTES_TOLERANCE) * sizes.buffer_bytes:
+            text = (
+                f"its options promise no broadcast of buffers, the trace shows broadcasts of {moved:,.0f} B in a step"
             )
-    return findings
-
-
-def _not_kept(cell: Cell, promised: str, found: str) -> Finding:
-    return cell_error(
-        cell,
-        RunCode.VARIANT_NOT_KEPT,
-        f"its options promise {promised}, the trace shows {found}",
-        "do not treat the cell as that variant: DDP in this torch did something else",
-    )
+            yield cell_error(cell, RunCode.VARIANT_NOT_KEPT, text, advice)
 
 
 def _check_dp_host(
     cell: Cell, steps: pd.DataFrame, ranges: Iterable[dict[str, dict[int | None, int]]]
 ) -> Iterator[Finding]:
-    counts = next(iter(ranges), {})
+    counts, passes = next(iter(ranges), {}), cell.options.accumulate
     traced = steps["step"].dropna().unique()
     for phase, replica, step in itertools.product(phases.DP_COMMUNICATION_PHASES, range(cell.devices), traced):
         name = phases.replica_range(phase, replica)
         found = counts.get(name, {}).get(int(step), 0)
-        if found < cell.options.accumulate:
-            yield incomplete(
-                cell,
-                f"range {name} in every step{_micro_batch_text(cell)}",
-                f"{found or 'none'} (step {step})",
-                "the tracer did not see the replicas' threads",
-            )
-
-
-def _micro_batch_text(cell: Cell) -> str:
-    return f", {cell.options.accumulate} times" if cell.options.accumulate > 1 else ""
+        if found < passes:
+            expected = f"range {name} in every step{f', {passes} times' if passes > 1 else ''}"
+            shown, cause = f"{found or 'none'} (step {step})", "the tracer did not see the replicas' threads"
+            yield incomplete(cell, expected, shown, cause)
 
 
 def _check_dp(

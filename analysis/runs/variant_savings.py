@@ -1,19 +1,14 @@
 """Variants of one strategy against each other: which cells belong together, and what each option saves or costs."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from dpscope.analysis.runs.cell_data import AnyCell, CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.stats.samples import (
-    Estimate,
-    Spread,
-    difference_estimate,
-    missing_evidence,
-    ratio_estimate,
-    verdict,
-)
+from dpscope.analysis.stats.samples import Estimate, difference_estimate, missing_evidence, ratio_estimate, verdict
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -37,30 +32,37 @@ class VariantSaving:
 
 
 def variant_savings(run: RunData) -> list[VariantSaving]:
-    """Of each two measured cells that differ in one option alone, at its default in one of them, what it saves.
+    """For each pair of measured cells that differ in one option, at its default in one of them, what that option saves.
 
     Overlap is DDP's default, and buckets mean nothing without it: a cell without is set against those with it that differ
     from it in overlap and buckets alone.
     """
-    spread = run.spreads.step
-    return [
-        _saving(option, having, without, spread)
-        for without in run.measured
-        for having in run.measured
-        if having.nodes == without.nodes and (option := _only_option(having.planned, without.planned)) is not None
-    ]
+    spread, found = run.spreads.step, []
+    for without, having in itertools.product(run.measured, run.measured):
+        option = _only_option(having.planned, without.planned) if having.nodes == without.nodes else None
+        if option is not None:
+            share = ratio_estimate(having.step_samples(), without.step_samples(), spread)
+            value, low, high = (None if end is None else 1 - end for end in (share.value, share.high, share.low))
+            found.append(
+                VariantSaving(
+                    option=option,
+                    what=_in_words(option, having.cell.options),
+                    without=without.cell.name,
+                    having=having.cell.name,
+                    saved_us=difference_estimate(without.step_samples(), having.step_samples(), spread),
+                    saved_share=Estimate(value, low, high, share.count),
+                )
+            )
+    return found
 
 
 def _only_option(having: Cell, without: Cell) -> str | None:
     """The option that one cell has and another lacks, if it is all that they differ in."""
-    shapes = {(one.strategy, one.devices, one.nodes, one.batch_size) for one in (having, without)}
-    if len(shapes) > 1:
+    if msgspec.structs.replace(having, variant="", options=without.options) != without:
         return None
     if (having.options.overlap, without.options.overlap) == ("on", "off"):
-        without_buckets = [
-            msgspec.structs.replace(cell.options, overlap="on", bucket_mb=None) for cell in (having, without)
-        ]
-        return "overlap" if without_buckets[0] == without_buckets[1] else None
+        with_overlap = msgspec.structs.replace(without.options, overlap="on", bucket_mb=having.options.bucket_mb)
+        return "overlap" if with_overlap == having.options else None
     differing = [
         field
         for field in CellOptions.__struct_fields__
@@ -88,68 +90,39 @@ def _in_words(option: str, options: CellOptions) -> str:
     }.get(option, f"{option.replace('_', '-')} {getattr(options, option)}")
 
 
-def _saving(option: str, having: CellData, without: CellData, spread: Spread) -> VariantSaving:
-    ratio = ratio_estimate(having.step_samples(), without.step_samples(), spread)
-    return VariantSaving(
-        option=option,
-        what=_in_words(option, having.cell.options),
-        without=without.cell.name,
-        having=having.cell.name,
-        saved_us=difference_estimate(without.step_samples(), having.step_samples(), spread),
-        saved_share=Estimate(_less(ratio.value), _less(ratio.high), _less(ratio.low), ratio.count),
-    )
-
-
-def _less(share: float | None) -> float | None:
-    return 1 - share if share is not None else None
-
-
-def variant_findings(run: RunData) -> list[Finding]:
+def variant_findings(run: RunData) -> Iterator[Finding]:
     """`overlap_saves` and `variant_saves`, one for each pair of cells that differ in one option alone."""
-    return [_finding(saving, run.device_type) for saving in variant_savings(run)]
+    for saving in variant_savings(run):
+        code = RunCode.OVERLAP_SAVES if saving.option == "overlap" else RunCode.VARIANT_SAVES
+        yield code.finding(*_finding(saving, run.device_type == "cpu"))
 
 
-def _finding(saving: VariantSaving, device_type: str) -> Finding:
+def _finding(saving: VariantSaving, on_cpu: bool) -> tuple[str, str]:
+    """Message and next step."""
     saved, share = saving.saved_us, saving.saved_share
     assert saved.value is not None  # both cells are measured
     assert share.value is not None
     pair, what = f"{saving.having} against {saving.without}", saving.what
-    amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
-    outcome = verdict(saved, even=0.0)
     if saved.low is None or saved.high is None or share.low is None or share.high is None:
         message = f"{pair}: {what} seems to save {_signed(saved.value)} a step, but {missing_evidence(saved)}"
-        return _saves(saving, message, "time two repeats or more (--repeats), of five steps in all or more (--steps)")
+        return message, "time two repeats or more (--repeats), of five steps in all or more (--steps)"
+    amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
     interval = (
         f"95% interval {_signed(saved.low)} to {_signed(saved.high)}, {share.low:.1%} to {share.high:.1%}; "
         f"{counted(saved.count, 'step')}"
     )
-    saves, costs = _advice(saving, device_type)
+    flag, where = f"--{saving.option.replace('_', '-')}", ", sharing the cores with it" if on_cpu else ""
+    overlap, outcome = saving.option == "overlap", verdict(saved, even=0.0)
     if outcome == "above":
-        return _saves(saving, f"{pair}: {what} saves {amount} ({interval})", saves)
+        fair = f"gradients are reduced during backward{where}; compare DP with the cell without overlap: that is the fair match"
+        advice = fair if overlap else f"use {flag} if its other effects are acceptable: docs/variants.md"
+        return f"{pair}: {what} saves {amount} ({interval})", advice
     if outcome == "below":
-        return _saves(saving, f"{pair}: {what} costs {amount} (saving: {interval})", costs)
+        larger = f"reducing during backward slows it{where}; try --overlap off or larger buckets (--bucket-mb)"
+        advice = larger if overlap else f"omit {flag} on this machine, unless you need it for a reason other than speed"
+        return f"{pair}: {what} costs {amount} (saving: {interval})", advice
     message = f"{pair}: no difference by {what} is shown (saving {_signed(saved.value)} a step, {interval})"
-    return _saves(saving, message, "time more repeats (--repeats) if a small difference matters")
-
-
-def _advice(saving: VariantSaving, device_type: str) -> tuple[str, str]:
-    """What to do where an option saves, and where it costs."""
-    if saving.option != "overlap":
-        flag = f"--{saving.option.replace('_', '-')}"
-        return (
-            f"use {flag} if its other effects are acceptable: docs/variants.md",
-            f"omit {flag} on this machine, unless you need it for a reason other than speed",
-        )
-    where = ", sharing the cores with it" if device_type == "cpu" else ""
-    return (
-        f"gradients are reduced during backward{where}; compare DP with the cell without overlap: that is the fair match",
-        f"reducing during backward slows it{where}; try --overlap off or larger buckets (--bucket-mb)",
-    )
-
-
-def _saves(saving: VariantSaving, message: str, advice: str) -> Finding:
-    code = RunCode.OVERLAP_SAVES if saving.option == "overlap" else RunCode.VARIANT_SAVES
-    return code.finding(message, advice)
+    return message, "time more repeats (--repeats) if a small difference matters"
 
 
 def _signed(microseconds: float) -> str:

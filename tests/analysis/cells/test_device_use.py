@@ -142,10 +142,7 @@ def test_a_cpu_is_compared_with_the_fastest_product_that_the_run_timed() -> None
     assert table["cpu_peak_share"].tolist() == pytest.approx([0.25, 0.25])
     assert table["mfu"].isna().all()
     assert table[list(POINTS)].sum(axis=1).tolist() == pytest.approx([100, 100])
-
-
-def test_nothing_is_drawn_or_shared_without_a_peak() -> None:
-    run = run_of(on(ddp_cell(), "cpu", StepFlops(total=10**9)))
+    run = run_of(on(ddp_cell(), "cpu", StepFlops(total=10**9)))  # no product timed, no peak: nothing is drawn or shared
     comparison = compare(run)
     assert device_use(run, comparison) is None
     assert comparison.reasons[DDP.name, "used_points"].startswith("no matrix product was timed")

@@ -13,19 +13,20 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.measured import summarise_cell
 from dpscope.analysis.cells.predicted import predict_cell
 from dpscope.analysis.cells.row import RowBuilder
+from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.run_data import copies_between_devices
 from dpscope.analysis.runs.spreads import RunSpreads, run_spreads
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
-from dpscope.profiling.machine.nvml import ReplayedNvml
 from dpscope.profiling.records.calibration import CalibrationPoint
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.generated_traces.generator import dp_trace, write_trace
+from tests.helpers.known import known
+from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, windows
 
@@ -55,41 +56,45 @@ def ddp(step_us: float = 1500.0) -> CellData:
 
 
 SINGLES = {8: single(8, 1000.0), 16: single(16, 1800.0)}
-
-
+NO_SOURCES = CostSources()
 CALIBRATED = calibration({"all_reduce": (50.0, 10.0)})  # 50 us + S / 10 GB/s on two ranks
+WITH_BROADCASTS = calibration({"all_reduce": (50.0, 10.0), "broadcast": (20.0, 10.0)})
 
 
-def row(data: CellData, sources: CostSources) -> RowBuilder:
+def row(data: CellData, sources: CostSources = NO_SOURCES) -> RowBuilder:
     return summarise_cell(data, SINGLES, sources, RunSpreads())
 
 
-def test_estimates_per_step_and_epoch() -> None:
-    found = row(ddp(), CostSources())
+def check(found: RowBuilder, **expected: float | None) -> None:
+    assert {name: found.number(name) for name in expected} == pytest.approx(expected)
+
+
+def test_estimates_and_the_reasons_for_their_errors() -> None:
+    found = row(ddp())
     # 1,500 - 1,000; 1,500 - 1,800 / 2; 1,500 - 1,800. An epoch has 10 steps.
-    assert found.number("same_local_batch_us") == 500
-    assert found.number("ideal_split_us") == 600
-    assert found.number("same_total_us") == -300
-    assert found.number("same_local_batch_epoch_us") == 5000
-    assert found.number("same_total_epoch_us") == -3000
-    assert found.number("exposed_epoch_us") == 4500
-    # every step alike: the interval is a point
-    assert found.number("same_local_batch_low_us") == pytest.approx(500)
-    assert found.number("same_local_batch_high_us") == pytest.approx(500)
-
-
-def test_an_estimates_error_is_its_reasons() -> None:
-    found = row(ddp(), CostSources())
+    check(found, same_local_batch_us=500, ideal_split_us=600, same_total_us=-300)
+    check(found, same_local_batch_epoch_us=5000, same_total_epoch_us=-3000, exposed_epoch_us=4500)
     # traced parts of one device at b = 8: 960 compute, 50 idle. 500 = 450 exposed + 40 compute + 30 idle - 20 tracer
-    terms = [found.number(f"{term}_us") for term in ("exposed", "slowdown", "added_idle", "added_tracer")]
-    assert terms == [450, 40, 30, -20]
+    check(found, exposed_us=450, slowdown_us=40, added_idle_us=30, added_tracer_us=-20)
     # every step alike: the intervals are points
-    assert (found.number("slowdown_low_us"), found.number("slowdown_high_us")) == (40, 40)
+    check(found, slowdown_low_us=40, slowdown_high_us=40, same_local_batch_low_us=500, same_local_batch_high_us=500)
     # t_1(b) = 1,000 against t_1(G)/N = 900 and t_1(G) = 1,800
-    assert found.number("ideal_split_local_batch_us") == 100
-    assert found.number("same_total_local_batch_us") == -800
+    check(found, ideal_split_local_batch_us=100, same_total_local_batch_us=-800)
     for method, local in (("same_local_batch", 0), ("ideal_split", 100), ("same_total", -800)):
-        assert found.number(f"{method}_error_exposed_us") == local + 40 + 30 - 20
+        check(found, **{f"{method}_error_exposed_us": local + 40 + 30 - 20})
+        check(found, **{f"{method}_error_communication_us": local + 40 + 30 - 20 - 250})
+    alone = summarise_cell(ddp(), {8: SINGLES[8]}, CostSources(), RunSpreads())
+    check(alone, same_local_batch_us=500, ideal_split_us=None, same_total_us=None)
+    assert alone.reasons["ideal_split_us"] == "no single-device cell with the same options at the global batch"
+
+
+def test_pocket_calculations() -> None:
+    # 44,695,848 B on 4 ranks at 10 GB/s: 2 x 3/4 x 4.4695848 ms = 6704.3772 us; latency 2 x 3 x 5 us
+    assert ring_all_reduce_us(44_695_848, 4, 10.0) == pytest.approx(6704.3772)
+    assert ring_all_reduce_us(44_695_848, 4, 10.0, latency_us=5.0) == pytest.approx(6734.3772)
+    # DataParallel: (2 x 40 MB + 1 MB) / 10 GB/s = 8.1 ms; by copies to three devices in turn 24.3 ms
+    assert dp_transfer_us(40e6, 1e6, 4, 10.0, peer_copies=False) == pytest.approx(8100)
+    assert dp_transfer_us(40e6, 1e6, 4, 10.0, peer_copies=True) == pytest.approx(24300)
 
 
 def repeats_that_differ(cell: Cell, step_us: tuple[float, float], **columns: tuple[float, float]) -> CellData:
@@ -139,36 +144,31 @@ def test_the_rest_of_the_slowdown_has_an_interval_from_both_parts() -> None:
         Cell(strategy="ddp", devices=2, batch_size=8), (1500.0, 1506.0),
         exposed_us=(440.0, 444.0), compute_us=(1000.0, 1000.0), communication_us=(600.0, 600.0), idle_us=(60.0, 62.0),
     )  # fmt: skip
-    single = repeats_that_differ(
-        Cell(strategy="single", devices=1, batch_size=8), (1000.0, 1000.0),
-        compute_us=(960.0, 957.0), idle_us=(40.0, 43.0),
-    )  # fmt: skip
     kernels = pd.DataFrame(
         {"repeat": 0, "rank": 0, "device": 0, "operator": "aten::mm", "kernel_class": 1, "unit": unit, "overlapped": overlapped,
          "count": 1, "time_us": (120.0 if overlapped else 100.0) + unit % 3, "overlap_us": 120.0 * overlapped}
         for unit in range(9) for overlapped in (True, False)
     )  # fmt: skip
-    found = summarise_cell(replace(several, kernels=kernels), {8: single}, CostSources(), RunSpreads())
-    slowdown, contention, other = (found.number(f"{name}_us") for name in ("slowdown", "contention", "other_slowdown"))
-    assert None not in (slowdown, contention, other)
-    assert other == pytest.approx((slowdown or 0.0) - (contention or 0.0))
-    halves = [
-        ((high or 0.0) - (low or 0.0)) / 2
-        for low, high in (bounds(found, name) for name in ("slowdown", "contention", "other_slowdown"))
-    ]
-    assert min(halves) > 0
+    found = row(replace(several, kernels=kernels))
+    slowdown, contention, other = (known(found.number(f"{name}_us")) for name in PARTS_OF_SLOWDOWN)
+    assert other == pytest.approx(slowdown - contention)
+    ends = [tuple(map(known, bounds(found, name))) for name in PARTS_OF_SLOWDOWN]
+    halves = [(high - low) / 2 for low, high in ends]
+    assert halves[1] > 0
     assert halves[2] == pytest.approx((halves[0] ** 2 + halves[1] ** 2) ** 0.5)
-    assert sum(end or 0.0 for end in bounds(found, "other_slowdown")) / 2 == pytest.approx(other)
-    unknown = summarise_cell(several, {8: single}, CostSources(), RunSpreads())  # no kernel: no contention, no rest
-    assert bounds(unknown, "other_slowdown") == (None, None)
+    assert sum(ends[2]) / 2 == pytest.approx(other)
+    assert bounds(row(several), "other_slowdown") == (None, None)  # no kernel: no contention, no rest
+
+
+PARTS_OF_SLOWDOWN = ("slowdown", "contention", "other_slowdown")
 
 
 def test_one_repeat_alone_has_no_interval() -> None:
     cell = Cell(strategy="ddp", devices=2, batch_size=8)
     traced = windows(cell, STEPS, step_us=1530.0, compute_us=1000.0, exposed_us=450.0, idle_us=80.0)
     data = cell_data(cell, [[1500.0] * STEPS], traced)
-    found = row(data, CostSources())
-    assert (found.number("step_us"), found.number("step_low_us")) == (1500, None)
+    found = row(data)
+    check(found, step_us=1500, step_low_us=None)
     assert found.reasons["step_low_us"] == "fewer than 5 timed steps, or one repeat alone: no interval"
     assert {bounds(found, name) for name in LEDGER} == {(None, None)}
     # a second repeat of another cell shows how far repeats lie apart
@@ -179,44 +179,28 @@ def test_predicted_from_a_calibration() -> None:
     found = row(ddp(), CostSources(calibration=CALIBRATED))
     # 350 and 150 us a bucket: 500 against 600 measured
     assert found.values["prediction_source"] == "calibration"
-    assert found.number("predicted_transfer_us") == 500
-    assert found.number("predicted_transfer_error") == pytest.approx(-1 / 6)
+    check(found, predicted_transfer_us=500, predicted_transfer_error=-1 / 6)
     # 500-850, then 850-1,000; the last bucket is ready at 800: 200 us exposed, of 450 measured
-    assert found.number("predicted_exposed_us") == 200
-    assert found.number("predicted_exposed_error") == pytest.approx(200 / 450 - 1)
+    check(found, predicted_exposed_us=200, predicted_exposed_error=200 / 450 - 1)
+    first, second = predict_cell(ddp(), CostSources(calibration=CALIBRATED)).collectives
+    assert (first.size_bytes, first.per_step, first.measured_us, first.predicted_us) == (3e6, 1, 400, 350)
+    assert (first.relative_error, second.relative_error) == pytest.approx((-0.125, -0.25))
+    # A kernel that queued starts late: what counts is when its gradients were ready.
+    # 500-850, 850-1,000, backward ends at 600: 400 us exposed
+    data = ddp()
+    ready = data.collectives["start_us"].map({500.0: 500.0, 800.0: 600.0})
+    queued = replace(data, collectives=data.collectives.assign(ready_us=ready))
+    check(row(queued, CostSources(calibration=CALIBRATED)), predicted_exposed_us=400)
 
 
 def test_predicted_from_the_specification() -> None:
     found = row(ddp(), CostSources(parse_link("20GB/s")))
     # ring on two ranks: S / B = 150 + 50 us; 500-650, 800-850: 50 us exposed
-    assert found.values["prediction_source"] == "specification"
-    assert found.number("predicted_transfer_us") == 200
-    assert found.number("predicted_exposed_us") == 50
-    assert found.number("ring_us") == 200
-    assert found.values["ring_source"] == "specification"
-
-
-def test_per_collective() -> None:
-    first, second = predict_cell(ddp(), CostSources(calibration=CALIBRATED)).collectives
-    assert (first.size_bytes, first.per_step, first.measured_us, first.predicted_us) == (3e6, 1, 400, 350)
-    assert first.relative_error == pytest.approx(-0.125)
-    assert second.relative_error == pytest.approx(-0.25)
-
-
-def test_ready_times_count_before_starts() -> None:
-    """A kernel that queued starts late: what counts is when its gradients were ready."""
-    data = ddp()
-    ready = data.collectives["start_us"].map({500.0: 500.0, 800.0: 600.0})
-    queued = replace(data, collectives=data.collectives.assign(ready_us=ready))
-    # 500-850, 850-1,000, backward ends at 600: 400 us exposed
-    assert row(queued, CostSources(calibration=CALIBRATED)).number("predicted_exposed_us") == 400
-
-
-def test_a_calibration_of_other_collectives_predicts_nothing() -> None:
-    found = row(ddp(), CostSources(parse_link("20GB/s"), calibration=calibration({})))
-    assert found.number("predicted_transfer_us") is None
-    assert found.reasons["predicted_transfer_us"] == "the calibration holds no all_reduce on 2 ranks"
-    assert found.number("ring_us") == 200  # the specification keeps its own column
+    assert found.values["prediction_source"] == found.values["ring_source"] == "specification"
+    check(found, predicted_transfer_us=200, predicted_exposed_us=50, ring_us=200)
+    other = row(ddp(), CostSources(parse_link("20GB/s"), calibration=calibration({})))
+    check(other, predicted_transfer_us=None, ring_us=200)  # the specification keeps its own column
+    assert other.reasons["predicted_transfer_us"] == "the calibration holds no all_reduce on 2 ranks"
 
 
 def with_buffer_broadcast(data: CellData, size_bytes: int) -> CellData:
@@ -232,35 +216,26 @@ def with_buffer_broadcast(data: CellData, size_bytes: int) -> CellData:
 def test_transfers_are_predicted_where_the_broadcast_is_not_calibrated() -> None:
     data = with_buffer_broadcast(ddp(), 40_000)
     found = row(data, CostSources(calibration=CALIBRATED))
-    assert found.number("predicted_transfer_us") == 500  # the all-reduces', of 600 measured
-    assert found.number("predicted_transfer_error") == pytest.approx(-1 / 6)
-    assert found.number("predicted_exposed_us") is None
-    assert found.reasons["predicted_exposed_us"] == "the calibration holds no broadcast on 2 ranks"
-    assert found.reasons["predicted_exposed_error"] == found.reasons["predicted_exposed_us"]
-    assert found.number("ring_us") == pytest.approx(
-        400, rel=0.01
-    )  # 4 MB over all but 10 GB/s, the rate of a large message
+    no_broadcast = "the calibration holds no broadcast on 2 ranks"
+    check(found, predicted_transfer_us=500, predicted_transfer_error=-1 / 6, predicted_exposed_us=None)
+    assert found.reasons["predicted_exposed_us"] == found.reasons["predicted_exposed_error"] == no_broadcast
+    # 4 MB over all but 10 GB/s, the rate of a large message
+    assert found.number("ring_us") == pytest.approx(400, rel=0.01)
     assert found.values["ring_source"] == "calibration"
     rows = predict_cell(data, CostSources(calibration=CALIBRATED)).collectives
     assert [(one.kind, one.measured_us, one.predicted_us, one.reason) for one in rows] == [
         ("all_reduce", 400, 350, ""),
         ("all_reduce", 200, 150, ""),
-        ("broadcast", None, None, "the calibration holds no broadcast on 2 ranks"),
+        ("broadcast", None, None, no_broadcast),
     ]
 
 
 def test_a_calibrated_broadcast_is_exposed_and_no_transfer() -> None:
     """20 us + 40 kB / 10 GB/s = 24 us before the forward pass, all of it exposed, besides the buckets' 200 us."""
-    both = calibration({"all_reduce": (50.0, 10.0), "broadcast": (20.0, 10.0)})
-    found = row(with_buffer_broadcast(ddp(), 40_000), CostSources(calibration=both))
-    assert found.number("predicted_transfer_us") == 500
-    assert found.number("predicted_exposed_us") == pytest.approx(224)
-
-
-def test_a_size_outside_the_calibration_is_predicted_and_told() -> None:
-    """160 B of buffers, 4 KiB the smallest size: the first line, 20 us + 160 B / 10 GB/s."""
-    both = calibration({"all_reduce": (50.0, 10.0), "broadcast": (20.0, 10.0)})
-    rows = predict_cell(with_buffer_broadcast(ddp(), 160), CostSources(calibration=both)).collectives
+    found = row(with_buffer_broadcast(ddp(), 40_000), CostSources(calibration=WITH_BROADCASTS))
+    check(found, predicted_transfer_us=500, predicted_exposed_us=224)
+    # 160 B of buffers, 4 KiB the smallest size: the first line, 20 us + 160 B / 10 GB/s
+    rows = predict_cell(with_buffer_broadcast(ddp(), 160), CostSources(calibration=WITH_BROADCASTS)).collectives
     assert [one.extrapolated is None for one in rows] == [True, True, False]
     assert rows[2].predicted_us == pytest.approx(20.016)
     assert "below the smallest size" in str(rows[2].extrapolated)
@@ -286,22 +261,14 @@ def test_dp_by_nccl_is_predicted_per_chunk() -> None:
 def test_bandwidth_three_ways() -> None:
     found = row(ddp(), CostSources(parse_link("20GB/s"), calibration=CALIBRATED))
     # 4 MB x 2(N-1)/N = 4 MB on the wire: over 500 and 700 us; the transfers lie at 500-900 and 800-1,000, together 500 us
-    assert found.number("wire_bytes_per_step") == 4e6
-    assert found.number("subtraction_gb_per_s") == pytest.approx(8)
-    assert found.number("communication_gb_per_s") == pytest.approx(4e3 / 700)
-    assert found.number("transfer_gb_per_s") == pytest.approx(4e3 / 500)
-    assert found.number("calibrated_gb_per_s") == pytest.approx(8)  # 4 MB in 500 us
-    assert found.number("subtraction_of_link") == pytest.approx(0.4)
-    assert found.number("transfer_of_calibration") == pytest.approx(500 / 500)
-
-
-def test_a_negative_estimate_is_no_bandwidth() -> None:
-    found = row(ddp(step_us=990.0), CostSources(parse_link("20GB/s")))
-    assert found.number("same_local_batch_us") == -10
-    assert found.number("subtraction_gb_per_s") is None
-    assert "-10.0 µs, not a time" in found.reasons["subtraction_gb_per_s"]
-    assert found.reasons["subtraction_of_link"] == found.reasons["subtraction_gb_per_s"]
-    assert found.reasons["calibrated_gb_per_s"] == "no calibration was given"
+    check(found, wire_bytes_per_step=4e6, subtraction_gb_per_s=8, communication_gb_per_s=4e3 / 700)
+    check(found, transfer_gb_per_s=4e3 / 500, calibrated_gb_per_s=8)  # calibrated: 4 MB in 500 us
+    check(found, subtraction_of_link=0.4, transfer_of_calibration=500 / 500)
+    negative = row(ddp(step_us=990.0), CostSources(parse_link("20GB/s")))
+    check(negative, same_local_batch_us=-10, subtraction_gb_per_s=None)
+    assert "-10.0 µs, not a time" in negative.reasons["subtraction_gb_per_s"]
+    assert negative.reasons["subtraction_of_link"] == negative.reasons["subtraction_gb_per_s"]
+    assert negative.reasons["calibrated_gb_per_s"] == "no calibration was given"
 
 
 def test_dp_by_copies_is_predicted_from_the_link() -> None:
@@ -313,13 +280,12 @@ def test_dp_by_copies_is_predicted_from_the_link() -> None:
     data = cell_data(cell, [[2900.0] * STEPS], traced)
     found = row(data, CostSources(parse_link("20GB/s")))
     # device 0 sends 4 MB to each of two others and receives as much: 16 MB / 20 GB/s
-    assert found.number("predicted_transfer_us") == pytest.approx(800)
-    assert found.number("predicted_transfer_error") == pytest.approx(-0.2)
-    assert found.number("wire_bytes_per_step") == 16e6
-    assert found.number("communication_gb_per_s") == pytest.approx(16)
-    assert found.number("compute_spread") == 0
+    check(found, predicted_transfer_us=800, predicted_transfer_error=-0.2, wire_bytes_per_step=16e6)
+    check(found, communication_gb_per_s=16, compute_spread=0, first_device_excess_us=0)
     only_calibrated = row(data, CostSources(calibration=CALIBRATED))
     assert "which no calibration measures" in only_calibrated.reasons["predicted_transfer_us"]
+    traced.loc[traced["device"] == 0, "compute_us"] = 1200.0
+    check(row(cell_data(cell, [[2900.0] * STEPS], traced)), first_device_excess_us=200, compute_spread=200 / (3200 / 3))
 
 
 def test_bytes_of_dp_by_copies_are_those_copied(tmp_path: Path) -> None:
@@ -328,21 +294,12 @@ def test_bytes_of_dp_by_copies_are_those_copied(tmp_path: Path) -> None:
     analysis = analyze_traces([write_trace(generated.trace, tmp_path / "0_0.pt.trace.json.gz")])
     cell = Cell(strategy="dp", devices=2, batch_size=8)
     steps = analysis.steps_with_waits.assign(repeat=0)
-    data = replace(cell_data(cell, [[900.0] * STEPS], steps), copies=copies_between_devices(analysis).assign(repeat=0))
-    found = row(data, CostSources())
+    data = replace(cell_data(cell, [[900.0] * STEPS], steps), copies=analysis.copies.assign(repeat=0))
+    found = row(data)
     assert found.number("bytes_per_step") == (15_772_320 + 15_733_760) / 2
     assert found.reasons["collectives_per_step"] == "moved by copies between devices: no collective"
-    lost = row(replace(data, copies=pd.DataFrame()), CostSources())
+    lost = row(replace(data, copies=pd.DataFrame()))
     assert lost.reasons["bytes_per_step"] == "the trace shows neither a collective nor a copy between devices"
-
-
-def test_device_0_that_computes_longer_is_seen() -> None:
-    cell = Cell(strategy="dp", devices=2, batch_size=8)
-    traced = windows(cell, STEPS, step_us=3000.0, compute_us=1000.0, idle_us=500.0)
-    traced.loc[traced["device"] == 0, "compute_us"] = 1200.0
-    found = row(cell_data(cell, [[2900.0] * STEPS], traced), CostSources())
-    assert found.number("first_device_excess_us") == 200
-    assert found.number("compute_spread") == pytest.approx(200 / 1100)
 
 
 def test_the_links_of_the_manifest_are_used_without_being_asked_for() -> None:
@@ -351,14 +308,14 @@ def test_the_links_of_the_manifest_are_used_without_being_asked_for() -> None:
     links = interconnect(nvml, [device.uuid or "" for device in interconnect(nvml).devices])
     run = run_of(ddp())
     environment = msgspec.structs.replace(run.manifest.environment, interconnect=links)
-    known = replace(run, recorded=msgspec.structs.replace(run.manifest, environment=environment))
-    values = compare(known).table.iloc[0]
+    linked = replace(run, recorded=msgspec.structs.replace(run.manifest, environment=environment))
+    values = compare(linked).table.iloc[0]
     assert (values["ring_us"], values["ring_source"], values["link_gb_per_s"]) == (160.0, "specification", 25.0)
     # the cell's all-reduces have 8 GB/s of bus bandwidth
     assert values["transfer_of_link"] == pytest.approx(8 / 25)
-    (note,) = views_by_name(compare(known))["estimates"].notes
+    (note,) = views_by_name(compare(linked))["estimates"].notes
     assert note.startswith("ring model on 2 devices: NVLink 2 x1, 25 GB/s one way: NVML names the link")
-    assert compare(known, parse_link("5GB/s")).table.iloc[0]["ring_us"] == 800.0  # --link overrides
+    assert compare(linked, parse_link("5GB/s")).table.iloc[0]["ring_us"] == 800.0  # --link overrides
 
 
 def test_the_wire_carries_what_gloo_moves_for_a_reduce_scatter() -> None:

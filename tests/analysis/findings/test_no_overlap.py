@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pandas as pd
@@ -27,7 +28,6 @@ def planted(
     buckets: Sequence[tuple[float, float, float]],
     done: Sequence[float],
     on_device: bool = True,
-    stream: bool = False,
     steps: int = STEPS,
     **columns: float,
 ) -> CellData:
@@ -40,55 +40,51 @@ def planted(
     whole = windows(msgspec.structs.replace(made, strategy="ddp"), steps, 1, **{**usual, **columns})
     places = table.groupby(["rank", "step"]).cumcount()
     table["compute_done"] = pd.array([done[place] for place in places], dtype="Float64")
-    table["compute_stream"] = pd.array([stream] * len(table), dtype="boolean")
     table["queue_us"] = pd.array([100.0] * len(table), dtype="Float64")
-    data = cell_data(made, [[100e3] * 6], whole, table)
-    if on_device:
-        return data
-    for one in (whole, table):
+    for one in () if on_device else (whole, table):
         one["device"] = pd.array([pd.NA] * len(one), dtype="Int64")
-    return data
+    return cell_data(made, [[100e3] * 6], whole, table)
 
 
 EVEN = [(4 * MB, 30e3, 5e3), (4 * MB, 50e3, 5e3), (4 * MB, 70e3, 5e3)]
+EARLY = (0.2, 0.5, 0.9)
 
 
-def names(data: CellData) -> list[str]:
-    return [reason.name for reason in overlap_reasons(data)]
+def even(made: Cell | None = None, done: Sequence[float] = EARLY, **changes: Any) -> CellData:
+    """Three equal buckets."""
+    return planted(made or cell(), EVEN, done, **changes)
+
+
+def texts(data: CellData) -> dict[str, str]:
+    return {reason.name: reason.text for reason in overlap_reasons(data)}
 
 
 def test_well_overlapped_communication_has_no_finding() -> None:
-    assert no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9), hidden_us=15e3, exposed_us=5e3)) == []
-    assert no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9), exposed_us=4e3)) == []  # 4% of the step
+    assert not list(no_overlap_finding(even(hidden_us=15e3, exposed_us=5e3)))
+    assert not list(no_overlap_finding(even(exposed_us=4e3)))  # 4% of the step
+    assert overlap_reasons(even(cell("dp"))) == []
+    assert overlap_reasons(replace(even(), communication_known=False)) == []
 
 
 def test_a_trace_without_a_reason_is_reported_as_such() -> None:
-    (finding,) = no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9)))
+    (finding,) = no_overlap_finding(even())
     assert finding.message == (
         "ddp-d2-b8: only 5% of its communication (20.0 ms a step) is hidden, and the traces do not show why (buckets ready: "
         "4.00 MB at 20%, 4.00 MB at 50%, 4.00 MB at 90% of the step's compute)"
     )
     assert finding.severity == "info"
     assert finding.next_step == "compare --overlap on,off and several values of --bucket-mb"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "advised"),
-    [
-        ("ddp", "try several values of DDP's bucket_cap_mb"),
-        ("fsdp", "try blocks of other sizes for fully_shard"),
-        ("custom", "dpscope merge joins their traces"),
-    ],
-)
-def test_where_no_reason_is_shown_a_script_is_given_no_option_that_attach_lacks(
-    strategy: CellStrategy, advised: str
-) -> None:
-    data = planted(cell(strategy), EVEN, (0.2, 0.5, 0.9))
-    attached = AttachedProcess(cell=cell(strategy), reduction_known=True)
-    (finding,) = no_overlap_finding(with_ranks(data, attached=attached))
-    assert "the traces do not show why" in finding.message
-    assert advised in finding.next_step
-    assert "--" not in finding.next_step
+    advice: dict[CellStrategy, str] = {  # a script is given no option that attach lacks
+        "ddp": "try several values of DDP's bucket_cap_mb",
+        "fsdp": "try blocks of other sizes for fully_shard",
+        "custom": "dpscope merge joins their traces",
+    }
+    for strategy, advised in advice.items():
+        attached = AttachedProcess(cell=cell(strategy), reduction_known=True)
+        (finding,) = no_overlap_finding(with_ranks(even(cell(strategy)), attached=attached))
+        assert "the traces do not show why" in finding.message
+        assert advised in finding.next_step
+        assert "--" not in finding.next_step
 
 
 def test_one_bucket() -> None:
@@ -105,61 +101,62 @@ def test_one_bucket() -> None:
     assert "latency" in small[0].advice
 
 
-def test_the_last_bucket_holds_most() -> None:
-    sizes = [(2 * MB, 30e3, 2e3), (6 * MB, 50e3, 3e3), (32 * MB, 90e3, 10e3)]
-    (reason,) = overlap_reasons(planted(cell(), sizes, (0.2, 0.5, 0.99)))
-    assert reason.text == (
-        "the last of 3 buckets holds 80% of the bytes (32.0 MB of 40.0 MB), ready when 99% of the step's compute is done"
-    )
-    first = [(32 * MB, 30e3, 10e3), (6 * MB, 50e3, 3e3), (2 * MB, 90e3, 2e3)]
-    assert names(planted(cell(), first, (0.2, 0.5, 0.99))) == []
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (
+            planted(cell(), [(2 * MB, 30e3, 2e3), (6 * MB, 50e3, 3e3), (32 * MB, 90e3, 10e3)], (0.2, 0.5, 0.99)),
+            "last_bucket: the last of 3 buckets holds 80% of the bytes (32.0 MB of 40.0 MB), ready when 99% of",
+        ),
+        (planted(cell(), [(32 * MB, 30e3, 10e3), (6 * MB, 50e3, 3e3), (2 * MB, 90e3, 2e3)], (0.2, 0.5, 0.99)), ""),
+        # A metric's 4 bytes hide nothing: all that counts travels in one bucket, or in the last.
+        (
+            planted(cell(), [(40 * MB, 90e3, 15e3), (4, 91e3, 50.0)], (0.97, 1.0)),
+            "one_bucket: one bucket holds nearly all bytes (40.0 MB), ready when 97% of the step's compute is done",
+        ),
+        (
+            planted(cell(), [(2 * MB, 30e3, 2e3), (32 * MB, 90e3, 10e3), (4, 91e3, 50.0)], (0.2, 0.99, 1.0)),
+            "last_bucket: the last of 2 buckets holds 94% of the bytes",
+        ),
+        (
+            even(done=(0.9, 0.95, 1.0)),
+            "late_buckets: its buckets are ready only when the step's compute is nearly done: 4.00 MB at 90%, 4.00 MB at 95%, "
+            "4.00 MB at 100%",
+        ),
+        (even(done=(0.5, 0.95, 1.0)), ""),
+        # 10 ms x (1 - 0.3) = 7 ms are left; the transfers need 15 ms. Of 50 ms enough is left, unless the buckets are late.
+        (
+            even(done=(0.3, 0.6, 1.0), compute_us=10e3),
+            "little_computing: only 7.00 ms of compute is left when the first bucket is ready, and the transfers need 15.0 ms",
+        ),
+        (even(done=(0.3, 0.6, 1.0), compute_us=11e3), ""),  # 7.7 ms are left
+        # 20 ms of it are the optimizer's, which waits for the last gradient: 10 ms x (1 - 0.3).
+        (
+            even(done=(0.3, 0.6, 1.0), compute_us=30e3, optimizer_us=20e3),
+            "little_computing: only 7.00 ms of compute is left when the first bucket is ready",
+        ),
+    ],
+)
+def test_what_the_buckets_show(data: CellData, expected: str) -> None:
+    found = [f"{name}: {text}" for name, text in texts(data).items()]
+    assert len(found) == bool(expected)
+    assert "".join(found).startswith(expected)
 
 
-def test_buckets_that_are_ready_late() -> None:
-    (reason,) = overlap_reasons(planted(cell(), EVEN, (0.9, 0.95, 1.0)))
-    assert reason.name == "late_buckets"
-    assert reason.text.endswith("nearly done: 4.00 MB at 90%, 4.00 MB at 95%, 4.00 MB at 100%")
-    assert "late_buckets" not in names(planted(cell(), EVEN, (0.5, 0.95, 1.0)))
-
-
-def test_little_computing_is_left_for_long_transfers() -> None:
-    """10 ms x (1 - 0.3) = 7 ms are left; the transfers need 15 ms. Of 50 ms enough is left, unless the buckets are late."""
-    (reason,) = overlap_reasons(planted(cell(), EVEN, (0.3, 0.6, 1.0), compute_us=10e3))
-    assert reason.name == "little_computing"
-    assert reason.text == (
-        "only 7.00 ms of compute is left when the first bucket is ready, and the transfers need 15.0 ms"
-    )
-    assert names(planted(cell(), EVEN, (0.3, 0.6, 1.0), compute_us=11e3)) == []  # 7.7 ms are left
-    assert names(planted(cell(), EVEN, (0.9, 0.95, 1.0))) == ["late_buckets"]
-    assert names(planted(cell(), EVEN, (0.9, 0.95, 1.0), compute_us=5e3)) == ["late_buckets", "little_computing"]
-    # 20 ms of it are the optimizer's, which waits for the last gradient: 10 ms x (1 - 0.3).
-    (reason,) = overlap_reasons(planted(cell(), EVEN, (0.3, 0.6, 1.0), compute_us=30e3, optimizer_us=20e3))
-    assert reason.text.startswith("only 7.00 ms of compute is left when the first bucket is ready")
+def test_late_buckets_hide_nothing_if_even_the_whole_step_were_too_little() -> None:
+    assert list(texts(even(done=(0.9, 0.95, 1.0), compute_us=5e3))) == ["late_buckets", "little_computing"]
 
 
 def test_ranks_that_take_turns_are_not_called_one_late_rank() -> None:
     """In 4 steps of two ranks some rank comes last in all of them by chance too often to be named."""
-    waiting = planted(cell(), EVEN, (0.2, 0.5, 0.9), exposed_wait_us=15e3)
+    waiting = even(exposed_wait_us=15e3)
     table = waiting.collectives
     table["wait_us"] = pd.array([15e3 if rank == 0 else 0.0 for rank in table["rank"]], dtype="Float64")
     table["duration_us"] = table["transfer_us"] + table["wait_us"]
-    (reason,) = overlap_reasons(waiting)
-    assert reason.name == "uneven_ranks"
-    assert reason.text == (
-        "15.0 ms of the 19.0 ms exposed is waiting for the last rank; no single rank is significantly late"
-    )
-    assert names(planted(cell(), EVEN, (0.2, 0.5, 0.9), exposed_wait_us=5e3)) == []
-
-
-def test_small_all_reduces_are_not_buckets() -> None:
-    """A metric's 4 bytes hide nothing: all that counts travels in one bucket, or in the last."""
-    with_metric = planted(cell(), [(40 * MB, 90e3, 15e3), (4, 91e3, 50.0)], (0.97, 1.0))
-    (reason,) = overlap_reasons(with_metric)
-    assert reason.name == "one_bucket"
-    assert reason.text == "one bucket holds nearly all bytes (40.0 MB), ready when 97% of the step's compute is done"
-    sizes = [(2 * MB, 30e3, 2e3), (32 * MB, 90e3, 10e3), (4, 91e3, 50.0)]
-    (reason,) = overlap_reasons(planted(cell(), sizes, (0.2, 0.99, 1.0)))
-    assert reason.text.startswith("the last of 2 buckets holds 94% of the bytes")
+    assert texts(waiting) == {
+        "uneven_ranks": "15.0 ms of the 19.0 ms exposed is waiting for the last rank; no single rank is significantly late"
+    }
+    assert texts(even(exposed_wait_us=5e3)) == {}
 
 
 def test_fsdp_with_one_block_is_advised_to_shard_more() -> None:
@@ -174,7 +171,7 @@ def test_fsdp_with_one_block_is_advised_to_shard_more() -> None:
 
 def late_broadcasts(size: int) -> CellData:
     """Rank 1 comes 15 ms late to a broadcast that needs 1 ms, in each of 8 steps."""
-    data = planted(cell(), EVEN, (0.2, 0.5, 0.9), steps=8)
+    data = even(steps=8)
     table = data.collectives
     first = table.groupby(["rank", "step"]).cumcount() == 0
     table.loc[first, "kind"] = "broadcast"
@@ -192,14 +189,14 @@ def test_a_rank_that_is_late_to_the_broadcast_of_buffers() -> None:
     straggler = known(data.straggler)
     assert (straggler.rank, straggler.lateness_us, straggler.steps) == (1, 15e3, 8)
     assert data.broadcast_waits_us == 7.5e3
-    assert "late_rank" not in names(data)
+    assert "late_rank" not in texts(data)
     data = replace(data, steps=data.steps.assign(exposed_us=14e3))
     late, *others = overlap_reasons(data)
     assert late.text == "7.50 ms of the 14.0 ms exposed is waiting for a late rank (rank 1 in 8 of 8 steps)"
     assert [one.name for one in others] == []  # 1 of 27 ms is broadcasts themselves
     large = late_broadcasts(size=40 * MB)  # a root may end earlier there, as it does in a chain
     assert large.straggler is None
-    assert "broadcast" in names(large)
+    assert "broadcast" in texts(large)
 
 
 def test_advice_for_a_script_names_torchs_arguments() -> None:
@@ -211,68 +208,45 @@ def test_advice_for_a_script_names_torchs_arguments() -> None:
     assert finding.severity == "warning"  # also on a CPU: how the gradients are cut is the script's doing
 
 
-def test_collectives_on_a_stream_that_computes() -> None:
-    (reason,) = overlap_reasons(planted(cell(), EVEN, (0.2, 0.5, 0.9), stream=True))
-    assert reason.text == "100% of it runs on a stream that also computes, where one waits for the other"
-
-
 def test_the_engine_that_may_serialise() -> None:
     """3 x 5 of 19 ms exposed compute stood still; where it did not, the engine is not blamed."""
-    data = planted(cell(), EVEN, (0.2, 0.5, 0.9))
+    data = even()
     suspected = with_ranks(data, nccl_engine="ProcessGroupNCCL2")
     assert overlap_reasons(suspected) == []
-    data.collectives["held_us"] = pd.array([5e3] * len(data.collectives), dtype="Float64")
-    (reason,) = overlap_reasons(suspected)
+    held = data.collectives.assign(held_us=pd.array([5e3] * len(data.collectives), dtype="Float64"))
+    (reason,) = overlap_reasons(replace(suspected, collectives=held))
     assert reason.text == (
         "compute that was already launched waits for 15.0 ms of the 19.0 ms exposed, until one of the 3 buckets is reduced; "
         "ProcessGroupNCCL2 ran the collectives, which may make the compute stream wait for each"
     )
     assert "--nccl-engine" in reason.advice
-    assert names(data) == ["held_compute"]
-
-
-def test_a_host_that_launches_too_late() -> None:
-    (reason,) = overlap_reasons(planted(cell(), EVEN, (0.2, 0.5, 0.9), idle_us=40e3, unlaunched_us=35e3))
-    assert reason.text.endswith("the devices have nothing to run for 35.0 ms of a 100.0 ms step")
-    assert names(planted(cell(), EVEN, (0.2, 0.5, 0.9), idle_us=40e3, unlaunched_us=20e3)) == []
+    assert list(texts(replace(data, collectives=held))) == ["held_compute"]
 
 
 def test_unused_parameters_are_looked_for() -> None:
     """Two gradients make a map of 2 x 4 B; it is reduced after the buckets."""
-    buckets = [*EVEN, (8, 90e3, 100.0)]
-    data = planted(cell(ddp_args="find_unused_parameters=true"), buckets, (0.2, 0.5, 0.9, 1.0))
+    data = planted(cell(ddp_args="find_unused_parameters=true"), [*EVEN, (8, 90e3, 100.0)], (*EARLY, 1.0))
     data = with_ranks(data, model=msgspec.structs.replace(SIZES, gradient_shapes=((3,), (4,))))
-    (reason,) = overlap_reasons(data)
-    assert reason.name == "find_unused_parameters"
-    assert reason.text.endswith("all-reduce a map of 8 B (1 per step)")
-    repeats = [table.assign(repeat=index) for index in (0, 1) for table in (data.collectives,)]
-    both = replace(data, collectives=pd.concat(repeats, ignore_index=True))
-    assert [one.text for one in overlap_reasons(both) if one.name == reason.name] == [
-        reason.text
-    ]  # a step's, not a repeat's
+    (text,) = texts(data).values()
+    assert text.endswith("all-reduce a map of 8 B (1 per step)")
+    twice = [pd.concat([table, table.assign(repeat=1)], ignore_index=True) for table in (data.steps, data.collectives)]
+    both = replace(data, steps=twice[0], collectives=twice[1])
+    assert texts(both) == {"find_unused_parameters": text}  # a step's, not a repeat's
 
 
 @pytest.mark.parametrize(("kind", "strategy"), [("broadcast", "ddp"), ("all_gather", "fsdp")])
 def test_collectives_that_the_next_compute_waits_for(kind: str, strategy: CellStrategy) -> None:
-    data = planted(cell(strategy), EVEN, (0.2, 0.5, 0.9))
+    data = even(cell(strategy))
     table = data.collectives
     first = table.groupby(["rank", "step"]).cumcount() == 0
     table.loc[first, "kind"] = kind
     table.loc[~first, "kind"] = "reduce_scatter" if strategy == "fsdp" else "all_reduce"
-    (reason,) = overlap_reasons(data)
-    assert reason.name == kind
-    assert reason.text.startswith("33% of it is ")
+    ((name, text),) = texts(data).items()
+    assert (name, text[:13]) == (kind, "33% of it is ")
 
 
 def test_gloo_shares_the_cores() -> None:
-    (finding,) = no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9), on_device=False))
+    (finding,) = no_overlap_finding(even(on_device=False))
     assert finding.severity == "info"
-    assert (
-        "gloo's threads share the cores with compute (2 processes), and collectives wait 300.0 µs a step"
-        in finding.message
-    )
-
-
-def test_strategies_of_one_process_and_unknown_communication_are_left_out() -> None:
-    assert overlap_reasons(planted(cell("dp"), EVEN, (0.2, 0.5, 0.9))) == []
-    assert overlap_reasons(replace(planted(cell(), EVEN, (0.2, 0.5, 0.9)), communication_known=False)) == []
+    shared = "gloo's threads share the cores with compute (2 processes), and collectives wait 300.0 µs a step"
+    assert shared in finding.message

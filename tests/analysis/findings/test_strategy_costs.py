@@ -1,6 +1,7 @@
 """Pairs of strategies, by hand: ratios, sentences, and one rule for what explains the gap between DP and DDP."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,24 +20,13 @@ from tests.helpers.run_cells import cell_data, run_of, windows, with_ranks
 GB = 10**9
 
 
-def cost(
-    ratio: Estimate, saved: float | None, strategy: str = "fsdp", devices: int = 4, memory: str = "peak"
-) -> StrategyCost:
-    return StrategyCost("a", "b", strategy, devices, 32, ratio, saved, memory)  # type: ignore[arg-type]
-
-
-def test_what_fsdp_costs_and_saves_is_one_sentence() -> None:
-    text = cost_sentence(cost(Estimate(1.07, 1.05, 1.09, 60), 2.1 * GB))
-    assert (
-        text
-        == "FSDP takes 7.0% more time per step than DDP (95% interval 5.0% to 9.0%, 60 steps); it saves 2.10 GB of peak memory "
-        "per device"
-    )
+def cost(ratio: Estimate, saved: float | None, **changes: Any) -> StrategyCost:
+    return replace(StrategyCost("a", "b", "fsdp", 4, 32, ratio, saved, "peak"), **changes)
 
 
 def test_a_finding_names_the_variant_and_claims_no_memory_that_is_not_saved() -> None:
     plain, hooked = (
-        StrategyCost(f"fsdp-d4-b32{variant}", "ddp", "fsdp", 4, 32, Estimate(1.07, 1.05, 1.09, 60), saved, "state")
+        cost(Estimate(1.07, 1.05, 1.09, 60), saved, cell=f"fsdp-d4-b32{variant}")
         for variant, saved in (("", 2.1 * GB), ("-hook-fp16", 0.0))
     )
     assert strategy_cost_finding(plain).message.startswith("4 devices, batch 32 per device: FSDP takes")
@@ -45,33 +35,41 @@ def test_a_finding_names_the_variant_and_claims_no_memory_that_is_not_saved() ->
     assert strategy_cost_finding(hooked).next_step == "it saves no memory here: use it only if it costs no time"
 
 
-def test_a_strategy_may_be_faster_and_take_more() -> None:
-    text = cost_sentence(cost(Estimate(0.9, 0.85, 0.95, 60), -0.5 * GB, "hsdp", memory="state"))
-    assert text.startswith(
-        "HSDP takes 10.0% less time per step than DDP (95% interval 5.0% to 15.0%, 60 steps); it needs another 500"
-    )
-    assert text.endswith("of parameters, buffers and optimizer state per device")
-
-
-def test_a_difference_that_is_not_significant_is_not_stated() -> None:
-    even = cost_sentence(cost(Estimate(1.02, 0.97, 1.07, 60), None))
-    assert (
-        even
-        == "the difference in step time between FSDP and DDP is not significant (ratio 1.02, 95% interval 0.97 to 1.07, 60 steps)"
-    )
-    once = cost_sentence(cost(Estimate(1.5, None, None, 4), None))
-    assert once == "FSDP looks 50.0% slower per step than DDP, but fewer than five steps cannot show it"
-    enough = cost_sentence(cost(Estimate(1.5, None, None, 5), None))
-    assert enough == "FSDP looks 50.0% slower per step than DDP, but one repeat cannot show it"
-
-
-def test_ddp_alone_states_that_nothing_is_communicated() -> None:
-    text = cost_sentence(cost(Estimate(1.04, 1.03, 1.05, 60), 0, "ddp", devices=1))
-    assert (
-        text
-        == "DDP takes 4.0% more time per step than the unwrapped model, before anything is communicated (95% interval "
-        "3.0% to 5.0%, 60 steps)"
-    )
+@pytest.mark.parametrize(
+    ("one", "sentence"),
+    [
+        (
+            cost(Estimate(1.07, 1.05, 1.09, 60), 2.1 * GB),
+            "FSDP takes 7.0% more time per step than DDP (95% interval 5.0% to 9.0%, 60 steps); it saves 2.10 GB of peak "
+            "memory per device",
+        ),
+        (
+            cost(Estimate(0.9, 0.85, 0.95, 60), -0.5 * GB, strategy="hsdp", memory="state"),
+            "HSDP takes 10.0% less time per step than DDP (95% interval 5.0% to 15.0%, 60 steps); it needs another 500.0 MB "
+            "of parameters, buffers and optimizer state per device",
+        ),
+        (
+            cost(Estimate(1.02, 0.97, 1.07, 60), None),
+            "the difference in step time between FSDP and DDP is not significant (ratio 1.02, 95% interval 0.97 to 1.07, "
+            "60 steps)",
+        ),
+        (
+            cost(Estimate(1.5, None, None, 4), None),
+            "FSDP looks 50.0% slower per step than DDP, but fewer than five steps cannot show it",
+        ),
+        (
+            cost(Estimate(1.5, None, None, 5), None),
+            "FSDP looks 50.0% slower per step than DDP, but one repeat cannot show it",
+        ),
+        (
+            cost(Estimate(1.04, 1.03, 1.05, 60), 0, strategy="ddp", devices=1),
+            "DDP takes 4.0% more time per step than the unwrapped model, before anything is communicated (95% interval "
+            "3.0% to 5.0%, 60 steps)",
+        ),
+    ],
+)
+def test_what_a_strategy_costs_and_saves_is_one_sentence(one: StrategyCost, sentence: str) -> None:
+    assert cost_sentence(one) == sentence
 
 
 def measured(strategy: CellStrategy, devices: int, step_us: float, peak: int | None, **options: int) -> CellData:
@@ -108,14 +106,9 @@ def test_a_run_pairs_each_strategy_with_the_simpler_one() -> None:
     codes = [finding.code for finding in conclusions(run, comparison)]
     assert codes.count("strategy_cost") == 2
     assert codes.count("ddp_alone") == 1
-
-
-def test_ddp_on_one_device_is_no_baseline() -> None:
-    run = run_of(measured("ddp", 1, 1050.0, None), measured("ddp", 2, 2000.0, None))
-    comparison = compare(run)
-    assert comparison.costs == ()
-    assert comparison.scaling == ()
-    assert comparison.table["weak_efficiency"].isna().all()
+    alone = compare(run_of(measured("ddp", 1, 1050.0, None), measured("ddp", 2, 2000.0, None)))  # no baseline
+    assert (alone.costs, alone.scaling) == ((), ())
+    assert alone.table["weak_efficiency"].isna().all()
 
 
 def gap(tracer_us: float, exposed_us: float = 60.0) -> StrategyGap:
@@ -134,20 +127,13 @@ def test_sentence_and_hatching_follow_one_rule(tracer_us: float, explained: bool
     assert one.explained is explained
     assert ("Tracing changed the timing too much" in gap_finding(one).next_step) is not explained
     assert ("hatched" in _title(one)) is not explained
-
-
-def test_a_gap_names_the_variant() -> None:
-    accumulated = replace(gap(0.0), dp="dp-d2-b8-accumulate-2", ddp="ddp-d2-b8-accumulate-2")
-    assert gap_finding(gap(0.0)).message.startswith("2 devices, batch 8 per device: ")
-    assert gap_finding(accumulated).message.startswith("2 devices, batch 8 per device, accumulate-2: ")
+    assert gap_finding(one).message.startswith("2 devices, batch 8 per device: ")
+    variant = gap_finding(replace(one, ddp="ddp-d2-b8-accumulate-2")).message
+    assert variant.startswith("2 devices, batch 8 per device, accumulate-2: ")
 
 
 def test_a_part_smaller_than_the_tracers_explains_nothing() -> None:
     """Exposed and idle are 9 us each of a gap of 99: the tracer's 10 are less than a quarter, and more than either."""
-    small = StrategyGap(
-        "dp-d2-b8", "ddp-d2-b8", 2, 8, "DP", Estimate(1.5, 1.4, 1.6, 30), 99.0, 9.0, 0.0, 0.0, 9.0, 10.0
-    )
-    assert small.tracer_us is not None
-    assert small.tracer_us < 0.25 * 99.0
+    small = replace(gap(10.0), gap_us=99.0, exposed_us=9.0, idle_us=9.0)
     assert not small.explained
     assert small.largest_part == "exposed"

@@ -123,7 +123,7 @@ def test_what_foreign_traces_lose_waiting_is_exposed(place: str) -> None:
     assert (ledger.exposed_wait_us or 0.0) <= (ledger.exposed_us or 0.0) + 1e-6
     if place == "v100x8_ddp_dlrm":
         assert "5.66 ms waiting for late ranks (78% of it for rank 7 in 1 traced step)" in verdict.cost.text
-        assert "rank 7, which the others wait for, is itself without a launch" in verdict.action.text
+        assert "Rank 7, which the others wait for, is itself without a launch" in verdict.action.text
 
 
 @pytest.mark.long

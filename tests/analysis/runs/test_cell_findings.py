@@ -104,7 +104,7 @@ def test_a_trace_of_a_serialised_engine(tmp_path: Path, behind_us: float, hidden
     assert steps["communication_us"].tolist() == [200.0, 200.0]
     assert steps["hidden_us"].tolist() == [hidden_us, hidden_us]
     ranks = [msgspec.structs.replace(rank_result(0, 2), nccl_engine="ProcessGroupNCCL2")]
-    assert len(engine_findings(DDP, ranks, steps, analysis.collectives.assign(repeat=0))) == count
+    assert len([*engine_findings(DDP, ranks, steps, analysis.collectives.assign(repeat=0))]) == count
 
 
 @pytest.mark.parametrize(

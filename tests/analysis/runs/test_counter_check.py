@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables
 from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.run import Cell, DdpCounters
 from tests.helpers.paths import DATA
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
+CELL = Cell(strategy="ddp", devices=2, batch_size=4)
 STEPS = (4, 5, 6)
 # Of each step, read off the file: the first all-reduce's start, the last one's end, the last copy's out of a bucket.
 SPANS_US = {"all_reduces": (83_849.05, 82_858.82, 88_452.51), "copied_out": (99_320.78, 97_556.67, 102_862.78)}
@@ -31,7 +34,11 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> RankTables:
     """The trace with its backward pass called as dpscope calls it."""
     path: Path = tmp_path_factory.mktemp("trace") / "0_0.pt.trace.json"
     path.write_bytes(gzip.decompress(A100.read_bytes()).replace(b'"## backward ##"', b'"dpscope::backward"'))
-    return rank_tables(read_trace(path))
+    return rank_tables(attribute(read_trace(path)))
+
+
+def counters(spans_us: tuple[float, ...], sizes: tuple[int, ...] = (1,)) -> list[DdpCounters]:
+    return [DdpCounters(step, 1, 1, span_us, 1, sizes) for step, span_us in zip(STEPS, spans_us, strict=True)]
 
 
 def checked(
@@ -42,12 +49,8 @@ def checked(
 ) -> CounterCheck:
     own = tables.collectives.frame if collectives is None else collectives
     buckets = own[(own["kind"] == "all_reduce") & (own["step"] == 4)]["bytes"].tolist()
-    counters = [
-        DdpCounters(step=step, forward_compute_us=1, backward_compute_us=1, backward_comm_us=span_us, overlap_us=1,
-                    bucket_bytes=sizes or tuple(buckets))
-        for step, span_us in zip(STEPS, spans_us, strict=True)
-    ]  # fmt: skip
-    return check_counters(counters, own, 0, reduction_ends_us=tables.summary.reduction_ends_us)
+    made = counters(spans_us, sizes or tuple(buckets))
+    return check_counters(made, own, 0, reduction_ends_us=tables.summary.reduction_ends_us)
 
 
 def test_the_spans_are_those_of_the_file() -> None:
@@ -92,22 +95,14 @@ def test_a_counter_or_a_trace_cut_at_the_last_all_reduce_does_not_agree(tables: 
     table = tables.collectives.frame
     ends = (table["start_us"] + table["duration_us"]).groupby(table["step"]).max()
     last = {step: [end] for step, end in zip(ends.index.tolist(), ends.tolist(), strict=True)}
-    counters = [
-        DdpCounters(step, 1, 1, span_us, 1, (1,)) for step, span_us in zip(STEPS, SPANS_US["copied_out"], strict=True)
-    ]
-    assert not check_counters(counters, table, 0, factored=True, reduction_ends_us=last).spans_agree
+    copied = counters(SPANS_US["copied_out"])
+    assert not check_counters(copied, table, 0, factored=True, reduction_ends_us=last).spans_agree
 
 
 def test_on_a_device_that_does_not_tell_of_backward_ddps_span_is_an_upper_bound(tables: RankTables) -> None:
-    counters = [
-        DdpCounters(step, 1, 1, span_us, 1, (1,)) for step, span_us in zip(STEPS, SPANS_US["copied_out"], strict=True)
-    ]
-    assert check_counters(counters, tables.collectives.frame, 0, factored=True).spans_agree
-    short = [
-        DdpCounters(step, 1, 1, 0.8 * span_us, 1, (1,))
-        for step, span_us in zip(STEPS, SPANS_US["all_reduces"], strict=True)
-    ]
-    assert not check_counters(short, tables.collectives.frame, 0, factored=True).spans_agree
+    own, short = tables.collectives.frame, tuple(0.8 * span_us for span_us in SPANS_US["all_reduces"])
+    assert check_counters(counters(SPANS_US["copied_out"]), own, 0, factored=True).spans_agree
+    assert not check_counters(counters(short), own, 0, factored=True).spans_agree
 
 
 def test_longer_all_reduces_and_other_buckets_stay_errors(tables: RankTables) -> None:
@@ -152,19 +147,18 @@ def test_several_forward_passes_and_one_reduction_belong_to_the_step_before() ->
 
 def test_another_number_of_reductions_than_ddp_counted_is_not_compared() -> None:
     check = check_counters(of_iterations(4, 9_000.0), reductions(3), 0)
-    (finding,) = counter_findings(Cell(strategy="ddp", devices=2, batch_size=4), [check])
+    (finding,) = counter_findings(CELL, [], [check])
     assert (finding.severity, finding.code) == ("info", "counters_not_read")
     assert "than the 4 that it counted" in finding.message
 
 
 def test_one_descheduled_step_of_three_is_no_error_and_two_are() -> None:
     """All-reduces of 8 ms where DDP's span is 3 ms: in one step a thread was descheduled, in two something is wrong."""
-    counters = [DdpCounters(step, 1, 1, 3_000.0, 1, (400, 900)) for step in STEPS]
     table = reductions(1, STEPS)
     for slow, within in (([5], True), ([5, 6], False)):
         slowed = table.copy()
         slowed.loc[slowed["step"].isin(slow), "duration_us"] = 8000.0
-        check = check_counters(counters, slowed, 0)
+        check = check_counters(counters((3_000.0,) * 3, (400, 900)), slowed, 0)
         assert (check.union_within_span, check.spans_agree) == (within, within)
 
 
@@ -175,10 +169,77 @@ def test_spans_are_not_compared_where_threads_waited_longer_for_a_core_than_ddp_
         counters = [msgspec.structs.replace(one, cpu_wait_us=cpu_wait_us) for one in of_iterations(1, 6_000.0)]
         return check_counters(counters, reductions(1), 0, reduction_ends_us={3: [3_000.0], 4: [3_000.0]})
 
-    cell = Cell(strategy="ddp", devices=2, batch_size=4)
-    assert [one.code for one in counter_findings(cell, [check(None)])] == ["span_mismatch"]
-    assert [one.code for one in counter_findings(cell, [check(500.0)])] == ["span_mismatch"]
-    assert counter_findings(cell, [check(2_500.0)]) == []
-    (finding,) = counter_findings(cell, [check(7_000.0)])
+    assert [one.code for one in counter_findings(CELL, [], [check(None)])] == ["span_mismatch"]
+    assert [one.code for one in counter_findings(CELL, [], [check(500.0)])] == ["span_mismatch"]
+    assert not list(counter_findings(CELL, [], [check(2_500.0)]))
+    (finding,) = counter_findings(CELL, [], [check(7_000.0)])
     assert (finding.code, finding.severity) == ("counters_not_read", "info")
     assert "waited for a core longer (7.00 ms a step) than DDP communicated (6.00 ms)" in finding.message
+
+
+def counters_of(bucket_bytes: tuple[int, ...], span_us: float = 10_000.0) -> list[DdpCounters]:
+    return [DdpCounters(step, 1.0, 1.0, span_us, 0.0, bucket_bytes) for step in (3, 4)]
+
+
+def all_reduces() -> pd.DataFrame:
+    """Two buckets a step on a device, at 0-3000 and 5000-9800 us: span 9800 us, union 7800 us."""
+    rows = [
+        {
+            "rank": 0, "device": 0, "step": step, "kind": "all_reduce", "bytes": size, "start_us": start,
+            "duration_us": duration,
+        }
+        for step in (3, 4)
+        for size, start, duration in ((400, 0.0, 3000.0), (900, 5000.0, 4800.0))
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def codes(check: CounterCheck) -> set[str]:
+    findings = list(counter_findings(CELL, [], [check]))
+    assert {finding.severity for finding in findings} <= {"error"}
+    return {finding.code for finding in findings}
+
+
+def test_counters_that_agree_and_planted_mismatches() -> None:
+    check = check_counters(counters_of((400, 900)), all_reduces(), rank=0)
+    assert (check.steps, check.buckets_equal, check.union_within_span) == (2, True, True)
+    assert check.span_ratio == pytest.approx(0.98)
+    assert codes(check) == set()
+    assert codes(check_counters(counters_of((400, 901)), all_reduces(), 0)) == {"bucket_mismatch"}
+    # 9.8 ms and 7.8 ms against 6 ms
+    slower = check_counters(counters_of((400, 900), 6000.0), all_reduces(), 0)
+    assert codes(slower) == {"span_mismatch", "span_exceeded"}
+    assert codes(check_counters(counters_of((1,)), all_reduces().assign(step=99), 0)) == {"counters_not_compared"}
+
+
+def test_threads_that_wait_for_a_core_are_no_mismatch() -> None:
+    """1.9 ms more than DDP's 1 ms on a CPU: that is how long a thread may wait to be scheduled. On a device it is not."""
+    on_device = all_reduces().query("bytes == 400").assign(duration_us=2900.0)
+    assert not check_counters(counters_of((400,), 1000.0), on_device, 0).spans_agree
+    assert check_counters(counters_of((400,), 1000.0), on_device.assign(device=np.nan), 0).spans_agree
+
+
+def test_what_exceeds_ddps_span_is_told_on_a_cpu_too() -> None:
+    """60 ms against DDP's 40 ms, or 15 ms against 5 ms: what DDP waited for cannot take longer than DDP waited."""
+    alone = all_reduces().query("bytes == 400").assign(device=np.nan)
+    for span_us, traced_us in ((40_000.0, 60_000.0), (5_000.0, 15_000.0)):
+        check = check_counters(counters_of((400,), span_us), alone.assign(duration_us=traced_us), 0)
+        assert (check.spans_agree, check.union_within_span) == (False, False)
+
+
+def test_on_a_cpu_the_span_reaches_from_the_first_creation_to_the_last_copy() -> None:
+    """All-reduces of 9.8 ms, the first created 4 ms before a worker took it up, copied out 6 ms later: 19.8 ms."""
+    table = all_reduces().assign(device=np.nan, ready_us=[-4000.0, 4000.0] * 2)
+    ends: dict[int | None, list[float]] = {3: [15_800.0], 4: [15_800.0]}
+    check = check_counters(counters_of((400, 900), 19_800.0), table, 0, reduction_ends_us=ends)
+    assert (check.spans_agree, check.span_ratio) == (True, 1.0)
+    assert not check_counters(counters_of((400, 900), 30_000.0), table, 0, reduction_ends_us=ends).spans_agree
+    assert check_counters(counters_of((400, 900), 30_000.0), table, 0).spans_agree  # without copies an upper bound
+
+
+def test_half_of_the_steps_is_no_agreement() -> None:
+    """Step 4 takes three times DDP's span: spans agree in 1 of 2 steps."""
+    table = all_reduces()
+    table.loc[table["step"] == 4, ["start_us", "duration_us"]] *= 3
+    check = check_counters(counters_of((400, 900), 10_000.0), table, 0)
+    assert (check.steps, check.spans_agree, check.union_within_span) == (2, False, False)
