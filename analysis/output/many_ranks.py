@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -65,7 +66,7 @@ def spread_tables(found: Folded) -> list[TextTable]:
     return [_spread_table(found), *(_fold_table(by, table) for by, table in found.folds.items())]
 
 
-def folded_content(found: Folded) -> dict[str, object]:
+def folded_content(found: Folded) -> dict[str, list[Any]]:
     """The same as plain data: `spreads`, and `by_host`, `by_local_rank`, `by_switch`."""
     folds = {f"by_{by}": table.records() for by, table in found.folds.items()}
     return {"spreads": [asdict(one) for one in found.spreads], **folds}

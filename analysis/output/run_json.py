@@ -20,7 +20,6 @@ from dpscope.analysis.output.traces import (
 )
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.stats.scaling_laws import ScalingFit
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import exposed_parts
 from dpscope.analysis.traces.reading.table import as_table
@@ -123,26 +122,17 @@ def prediction_records(comparison: Comparison) -> list[dict[str, object]]:
 
 def scaling_records(comparison: Comparison) -> list[dict[str, object]]:
     """A row for each series: its points with intervals, and its law."""
-    return [
-        {
-            "strategy": series.strategy,
-            "variant": series.variant,
-            "scaling": series.scaling,
-            "batch_size": series.batch_size,
-            "points": [asdict(point) | {"efficiency": asdict(point.efficiency)} for point in series.points],
-            "law": _law(series.fit) if series.fit is not None else None,
-        }
-        for series in comparison.scaling
-    ]
-
-
-def _law(fit: ScalingFit) -> dict[str, object]:
-    return {
-        "name": fit.law,
-        "parameters": {name: asdict(value) for name, value in fit.parameters.items()},
-        "worst_relative_error": fit.worst_relative_error,
-        "note": fit.note,
-    }
+    rows = []
+    for series in comparison.scaling:
+        points = [asdict(point) | {"efficiency": asdict(point.efficiency)} for point in series.points]
+        law: dict[str, object] | None = None
+        if (fit := series.fit) is not None:
+            parameters = {name: asdict(value) for name, value in fit.parameters.items()}
+            law = {"name": fit.law, "parameters": parameters}
+            law |= {"worst_relative_error": fit.worst_relative_error, "note": fit.note}
+        names = ("strategy", "variant", "scaling", "batch_size")
+        rows.append({name: getattr(series, name) for name in names} | {"points": points, "law": law})
+    return rows
 
 
 def cell_summaries(report: Report) -> list[CellSummary]:
@@ -152,9 +142,7 @@ def cell_summaries(report: Report) -> list[CellSummary]:
         CellSummary(
             name=data.cell.name,
             settings={
-                "strategy": data.cell.strategy,
-                "devices": data.cell.devices,
-                "batch_size": data.cell.batch_size,
+                **{name: getattr(data.cell, name) for name in ("strategy", "devices", "batch_size")},
                 "variant": data.cell.variant or "none",
                 "model": workload.model,
                 "data": workload.data,

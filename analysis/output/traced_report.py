@@ -2,11 +2,11 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
@@ -94,23 +94,23 @@ def print_traces(
     paths: Sequence[Path], output_format: str, limits: ReadLimits, console: Console, request: TraceRequest
 ) -> int:
     """Traces not made by a run; the exit status: 2 for a file that was cut short, which standard error names."""
-    placed_jobs = {name: placed(analysis, request.hosts) for name, analysis in read_jobs(paths, limits).items()}
-    jobs = {name: analysis for name, (analysis, _) in placed_jobs.items()}
-    few = {
-        name: fold_ranks(analysis, places)
-        for name, (analysis, places) in placed_jobs.items()
-        if is_many(analysis) or request.hosts.topology is not None
-    }
+    jobs: JobAnalyses = {}
+    few = {}
+    for name, read in read_jobs(paths, limits).items():
+        jobs[name], places = placed(read, request.hosts)
+        if is_many(read) or request.hosts.topology is not None:
+            few[name] = fold_ranks(jobs[name], places)
     report = None
     if request.modelled or request.report:
         report = report_of_traces(the_one_job(jobs, paths, "a report or a prediction"), paths, request)
     findings = job_findings(jobs)
     verdicts = verdicts_of(jobs, report)
-    page = (
-        _write(report, request.report, request.figure_formats)
-        if report is not None and request.report is not None
-        else None
-    )
+    page = None
+    if report is not None and request.report is not None:
+        from dpscope.analysis.report.build import write_report
+
+        with progress("Writing the report"):
+            page = write_report(report, request.figure_formats, folder=request.report)
     modelled = report if request.modelled else None
     if output_format == "json":
         sys.stdout.write(traces_json(jobs, modelled, few, verdicts) + "\n")
@@ -128,13 +128,6 @@ def print_traces(
         if request.open_page:
             open_in_browser(page)
     return trace_status(findings, [source for analysis in jobs.values() for source in analysis.cut_short])
-
-
-def _write(report: "Report", folder: Path, figure_formats: Sequence[str] | None) -> Path:
-    from dpscope.analysis.report.build import write_report
-
-    with progress("Writing the report"):
-        return write_report(report, figure_formats, folder=folder)
 
 
 def _print_verdicts(console: Console, verdicts: Mapping[str, Verdict]) -> None:
@@ -180,21 +173,21 @@ def verdicts_of(jobs: JobAnalyses, report: "Report | None" = None) -> dict[str, 
     """The verdict on each job by its name; that of a report where one was made of the only job."""
     if report is not None:
         return dict.fromkeys(jobs, report.verdict)
-    return {name: traces_verdict(_facts(analysis)) for name, analysis in jobs.items()}
-
-
-def _facts(analysis: TraceAnalysis) -> TracedFacts:
-    ledger = analysis.ledger if analysis.communication_known else None
-    windows = whole_steps(analysis.tables.steps_with_waits)
-    return TracedFacts(
-        job=traced_job(analysis),
-        ledger=ledger,
-        late=late_rank(windows, traced_straggler(analysis), ledger),
-        on_device=bool(analysis.tables.steps.known("device").any()),
-        has_collectives=len(analysis.tables.collectives) > 0,
-        communication_known=analysis.communication_known,
-        not_split=analysis.not_split,
-    )
+    verdicts = {}
+    for name, analysis in jobs.items():
+        ledger = analysis.ledger if analysis.communication_known else None
+        windows = whole_steps(analysis.tables.steps_with_waits)
+        facts = TracedFacts(
+            job=traced_job(analysis),
+            ledger=ledger,
+            late=late_rank(windows, traced_straggler(analysis), ledger),
+            on_device=bool(analysis.tables.steps.known("device").any()),
+            has_collectives=len(analysis.tables.collectives) > 0,
+            communication_known=analysis.communication_known,
+            not_split=analysis.not_split,
+        )
+        verdicts[name] = traces_verdict(facts)
+    return verdicts
 
 
 def traces_json(
@@ -206,19 +199,18 @@ def traces_json(
     """`verdict` (of several jobs a list) and `job_content`; if models were requested also `cells`, a row with the comparison's
     columns, `predictions` and `nccl`."""
     verdict_records = [{**({"job": name} if name else {}), **one.record()} for name, one in verdicts.items()]
+    found = job_content(jobs, few)
     content: dict[str, object] = {}
     if verdict_records:
         content["verdict"] = verdict_records[0] if len(verdict_records) == 1 else verdict_records
-    content |= job_content(jobs, few)
+    content |= found
     if modelled is not None:
         from dpscope.analysis.output.run_json import cell_records, prediction_records
 
         comparison = modelled.comparison
         content |= {"cells": cell_records(comparison), "predictions": prediction_records(comparison)}
         content["nccl"] = modelled.nccl.content()
-        found = content["findings"]
-        assert isinstance(found, list | tuple)
-        content["findings"] = [*found, *msgspec.to_builtins(modelled.nccl.findings)]
+        content["findings"] = [*found["findings"], *msgspec.to_builtins(modelled.nccl.findings)]
     return json.dumps(content, indent=2)
 
 
@@ -250,60 +242,47 @@ def the_one_job(jobs: JobAnalyses, paths: Sequence[Path], what: str) -> TraceAna
 
 def job_tables(jobs: JobAnalyses, few: Mapping[str, Folded] = MappingProxyType({})) -> list[TextTable]:
     """As `to_tables`; of several jobs with their column, those with the same columns and units in one table."""
-    if len(jobs) == 1:
-        ((name, analysis),) = jobs.items()
-        return to_tables(analysis, few.get(name))
-    by_title: dict[str, dict[str, TextTable]] = {}
+    by_title: dict[str, dict[tuple[str, ...], dict[str, TextTable]]] = {}
     for name, analysis in jobs.items():
         for table in to_tables(analysis, few.get(name)):
-            by_title.setdefault(table.title, {})[name] = table
-    return [table for title, tables in by_title.items() for table in _joined(title, tables)]
+            by_title.setdefault(table.title, {}).setdefault(table.headings, {})[name] = table
+    return [
+        _joined(f"{title} ({_listed(list(alike))})" if len(variants) > 1 else title, alike, len(jobs) > 1)
+        for title, variants in by_title.items()
+        for alike in variants.values()
+    ]
 
 
-def _joined(title: str, tables: Mapping[str, TextTable]) -> Iterator[TextTable]:
-    by_headings: dict[tuple[str, ...], dict[str, TextTable]] = {}
-    for name, table in tables.items():
-        by_headings.setdefault(table.headings, {})[name] = table
-    for headings, alike in by_headings.items():
-        rows = tuple((name, *row) for name, table in alike.items() for row in table.rows)
-        of_some = f" ({_listed(list(alike))})" if len(by_headings) > 1 else ""
-        yield TextTable(title + of_some, ("job", *headings), rows, tuple(_joined_notes(alike)))
-
-
-def _joined_notes(tables: Mapping[str, TextTable]) -> Iterator[str]:
-    """Each note once, with its jobs unless all have it."""
+def _joined(title: str, tables: Mapping[str, TextTable], several: bool) -> TextTable:
+    """The tables of jobs as one, each row with its job; each note once, with its jobs unless all have it."""
+    first = next(iter(tables.values()))
+    if not several:
+        return first
     jobs_by_note: dict[str, list[str]] = {}
     for name, table in tables.items():
         for note in table.notes:
             jobs_by_note.setdefault(note, []).append(name)
-    for note, names in jobs_by_note.items():
-        yield note if len(names) == len(tables) else f"{_listed(names)}: {note}"
+    every = len(tables)
+    notes = (note if len(names) == every else f"{_listed(names)}: {note}" for note, names in jobs_by_note.items())
+    rows = tuple((name, *row) for name, table in tables.items() for row in table.rows)
+    return TextTable(title, ("job", *first.headings), rows, tuple(notes))
 
 
-def job_content(jobs: JobAnalyses, few: Mapping[str, Folded] = MappingProxyType({})) -> dict[str, object]:
+def job_content(jobs: JobAnalyses, few: Mapping[str, Folded] = MappingProxyType({})) -> dict[str, list[Any]]:
     """As `trace_content`; of several jobs each record begins with its job."""
-    if len(jobs) == 1:
-        ((name, analysis),) = jobs.items()
-        return trace_content(analysis, few.get(name))
-    content: dict[str, object] = {"jobs": list(jobs)}
+    content: dict[str, list[Any]] = {"jobs": list(jobs)} if len(jobs) > 1 else {}
     for name, analysis in jobs.items():
         for key, records in trace_content(analysis, few.get(name)).items():
-            together = content.setdefault(key, [])
-            assert isinstance(records, list | tuple)
-            assert isinstance(together, list)
-            together += [{"job": name, **record} for record in records]
+            content.setdefault(key, []).extend({"job": name, **one} if len(jobs) > 1 else one for one in records)
     return content
 
 
 def job_csv(jobs: JobAnalyses) -> str:
     """As `to_csv`; of several jobs with their column first."""
-    if len(jobs) == 1:
-        (analysis,) = jobs.values()
-        return to_csv(analysis.steps_with_waits)
-    steps = [analysis.steps_with_waits.assign(job=name) for name, analysis in jobs.items()]
     import pandas as pd
 
-    return to_csv(pd.concat(steps, ignore_index=True), ("job",))
+    steps = [analysis.steps_with_waits.assign(job=name) for name, analysis in jobs.items()]
+    return to_csv(pd.concat(steps, ignore_index=True), ("job",) if len(jobs) > 1 else ())
 
 
 def job_findings(jobs: JobAnalyses) -> tuple[Finding, ...]:
@@ -316,13 +295,9 @@ def job_findings(jobs: JobAnalyses) -> tuple[Finding, ...]:
         for finding in analysis.findings:
             alike.setdefault(finding, []).append(name)
     return tuple(
-        msgspec.structs.replace(finding, message=f"{_jobs(names)}: {finding.message}")
+        msgspec.structs.replace(finding, message=f"job{'s' * (len(names) > 1)} {_listed(names)}: {finding.message}")
         for finding, names in alike.items()
     )
-
-
-def _jobs(names: Sequence[str]) -> str:
-    return f"{'job' if len(names) == 1 else 'jobs'} {_listed(names)}"
 
 
 def _listed(names: Sequence[str]) -> str:

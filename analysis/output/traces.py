@@ -17,7 +17,6 @@ from dpscope.analysis.traces.ranks import exposed_parts
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
-from dpscope.analysis.traces.reading.event_table import FloatColumn
 from dpscope.analysis.traces.reading.table import Table, kind_of
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
@@ -67,39 +66,37 @@ def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 
 
-def trace_content(analysis: TraceAnalysis, few: Folded | None = None) -> dict[str, object]:
+def trace_content(analysis: TraceAnalysis, few: Folded | None = None) -> dict[str, list[Any]]:
     """The lists steps, collectives, dp_phases, waits, contention, findings, as plain data; unknown is None.
 
     Of many ranks `few` stands in place of the rows of each.
     """
-    if few is not None:
-        found = {"contention": contention_of_traces(analysis), "findings": msgspec.to_builtins(analysis.findings)}
-        return {**folded_content(few), **found}
     tables = analysis.tables
-    return {
-        "steps": records(tables.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
-        "collectives": records(tables.collectives, COLLECTIVE_FIELDS),
-        "dp_phases": records(tables.dp_phases, dp_phases.COLUMNS),
-        "waits": records(tables.waits_caused, exposed_parts.PAIR_COLUMNS),
-        "contention": contention_of_traces(analysis),
-        "findings": msgspec.to_builtins(analysis.findings),
-    }
+    rows: dict[str, list[Any]] = (
+        folded_content(few)
+        if few is not None
+        else {
+            "steps": records(tables.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
+            "collectives": records(tables.collectives, COLLECTIVE_FIELDS),
+            "dp_phases": records(tables.dp_phases, dp_phases.COLUMNS),
+            "waits": records(tables.waits_caused, exposed_parts.PAIR_COLUMNS),
+        }
+    )
+    findings = msgspec.to_builtins(list(analysis.findings))
+    return {**rows, "contention": contention_of_traces(analysis), "findings": findings}
 
 
 def records(table: Table, fields: tuple[str, ...]) -> list[dict[str, Any]]:
     """Rows as plain Python, these fields of each, with six decimals; missing values and missing columns are None."""
-    rounded = {name: _rounded(table[name]) for name in fields if name in table and kind_of(name) == "real"}
-    return table.assign(**rounded).records(fields)
-
-
-def _rounded(column: FloatColumn) -> list[float | None]:
-    """With six decimals, without -0.0; None where missing."""
-    return [round(value, 6) + 0.0 if math.isfinite(value) else None for value in column.tolist()]
+    real = [name for name in fields if name in table and kind_of(name) == "real"]
+    return table.assign(**{name: list(map(decimals, table[name].tolist())) for name in real}).records(fields)
 
 
 def decimals(value: object) -> object:
-    """A float with six decimals, without -0.0; any other value as it is."""
-    return round(value, 6) + 0.0 if isinstance(value, float) and math.isfinite(value) else value
+    """A float with six decimals, without -0.0, None if it is not finite; any other value as it is."""
+    if not isinstance(value, float):
+        return value
+    return round(value, 6) + 0.0 if math.isfinite(value) else None
 
 
 def contention_of_traces(analysis: TraceAnalysis) -> list[dict[str, object]]:

@@ -66,7 +66,7 @@ def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> di
         "memory": memory if (memory := views.get("memory")) and len(memory.headings) > 2 else None,  # more than steps
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
-        "contention": contention_table((cell, one, of.hidden_us) for cell, one, of in contended if one and of),
+        "contention": contention_table([(cell, one, of.hidden_us) for cell, one, of in contended if one and of]),
         "dp_phases": run_phases({data.cell.name: data.dp_phases for data in known}),
         "ranks": rank_table(known),
         "waits": run_waits(known),

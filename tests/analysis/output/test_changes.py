@@ -124,34 +124,29 @@ def test_json_github_and_junit_say_what_the_exit_status_does(
     slower = later(tmp_path, "slower", "2030-01-01T00:00:00+00:00", 3.0, SINGLE, DDP)
     lost = run_of(tmp_path / "lost", SINGLE)
 
-    def said(after: Path, output_format: Any) -> tuple[int, str]:
+    def said(after: Path, output_format: Any, status: int) -> str:
         share = None if after == slower else VISIBLE
-        return print_comparison(before, after, share, output_format, QUIET), capsys.readouterr().out
+        assert print_comparison(before, after, share, output_format, QUIET) == status
+        return capsys.readouterr().out
 
-    status, text = said(slower, "json")
-    content = json.loads(text)
-    assert (status, content["status"], content["verdict"]) == (1, 1, "regression")
-    assert content["regressions"] == [SINGLE, DDP]
+    content = json.loads(said(slower, "json", 1))
+    assert (content["status"], content["verdict"], content["regressions"]) == (1, "regression", [SINGLE, DDP])
     step = next(one for one in content["changes"] if one["quantity"] == "step")
     assert step["ratio"] == pytest.approx(3.0)
     assert step["ratio_low"] < 3.0 < step["ratio_high"]
-    status, text = said(slower, "github")
-    assert (status, text.splitlines()[0]) == (1, "### dpscope compare: regression")
-    assert "<details><summary>Every quantity</summary>" in text
     verdict = verdict_of(load_run(slower))
-    record = json.loads(said(slower, "json")[1])["after"]
-    assert (record["cell"], record["cost"]) == (verdict.cell, verdict.cost.text)
-    assert all(one.text in text for one in verdict.answers)
-    status, text = said(slower, "junit")
-    suite = ElementTree.fromstring(text)
+    assert (content["after"]["cell"], content["after"]["cost"]) == (verdict.cell, verdict.cost.text)
+    text = said(slower, "github", 1)
+    assert text.splitlines()[0] == "### dpscope compare: regression"
+    assert "<details><summary>Every quantity</summary>" in text
+    suite = ElementTree.fromstring(said(slower, "junit", 1))
     output = known(suite.findtext("system-out"))
-    assert all(one.text in output for one in verdict.answers)
-    assert (status, suite.attrib["tests"], suite.attrib["failures"], suite.attrib["errors"]) == (1, "2", "2", "0")
+    assert all(one.text in text and one.text in output for one in verdict.answers)
+    assert [suite.attrib[name] for name in ("tests", "failures", "errors")] == ["2", "2", "0"]
     assert [len(case.findall("failure")) for case in suite.findall("testcase")] == [1, 1]
-    status, text = said(before, "junit")
-    assert (status, ElementTree.fromstring(text).attrib["failures"]) == (0, "0")
-    status, text = said(lost, "junit")
-    assert (status, ElementTree.fromstring(text).attrib["errors"]) == (3, "1")
+    assert ElementTree.fromstring(said(before, "junit", 0)).attrib["failures"] == "0"
+    text = said(lost, "junit", 3)
+    assert ElementTree.fromstring(text).attrib["errors"] == "1"
     assert f"{DDP} cannot be judged" in text
 
 
@@ -178,16 +173,19 @@ def test_several_runs_are_a_history_and_the_last_is_judged(tmp_path: Path, capsy
 
 def test_a_history_goes_by_commit_where_that_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The older commit was measured last, as when a change is looked for backwards; `changed` is shown by a plus."""
-    commits = {
-        "new": ("2030-01-01", "c" * 40, "2029-03-01T00:00:00+00:00", False),
-        "older": ("2030-01-02", "b" * 40, "2029-02-01T00:00:00+00:00", True),
-        "oldest": ("2030-01-03", "a" * 40, "2029-01-31T23:00:00-06:00", False),
-    }
     places = []
-    for name, (day, commit, committed_at, changed) in commits.items():
-        places.append(later(tmp_path, name, f"{day}T00:00:00+00:00", 3.0 if name == "new" else 1.0, SINGLE))
+    for day, (name, letter, committed_at, changed) in enumerate(
+        (
+            ("new", "c", "2029-03-01T00:00:00+00:00", False),
+            ("older", "b", "2029-02-01T00:00:00+00:00", True),
+            ("oldest", "a", "2029-01-31T23:00:00-06:00", False),
+        ),
+        start=1,
+    ):
+        begun = f"2030-01-0{day}T00:00:00+00:00"
+        places.append(later(tmp_path, name, begun, 3.0 if name == "new" else 1.0, SINGLE))
         manifest = json.loads((places[-1] / "manifest.json").read_text())
-        manifest["environment"]["commit"] = {"name": commit, "committed_at": committed_at, "changed": changed}
+        manifest["environment"]["commit"] = {"name": letter * 40, "committed_at": committed_at, "changed": changed}
         (places[-1] / "manifest.json").write_text(json.dumps(manifest))
     assert print_history(places, VISIBLE, "json", QUIET) == 0, "by time the one before the last is as fast"
     history = json.loads(capsys.readouterr().out)["history"]
@@ -211,19 +209,16 @@ def test_a_cell_that_hides_the_change_is_not_judged_in_any_format(
 ) -> None:
     """Two short repeats show a doubling at best: a gate of 5% that passed them would promise what was not measured."""
     before = run_of(tmp_path / "before", SINGLE, DDP)
-    reason = "a slowdown of 5.0% would not show"
     for output_format in ("table", "csv", "json", "markdown", "latex", "github", "junit"):
         console = Console(file=io.StringIO(), width=100)
         assert print_comparison(before, before, None, output_format, console) == 3, output_format
         printed = capsys.readouterr()
         shown = printed.out + console.file.getvalue()  # type: ignore[attr-defined]
-        assert reason in printed.err or reason in shown, output_format
+        assert "a slowdown of 5.0% would not show" in printed.err + shown, output_format
         assert "not judged" in shown or "would not show" in shown, output_format
     assert print_comparison(before, before, None, "junit", QUIET) == 3
     suite = ElementTree.fromstring(capsys.readouterr().out)
-    cases = [case for case in suite.findall("testcase") if case.attrib["name"].endswith(" step")]
-    assert [len(case.findall("skipped")) for case in cases] == [1, 1]
-    assert suite.attrib["skipped"] == "2"
+    assert (len(suite.findall("testcase/skipped")), suite.attrib["skipped"]) == (2, "2")
     assert print_comparison(before, before, VISIBLE, "junit", QUIET) == 0
     assert 'skipped="0"' in capsys.readouterr().out
     slower = later(tmp_path, "slower", "2030-01-01T00:00:00+00:00", 3.0, SINGLE, DDP)

@@ -30,27 +30,25 @@ def shown(report: PrintedReport, whole: bool = False) -> list[str]:
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined,no-any-return]
 
 
+def in_readme(after: str) -> list[str]:
+    """The lines of the first block below a sentence of the README."""
+    return (ROOT / "README.md").read_text().split(after, 1)[1].split("```text\n", 1)[1].split("```")[0].splitlines()
+
+
 @pytest.mark.long
-def test_the_readme_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_shows_what_is_printed_of_a_run_and_of_gpu_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run_cpu")
     monkeypatch.chdir(tmp_path)
-    lines = shown(report_of(Path("run_cpu"), Targets()).printed)
-    readme = (ROOT / "README.md").read_text()
-    block = readme.split("the whole output of `dpscope analyze", 1)[1].split("```text\n", 1)[1].split("```")[0]
-    assert lines == block.splitlines()
-    assert len(lines) <= SCREEN
-    assert max(map(len, lines)) <= 80
-
-
-@pytest.mark.long
-def test_the_readme_shows_what_is_printed_of_gpu_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_run = shown(report_of(Path("run_cpu"), Targets()).printed)
+    assert of_run == in_readme("the whole output of `dpscope analyze")
     monkeypatch.chdir(ROOT)
     printed = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["analyze", "tests/data/v100x8_ddp_dlrm"]).stdout
-    lines = printed.split("\nSteps\n")[0].strip("\n").splitlines()
-    readme = (ROOT / "README.md").read_text()
-    block = readme.split("`dpscope analyze tests/data/v100x8_ddp_dlrm`", 1)[1].split("```text\n", 1)[1].split("```")[0]
-    assert lines == block.splitlines()
-    assert len(lines) <= SCREEN
+    of_traces = printed.split("\nSteps\n")[0].strip("\n").splitlines()
+    assert of_traces == in_readme("`dpscope analyze tests/data/v100x8_ddp_dlrm`")
+    assert max(map(len, of_run)) <= 80
+    assert max(map(len, (of_run, of_traces))) <= SCREEN
 
 
 def demo(answer: str, findings: int) -> PrintedReport:

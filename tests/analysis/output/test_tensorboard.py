@@ -58,15 +58,10 @@ def test_a_run_in_tensorboard(tmp_path: Path) -> None:
         sessions = get(
             address,
             "data/plugin/hparams/session_groups",
-            {
-                "experimentName": "",
-                "allowedStatuses": ["STATUS_SUCCESS", "STATUS_UNKNOWN"],
-                "colParams": [],
-                "startIndex": 0,
-                "sliceSize": 10,
-            },
+            {"experimentName": "", "allowedStatuses": ["STATUS_SUCCESS", "STATUS_UNKNOWN"], "colParams": [],
+             "startIndex": 0, "sliceSize": 10},
             until=lambda found: len(found.get("sessionGroups", [])) >= 3,
-        )["sessionGroups"]
+        )["sessionGroups"]  # fmt: skip
         assert {group["hparams"]["strategy"] for group in sessions} == {"single", "dp-host", "ddp"}
         (ddp,) = [group for group in sessions if group["hparams"]["strategy"] == "ddp"]
         metrics = {value["name"]["tag"]: value["value"] for value in ddp["metricValues"]}

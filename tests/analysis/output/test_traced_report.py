@@ -80,8 +80,16 @@ def calibration(*kinds: Collective) -> Calibration:
     )  # fmt: skip
 
 
+def printed(*paths: Path, request: TraceRequest | None = None) -> list[str]:
+    """The lines on a wide terminal."""
+    console = Console(file=StringIO(), width=200)
+    print_traces(paths, "table", DEFAULT_LIMITS, console, request or TraceRequest())
+    lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return lines
+
+
 @pytest.mark.long
-def test_the_ring_formula_and_what_the_trace_implies(traces: Path) -> None:
+def test_the_ring_formula_and_what_the_trace_implies_and_lacks(traces: Path) -> None:
     report = reported(traces)
     row = row_of(report)
     assert (row["cell"], row["strategy"], row["devices"]) == ("traces of 2 ranks", "ddp", 2)
@@ -92,12 +100,6 @@ def test_the_ring_formula_and_what_the_trace_implies(traces: Path) -> None:
     formula = model_tables(report)[0].rows[0]
     assert "2(2−1)/2 × 19.5 MB / 50 GB/s" in formula[1]
     assert formula[3:5] == ("390.4 µs", "196.0 µs")
-
-
-@pytest.mark.long
-def test_what_traces_do_not_tell_is_missing_and_says_so(traces: Path) -> None:
-    report = reported(traces)
-    row = row_of(report)
     unknown = ("batch_size", "step_us", "samples_per_s", "weak_efficiency", "same_local_batch_us", "tracer_cost")
     assert [name for name in unknown if row[name] is not None and row[name] == row[name]] == []
     reasons = report.comparison.reasons
@@ -200,36 +202,38 @@ def test_json_holds_the_row_and_the_predictions_where_models_are_asked_for(trace
 
 @pytest.mark.long
 def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path: Path) -> None:
-    console = Console(file=StringIO(), width=200)
     folder = tmp_path / "report"
-    assert print_traces([traces], "table", DEFAULT_LIMITS, console, TraceRequest(LINK, report=folder)) == 0
-    assert str(folder / "report.html") in console.file.getvalue()  # type: ignore[attr-defined]
+    assert str(folder / "report.html") in printed(traces, request=TraceRequest(LINK, report=folder))[-1]
     page = (folder / "report.html").read_text()
     assert all(f'id="{chapter}"' in page for chapter in ("answers", "breakdown", "timeline", "bandwidth", "models"))
-    assert 'id="scaling"' not in page
-    assert "tracer cost among the checks" not in page
-    assert "calib. [" not in page  # predicted from the link
+    for absent in ('id="scaling"', "tracer cost among the checks", "calib. ["):  # predicted from the link
+        assert absent not in page
     assert {path.stem for path in (folder / "figures").iterdir()} >= {"step_split", "busbw"}
     assert (folder / "comparison.csv").read_text().startswith("cell,strategy,devices,")
+
+
+def compared(before: Path, after: Path) -> tuple[int, str, str]:
+    """The status, the text, and the line of the traced step."""
+    console = Console(file=StringIO(), width=200)
+    status = print_comparison(before, after, None, "table", console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    (line,) = [one for one in shown.splitlines() if "traced step" in one and "traces of" in one]
+    return status, " ".join(shown.split()), line
 
 
 @pytest.mark.long
 def test_two_jobs_are_compared_and_one_a_side_decides_nothing(traces: Path, tmp_path: Path) -> None:
     """The same job with every time 1.5 times as long."""
-    slower = write_ddp_job(tmp_path / "slower", factor=1.5)
-    console = Console(file=StringIO(), width=200)
-    assert print_comparison(traces, slower, None, "table", console) == 3
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    (line,) = [one for one in shown.splitlines() if "traced step" in one and "traces of" in one]
-    assert "1.500" in line
-    assert "one traced job per side does not show" in " ".join(shown.split()).lower()
+    status, shown, line = compared(traces, write_ddp_job(tmp_path / "slower", factor=1.5))
+    assert (status, "1.500" in line) == (3, True)
+    assert "one traced job per side does not show" in shown.lower()
     assert "Cannot be judged: no step has an interval" in shown
     assert "Measured: traces of 2 ranks +50.0%." in shown
     with pytest.raises(NotComparableError, match="one is a run and the other traces alone"):
-        print_comparison(traces, EXAMPLE_RUN, None, "table", console)
+        compared(traces, EXAMPLE_RUN)
 
 
-def scaled_jobs(folder: Path, factors: tuple[float, ...]) -> Path:
+def scaled_jobs(folder: Path, *factors: float) -> Path:
     """The made job traced several times, each into its own folder, all times longer by a factor."""
     for number, factor in enumerate(factors):
         write_ddp_job(folder / f"job{number}", factor=factor)
@@ -239,27 +243,19 @@ def scaled_jobs(folder: Path, factors: tuple[float, ...]) -> Path:
 @pytest.mark.long
 def test_several_jobs_a_side_are_repeats_and_give_an_interval(tmp_path: Path) -> None:
     """Three jobs 1% apart against three 20% slower: a regression. Against themselves made again: none."""
-    before = scaled_jobs(tmp_path / "before", (1.0, 1.01, 1.02))
-    slower = scaled_jobs(tmp_path / "slower", (1.2, 1.212, 1.224))
-    console = Console(file=StringIO(), width=200)
-    assert print_comparison(before, slower, None, "table", console) == 1
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    before = scaled_jobs(tmp_path / "before", 1.0, 1.01, 1.02)
+    status, shown, line = compared(before, scaled_jobs(tmp_path / "slower", 1.2, 1.212, 1.224))
+    assert (status, "1.200" in line) == (1, True)
     assert "Slower by more than 5%: traces of 2 ranks." in shown
-    (line,) = [one for one in shown.splitlines() if "traced step" in one and "traces of" in one]
-    assert "1.200" in line
     assert "6 jobs per side would show" in shown
-    again = scaled_jobs(tmp_path / "again", (1.005, 1.01, 1.015))
-    console = Console(file=StringIO(), width=200)
-    assert print_comparison(before, again, None, "table", console) == 0
-    assert "Slower by more than 5%: none." in console.file.getvalue()  # type: ignore[attr-defined]
+    status, shown, _ = compared(before, scaled_jobs(tmp_path / "again", 1.005, 1.01, 1.015))
+    assert (status, "Slower by more than 5%: none." in shown) == (0, True)
 
 
 def test_jobs_unlike_each_other_are_no_repeats(tmp_path: Path) -> None:
-    folder = scaled_jobs(tmp_path / "jobs", (1.0, 1.01))
+    folder = scaled_jobs(tmp_path / "jobs", 1.0, 1.01)
     (folder / "job1" / "0_1.pt.trace.json.gz").unlink()
-    with pytest.raises(
-        DpscopeError, match=r"jobs that are not alike: job0 is traces of 2 ranks .* job1 traces of 1 of 2"
-    ):
+    with pytest.raises(DpscopeError, match=r"not alike: job0 is traces of 2 ranks .* job1 traces of 1 of 2"):
         load_traces(folder)
 
 
@@ -270,10 +266,7 @@ def test_tensorboard_gets_the_page_and_the_traces(traces: Path, tmp_path: Path) 
     cell = folder / "traces of 2 ranks"
     assert {path.name for path in cell.glob("*.json.gz")} == {"0_0.pt.trace.json.gz", "0_1.pt.trace.json.gz"}
     assert list((folder / "report").glob("*tfevents*"))
-    assert {path.name for path in traces.iterdir()} == {
-        "0_0.pt.trace.json.gz",
-        "0_1.pt.trace.json.gz",
-    }  # none among them
+    assert {path.name for path in traces.iterdir()} == {path.name for path in cell.glob("*.json.gz")}  # none among them
 
 
 def no_collective(folder: Path, device: bool, ranks: int = 1) -> str:
@@ -286,34 +279,27 @@ def no_collective(folder: Path, device: bool, ranks: int = 1) -> str:
             else:
                 events.append(operator("aten::mm", begin, 26))
         write(folder, events, rank=rank, world_size=ranks, distributedInfo={"rank": rank, "world_size": ranks})
-    console = Console(file=StringIO(), width=200)
-    print_traces([folder], "table", DEFAULT_LIMITS, console, TraceRequest())
-    lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    return next(line for line in lines if line.startswith("Cost")).removeprefix("Cost").strip()
+    return next(line for line in printed(folder) if line.startswith("Cost")).removeprefix("Cost").strip()
 
 
 @pytest.mark.long
 def test_a_trace_without_communication_has_its_sentence(tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("device", "cpu", "ranks")]
-    for folder in folders:
-        folder.mkdir()
     idle = "idle 74% of the time (74.0 µs of a 100.0 µs step)."
-    assert no_collective(folders[0], device=True) == f"There is no collective in this trace; the device is {idle}"
-    assert no_collective(folders[1], device=False) == "There is no collective in this trace."
-    assert (
-        no_collective(folders[2], device=True, ranks=2)
-        == f"There is no collective in these traces; the devices are {idle}"
-    )
+    said = {
+        "device": f"There is no collective in this trace; the device is {idle}",
+        "cpu": "There is no collective in this trace.",
+        "ranks": f"There is no collective in these traces; the devices are {idle}",
+    }
+    for name, sentence in said.items():
+        (tmp_path / name).mkdir()
+        assert no_collective(tmp_path / name, device=name != "cpu", ranks=1 + (name == "ranks")) == sentence
 
 
 @pytest.mark.long
 def test_each_of_several_jobs_in_one_folder_has_its_heading(tmp_path: Path) -> None:
     for job in (0, 1):
         write_job(tmp_path, f"j{job}r", later_s=265.0 * job, process=100 * job)
-    console = Console(file=StringIO(), width=200)
-    print_traces([tmp_path], "table", DEFAULT_LIMITS, console, TraceRequest())
-    lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [line for line in lines if line.startswith("Job ")] == ["Job 1", "Job 2"]
+    assert [line for line in printed(tmp_path) if line.startswith("Job ")] == ["Job 1", "Job 2"]
 
 
 @pytest.fixture
@@ -346,13 +332,10 @@ def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
     assert [row["job"] for row in rows] == [row[0] for row in steps.rows]
     content = json.loads(traces_json(jobs, None))
     assert content["jobs"] == ["first", "second"]
-    assert {record["job"] for name in ("steps", "collectives", "findings") for record in content[name]} == {
-        "first",
-        "second",
-    }
-    said = [finding.message for finding in job_findings(jobs) if finding.code == "parallelism"]
-    assert len(said) == 1, "what two jobs have in common is said once"
-    assert said[0].startswith("jobs first, second: ")
+    for name in ("steps", "collectives", "findings"):
+        assert {record["job"] for record in content[name]} <= {"first", "second"}
+    (said,) = [finding.message for finding in job_findings(jobs) if finding.code == "parallelism"]
+    assert said.startswith("jobs first, second: "), "what two jobs have in common is said once"
 
 
 @pytest.mark.long
@@ -376,12 +359,9 @@ def test_one_job_is_printed_as_ever(two_jobs: Path) -> None:
 
 @pytest.mark.long
 def test_what_is_of_one_job_is_refused_for_several(two_jobs: Path) -> None:
-    with pytest.raises(
-        DpscopeError, match=r"holds the traces of 2 jobs \(first, second\): a TensorBoard folder takes one"
-    ):
+    with pytest.raises(DpscopeError, match=r"the traces of 2 jobs \(first, second\): a TensorBoard folder takes one"):
         export_traces([two_jobs], TraceRequest(), two_jobs / "shown")
-    request = TraceRequest(report=two_jobs / "report")
     with pytest.raises(DpscopeError, match="a report or a prediction takes one job; name that job's folder or files"):
-        print_traces([two_jobs], "table", DEFAULT_LIMITS, Console(file=io.StringIO()), request)
+        printed(two_jobs, request=TraceRequest(report=two_jobs / "report"))
     assert not (two_jobs / "report").exists()
     assert the_one_job(analyze_jobs(two_jobs / "first"), [two_jobs], "a report").steps is not None

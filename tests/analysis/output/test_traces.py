@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.output.traces import to_tables
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import ddp_trace, write_ddp_job, write_trace
 from tests.helpers import made_traces
-from tests.helpers.made_traces import launch, on_device, step
+from tests.helpers.made_traces import Event, launch, on_device, step
 from tests.helpers.paths import DATA
 
 V100 = DATA / "v100x8_ddp_dlrm"
@@ -19,19 +20,21 @@ def notes(*paths: Path) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_bytes_that_differ_over_ranks_are_told_where_they_do(tmp_path: Path) -> None:
-    said = notes(V100)["Collectives (means)"]
-    assert "ranks sent different amounts" in said
-    assert "need the traces of all ranks" not in said
-    assert "different amounts" not in notes(write_ddp_job(tmp_path))["Collectives (means)"]
-
-
-@pytest.mark.long
-def test_a_rank_that_is_missing_is_told_only_where_one_is() -> None:
-    alone = notes(DATA / "a100x2_ddp_resnet50_rank0.json.gz")["Collectives (means)"]
-    assert "need the traces of all ranks of a group" in alone
-    assert "wait or bandwidth for broadcast" in alone
-    assert "wait or bandwidth for" not in notes(V100)["Collectives (means)"]
+def test_notes_are_told_only_where_they_are_so(tmp_path: Path) -> None:
+    """Bytes that differ over ranks, a rank that is missing, and what a star of a step means."""
+    v100, alone = notes(V100), notes(DATA / "a100x2_ddp_resnet50_rank0.json.gz")
+    assert "ranks sent different amounts" in v100["Collectives (means)"]
+    assert "different amounts" not in notes(write_ddp_job(tmp_path / "job"))["Collectives (means)"]
+    for missing in ("need the traces of all ranks of a group", "wait or bandwidth for broadcast"):
+        assert missing in alone["Collectives (means)"]
+        assert missing not in v100["Collectives (means)"]
+    assert "* no whole step was traced" in v100["Steps"]
+    assert "left out of averages" not in v100["Steps"]  # averages are of these steps
+    assert "left out of averages" in alone["Steps"]
+    path = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
+    steps = to_tables(analyze_traces([path]))[0]
+    starred = any(row[2].endswith("*") for row in steps.rows)
+    assert starred == any(note.startswith("*") for note in steps.notes)
 
 
 @pytest.mark.long
@@ -43,41 +46,35 @@ def test_the_bandwidth_of_an_all_to_all_is_of_its_largest_bytes() -> None:
     assert row["algbw_gb_per_s"] == pytest.approx(53_248 / 7 / 1e3)
 
 
-@pytest.mark.long
-def test_a_star_is_explained_where_there_is_one(tmp_path: Path) -> None:
-    assert "* no whole step was traced" in notes(V100)["Steps"]
-    assert "left out of averages" not in notes(V100)["Steps"]  # averages are of these steps
-    assert "left out of averages" in notes(DATA / "a100x2_ddp_resnet50_rank0.json.gz")["Steps"]
-    path = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
-    steps = to_tables(analyze_traces([path]))[0]
-    starred = any(row[2].endswith("*") for row in steps.rows)
-    assert starred == any(note.startswith("*") for note in steps.notes)
+def collectives(folder: Path, *events: Event) -> TextTable:
+    folder.mkdir(exist_ok=True)
+    made_traces.write(folder, list(events))
+    (table,) = [one for one in to_tables(analyze_traces([folder])) if one.title.startswith("Collectives")]
+    return table
 
 
 def test_collectives_say_why_they_lack_numbers(tmp_path: Path) -> None:
     """A send alone, without a size: nothing is said of broadcasts."""
-    events = [step(1, 0, 100), launch(1, 10), on_device("ncclDevKernel_SendRecv", 20, 70, 1)]
-    made_traces.write(tmp_path, events)
-    (table,) = [one for one in to_tables(analyze_traces([tmp_path])) if one.title.startswith("Collectives")]
+    table = collectives(tmp_path, step(1, 0, 100), launch(1, 10), on_device("ncclDevKernel_SendRecv", 20, 70, 1))
     assert "no transfer, wait or bandwidth for send_recv" in table.notes[0]
     assert not any("broadcast" in note for note in table.notes)
     assert any(note.startswith("bytes are NA where the trace records no sizes") for note in table.notes)
 
 
 def test_collectives_outside_the_steps_are_one_line(tmp_path: Path) -> None:
-    """Three all-reduces of 10 us before the step, one of 70 us in it: the table holds the one."""
-    events = [step(1, 1_000, 100), launch(9, 1_010), on_device("ncclDevKernel_AllReduce", 1_020, 70, 9)]
-    for number in range(3):
-        begin = 100.0 * number
-        events += [launch(number + 1, begin), on_device("ncclDevKernel_AllReduce", begin + 5, 10, number + 1)]
-    made_traces.write(tmp_path, events)
-    (table,) = [one for one in to_tables(analyze_traces([tmp_path])) if one.title.startswith("Collectives")]
+    """Three all-reduces of 10 us before the step, one of 70 us in it: the table holds the one, as it does without steps."""
+    own = [launch(9, 1_010), on_device("ncclDevKernel_AllReduce", 1_020, 70, 9)]
+    before = [
+        event
+        for number in range(3)
+        for event in (
+            launch(number + 1, 100.0 * number),
+            on_device("ncclDevKernel_AllReduce", 100.0 * number + 5, 10, number + 1),
+        )
+    ]
+    table = collectives(tmp_path / "steps", step(1, 1_000, 100), *own, *before)
     assert [row[2] for row in table.rows] == ["1"]  # count
     assert table.notes[-1] == "3 collectives outside any step (3 all_reduce; 30.0 µs together): not in this table"
-
-
-def test_collectives_of_a_trace_without_marked_steps_are_in_the_table(tmp_path: Path) -> None:
-    made_traces.write(tmp_path, [launch(9, 10), on_device("ncclDevKernel_AllReduce", 20, 70, 9)])
-    (table,) = [one for one in to_tables(analyze_traces([tmp_path])) if one.title.startswith("Collectives")]
+    table = collectives(tmp_path / "none", *own)
     assert [row[2] for row in table.rows] == ["1"]
     assert not any("outside any step" in note for note in table.notes)

@@ -7,15 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.cells.comparison import Comparison, compare
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report.classic_tables import Study, classic_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.run_data import RunData, load_run
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import Cell, PublishedQuantity, PublishedValue
+from tests.helpers.examples import loaded
+from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import SIZES, all_reduces, calibration, cell_data, run_of, windows
 
@@ -23,16 +25,19 @@ NAMES = ("single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8")
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, dict[str, dict[str, float]]]:
-    """The example run's tables, and its comparison by cell."""
-    folder = tmp_path_factory.mktemp("study") / "run"
-    shutil.copytree(EXAMPLE_RUN, folder)
-    run = load_run(folder)
-    comparison = compare(run)
-    rows = comparison.table.to_dict("records")
-    return classic_tables(run, comparison), {
-        str(row["cell"]): {str(key): value for key, value in row.items()} for row in rows
-    }
+def comparison() -> Comparison:
+    return compare(loaded())
+
+
+@pytest.fixture(scope="module")
+def study(comparison: Comparison) -> Study:
+    """The example run's tables."""
+    return classic_tables(loaded(), comparison)
+
+
+def titled(study: Study, title: str) -> TextTable:
+    (table,) = [one for one in study.tables if one.title.startswith(title)]
+    return table
 
 
 def entry(table: TextTable, strategy: str, quantity: str) -> float:
@@ -40,47 +45,44 @@ def entry(table: TextTable, strategy: str, quantity: str) -> float:
     return float(row[3])
 
 
-@pytest.mark.long
-def test_an_epoch_is_steps_per_epoch_times_a_step(study: tuple[Study, dict[str, dict[str, float]]]) -> None:
+def test_an_epoch_is_steps_per_epoch_times_a_step(study: Study, comparison: Comparison) -> None:
     """So the sum of an epoch's parts compares with its subtraction: both are seconds of the same epoch."""
-    tables, cells = study
-    ddp = cells["ddp-d2-b8"]
-    steps = ddp["steps_per_epoch"]
+    ddp = comparison.rows["ddp-d2-b8"]
+    steps = known(ddp.steps_per_epoch)
     assert steps > 1
-    (table,) = [one for one in tables.tables if one.title.startswith("Compute and communication")]
+    table = titled(study, "Compute and communication")
     for quantity, column in (
         ("compute [s]", "compute_us"),
         ("communication, measured [s]", "communication_us"),
         ("exposed, measured [s]", "exposed_us"),
+        ("epoch [s]", "step_us"),
+        ("estimate T_N-T_1/N [s]", "same_local_batch_us"),  # at equal batch per device so many steps of t_N(b) - t_1(b)
     ):
-        assert entry(table, "ddp", quantity) == pytest.approx(ddp[column] * steps / 1e6, abs=6e-4)
-    # T_N - T_1/N at equal batch per device is that many steps of t_N(b) - t_1(b).
-    assert entry(table, "ddp", "epoch [s]") == pytest.approx(ddp["step_us"] * steps / 1e6, rel=0.01)
-    assert entry(table, "ddp", "estimate T_N-T_1/N [s]") == pytest.approx(
-        ddp["same_local_batch_us"] * steps / 1e6, abs=6e-4
-    )
+        assert entry(table, "ddp", quantity) == pytest.approx(
+            known(ddp.number(column)) * steps / 1e6, abs=6e-4, rel=0.01
+        )
 
 
-def test_results_hold_a_row_per_cell_and_no_empty_column(study: tuple[Study, dict[str, dict[str, float]]]) -> None:
-    tables, _ = study
-    (table,) = [one for one in tables.tables if one.title == "Results"]
+def test_results_hold_a_row_per_cell_and_no_empty_column(study: Study) -> None:
+    table = titled(study, "Results")
     assert [row[0] for row in table.rows] == list(NAMES)
     assert [row[1] for row in table.rows] == ["1", "2", "2"]
     assert table.headings[-1] == "efficiency, same b [%]"  # no fixed global batch, no accuracy
     assert all(row[-1] != "NA" for row in table.rows)
+    row = dict(zip(table.headings, table.rows[2], strict=True))
+    assert float(row["efficiency, same b [%]"]) == pytest.approx(100 * float(row["speedup T_1(b)/T_N(b)"]) / 2, abs=0.3)
 
 
-def test_empty_parts_are_omitted_with_the_reason(study: tuple[Study, dict[str, dict[str, float]]]) -> None:
-    tables, _ = study
-    titles = [one.title for one in tables.tables]
-    assert all(one.rows for one in tables.tables)
-    assert all(set(row[3:]) != {"NA"} for one in tables.tables if one.title != "Results" for row in one.rows)
+def test_empty_parts_are_omitted_with_the_reason(study: Study) -> None:
+    titles = [one.title for one in study.tables]
+    assert all(set(row[3:]) != {"NA"} for one in study.tables if one.title != "Results" for row in one.rows)
     assert "Epoch seconds and speedup at fixed global batch" not in titles
     assert "Epoch seconds with and without data loading" not in titles
-    reasons = "\n".join(tables.left_out)
-    assert "Bandwidth and utilisation: no dp-host: host copies within one process: no link is used" in tables.left_out
+    assert "Bandwidth and utilisation: no dp-host: host copies within one process: no link is used" in study.left_out
+    reasons = "\n".join(study.left_out)
     for reason in ("add --scaling strong", "--data synthetic loads nothing", "give --link", "nothing was trained here"):
         assert reasons.count(reason) == 1, reason
+    assert "Published" not in reasons  # none were requested
 
 
 @pytest.mark.long
@@ -113,54 +115,31 @@ def with_published(run: RunData, *values: PublishedValue) -> RunData:
     return replace(run, recorded=msgspec.structs.replace(run.manifest, config=config, published=values))
 
 
-@pytest.mark.long
-def test_published_values_are_shown_next_to_those_of_the_same_cell(tmp_path: Path) -> None:
-    shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
-    run = load_run(tmp_path / "run")
+def test_published_values_are_shown_next_to_those_of_the_same_cell(study: Study) -> None:
     data = with_published(
-        run,
+        loaded(),
         published("epoch_seconds", 56.3),
         published("speedup", 1.8, unit="1"),
         published("utilisation", 1.25, unit="%"),
         published("epoch_seconds", 17.41, strategy="dp"),  # of nn.DataParallel, which dp-host is not
         published("epoch_seconds", 17.41, batch_size=16),
     )
-    tables = classic_tables(data, compare(data))
-    (table,) = [one for one in tables.tables if one.title.startswith("Published")]
-    (epochs,) = [
-        one for one in tables.tables if one.title.startswith("Epoch seconds and speedup at fixed batch per device")
+    table = titled(classic_tables(data, compare(data)), "Published")
+    epochs = titled(study, "Epoch seconds and speedup at fixed batch per device")
+    assert [(row[0], row[1], *row[3:]) for row in table.rows] == [
+        ("ddp-d2-b8", "epoch", "56.3 s", "by its clock", "a report (4x L4)"),
+        ("ddp-d2-b8", "speedup, same batch per device", "1.8", "by its clock", "a report (4x L4)"),
+        ("ddp-d2-b8", "utilisation", "1.25%", "by its clock", "a report (4x L4)"),
     ]
-    epoch, speedup = entry(epochs, "ddp", "epoch [s]"), entry(epochs, "ddp", "speedup T_1(b)/T_N(b)")
-    assert [row[0] for row in table.rows] == ["ddp-d2-b8"] * 3
-    assert [(row[1], *row[3:]) for row in table.rows] == [
-        ("epoch", "56.3 s", "by its clock", "a report (4x L4)"),
-        ("speedup, same batch per device", "1.8", "by its clock", "a report (4x L4)"),
-        ("utilisation", "1.25%", "by its clock", "a report (4x L4)"),
-    ]
-    assert float(table.rows[0][2].removesuffix(" s")) == pytest.approx(epoch, abs=6e-3)
-    assert float(table.rows[1][2]) == pytest.approx(speedup, abs=6e-3)
+    assert float(table.rows[0][2].removesuffix(" s")) == pytest.approx(entry(epochs, "ddp", "epoch [s]"), abs=6e-3)
+    assert float(table.rows[1][2]) == pytest.approx(entry(epochs, "ddp", "speedup T_1(b)/T_N(b)"), abs=6e-3)
     assert table.rows[2][2] == "NA"  # no link is known
     assert "no verdict" in table.notes[0]
-    assert not any("others.csv" in line for line in tables.left_out)
-
-
-@pytest.mark.long
-def test_a_table_without_these_cells_is_reported_in_a_line(tmp_path: Path) -> None:
-    shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
-    run = load_run(tmp_path / "run")
-    data = with_published(run)
-    assert [line for line in classic_tables(data, compare(data)).left_out if line.startswith("Published")] == [
+    none = with_published(loaded())
+    assert [line for line in classic_tables(none, compare(none)).left_out if line.startswith("Published")] == [
         "Published values of the same cells (other hardware): others.csv has no row for a measured cell: model, data, "
         "strategy, devices and batch must be the same"
     ]
-    assert not any("Published" in line for line in classic_tables(run, compare(run)).left_out)  # none were requested
-
-
-def test_an_efficiency_is_the_speedup_divided_by_the_devices(study: tuple[Study, dict[str, dict[str, float]]]) -> None:
-    tables, _ = study
-    (table,) = [one for one in tables.tables if one.title == "Results"]
-    row = dict(zip(table.headings, table.rows[2], strict=True))
-    assert float(row["efficiency, same b [%]"]) == pytest.approx(100 * float(row["speedup T_1(b)/T_N(b)"]) / 2, abs=0.3)
 
 
 def measured_cell(cell: Cell, step_us: float, **phases: float) -> CellData:
@@ -220,7 +199,7 @@ def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one_and_the_cali
     rate = comparison.table.set_index("cell").loc["ddp-d2-b8", "ring_subtraction_gb_per_s"]
     assert rate == pytest.approx(SIZES.gradient_bytes / 20.0 / 1e3)
     study = classic_tables(run, comparison)
-    (table,) = [one for one in study.tables if one.title == "Bandwidth and utilisation"]
+    table = titled(study, "Bandwidth and utilisation")
     quantities = [row[2] for row in table.rows]
     assert quantities[1:3] == ["all-reduces, busbw [GB/s]", "ring, by T_N-T_1/N [GB/s]"]
     assert entry(table, "ddp", "busbw / calibrated [%]") == pytest.approx(

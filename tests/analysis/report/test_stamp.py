@@ -82,12 +82,17 @@ def test_the_same_is_shown_and_no_file_is_written(run: Path, analyzed: tuple[Pat
     assert {path.name for path in run.glob("report/figures/*")} == {f"{name}.png" for name in NAMES}
 
 
-def test_the_stamp_goes_with_the_report(copied: Path) -> None:
-    assert shown(copied)
-    stamp = copied / "report" / "made_from.json"
+@pytest.mark.long
+def test_a_stamp_is_removed_with_its_report_and_a_foreign_one_is_refused(report: Report) -> None:
+    run = report.run.path
+    stamp = write_report(report).with_name("made_from.json")
     assert bears_mark(stamp)
-    remove_report(copied)
+    remove_report(run)
     assert not stamp.exists()
+    stamp.parent.mkdir(exist_ok=True)
+    stamp.write_text('{"mine": 1}')
+    with pytest.raises(ForeignFileError, match=r"made_from\.json was not written by dpscope"):
+        write_report(report)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +143,3 @@ def test_figures_are_have_the_requested_formats_and_keep_them(report: Report) ->
     assert files(["pdf"]) == {"waits.pdf", "waits.svg"}, "what was edited stays"
     assert files([]) == {"waits.svg"}
     assert files(None) == {"waits.svg"}
-
-
-@pytest.mark.long
-def test_a_file_of_that_name_that_is_not_dpscopes_is_refused(report: Report) -> None:
-    stamp = report.run.folder.report_path / "made_from.json"
-    stamp.parent.mkdir()
-    stamp.write_text('{"mine": 1}')
-    with pytest.raises(ForeignFileError, match=r"made_from\.json was not written by dpscope"):
-        write_report(report)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.text.text_table import TextTable, render
+from dpscope.analysis.text.text_table import Field, TextTable, render, table_of
 from dpscope.analysis.text.units import Unit, choose_unit, show, with_article
 
 
@@ -37,6 +37,29 @@ def test_each_format_is_its_own() -> None:
     assert render(TABLE, "csv") == "cell,step [ms]\na_b,1.5\n"
     assert "| a_b | 1.5 |" in render(TABLE, "markdown")
     assert r"a\_b & 1.5" in render(TABLE, "latex")
+
+
+def test_a_table_has_one_unit_of_times_and_a_meaning_for_each_heading() -> None:
+    """Of 900, 1500 and 4000 us the middle one is more than a millisecond; a share is a percentage, None is NA."""
+    rows = [
+        {"cell": "a", "step": 900.0, "wait": 4000.0, "part": 0.5},
+        {"cell": "b", "step": 1500.0, "wait": None, "part": 1},
+    ]
+    fields = [
+        Field("cell", "cell", meaning="Which"), Field("step", lambda row: row["step"], "time"), Field("wait", "wait", "time"),
+        Field("part", "part", "share"), Field("n", lambda row: 7, Unit("x", 1.0, 2)),
+    ]  # fmt: skip
+    table = table_of("Times", fields, rows)
+    assert table.headings == ("cell", "step [ms]", "wait [ms]", "part [%]", "n [x]")
+    assert table.rows == (("a", "0.90", "4.00", "50.0", "7.00"), ("b", "1.50", "NA", "100.0", "7.00"))
+    assert table.meanings == ("Which", "", "", "", "")
+    titled = table_of("Times [{unit}]", fields, rows, times=[3.0])
+    assert (titled.title, titled.headings[1:4], titled.rows[0][1]) == (
+        "Times [µs]",
+        ("step", "wait", "part [%]"),
+        "900.00",
+    )
+    assert table_of("None", fields, []).rows == ()
 
 
 @pytest.mark.parametrize("unknown", ["html", "table", "", "LATEX"])
