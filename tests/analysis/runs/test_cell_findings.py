@@ -13,7 +13,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, Compilation, RankResult
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.made_traces import launch, on_device, step, write
-from tests.helpers.run_cells import all_reduces, cell_data, rank_result, run_of, windows
+from tests.helpers.run_cells import all_reduces, rank_result, run_of, timed_cell, windows
 
 CELL = Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(compile="default"))
 SOUND = Compilation(seconds=20.0, graphs=2, parts=4, breaks=1)
@@ -152,9 +152,7 @@ def test_parameters_sharded_without_fsdp_are_a_warning_whatever_the_inputs(input
 
 def test_a_script_without_a_single_device_cell_is_given_the_command_that_adds_one() -> None:
     def cells(*of: tuple[CellStrategy, int]) -> list[str]:
-        steps = {"step_us": 2.0, "compute_us": 1.0, "idle_us": 1.0}
-        planned = [Cell(strategy, devices, 8) for strategy, devices in of]
-        run = run_of(*(cell_data(one, [[1000.0] * 8] * 2, windows(one, 2, 2, **steps)) for one in planned))
+        run = run_of(*(timed_cell(Cell(strategy, devices, 8), 1000.0, 1000.0) for strategy, devices in of))
         run = replace(run, recorded=msgspec.structs.replace(run.manifest, script="train.py --lr 1"))
         found = conclusions(run, compare(run))
         return [f"{one.message}; {one.next_step}" for one in found if one.code == "no_single_device"]

@@ -103,15 +103,15 @@ def test_one_repeat_alone_is_told_to_decide_nothing(before: RunData) -> None:
 
 @pytest.mark.process
 def test_the_command_guards_a_ci(slower: Path) -> None:
-    def status(*arguments: object) -> int:
+    for expected, arguments in (
+        (3, [EXAMPLE_RUN, EXAMPLE_RUN]),
+        (0, [EXAMPLE_RUN, EXAMPLE_RUN, "--fail-over", "700%"]),
+        (1, [EXAMPLE_RUN, slower]),
+        (0, [EXAMPLE_RUN, slower, "--fail-over", "700%"]),
+        (2, [EXAMPLE_RUN, slower, "--fail-over", "much"]),
+    ):
         command = [sys.executable, "-m", "dpscope.launch.cli", "compare", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
-
-    assert status(EXAMPLE_RUN, EXAMPLE_RUN) == 3
-    assert status(EXAMPLE_RUN, EXAMPLE_RUN, "--fail-over", "700%") == 0
-    assert status(EXAMPLE_RUN, slower) == 1
-    assert status(EXAMPLE_RUN, slower, "--fail-over", "700%") == 0
-    assert status(EXAMPLE_RUN, slower, "--fail-over", "much") == 2
+        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == expected
 
 
 def test_shares() -> None:
