@@ -100,7 +100,6 @@ def measure(case: Case, pairs: int) -> tuple[list[Clocks], list[Clocks]]:
             Path(folder), "attach_cost.py", warmup_steps=WARMUP_STEPS, steps=pairs * case.steps + 1, traced_steps=0
         )
         session = Session(settings, lambda text: None)
-        session.listen()
         loop.run(WARMUP_STEPS)
         hooks = dict(_global_optimizer_post_hooks)
         call = Model.__dict__["__call__"]

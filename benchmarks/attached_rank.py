@@ -70,7 +70,6 @@ def run_attached(command: list[str], out: Path, blocks: bool = False) -> Clocks:
     session = Session(
         AttachSettings(out, " ".join(command), warmup_steps=WARMUP, steps=ENDLESS, traced_steps=0), notes.append
     )
-    session.listen()
     clocks_ns = run(command, session.close, Switch() if blocks else None)
     assert session.saved, notes
     return clocks_ns

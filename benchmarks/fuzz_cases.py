@@ -54,8 +54,8 @@ Mutation = Callable[[random.Random, bytes], bytes]
 @cache
 def sources() -> tuple[bytes, ...]:
     """The sound files' texts."""
-    from tests.generated_traces.fusing import Marking, fused_trace
     from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace, gloo_trace, trace_text
+    from tests.generated_traces.relabeling import Marking, fused_trace
 
     ranks = [ddp_trace(rank, 2, DdpOptions(straggler=1)).trace for rank in range(2)]
     one = ddp_trace(0, 4, DdpOptions(lag=True)).trace

@@ -85,9 +85,9 @@ def _print_version(requested: bool) -> None:
 
 def _installed_version(name: str) -> str:
     """A package's version, from the name of its record: importlib.metadata takes longer to load than all of this."""
-    records = (path for folder in sys.path for path in sorted(Path(folder or ".").glob(f"{name}-*.dist-info")))
-    if record := next(records, None):
-        return record.name.removesuffix(".dist-info").removeprefix(f"{name}-")
+    for folder in sys.path:
+        for record in sorted(Path(folder or ".").glob(f"{name}-*.dist-info")):
+            return record.name.removesuffix(".dist-info").removeprefix(f"{name}-")
     import importlib.metadata  # for packages that are recorded otherwise, or not at all
     import importlib.util
 
@@ -111,9 +111,8 @@ def _options(
 def main() -> None:
     """Entry point: a user's mistake or an error of the system is one line on standard error and status 2; Ctrl-C is 130."""
     _open_standard_files()
-    gc.set_threshold(
-        100_000
-    )  # new objects before cycles are searched for: at the usual 700 an eighth of reading a trace
+    # New objects before cycles are searched for: at the usual 700 an eighth of reading a trace.
+    gc.set_threshold(100_000)
     try:
         try:
             app()
@@ -154,22 +153,15 @@ def _discard_output() -> None:
 
 
 def _refused(error: OSError) -> str:
-    """A system error in one line."""
-    if isinstance(error, PermissionError) and error.filename is not None:
-        return _denied(error)
-    reason = error.strerror or str(error)
-    if error.filename is None:
+    """A system error in one line; a missing permission is one to read where the file exists and this user cannot read it."""
+    path, reason = error.filename, error.strerror or str(error)
+    if path is None:
         return f"cannot write: {reason}; make room there, or choose another place"
-    return f"{error.filename}: {reason}; choose another place"
-
-
-def _denied(error: PermissionError) -> str:
-    """A missing permission: to read where the file exists and this user cannot read it, else to write."""
-    path = error.filename
-    closed = os.path.lexists(path) and not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0))
-    if closed:
-        return f"cannot read {path}: {error.strerror}; change its permissions, or name another"
-    return f"cannot write {path}: {error.strerror}; choose another folder"
+    if not isinstance(error, PermissionError):
+        return f"{path}: {reason}; choose another place"
+    if os.path.lexists(path) and not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
+        return f"cannot read {path}: {reason}; change its permissions, or name another"
+    return f"cannot write {path}: {reason}; choose another folder"
 
 
 if __name__ == "__main__":

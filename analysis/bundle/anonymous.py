@@ -36,27 +36,15 @@ class Anonymizer:
         """`hosts` are recorded host names (this machine's is added); paths of `folders` are reduced to their last part."""
         self._hosts: dict[str, str] = {}
         for host in (*hosts, socket.gethostname()):
-            self._add(host)
+            if host and host not in _LOCAL:
+                number = self._hosts.setdefault(host.partition(".")[0], f"host{len(set(self._hosts.values()))}")
+                self._hosts.setdefault(host, number)
         self._addresses: dict[str, str] = {}
         self._user = _user()
         self._users = {} if self._user is None else {self._user: "user0"}
         self._folders = sorted({str(folder.absolute()) for folder in folders}, key=len, reverse=True)
-        names = sorted(
-            self._hosts.keys() - _USUAL_WORDS, key=len, reverse=True
-        )  # a long name before one that begins it
+        names = sorted(self._hosts.keys() - _USUAL_WORDS, key=len, reverse=True)  # a name before the beginning of it
         self._any_host = re.compile("|".join(map(_as_word, names))) if names else None
-
-    def _add(self, host: str) -> None:
-        short = host.partition(".")[0]
-        if not host or host in _LOCAL:
-            return
-        number = self._hosts.setdefault(short, f"host{len(set(self._hosts.values()))}")
-        self._hosts.setdefault(host, number)
-
-    @property
-    def names(self) -> list[str]:
-        """The hosts that are replaced."""
-        return list(self._hosts)
 
     def text(self, text: str) -> str:
         """The text with these names replaced."""

@@ -5,27 +5,25 @@ functions, flows), arguments that are not read (stacks, addresses), and all head
 the clock's base are omitted.
 """
 
+import contextlib
 import gzip
 import json
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.traces.merge.names import RawEvent
-from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS
 from dpscope.analysis.traces.reading.categories import is_read
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
 from dpscope.analysis.traces.reading.chunks import RUN_LIMITS
-from dpscope.analysis.traces.reading.json_events import LabelArgs
+from dpscope.analysis.traces.reading.json_events import RAW_EVENTS, EventArgs, RawEvent
 from dpscope.analysis.traces.reading.reader import Reading, read_events
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.store.errors import DpscopeError
@@ -41,8 +39,10 @@ from dpscope.profiling.store.folders import (
 from dpscope.profiling.store.ownership import BUNDLE_MARK, check_overwritable
 from dpscope.profiling.store.training_folders import TRAIN_LOG_NAME, TRAIN_MANIFEST_NAME, TRAININGS_NAME
 
-LOG_LINES = 200  # last lines of each log
-NOTES_FOLDER = "bundle"  # next to the run's files
+_LOG_LINES = 200  # last lines of each log
+_MOST_BYTES = 16 << 20
+_LEVEL = 9
+_ENTRY_BYTES = 300  # of the archive, for each file
 
 
 @dataclass(frozen=True)
@@ -52,88 +52,6 @@ class Member:
     name: str  # path in the run folder
     kind: str  # description in the listing
     content: bytes
-
-
-def run_members(run: Path, names: Anonymizer) -> Iterator[Member]:
-    """A run's files except its traces: settings, results, samples, counters, calibration, the ends of logs.
-
-    Raises DpscopeError for invalid JSON, which cannot be made anonymous.
-    """
-    for name in (MANIFEST_NAME, CALIBRATION_NAME, TRAIN_MANIFEST_NAME, TRAIN_LOG_NAME):
-        if (run / name).is_file():
-            yield Member(name, "settings, environment, calibration", _anonymous_json(run / name, names))
-    for path in sorted(_files(run), key=natural_order):
-        name = path.relative_to(run).as_posix()
-        if path.name == "log.txt":
-            yield Member(name, f"last {counted(LOG_LINES, 'line')} of each log", _log_end(path, names))
-        elif path.suffix == ".json":
-            yield Member(name, "results and counters of each process", _anonymous_json(path, names))
-        elif path.name.startswith("samples_") and path.suffix == ".parquet":
-            yield Member(name, "times of every step (numbers only)", path.read_bytes())
-
-
-def _files(run: Path) -> Iterator[Path]:
-    for folder in (run / CELLS_NAME, run / TRAININGS_NAME):
-        yield from (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-
-
-def _anonymous_json(path: Path, names: Anonymizer) -> bytes:
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DpscopeError(f"{path} is not JSON: {error}; remove it from the run, or measure its cell again") from error
-    return plain_json(names.value(value))
-
-
-def plain_json(value: object) -> bytes:
-    """Plain data as indented JSON."""
-    return json.dumps(value, indent=1).encode() + b"\n"
-
-
-def _log_end(path: Path, names: Anonymizer) -> bytes:
-    lines = path.read_text(errors="replace").splitlines()
-    kept = lines[-LOG_LINES:]
-    left_out = (
-        [f"[{counted(len(lines) - len(kept), 'line')} before these are not in the bundle]"]
-        if len(kept) < len(lines)
-        else []
-    )
-    return names.text("\n".join([*left_out, *kept])).encode() + b"\n"
-
-
-def note_members(names: Anonymizer, findings: list[Finding], notes: Mapping[str, object]) -> Iterator[Member]:
-    """The findings about the run and the notes (such as the machine's current state), each as a JSON file."""
-    content = [
-        {"code": str(one.code), "severity": one.severity, "message": names.text(one.message)} for one in findings
-    ]
-    yield Member(f"{NOTES_FOLDER}/findings.json", "findings", plain_json(content))
-    for name, value in notes.items():
-        yield Member(f"{NOTES_FOLDER}/{name}.json", "the current state of this machine", plain_json(names.value(value)))
-
-
-def repeats_with_traces(run: Path) -> list[RepeatFolder]:
-    """Repeats that hold traces: the first repeat of every cell, then the second of every cell, and so on."""
-    found = [RepeatFolder(path) for path in (run / CELLS_NAME).glob("*/repeat*") if RepeatFolder(path).traces()]
-    return sorted(found, key=lambda one: (natural_order(Path(one.path.name)), natural_order(one.path)))
-
-
-def trace_members(run: Path, paths: Iterable[Path], names: Anonymizer, scratch: Path) -> list[Member]:
-    """These traces, reduced; an unreadable one becomes an empty file, which readers report again."""
-    members = []
-    for path in paths:
-        target = scratch / f"reduced{TRACE_SUFFIX}"
-        try:
-            reduce_trace(path, target, names.text)
-            content = target.read_bytes()
-        except DpscopeError:
-            content = b""
-        members.append(Member(path.relative_to(run).as_posix(), "traces, reduced to what dpscope reads", content))
-    return members
-
-
-MOST_BYTES = 16 << 20
-_LEVEL = 9
-_ENTRY_BYTES = 300  # of the archive, for each file
 
 
 @dataclass(frozen=True)
@@ -147,19 +65,17 @@ class Bundle:
 
     def listing(self) -> TextTable:
         """A row for each kind of file in the bundle."""
-        kinds = dict.fromkeys(member.kind for member in self.members)
         rows = []
-        for kind in kinds:
-            of_kind = [member for member in self.members if member.kind == kind]
-            rows.append((kind, str(len(of_kind)), f"{sum(len(member.content) for member in of_kind) / 1e3:,.1f}"))
+        for kind in dict.fromkeys(member.kind for member in self.members):
+            sizes = [len(member.content) for member in self.members if member.kind == kind]
+            rows.append((kind, str(len(sizes)), f"{sum(sizes) / 1e3:,.1f}"))
         notes = [
             "Names of hosts and users, network addresses and folders are replaced by numbers; names and UUIDs of GPUs, models "
             "and settings are kept."
         ]
-        if self.in_part:
-            notes.append(f"Only the first rank's trace fits for {_counted(self.in_part)}.")
-        if self.left_out:
-            notes.append(f"No trace fits for {_counted(self.left_out)}.")
+        for what, repeats in (("Only the first rank's trace fits", self.in_part), ("No trace fits", self.left_out)):
+            if repeats:
+                notes.append(f"{what} for {counted(len(repeats), 'repeat')} ({', '.join(repeats)}).")
         return TextTable(f"What {self.name} holds", ("what", "files", "size [kB]"), tuple(rows), notes=tuple(notes))
 
 
@@ -167,80 +83,46 @@ def collect(
     run: Path,
     findings: Sequence[Finding],
     notes: Mapping[str, object],
-    most_bytes: int = MOST_BYTES,
+    most_bytes: int = _MOST_BYTES,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Bundle:
     """The bundle of a run, with at most `most_bytes`.
 
-    Traces are added by repeat while they fit, the first repeat of every cell before any second. `notes` are plain data by file
-    name. Raises DpscopeError for a folder that is not a run, and for a run that is too large even without traces.
+    Traces are added by repeat while they fit, the first repeat of every cell before any second: all traces of a repeat, else the
+    first rank's, else none. `notes` are plain data by file name. Raises DpscopeError for a folder that is not a run, for invalid
+    JSON in it, and for a run that is too large even without traces.
     """
     names = Anonymizer(_hosts(run), (run, Path.cwd()))
-    members = [*run_members(run, names), *note_members(names, list(findings), notes)]
-    size = sum(_packed_size(member) for member in members)
+    members = [*_run_members(run, names), *_note_members(names, findings, notes)]
+    size = sum(len(zlib.compress(member.content, _LEVEL)) + _ENTRY_BYTES for member in members)
     if size > most_bytes:
         raise DpscopeError(
             f"{run} has {size / 1e6:.1f} MB of results without its traces, more than the {most_bytes / 1e6:.1f} MB of a bundle; "
             "bundle a run of fewer cells"
         )
-    traces = _Traces(run, names, most_bytes - size)
-    with tempfile.TemporaryDirectory(prefix="dpscope-bundle-") as scratch:
-        for repeat in repeats_with_traces(run):
-            progress(repeat.path.relative_to(run).as_posix())
-            traces.take(repeat, Path(scratch))
-    return Bundle(
-        names.text(run.absolute().name), (*members, *traces.taken), tuple(traces.in_part), tuple(traces.left_out)
-    )
-
-
-class _Traces:
-    """Adds traces by repeat while they fit: all traces of a repeat, else the first rank's, else none."""
-
-    def __init__(self, run: Path, names: Anonymizer, room: int) -> None:
-        self.taken: list[Member] = []
-        self.in_part: list[str] = []
-        self.left_out: list[str] = []
-        self._run, self._names, self._room = run, names, room
-        self._read_bytes = self._reduced_bytes = 0
-
-    def take(self, repeat: RepeatFolder, scratch: Path) -> None:
-        """Add the traces of a repeat that fit."""
-        name = repeat.path.relative_to(self._run / CELLS_NAME).as_posix()
+    in_part: list[str] = []
+    left_out: list[str] = []
+    read_bytes = reduced_bytes = 0
+    found = [RepeatFolder(path) for path in (run / CELLS_NAME).glob("*/repeat*") if RepeatFolder(path).traces()]
+    for repeat in sorted(found, key=lambda one: (natural_order(Path(one.path.name)), natural_order(one.path))):
+        progress(repeat.path.relative_to(run).as_posix())
         whole = [*repeat.traces(), *repeat.counters_traces()]
-        if not self._fits(whole, scratch):
-            (self.in_part if self._fits(whole[:1], scratch) else self.left_out).append(name)
-
-    def _fits(self, paths: list[Path], scratch: Path) -> bool:
-        on_disk = sum(path.stat().st_size for path in paths)
-        if self._read_bytes and on_disk * self._reduced_bytes / self._read_bytes > 2 * self._room:
-            return False  # far too large: not worth reading
-        members = trace_members(self._run, paths, self._names, scratch)
-        size = sum(len(member.content) for member in members)
-        self._read_bytes += on_disk
-        self._reduced_bytes += size
-        if size + _ENTRY_BYTES * len(members) > self._room:
-            return False
-        self._room -= size + _ENTRY_BYTES * len(members)
-        self.taken += members
-        return True
-
-
-def _counted(repeats: tuple[str, ...]) -> str:
-    return f"{counted(len(repeats), 'repeat')} ({', '.join(repeats)})"
-
-
-def _hosts(run: Path) -> list[str]:
-    """The host names in a run's files."""
-    folder = RunFolder(run)
-    manifest = folder.manifest()
-    hosts = [manifest.environment.hostname, *(host.hostname for host in manifest.hosts)]
-    for path in folder.path.glob("cells/*/repeat*/rank_*_*.json"):
-        try:
-            environment = msgspec.json.decode(path.read_bytes(), type=_OfRank).environment
-        except msgspec.DecodeError:  # reported when the file is added
-            continue
-        hosts += [] if environment is None else [environment.hostname]
-    return hosts
+        for paths in (whole, whole[:1]):
+            on_disk = sum(path.stat().st_size for path in paths)
+            if read_bytes and on_disk * reduced_bytes / read_bytes > 2 * (most_bytes - size):
+                continue  # far too large: not worth reading
+            traces = [_trace_member(run, path, names) for path in paths]
+            packed = sum(len(trace.content) for trace in traces)
+            read_bytes, reduced_bytes = read_bytes + on_disk, reduced_bytes + packed
+            if size + packed + _ENTRY_BYTES * len(traces) <= most_bytes:
+                size += packed + _ENTRY_BYTES * len(traces)
+                members += traces
+                break
+        else:
+            paths = []
+        if paths != whole:
+            (in_part if paths else left_out).append(repeat.path.relative_to(run / CELLS_NAME).as_posix())
+    return Bundle(names.text(run.absolute().name), tuple(members), tuple(in_part), tuple(left_out))
 
 
 class _Host(msgspec.Struct):
@@ -251,8 +133,72 @@ class _OfRank(msgspec.Struct):
     environment: _Host | None = None
 
 
-def _packed_size(member: Member) -> int:
-    return len(zlib.compress(member.content, _LEVEL)) + _ENTRY_BYTES
+def _hosts(run: Path) -> list[str]:
+    """The host names in a run's files."""
+    manifest = RunFolder(run).manifest()
+    hosts = [manifest.environment.hostname, *(host.hostname for host in manifest.hosts)]
+    for path in run.glob("cells/*/repeat*/rank_*_*.json"):
+        with contextlib.suppress(msgspec.DecodeError):  # reported when the file is added
+            environment = msgspec.json.decode(path.read_bytes(), type=_OfRank).environment
+            hosts += [] if environment is None else [environment.hostname]
+    return hosts
+
+
+def _run_members(run: Path, names: Anonymizer) -> Iterator[Member]:
+    """A run's files except its traces: settings, results, samples, counters, calibration, the ends of logs."""
+    for name in (MANIFEST_NAME, CALIBRATION_NAME, TRAIN_MANIFEST_NAME, TRAIN_LOG_NAME):
+        if (run / name).is_file():
+            yield Member(name, "settings, environment, calibration", _anonymous_json(run / name, names))
+    paths = (path for folder in (CELLS_NAME, TRAININGS_NAME) for path in (run / folder).rglob("*"))
+    for path in sorted(paths, key=natural_order):
+        name = path.relative_to(run).as_posix()
+        if not path.is_file() or path.is_symlink():
+            continue
+        if path.name == "log.txt":
+            lines = path.read_text(errors="replace").splitlines()
+            if left_out := lines[:-_LOG_LINES]:
+                of_others = f"[{counted(len(left_out), 'line')} before these are not in the bundle]"
+                lines = [of_others, *lines[-_LOG_LINES:]]
+            content = names.text("\n".join(lines)).encode() + b"\n"
+            yield Member(name, f"last {counted(_LOG_LINES, 'line')} of each log", content)
+        elif path.suffix == ".json":
+            yield Member(name, "results and counters of each process", _anonymous_json(path, names))
+        elif path.name.startswith("samples_") and path.suffix == ".parquet":
+            yield Member(name, "times of every step (numbers only)", path.read_bytes())
+
+
+def _anonymous_json(path: Path, names: Anonymizer) -> bytes:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DpscopeError(f"{path} is not JSON: {error}; remove it from the run, or measure its cell again") from error
+    return _plain_json(names.value(value))
+
+
+def _plain_json(value: object) -> bytes:
+    return json.dumps(value, indent=1).encode() + b"\n"
+
+
+def _note_members(names: Anonymizer, findings: Sequence[Finding], notes: Mapping[str, object]) -> Iterator[Member]:
+    """The findings about the run and the notes (such as the machine's current state), each as a JSON file."""
+    content = [
+        {"code": str(one.code), "severity": one.severity, "message": names.text(one.message)} for one in findings
+    ]
+    yield Member("bundle/findings.json", "findings", _plain_json(content))
+    for name, value in notes.items():
+        yield Member(f"bundle/{name}.json", "the current state of this machine", _plain_json(names.value(value)))
+
+
+def _trace_member(run: Path, path: Path, names: Anonymizer) -> Member:
+    """A trace, reduced; an unreadable one becomes an empty file, which readers report again."""
+    with tempfile.TemporaryDirectory(prefix="dpscope-bundle-") as scratch:
+        target = Path(scratch, f"reduced{TRACE_SUFFIX}")
+        try:
+            reduce_trace(path, target, names.text)
+            content = target.read_bytes()
+        except DpscopeError:
+            content = b""
+    return Member(path.relative_to(run).as_posix(), "traces, reduced to what dpscope reads", content)
 
 
 def write(bundle: Bundle, path: Path) -> None:
@@ -268,10 +214,9 @@ def write(bundle: Bundle, path: Path) -> None:
 
 
 _LABELS = ("name", "labels", "sort_index")
-_ARGS = tuple(name for name in LabelArgs.__struct_encode_fields__ if name not in _LABELS)
+_ARGS = tuple(name for name in EventArgs.__struct_encode_fields__ if name not in _LABELS)
 _FIELDS = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 _TRACE_LEVEL = 6  # of gzip's 1 to 9
-_encode = msgspec.json.Encoder().encode
 
 
 def reduce_trace(source: Path, target: Path, rename: Callable[[str], str] = lambda text: text) -> None:
@@ -279,18 +224,24 @@ def reduce_trace(source: Path, target: Path, rename: Callable[[str], str] = lamb
 
     Raises DpscopeError if the source cannot be read.
     """
-    with _json_lines(target) as write:
-        write('{"traceEvents": [\n')
+    encode = msgspec.json.Encoder().encode
+    with (
+        atomic_path(target) as temporary,
+        open(temporary, "wb") as file,
+        gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_TRACE_LEVEL, mtime=0) as packed,
+    ):
+        packed.write(b'{"traceEvents": [\n')
         first = True
 
         def add(decoded: DecodedChunk[RawEvent]) -> None:
             nonlocal first
-            if text := b",\n".join(map(_encode, _reduced(decoded.events))).decode():
-                write(("" if first else ",\n") + rename(text))
+            if text := b",\n".join(map(encode, _reduced(decoded.events))).decode():
+                packed.write((("" if first else ",\n") + rename(text)).encode())
                 first = False
 
         reading = read_events(source, RUN_LIMITS, RAW_EVENTS, add)
-        write("\n]" + "".join(f",\n{json.dumps(key)}: {rename(text)}" for key, text in _header(reading)) + "\n}\n")
+        header = (f",\n{json.dumps(key)}: {rename(json.dumps(value))}" for key, value in _header(reading).items())
+        packed.write(f"\n]{''.join(header)}\n}}\n".encode())
 
 
 def _reduced(events: list[RawEvent]) -> Iterator[dict[str, Any]]:
@@ -309,20 +260,13 @@ def _reduced(events: list[RawEvent]) -> Iterator[dict[str, Any]]:
         yield reduced
 
 
-def _header(reading: Reading) -> Iterator[tuple[str, str]]:
-    """Fields of the header as JSON; the base includes what was subtracted from all times."""
+def _header(reading: Reading) -> dict[str, object]:
+    """The header; the base includes what was subtracted from all times."""
     header = reading.header
     info = {"backend": header.backend, "rank": header.rank, "world_size": header.world_size}
-    yield "distributedInfo", json.dumps({key: value for key, value in info.items() if value is not None})
-    if header.host is not None:
-        yield "host_name", json.dumps(header.host)
-    yield "deviceProperties", json.dumps([{"name": name} for name in header.device_names])
-    yield "baseTimeNanoseconds", str(header.base_ns + 1000 * reading.subtracted_us)
-
-
-@contextmanager
-def _json_lines(target: Path) -> Iterator[Callable[[str], object]]:
-    with atomic_path(target) as temporary, open(temporary, "wb") as file:
-        packed: IO[bytes] = gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_TRACE_LEVEL, mtime=0)  # type: ignore[assignment]
-        with packed:
-            yield lambda text: packed.write(text.encode())
+    return {
+        "distributedInfo": {key: value for key, value in info.items() if value is not None},
+        **({} if header.host is None else {"host_name": header.host}),
+        "deviceProperties": [{"name": name} for name in header.device_names],
+        "baseTimeNanoseconds": header.base_ns + 1000 * reading.subtracted_us,
+    }

@@ -21,7 +21,7 @@ from dpscope.analysis.runs.cell_data import STEP_KEYS, TRACES_ALONE, AnyCell, Ce
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines, strategy_pairs
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
-from dpscope.analysis.traces.data_parallel.launches import PHASES
+from dpscope.analysis.traces.data_parallel.phases import PHASES
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import final_accuracy
 from dpscope.profiling.machine.gpu_speed import StatedFlops

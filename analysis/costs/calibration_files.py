@@ -12,7 +12,7 @@ prefix are the output of one process.
 
 import importlib.metadata
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,19 +63,36 @@ _RATIO_TOLERANCE = 0.1  # busbw and algbw are printed with two decimals
 _CLEAR_GB_PER_S = 1.0  # rates below this are too coarsely printed for their ratio
 
 
+LOG_SUFFIXES = (".log", ".txt", ".out")  # of nccl-tests' logs in a folder
+
+
 @dataclass
 class _Section:
     """One test's part of a log: from its list of ranks to its last row."""
 
+    path: Path
     hosts: list[str] = field(default_factory=list)  # of each rank
     ranks: list[str] = field(default_factory=list)  # device name of each rank
     headings: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
     named: Collective | None = None
 
-    @property
-    def nodes(self) -> int:
-        return len(set(self.hosts))
+    def column(self, name: str, in_place: bool = False) -> int:
+        """The out-of-place column of this name is the first, the in-place one the second."""
+        places = [index for index, heading in enumerate(self.headings) if heading == name]
+        if len(places) <= in_place:
+            raise DpscopeError(f"{self.path}: has no {_kind(in_place)} column {name}")
+        return places[in_place]
+
+    def number(self, text: str) -> float:
+        try:
+            return float(text)
+        except ValueError as error:
+            raise DpscopeError(f"{self.path}: {text} stands where a number must; the log is damaged") from error
+
+
+def _kind(in_place: bool) -> str:
+    return "in-place" if in_place else "out-of-place"
 
 
 def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: LinkRate | None = None) -> Calibration:
@@ -86,14 +103,19 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: L
     """
     if not paths:
         raise DpscopeError("--from-nccl-tests: name one log or more")
-    sections = [(path, section) for path in paths for section in _sections(path)]
+    sections = [section for path in paths for section in _sections(path)]
     spans: dict[int, set[int]] = {}
-    for _, section in sections:
-        spans.setdefault(len(section.ranks), set()).add(section.nodes)
+    links: dict[int, LinkRate] = {}
+    for section in sections:
+        hosts, models = set(section.hosts), set(section.ranks)
+        spans.setdefault(len(section.ranks), set()).add(len(hosts))
+        model = gpu_model(section.ranks[0]) if len(hosts) == len(models) == 1 else None
+        if rate := link or (model_link(model) if model is not None else None):
+            links[len(section.ranks)] = rate
     points = [
-        msgspec.structs.replace(point, nodes=section.nodes if len(spans[point.devices]) > 1 else None)
-        for path, section in sections
-        for point in _points(path, section, in_place)
+        msgspec.structs.replace(point, nodes=len(set(section.hosts)) if len(spans[point.devices]) > 1 else None)
+        for section in sections
+        for point in _points(section, in_place)
     ]
     calibration = Calibration(
         schema_version=CALIBRATION_SCHEMA_VERSION,
@@ -103,74 +125,55 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: L
         settings=None,
         backend="nccl",
         environment=None,
-        device_names=max((tuple(section.ranks) for _, section in sections), key=len),
+        device_names=max((tuple(section.ranks) for section in sections), key=len),
         points=tuple(points),
-        links=_links([section for _, section in sections], link),
+        links=links,
         nodes={devices: min(nodes) for devices, nodes in spans.items()},
     )
     return fit_calibration(calibration)
 
 
-def _links(sections: Sequence[_Section], stated: LinkRate | None) -> dict[int, LinkRate]:
-    """The link by device count: as stated, else by model where all ranks are of one on one host."""
-    rates: dict[int, LinkRate] = {}
-    for section in sections:
-        model = gpu_model(section.ranks[0])
-        alike = len(set(section.hosts)) == len(set(section.ranks)) == 1
-        rate = model_link(model) if model is not None and alike else None
-        rate = stated or rate
-        if rate is not None:
-            rates[len(section.ranks)] = rate
-    return rates
-
-
 def _sections(path: Path) -> list[_Section]:
-    """The tests in a log; one file may hold several, one after another."""
+    """The tests in a log, process by process; one process may print several, one after another."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise DpscopeError(f"{unreadable(path, error)}; name a log of nccl-tests") from error
-    by_prefix: dict[str, list[tuple[int, str]]] = {}
+    by_prefix: dict[str, list[_Section]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         found = _PREFIX.match(line)
-        prefix = found[1].strip() if found else ""
-        by_prefix.setdefault(prefix, []).append((number, line[found.end() :] if found else line))
-    sections = [section for lines in by_prefix.values() for section in _sections_of(path, lines) if section.rows]
+        sections = by_prefix.setdefault(found[1].strip() if found else "", [_Section(path)])
+        _add_line(sections, line[found.end() :] if found else line, f"{path}, line {number}")
+    sections = [section for own in by_prefix.values() for section in own if section.rows]
     if not sections:
         raise DpscopeError(f"{path}: has no row of nccl-tests' table (size, count, type, time, ...)")
     return sections
 
 
-def _sections_of(path: Path, lines: Sequence[tuple[int, str]]) -> list[_Section]:
-    """The tests that one process printed, from its numbered lines."""
-    sections = [_Section()]
-    for number, line in lines:
-        current = sections[-1]
-        rank = _RANK.match(line)
-        if current.rows and (rank or _HEADINGS.match(line)):
-            current = _Section() if rank else _Section(current.hosts, current.ranks)
-            sections.append(current)
-        if rank:
-            current.hosts.append(rank[1])
-            current.ranks.append(rank[2])
-        elif _HEADINGS.match(line):
-            current.headings = line.lstrip("# ").split()
-        elif line.startswith("#"):
-            current.named = _name_in(line) if "perf" in line else current.named
-        elif re.match(r"\s*\d+\s+\d+\s+[a-z]", line):
-            _add_row(current, line.split(), f"{path}, line {number}")
-    return sections
-
-
-def _add_row(section: _Section, row: list[str], where: str) -> None:
-    if not section.headings:
-        raise DpscopeError(f"{where}: a row without the headings (# size count type ...) above it; give the whole log")
-    if len(row) != len(section.headings):
-        raise DpscopeError(
-            f"{where}: {len(row)} values under {counted(len(section.headings), 'heading')}; the log is cut or mixed with other "
-            "output: repair or remove the line"
-        )
-    section.rows.append(row)
+def _add_line(sections: list[_Section], line: str, where: str) -> None:
+    current, rank = sections[-1], _RANK.match(line)
+    if current.rows and (rank or _HEADINGS.match(line)):
+        current = _Section(current.path) if rank else _Section(current.path, current.hosts, current.ranks)
+        sections.append(current)
+    if rank:
+        current.hosts.append(rank[1])
+        current.ranks.append(rank[2])
+    elif _HEADINGS.match(line):
+        current.headings = line.lstrip("# ").split()
+    elif line.startswith("#"):
+        current.named = _name_in(line) if "perf" in line else current.named
+    elif re.match(r"\s*\d+\s+\d+\s+[a-z]", line):
+        row = line.split()
+        if not current.headings:
+            raise DpscopeError(
+                f"{where}: a row without the headings (# size count type ...) above it; give the whole log"
+            )
+        if len(row) != len(current.headings):
+            raise DpscopeError(
+                f"{where}: {len(row)} values under {counted(len(current.headings), 'heading')}; the log is cut or mixed with "
+                "other output: repair or remove the line"
+            )
+        current.rows.append(row)
 
 
 def _name_in(text: str) -> Collective | None:
@@ -178,20 +181,21 @@ def _name_in(text: str) -> Collective | None:
     return _NAMES[found[1].replace("_", "")] if found else None
 
 
-def _points(path: Path, section: _Section, in_place: bool) -> list[CalibrationPoint]:
+def _points(section: _Section, in_place: bool) -> list[CalibrationPoint]:
+    path = section.path
     if len(section.ranks) < 2:
         raise DpscopeError(
             f"{path}: lists {counted(len(section.ranks), 'rank')} (# Rank 0 ...); a collective needs two, "
             "and without the list their number is not known: give the whole log"
         )
-    collective = _collective(path, section)
-    time_column = _column(path, section, "time", in_place)
+    collective = _collective(section)
+    time_column = section.column("time", in_place)
     points = []
     for row in section.rows:
-        size, count = int(row[0]), int(row[1])
+        size = int(row[0])
         if size == 0 or row[time_column] == "N/A":
             continue
-        time_us = _number(path, row[time_column])
+        time_us = section.number(row[time_column])
         if time_us <= 0:
             raise DpscopeError(f"{path}: a time of {row[time_column]} µs at size {size}")
         points.append(
@@ -199,69 +203,38 @@ def _points(path: Path, section: _Section, in_place: bool) -> list[CalibrationPo
                 collective=collective,
                 devices=len(section.ranks),
                 size_bytes=size,
-                count=count,
+                count=int(row[1]),
                 dtype=_DTYPES.get(row[2], row[2]),
                 times_us=(time_us,),
             )
         )
     if not points:
-        kind = "in-place" if in_place else "out-of-place"
-        raise DpscopeError(f"{path}: has no {kind} time above size 0")
+        raise DpscopeError(f"{path}: has no {_kind(in_place)} time above size 0")
     return points
 
 
-def _column(path: Path, section: _Section, name: str, in_place: bool) -> int:
-    """The out-of-place column of this name is the first, the in-place one the second."""
-    places = [index for index, heading in enumerate(section.headings) if heading == name]
-    if len(places) <= in_place:
-        kind = "in-place" if in_place else "out-of-place"
-        raise DpscopeError(f"{path}: has no {kind} column {name}")
-    return places[1 if in_place else 0]
-
-
-def _collective(path: Path, section: _Section) -> Collective:
-    candidates = _by_columns(section)
-    ratio = _bus_ratio(path, section)
-    ranks = len(section.ranks)
-    if ratio is not None:
-        factors = {name: bus_factor(name, ranks) or 1.0 for name in candidates}
-        candidates = [name for name in candidates if abs(ratio / factors[name] - 1) < _RATIO_TOLERANCE]
+def _collective(section: _Section) -> Collective:
+    """By the columns redop and root, which newer logs always have, with `none` and -1 where they mean nothing; then by busbw /
+    algbw of the largest size, where they are not printed too coarsely; then by name."""
+    first = dict(zip(section.headings, section.rows[0], strict=True))
+    reduces, rooted = first.get("redop", "none") != "none", first.get("root", "-1") != "-1"
+    candidates: list[Collective]
+    if reduces:
+        candidates = ["reduce"] if rooted else ["all_reduce", "reduce_scatter"]
+    else:
+        candidates = ["broadcast"] if rooted else ["all_gather", "all_to_all"]
+    algbw, busbw = (section.number(section.rows[-1][section.column(name)]) for name in ("algbw", "busbw"))
+    if algbw >= _CLEAR_GB_PER_S and busbw > 0:
+        factors = {name: bus_factor(name, len(section.ranks)) or 1.0 for name in candidates}
+        candidates = [name for name in candidates if abs(busbw / algbw / factors[name] - 1) < _RATIO_TOLERANCE]
     if len(candidates) == 1:
         return candidates[0]
-    named = section.named or _name_in(path.name)
+    named = section.named or _name_in(section.path.name)
     if named is not None and (not candidates or named in candidates):
         return named
-    raise DpscopeError(f"{path}: its columns fit several collectives; name the file after it, such as all_gather.log")
-
-
-def _by_columns(section: _Section) -> list[Collective]:
-    """Collectives that fit the columns redop and root; newer logs have both, with `none` and -1 where they mean nothing."""
-    first = dict(zip(section.headings, section.rows[0], strict=True))
-    reduces = first.get("redop", "none") != "none"
-    rooted = first.get("root", "-1") != "-1"
-    if reduces:
-        return ["reduce"] if rooted else ["all_reduce", "reduce_scatter"]
-    return ["broadcast"] if rooted else ["all_gather", "all_to_all"]
-
-
-def _bus_ratio(path: Path, section: _Section) -> float | None:
-    """busbw / algbw of the largest size, None where they are printed too coarsely."""
-    columns = [_column(path, section, name, in_place=False) for name in ("algbw", "busbw")]
-    algbw, busbw = (_number(path, section.rows[-1][column]) for column in columns)
-    return busbw / algbw if algbw >= _CLEAR_GB_PER_S and busbw > 0 else None
-
-
-def _number(path: Path, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise DpscopeError(f"{path}: {text} stands where a number must; the log is damaged") from error
-
-
-LOG_READERS: Mapping[str, Callable[[Sequence[Path]], Calibration]] = dict.fromkeys(
-    (".log", ".txt", ".out"), calibration_from_logs
-)
-"""Readers of other programs' logs by suffix; the first log's suffix chooses the reader for a folder."""
+    raise DpscopeError(
+        f"{section.path}: its columns fit several collectives; name the file after it, such as all_gather.log"
+    )
 
 
 def costs_at(path: Path, option: str = "--calibration") -> Calibration:
@@ -272,10 +245,10 @@ def costs_at(path: Path, option: str = "--calibration") -> Calibration:
     if calibration_path(path).is_file() and (path.is_dir() or path.suffix == ".json"):
         return load_calibration(path)
     inside = sorted(path.iterdir()) if path.is_dir() else [path]
-    logs = [one for one in inside if one.is_file() and (one == path or one.suffix in LOG_READERS)]
+    logs = [one for one in inside if one.is_file() and (one == path or one.suffix in LOG_SUFFIXES)]
     if not logs:
         raise DpscopeError(
             f"{option} {path}: neither a calibration.json, a folder that holds one, nor nccl-tests' logs "
-            f"({', '.join(LOG_READERS)}); make one with dpscope calibrate"
+            f"({', '.join(LOG_SUFFIXES)}); make one with dpscope calibrate"
         )
-    return LOG_READERS.get(logs[0].suffix, calibration_from_logs)(logs)
+    return calibration_from_logs(logs)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpscope.analysis.costs.formulas import bus_gb_per_s
+from dpscope.analysis.stats.samples import medians
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, FitPiece
 
@@ -43,9 +44,13 @@ class Curve:
 
     def times_us(self, sizes_bytes: Values) -> Values:
         """Predicted times at these sizes."""
-        coefficients = np.array([self.start_us, *self.slopes])
-        times: Values = _design(sizes_bytes, self.breakpoints) @ coefficients
+        times: Values = _design(sizes_bytes, self.breakpoints) @ np.array([self.start_us, *self.slopes])
         return times
+
+    def relative_errors(self, sizes_bytes: Values, times_us: Values) -> Values:
+        """|predicted / measured - 1| at each size."""
+        errors: Values = np.abs(self.times_us(sizes_bytes) / times_us - 1.0)
+        return errors
 
 
 def _design(sizes_bytes: Values, breakpoints: Sequence[float]) -> Values:
@@ -68,22 +73,11 @@ def fit_curve(sizes_bytes: Values, times_us: Values, breakpoints: Sequence[float
         root = np.sqrt(weights)
         coefficients, _residual = nnls(rows * root[:, None], root)
         errors = np.abs(rows @ coefficients - 1.0)
-        spread = max(1.4826 * _median(errors), 1e-9)
-        weights = np.minimum(1.0, _HUBER * spread / np.maximum(errors, 1e-12))
-    start, *slopes = coefficients / scale
-    return Curve(tuple(breakpoints), float(start), tuple(float(slope) for slope in slopes))
-
-
-def _median(values: Values) -> float:
-    """numpy's median of a few values, in a tenth of its time."""
-    ordered = np.sort(values)
-    return float(ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2
-
-
-def relative_errors(curve: Curve, sizes_bytes: Values, times_us: Values) -> Values:
-    """|predicted / measured - 1| at each size."""
-    errors: Values = np.abs(curve.times_us(sizes_bytes) / times_us - 1.0)
-    return errors
+        ordered, count = np.sort(errors), len(errors)  # in a tenth of the time of numpy's median
+        median = float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+        weights = np.minimum(1.0, _HUBER * max(1.4826 * median, 1e-9) / np.maximum(errors, 1e-12))
+    start, *slopes = (coefficients / scale).tolist()
+    return Curve(tuple(breakpoints), start, tuple(slopes))
 
 
 def _criterion(curve: Curve, sizes_bytes: Values, times_us: Values) -> float:
@@ -95,7 +89,7 @@ def _criterion(curve: Curve, sizes_bytes: Values, times_us: Values) -> float:
     count, parameters = len(times_us), 2 * len(curve.slopes)
     if count - parameters - 1 <= 0:
         return np.inf
-    scale = float(np.mean(relative_errors(curve, sizes_bytes, times_us))) + _ERROR_FLOOR
+    scale = float(np.mean(curve.relative_errors(sizes_bytes, times_us))) + _ERROR_FLOOR
     penalty = parameters * np.log(count) * count / (count - parameters - 1)
     return float(2 * count * np.log(scale) + penalty)
 
@@ -106,39 +100,29 @@ def choose_curve(sizes_bytes: Values, times_us: Values) -> Curve:
     Breakpoints are added one at a time where they reduce the error most, and each is then moved as long as that reduces it
     further. Not every combination is tried.
     """
-    best = fit_curve(sizes_bytes, times_us, ())
-    best_value = _criterion(best, sizes_bytes, times_us)
-    current = best
+    found = [fit_curve(sizes_bytes, times_us, ())]
     for _ in range(1, min(MOST_PIECES, len(sizes_bytes) // SIZES_PER_PIECE)):
-        added = _with_one_more(sizes_bytes, times_us, current)
-        if added is None:
+        if not (places := _placed(sizes_bytes, found[-1].breakpoints)):
             break
-        current = added
-        value = _criterion(current, sizes_bytes, times_us)
-        if value < best_value:
-            best, best_value = current, value
-    return best
+        found.append(_with_one_more(sizes_bytes, times_us, places))
+    return min(found, key=lambda curve: _criterion(curve, sizes_bytes, times_us))
 
 
-def _with_one_more(sizes_bytes: Values, times_us: Values, curve: Curve) -> Curve | None:
-    """The best curve with one more breakpoint; None if there is no place for one."""
-    tried = [fit_curve(sizes_bytes, times_us, places) for places in _placed(sizes_bytes, curve.breakpoints)]
-    if not tried:
-        return None
+def _with_one_more(sizes_bytes: Values, times_us: Values, places: Sequence[tuple[float, ...]]) -> Curve:
+    def best_of(places: Sequence[tuple[float, ...]]) -> tuple[float, Curve]:
+        curves = [fit_curve(sizes_bytes, times_us, one) for one in places]
+        errors = [float(np.mean(curve.relative_errors(sizes_bytes, times_us))) for curve in curves]
+        return min(zip(errors, curves, strict=True), key=lambda one: one[0])
 
-    def error(candidate: Curve) -> float:
-        return float(np.mean(relative_errors(candidate, sizes_bytes, times_us)))
-
-    best = min(tried, key=error)
+    error, best = best_of(places)
     improved = True
     while improved:
         improved = False
         for index in range(len(best.breakpoints)):
             others = (*best.breakpoints[:index], *best.breakpoints[index + 1 :])
-            moved = [fit_curve(sizes_bytes, times_us, places) for places in _placed(sizes_bytes, others)]
-            candidate = min(moved, key=error)
-            if error(candidate) < error(best) - 1e-9:
-                best, improved = candidate, True
+            moved_error, moved = best_of(_placed(sizes_bytes, others))
+            if moved_error < error - 1e-9:
+                error, best, improved = moved_error, moved, True
     return best
 
 
@@ -184,13 +168,11 @@ def fit_calibration(calibration: Calibration) -> Calibration:
             groups.setdefault((point.collective, point.devices, point.nodes), []).append(point)
     several = [points for points in groups.values() if len({point.size_bytes for point in points}) > 1]
     fits = [fit_collective(points) for points in several]
-    shortest = [points for points in several if all(point.shortest_us for point in points)]
-    fits += [msgspec.structs.replace(fit_collective(_of_shortest(points)), statistic="shortest") for points in shortest]
+    for points in several:
+        if all(point.shortest_us for point in points):
+            shortest = [msgspec.structs.replace(point, times_us=point.shortest_us) for point in points]
+            fits.append(msgspec.structs.replace(fit_collective(shortest), statistic="shortest"))
     return msgspec.structs.replace(calibration, fits=tuple(fits))
-
-
-def _of_shortest(points: Sequence[CalibrationPoint]) -> list[CalibrationPoint]:
-    return [msgspec.structs.replace(point, times_us=point.shortest_us) for point in points]
 
 
 def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
@@ -200,14 +182,18 @@ def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
         samples.setdefault(point.size_bytes, []).extend(point.times_us)
     sizes = np.array(sorted(samples), dtype=float)
     iterations = [np.array(samples[int(size)]) for size in sizes]
-    times = _medians(iterations)
+    times = medians(iterations)
     curve = choose_curve(sizes, times)
-    source: Literal["samples", "residuals"] = "residuals"
-    if min(map(len, iterations)) >= FEWEST_ITERATIONS:
-        source = "samples"
-    resampled = _resampled_times(source, curve, sizes, times, iterations)
+    generator, fitted = np.random.default_rng(0), curve.times_us(sizes)
+    enough = min(map(len, iterations)) >= FEWEST_ITERATIONS
+    resampled = [
+        medians([generator.choice(values, len(values)) for values in iterations])
+        if enough
+        else fitted * generator.choice(times / fitted, len(times))
+        for _ in range(RESAMPLES)
+    ]
     curves = [fit_curve(sizes, again, curve.breakpoints) for again in resampled]
-    errors = relative_errors(curve, sizes, times)
+    errors = curve.relative_errors(sizes, times)
     return CollectiveFit(
         collective=points[0].collective,
         devices=points[0].devices,
@@ -218,28 +204,9 @@ def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
         median_relative_error=float(np.median(errors)),
         largest_relative_error=float(errors.max()),
         prediction_relative_error=_prediction_error(curve, sizes, times, iterations),
-        interval_source=source,
+        interval_source="samples" if enough else "residuals",
         nodes=points[0].nodes,
     )
-
-
-def _resampled_times(
-    source: Literal["samples", "residuals"], curve: Curve, sizes: Values, times: Values, iterations: Sequence[Values]
-) -> list[Values]:
-    """RESAMPLES bootstrap samples of the times of all sizes."""
-    generator = np.random.default_rng(0)
-    if source == "samples":
-        return [_medians([generator.choice(values, len(values)) for values in iterations]) for _ in range(RESAMPLES)]
-    fitted = curve.times_us(sizes)
-    ratios = times / fitted
-    return [fitted * generator.choice(ratios, len(ratios)) for _ in range(RESAMPLES)]
-
-
-def _medians(samples: Sequence[Values]) -> Values:
-    """The median of each: of equal lengths in one call of numpy, which takes longer to begin than to find a few medians."""
-    if all(len(one) == len(samples[0]) for one in samples):
-        return np.asarray(np.median(np.stack(samples), axis=1))
-    return np.array([np.median(one) for one in samples])
 
 
 def _prediction_error(curve: Curve, sizes: Values, times: Values, iterations: Sequence[Values]) -> float | None:
@@ -254,33 +221,29 @@ def _prediction_error(curve: Curve, sizes: Values, times: Values, iterations: Se
         kept = np.arange(len(sizes)) != index
         without = fit_curve(sizes[kept], times[kept], curve.breakpoints)
         parts = np.array_split(iterations[index], max(1, len(iterations[index]) // FEWEST_ITERATIONS))
-        measured = _medians(parts)
-        errors += list(relative_errors(without, np.full(len(parts), sizes[index]), measured))
+        errors += list(without.relative_errors(np.full(len(parts), sizes[index]), medians(parts)))
     return float(np.quantile(errors, PREDICTED_SHARE, method="higher"))
 
 
 def _pieces(curve: Curve, resampled: Sequence[Curve]) -> tuple[FitPiece, ...]:
-    edges: list[int | None] = [0, *(round(size) for size in curve.breakpoints), None]
-    lines = _lines(curve)
+    edges = [0, *map(round, curve.breakpoints)]
     spread = np.array([_lines(other) for other in resampled])  # resample, piece, (alpha, slope)
-    low, high = np.quantile(spread, _TAILS, axis=0)
-    pieces = []
-    for index, (alpha, slope) in enumerate(lines):
-        start = edges[index]
-        assert start is not None
-        pieces.append(
-            FitPiece(
-                from_bytes=start,
-                to_bytes=edges[index + 1],
-                alpha_us=alpha,
-                alpha_low_us=float(low[index, 0]),
-                alpha_high_us=float(high[index, 0]),
-                bandwidth_gb_per_s=_bandwidth_gb_per_s(slope),
-                bandwidth_low_gb_per_s=_bandwidth_gb_per_s(float(high[index, 1])),
-                bandwidth_high_gb_per_s=_bandwidth_gb_per_s(float(low[index, 1])),
-            )
+    low, high = (bound.tolist() for bound in np.quantile(spread, _TAILS, axis=0))
+    return tuple(
+        FitPiece(
+            from_bytes=start,
+            to_bytes=end,
+            alpha_us=alpha,
+            alpha_low_us=lowest[0],
+            alpha_high_us=highest[0],
+            bandwidth_gb_per_s=_bandwidth_gb_per_s(slope),
+            bandwidth_low_gb_per_s=_bandwidth_gb_per_s(highest[1]),
+            bandwidth_high_gb_per_s=_bandwidth_gb_per_s(lowest[1]),
         )
-    return tuple(pieces)
+        for start, end, (alpha, slope), lowest, highest in zip(
+            edges, [*edges[1:], None], _lines(curve), low, high, strict=True
+        )
+    )
 
 
 def _lines(curve: Curve) -> list[tuple[float, float]]:
@@ -306,31 +269,25 @@ def predict_us(fit: CollectiveFit, size_bytes: float) -> FittedTime:
     """
     piece = piece_of(fit, size_bytes)
     time_us = piece.alpha_us + (size_bytes / piece.bandwidth_gb_per_s / 1e3 if piece.bandwidth_gb_per_s else 0.0)
-    extrapolated = _extrapolation(fit, size_bytes)
-    error = fit.prediction_relative_error
+    extrapolated, largest, error = None, fit.largest_bytes, fit.prediction_relative_error
+    if size_bytes > largest:
+        extrapolated = (
+            f"{show_bytes(size_bytes)} is {size_bytes / largest:.3g} times the largest size measured "
+            f"({show_bytes(largest)}): the last line is extended"
+        )
+    elif size_bytes < fit.smallest_bytes:
+        extrapolated = (
+            f"{show_bytes(size_bytes)} is below the smallest size measured "
+            f"({show_bytes(fit.smallest_bytes)}): the first line is extended"
+        )
     if extrapolated is not None or error is None:
         return FittedTime(time_us, None, None, extrapolated)
-    high_us = time_us / (1 - error) if error < 1 else None
-    return FittedTime(time_us, time_us / (1 + error), high_us, None)
+    return FittedTime(time_us, time_us / (1 + error), time_us / (1 - error) if error < 1 else None, None)
 
 
 def piece_of(fit: CollectiveFit, size_bytes: float) -> FitPiece:
     """The piece of a fit that a size lies in."""
     return next(part for part in fit.pieces if part.to_bytes is None or size_bytes <= part.to_bytes)
-
-
-def _extrapolation(fit: CollectiveFit, size_bytes: float) -> str | None:
-    if size_bytes > fit.largest_bytes:
-        return (
-            f"{show_bytes(size_bytes)} is {size_bytes / fit.largest_bytes:.3g} times the largest size measured "
-            f"({show_bytes(fit.largest_bytes)}): the last line is extended"
-        )
-    if size_bytes < fit.smallest_bytes:
-        return (
-            f"{show_bytes(size_bytes)} is below the smallest size measured "
-            f"({show_bytes(fit.smallest_bytes)}): the first line is extended"
-        )
-    return None
 
 
 def find_fit(

@@ -15,7 +15,7 @@ grows with the distance; if it is wider than WIDEST either way, no time is given
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -58,19 +58,6 @@ class CollectiveForecast:
 
 
 @dataclass(frozen=True)
-class _Law:
-    a_us: float
-    b_us: float
-    us_per_byte: float
-    kind: str
-
-    def log_us(self, units: npt.ArrayLike, devices: int, sizes: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        factor = bus_factor(self.kind, devices) or 1.0
-        transfer = factor * np.asarray(sizes, dtype=float) * self.us_per_byte
-        return np.asarray(np.log(self.a_us + self.b_us * np.log2(np.asarray(units, dtype=float)) + transfer))
-
-
-@dataclass(frozen=True)
 class CollectiveLevel:
     """Measured times of one collective on one level of the network: a node, or several nodes with all their devices."""
 
@@ -86,51 +73,43 @@ class CollectiveLevel:
         return sorted({size for own in self.times.values() for size in own})
 
     @cached_property
-    def law(self) -> _Law:
+    def _law(self) -> tuple[float, float, float]:
         return _fitted(self.kind, self.times)
+
+    def _law_log_us(self, nodes: int, devices: int, size: float) -> float:
+        a_us, b_us, us_per_byte = self._law
+        transfer_us = (bus_factor(self.kind, devices) or 1.0) * size * us_per_byte
+        return float(np.log(a_us + b_us * np.log2(float(_units(nodes, devices))) + transfer_us))
 
     @cached_property
     def residuals(self) -> dict[tuple[int, int], dict[int, float]]:
         """log(measured / law) of every point."""
         return {
-            (nodes, devices): {
-                size: math.log(time) - float(self.law.log_us(_units(nodes, devices), devices, size))
-                for size, time in own.items()
-            }
-            for (nodes, devices), own in self.times.items()
+            key: {size: math.log(time) - self._law_log_us(*key, size) for size, time in own.items()}
+            for key, own in self.times.items()
         }
 
-    def up_to(self, devices: int) -> "CollectiveLevel":
-        return CollectiveLevel(self.kind, {key: own for key, own in self.times.items() if key[1] <= devices})
+    def predicted_log_us(self, nodes: int, devices: int, size: int) -> float:
+        """For a count that was not measured: with residuals interpolated between measured counts, else with the size's own.
 
-    def own_residual(self, size: int) -> float:
-        """The law's error at a size: the median over it and its two neighbours, on the largest counts."""
+        That is the median over the size and its two neighbours, on the largest counts.
+        """
+        law = self._law_log_us(nodes, devices, size)
+        if self.counts[0][1] < devices < self.counts[-1][1]:
+            known = [_between(self.residuals[key], size) for key in self.counts]
+            return law + float(np.interp(math.log(devices), [math.log(count) for _, count in self.counts], known))
         place = min(range(len(self.sizes)), key=lambda index: abs(math.log(self.sizes[index] / size)))
         near = self.sizes[max(0, place - 1) : place + 2]
-        last = self.counts[-_LOCAL_COUNTS:]
-        found = [self.residuals[key][one] for key in last for one in near if one in self.residuals[key]]
-        return float(np.median(found)) if found else 0.0
-
-    def predicted_log_us(self, nodes: int, devices: int, size: int) -> float:
-        """For a count that was not measured: with residuals interpolated between measured counts, else with the size's own."""
-        law = float(self.law.log_us(_units(nodes, devices), devices, size))
-        known = [(math.log(key[1]), self._residual(key, size)) for key in self.counts]
-        if not known[0][0] < math.log(devices) < known[-1][0]:
-            return law + self.own_residual(size)
-        return law + float(np.interp(math.log(devices), [one for one, _ in known], [one for _, one in known]))
-
-    def _residual(self, key: tuple[int, int], size: int) -> float:
-        own = self.residuals[key]
-        return float(
-            np.interp(math.log(size), [math.log(one) for one in sorted(own)], [own[one] for one in sorted(own)])
-        )
+        last = [self.residuals[key] for key in self.counts[-_LOCAL_COUNTS:]]
+        found = [own[one] for own in last for one in near if one in own]
+        return law + (float(np.median(found)) if found else 0.0)
 
     @cached_property
     def _left_out(self) -> list[tuple[int, float]]:
         """(size, error at twice the count) of each count predicted from the smaller ones, in logarithms."""
         found = []
         for cut, (_, devices) in enumerate(self.counts[:-1]):
-            kept = self.up_to(devices)
+            kept = CollectiveLevel(self.kind, {key: own for key, own in self.times.items() if key[1] <= devices})
             for nodes, left_out in self.counts[cut + 1 :]:
                 if left_out > devices:
                     grown = _growth(left_out / devices)
@@ -158,70 +137,71 @@ class CollectiveLevel:
 
         The larger error of predicting these two from their own neighbours, twice as far apart.
         """
-        own = self.times[nodes, devices]
+        own = _logs(self.times[nodes, devices])
         known = sorted(own)
         above = next(place for place, one in enumerate(known) if one > size)
         errors = [
-            abs(
-                math.log(own[known[place]])
-                - _between({one: own[one] for one in known if one != known[place]}, known[place])
-            )
-            for place in (above - 1, above)
-            if 0 < place < len(known) - 1
+            abs(own[one] - _between({other: own[other] for other in known if other != one}, one))
+            for one in known[max(1, above - 1) : min(above + 1, len(known) - 1)]
         ]
         return max(_LEAST_BAND, *errors) if errors else self.half_band(size)
 
     def latency_us(self, nodes: int, devices: int) -> float:
         """The law's time of an empty message."""
-        return self.law.a_us + self.law.b_us * math.log2(_units(nodes, devices))
+        a_us, b_us, _ = self._law
+        return a_us + b_us * math.log2(_units(nodes, devices))
 
     def forecast(self, nodes: int, devices: int, size: int) -> CollectiveForecast:
         """Measured, interpolated or by the law; unknown where nothing was measured, or the band would be too wide."""
-        one = CollectiveForecast(self.kind, devices, nodes, size, None, None, None, "")
+        own, half = self.times.get((nodes, devices)), 0.0
+        log_us: float | None = None
         if not self.times:
             where = "over several nodes" if nodes > 1 else "on one node"
-            return replace(one, source=f"not known: nothing was measured {where}; measure at {devices}")
-        return self._interpolated(one) if (nodes, devices) in self.times else self._extrapolated(one)
+            source = f"not known: nothing was measured {where}; measure at {devices}"
+        elif own is None:
+            log_us, half, source = self._extrapolated(nodes, devices, size)
+        elif size in own:
+            return CollectiveForecast(self.kind, devices, nodes, size, own[size], own[size], own[size], "measured")
+        elif min(own) < size < max(own):
+            log_us, half = _between(_logs(own), size), self.size_half_band(nodes, devices, size)
+            source = f"interpolated between sizes measured on {devices}"
+        else:
+            log_us, half = self.predicted_log_us(nodes, devices, size), self.half_band(size)
+            source = f"measured on {devices} at other sizes, extended by the law"
+        if log_us is None:
+            return CollectiveForecast(self.kind, devices, nodes, size, None, None, None, source)
+        us = math.exp(log_us)
+        return CollectiveForecast(
+            self.kind, devices, nodes, size, us, us * math.exp(-half), us * math.exp(half), source
+        )
 
-    def _interpolated(self, one: CollectiveForecast) -> CollectiveForecast:
-        """On a measured count: the time itself, or a linear interpolation between the logarithms of neighbouring sizes."""
-        own = self.times[one.nodes, one.devices]
-        size = one.size_bytes
-        if size in own:
-            return replace(one, time_us=own[size], low_us=own[size], high_us=own[size], source="measured")
-        if not min(own) < size < max(own):
-            log_us = self.predicted_log_us(one.nodes, one.devices, size)
-            source = f"measured on {one.devices} at other sizes, extended by the law"
-            return _banded(replace(one, time_us=math.exp(log_us), source=source), self.half_band(size))
-        source = f"interpolated between sizes measured on {one.devices}"
-        half = self.size_half_band(one.nodes, one.devices, size)
-        return _banded(replace(one, time_us=math.exp(_between(own, size)), source=source), half)
-
-    def _extrapolated(self, one: CollectiveForecast) -> CollectiveForecast:
-        devices, measured = one.devices, [count for _, count in self.counts]
+    def _extrapolated(self, nodes: int, devices: int, size: int) -> tuple[float | None, float, str]:
+        """The logarithm of the time, half its band and its source on a count that was not measured."""
+        measured, widest = [count for _, count in self.counts], math.log(WIDEST)
         distance = max(devices / measured[-1], measured[0] / devices)
-        at_twice = self.half_band(one.size_bytes)
+        at_twice = self.half_band(size)
         half = at_twice * _growth(distance)
-        if half > math.log(WIDEST):
-            farthest = (
-                2 ** math.floor((math.log(WIDEST) / at_twice) ** (1 / _GROWTH)) if at_twice < math.log(WIDEST) else 1
-            )
+        if half > widest:
+            farthest = 2 ** math.floor((widest / at_twice) ** (1 / _GROWTH)) if at_twice < widest else 1
             nearer = max(2 * measured[-1], -(-devices // farthest))
             unknown = f"the band is wider than {WIDEST:g} times; measure at {nearer}"
-            return replace(one, source=f"not known: {distance:.3g} times beyond the measured counts {unknown}")
-        time_us = math.exp(self.predicted_log_us(one.nodes, devices, one.size_bytes))
+            return None, half, f"not known: {distance:.3g} times beyond the measured counts {unknown}"
         source = (
             f"between {measured[0]} and {measured[-1]} devices, interpolated"
             if measured[0] < devices < measured[-1]
             else f"law fitted on {', '.join(map(str, measured))} devices, {distance:.3g} times beyond"
         )
-        return _banded(replace(one, time_us=time_us, source=source), half)
+        return self.predicted_log_us(nodes, devices, size), half, source
 
 
-def _between(times: Mapping[int, float], size: float) -> float:
-    """The logarithm of a time, interpolated linearly between the logarithms of sizes."""
-    known = sorted(times)
-    return float(np.interp(math.log(size), [math.log(one) for one in known], [math.log(times[one]) for one in known]))
+def _between(values: Mapping[int, float], at: float) -> float:
+    """Interpolated linearly between the logarithms of the keys."""
+    known = sorted(values)
+    return float(np.interp(math.log(at), [math.log(one) for one in known], [values[one] for one in known]))
+
+
+def _logs(times: Mapping[int, float]) -> dict[int, float]:
+    return {size: math.log(time) for size, time in times.items()}
 
 
 def _growth(distance: float) -> float:
@@ -232,8 +212,9 @@ def _units(nodes: int, devices: int) -> int:
     return nodes if nodes > 1 else devices
 
 
-def _fitted(kind: str, times: Times) -> _Law:
-    """Non-negative coefficients by approximate least absolute deviations of logarithms (soft L1)."""
+def _fitted(kind: str, times: Times) -> tuple[float, float, float]:
+    """a and b in microseconds and 1/B in microseconds per byte, non-negative, by approximate least absolute deviations of
+    logarithms (soft L1)."""
     from scipy.optimize import least_squares
 
     points = [
@@ -248,30 +229,32 @@ def _fitted(kind: str, times: Times) -> _Law:
 
     def residuals(logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         a, b, per_byte = np.exp(logs)
-        fitted = np.log(a + b * doublings + moved * per_byte)
-        return np.append(
-            fitted - measured, 0.5 * (logs[1] - logs[0] - math.log(0.3))
-        )  # a weak prior of how latency grows
+        growth = 0.5 * (logs[1] - logs[0] - math.log(0.3))  # a weak prior of how latency grows
+        return np.append(np.log(a + b * doublings + moved * per_byte) - measured, growth)
 
     starts = [np.log([least_us, 0.3 * least_us, one]) for one in (slope, rate)]
-    found = min(
-        (least_squares(residuals, start, loss="soft_l1", f_scale=0.1) for start in starts), key=lambda one: one.cost
-    )
-    a, b, per_byte = (float(one) for one in np.exp(found.x))
-    return _Law(a, b, per_byte, kind)
+    found = [least_squares(residuals, start, loss="soft_l1", f_scale=0.1) for start in starts]
+    a, b, per_byte = (float(one) for one in np.exp(min(found, key=lambda one: one.cost).x))
+    return a, b, per_byte
 
 
 def forecasts(calibration: Calibration, counts: Sequence[int]) -> list[CollectiveForecast]:
-    """All collectives of a calibration at its sizes on these device counts, by collective, count and size."""
-    per_node = _per_node(calibration)
-    return [
-        one
-        for kind, times in measured_times(calibration).items()
-        for levels in [_by_level(kind, times)]
-        for devices in counts
-        for nodes in [-(-devices // per_node)]
-        for one in (levels[nodes > 1].forecast(nodes, devices, size) for size in _sizes(times))
-    ]
+    """All collectives of a calibration at its sizes on these device counts, by collective, count and size.
+
+    A full node has the most devices that were measured on one; with only one node measured, at least LARGEST_NODE.
+    """
+    every = measured_times(calibration)
+    layouts = [key for times in every.values() for key in times]
+    per_node = max((-(-devices // nodes) for nodes, devices in layouts), default=1)
+    if all(nodes == 1 for nodes, _ in layouts):
+        per_node = max(LARGEST_NODE, per_node)
+    found = []
+    for kind, times in every.items():
+        levels, sizes = _by_level(kind, times), CollectiveLevel(kind, times).sizes
+        for devices in counts:
+            nodes = -(-devices // per_node)
+            found += [levels[nodes > 1].forecast(nodes, devices, size) for size in sizes]
+    return found
 
 
 def laws_alone_us(calibration: Calibration, predicted: Sequence[CollectiveForecast]) -> list[float]:
@@ -281,10 +264,6 @@ def laws_alone_us(calibration: Calibration, predicted: Sequence[CollectiveForeca
         math.exp(levels[one.collective][one.nodes > 1].predicted_log_us(one.nodes, one.devices, one.size_bytes))
         for one in predicted
     ]
-
-
-def _sizes(times: Times) -> list[int]:
-    return sorted({size for own in times.values() for size in own})
 
 
 def _by_level(kind: str, times: Times) -> dict[bool, CollectiveLevel]:
@@ -309,19 +288,6 @@ def measured_times(calibration: Calibration) -> dict[str, dict[tuple[int, int], 
         }
         for kind, layouts in samples.items()
     }
-
-
-def _per_node(calibration: Calibration) -> int:
-    """Devices on a full node: the most that were measured on one; with only one node, at least LARGEST_NODE."""
-    layouts = [key for times in measured_times(calibration).values() for key in times]
-    if not any(nodes > 1 for nodes, _ in layouts):
-        return max(LARGEST_NODE, *(devices for _, devices in layouts))
-    return max(-(-devices // nodes) for nodes, devices in layouts)
-
-
-def _banded(one: CollectiveForecast, half: float) -> CollectiveForecast:
-    assert one.time_us is not None
-    return replace(one, low_us=one.time_us * math.exp(-half), high_us=one.time_us * math.exp(half))
 
 
 def cliff_findings(calibration: Calibration) -> list[Finding]:

@@ -37,7 +37,12 @@ def run_collectives(
     ([0.0, 0.0], [25.0, 25.0])
     """
     if servers == 1:
-        return _one_after_another(ready_us, latency_us, transfer_us, free_us, turn_us)
+        starts, ends = [], []
+        for ready, latency, transfer in zip(ready_us, latency_us, transfer_us, strict=True):
+            starts.append(max(ready, free_us))
+            ends.append(starts[-1] + latency + transfer)
+            free_us = ends[-1] + turn_us
+        return starts, ends
     count = len(ready_us)
     starts, ends = [0.0] * count, [0.0] * count
     waits, left = list(latency_us), list(transfer_us)
@@ -61,22 +66,10 @@ def run_collectives(
             else:
                 left[index] -= (until - now) / stretch
         now = until
-        ended = [index for index in running if waits[index] <= _DONE_US and left[index] <= _DONE_US]
-        for index in ended:
-            ends[index] = now
-        running = [index for index in running if index not in ended]
-    return starts, ends
-
-
-def _one_after_another(
-    ready_us: Sequence[float], latency_us: Sequence[float], transfer_us: Sequence[float], free_us: float, turn_us: float
-) -> tuple[list[float], list[float]]:
-    starts, ends = [], []
-    for ready, latency, transfer in zip(ready_us, latency_us, transfer_us, strict=True):
-        start = max(ready, free_us)
-        ends.append(start + latency + transfer)
-        free_us = ends[-1] + turn_us
-        starts.append(start)
+        for index in running:
+            if waits[index] <= _DONE_US and left[index] <= _DONE_US:
+                ends[index] = now
+        running = [index for index in running if waits[index] > _DONE_US or left[index] > _DONE_US]
     return starts, ends
 
 
@@ -105,16 +98,13 @@ def ddp_schedule(
     """
     last = max(ready_us, default=0.0)
 
-    def slowed(time_us: float) -> float:
-        """A time on a clock that runs slower while the device computes, on which all-reduces take as long as alone."""
-        return last + (time_us - last) / (beside_compute if time_us < last else 1.0)
+    def rate(time_us: float) -> float:
+        """Of the clock on which all-reduces take as long as alone: it runs slower while the device computes."""
+        return beside_compute if time_us < last else 1.0
 
-    def as_it_was(time_us: float) -> float:
-        return last + (time_us - last) * (beside_compute if time_us < last else 1.0)
-
-    ready = [slowed(one) for one in ready_us]
+    ready = [last + (one - last) / rate(one) for one in ready_us]
     times_us = run_collectives(ready, [0.0] * len(ready), cost_us, servers, slowdown)
-    starts, ends = ([as_it_was(one) for one in times] for times in times_us)
+    starts, ends = ([last + (one - last) * rate(one) for one in times] for times in times_us)
     exposed, covered = 0.0, last
     for start, end in sorted(zip(starts, ends, strict=True)):
         exposed += max(0.0, end - max(start, covered))

@@ -8,10 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 CollectiveCost = Callable[[str, int, float], float | None]
-"""(kind, ranks, bytes) -> microseconds, None if that kind is unknown on this many ranks.
-
-Kinds are those of the `collectives` table: all_reduce, broadcast, reduce, reduce_scatter, all_gather.
-"""
+"""(kind as in the `collectives` table, ranks, bytes) -> microseconds, None if that kind is unknown on this many ranks."""
 
 
 def moved_as(kind: str, backend: str | None) -> str:
@@ -57,8 +54,7 @@ def ring_us(
 ) -> float | None:
     """A collective on a ring: its number of hops x alpha + bus factor x S/B; None for a kind without such a model.
 
-    Hops: 2(N-1) for all-reduce, N-1 for the others (a pipelined broadcast or reduce fills in N-1 hops). Bus factors:
-    nccl-tests, doc/PERFORMANCE.md; `size_bytes` is the larger of a rank's buffers. Assumptions as of `ring_all_reduce_us`.
+    `size_bytes` is the larger of a rank's buffers. Assumptions as of `ring_all_reduce_us`.
     """
     factor = bus_factor(kind, ranks)
     if factor is None:
@@ -67,7 +63,7 @@ def ring_us(
 
 
 def ring_hops(kind: str, ranks: int) -> int:
-    """The hops of a collective on a ring: 2(N-1) for all-reduce, N-1 for the others."""
+    """2(N-1) for all-reduce, N-1 for the others (a pipelined broadcast or reduce fills in N-1 hops)."""
     return (2 if kind == "all_reduce" else 1) * (ranks - 1)
 
 
@@ -157,5 +153,4 @@ def dp_peer_copies_us(
 
     Source and assumptions: `dp_transfer_us`, with `latency_us` per chunk and device; one copy at a time through device 0.
     """
-    chunks = [*sent, *reduced]
-    return (devices - 1) * sum(latency_us + size / bandwidth_gb_per_s / 1e3 for size in chunks)
+    return (devices - 1) * sum(latency_us + size / bandwidth_gb_per_s / 1e3 for size in (*sent, *reduced))

@@ -71,15 +71,13 @@ def contention_ratios(timed: Contention) -> ContentionRatios:
 
 
 def _slowdown(beside_us: Sequence[float], alone_us: Sequence[float]) -> Slowdown:
-    generator = np.random.default_rng(0)
+    choice = np.random.default_rng(0).choice
     drawn = [
-        np.median(generator.choice(beside_us, len(beside_us))) / np.median(generator.choice(alone_us, len(alone_us)))
+        np.median(choice(beside_us, len(beside_us))) / np.median(choice(alone_us, len(alone_us)))
         for _ in range(_RESAMPLES)
     ]
-    low, high = np.quantile(drawn, _TAILS)
-    return Slowdown(
-        float(np.median(beside_us) / np.median(alone_us)), float(low), float(high), min(len(beside_us), len(alone_us))
-    )
+    low, high = np.quantile(drawn, _TAILS).tolist()
+    return Slowdown(float(np.median(beside_us) / np.median(alone_us)), low, high, min(len(beside_us), len(alone_us)))
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class NodeRate:
 
 def rate_within(calibration: Calibration) -> NodeRate | None:
     """The rate of the links within a node; None if nothing was timed on one node."""
-    return _rate(calibration, [one for one in calibration.points if nodes_of(calibration, one) == 1])
+    return _rate(calibration, several_nodes=False)
 
 
 def rate_between(calibration: Calibration) -> NodeRate | None:
@@ -114,24 +112,29 @@ def rate_between(calibration: Calibration) -> NodeRate | None:
 
     None if nothing was timed over several nodes.
     """
-    return _rate(calibration, [one for one in calibration.points if (nodes_of(calibration, one) or 1) > 1])
+    return _rate(calibration, several_nodes=True)
 
 
-def nodes_of(calibration: Calibration, timed: "CalibrationPoint") -> int | None:
+def nodes_of(calibration: Calibration, timed: CalibrationPoint) -> int | None:
     """The number of hosts of a point's ranks; None if unknown."""
     return timed.nodes or calibration.nodes_of(timed.devices)
 
 
-def _rate(calibration: Calibration, points: Sequence[CalibrationPoint]) -> NodeRate | None:
+def _rate(calibration: Calibration, several_nodes: bool) -> NodeRate | None:
     """From an all-reduce if there is one, on the most devices, at the largest size."""
-    known = [one for one in points if bus_factor(one.collective, one.devices) is not None]
+    known = [
+        one
+        for one in calibration.points
+        if (nodes := nodes_of(calibration, one)) is not None
+        and (nodes > 1) == several_nodes
+        and bus_factor(one.collective, one.devices) is not None
+    ]
     if not known:
         return None
     best = max(known, key=lambda one: (one.collective == "all_reduce", one.devices, one.size_bytes))
     rate = bus_gb_per_s(best.collective, best.size_bytes, best.devices, float(np.median(best.times_us)))
-    if rate is None:
-        return None
-    return NodeRate(rate, best.collective, best.size_bytes, best.devices, nodes_of(calibration, best) or 1)
+    nodes = nodes_of(calibration, best) or 1
+    return None if rate is None else NodeRate(rate, best.collective, best.size_bytes, best.devices, nodes)
 
 
 Source = Literal["calibration", "specification"]
@@ -176,17 +179,14 @@ class CostSources:
     def no_source(self, devices: int) -> str:
         """The reason why cells on this many devices cannot be predicted."""
         if self.nodes == 1:
-            held = self.calibration is not None
+            if self.calibration is None:
+                return NO_SOURCE
             return (
                 f"the calibration timed nothing on {counted(devices, 'device')}, and no link bandwidth is known: calibrate with "
                 f"--devices {devices}, or give --link"
-                if held
-                else NO_SOURCE
             )
         spans = self.calibration.nodes_of(devices) if self.calibration is not None else None
-        made = (
-            f"the calibration was made on {counted(spans, 'node')}" if spans is not None else "there is no calibration"
-        )
+        made = "there is no calibration" if spans is None else f"the calibration was made on {counted(spans, 'node')}"
         return (
             f"the cell spans {self.nodes} nodes and {made}: give the link between them with --link, or nccl-tests' logs"
         )
@@ -207,7 +207,13 @@ class CostSources:
         ring formula gives the measured time.
         """
         if (link := self.link(devices)) is not None:
-            return RingRate(link.gb_per_s, "specification", self._description(link))
+            if self.stated is not None:
+                known = ", stated with --link"
+            else:
+                names = "NVML" if self.interconnect is not None else "the calibration"
+                known = f": {names} names the link, {link.source} its rate"
+            description = f"{link.name}, {link.gb_per_s:.4g} GB/s one way{known}"
+            return RingRate(link.gb_per_s, "specification", description)
         calibration = self.calibrated(devices)
         fit = find_fit(calibration, kind, devices) if calibration is not None else None
         rate = largest_bus_gb_per_s(fit) if fit is not None else None
@@ -215,12 +221,6 @@ class CostSources:
             return None
         description = f"{rate:.3g} GB/s, the bus bandwidth calibrated at {show_bytes(fit.largest_bytes)}"
         return RingRate(rate, "calibration", f"{description} (no link is known)")
-
-    def _description(self, link: LinkRate) -> str:
-        rate = f"{link.name}, {link.gb_per_s:.4g} GB/s one way"
-        if self.stated is not None:
-            return f"{rate}, stated with --link"
-        return f"{rate}: {'NVML' if self.interconnect is not None else 'the calibration'} names the link, {link.source} its rate"
 
     def source(self, devices: int) -> Source | None:
         """The basis of predictions for cells on this many devices."""

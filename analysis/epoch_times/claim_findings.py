@@ -29,10 +29,10 @@ def _counted_twice(where: str, group: ClaimGroup) -> Iterator[Finding]:
     """A claimed speedup that is N T_1/T_N of epoch times instead of T_1/T_N."""
 
     def ratio(one: AuditedClaim) -> float:
-        return one.setting.t_1() / one.setting.t_n
+        return one.t_1() / one.t_n
 
     def twice(one: AuditedClaim) -> bool:
-        return _agrees(one.setting.devices * ratio(one), one) and not _agrees(ratio(one), one)
+        return _agrees(one.devices * ratio(one), one) and not _agrees(ratio(one), one)
 
     if found := _matching(group, ("speedup",), twice):
         parts = [f"{_printed(one)}x is {ratio(one):.2f}x {_at(one)}" for one in found]
@@ -52,7 +52,7 @@ def _unsound_subtraction(where: str, group: ClaimGroup) -> Iterator[Finding]:
     """Claimed communication that is a subtraction at a fixed global batch."""
 
     def fixed_global(one: AuditedClaim) -> bool:
-        return one.setting.row.batch_size_is == "global" and one.audit.reproduced is not None
+        return one.row.batch_size_is == "global" and one.audit.reproduced is not None
 
     if found := _matching(group, ("communication_seconds",), fixed_global):
         parts = [
@@ -70,10 +70,10 @@ def _one_volume_per_epoch(where: str, group: ClaimGroup) -> Iterator[Finding]:
     """A rate whose volume, rate x communication time, is that of one all-reduce, while an epoch has many."""
 
     def one_volume(one: AuditedClaim) -> bool:
-        return one.setting.steps > 1 and _volume_is(one, one.setting.ring_bytes)
+        return one.steps > 1 and _volume_is(one, one.ring_bytes)
 
     if found := _matching(group, ("effective_bandwidth",), one_volume):
-        steps = [one.setting.steps for one in found]
+        steps = [one.steps for one in found]
         yield ClaimCode.ONE_VOLUME_PER_EPOCH.finding(
             f"{where}: the volume of one all-reduce over the communication time of an epoch, which has {min(steps)} to "
             f"{max(steps)} steps; the rates are too low by this factor: {_cells(found)}"
@@ -84,7 +84,7 @@ def _elements_as_bytes(where: str, group: ClaimGroup) -> Iterator[Finding]:
     """A rate whose volume is the number of elements of an epoch, a quarter of its bytes."""
 
     def elements(one: AuditedClaim) -> bool:
-        return _volume_is(one, one.setting.steps * one.setting.ring_elements)
+        return _volume_is(one, one.steps * one.ring_elements)
 
     if found := _matching(group, ("effective_bandwidth",), elements):
         yield ClaimCode.ELEMENTS_AS_BYTES.finding(
@@ -97,16 +97,16 @@ def _impossible_peak(where: str, group: ClaimGroup) -> Iterator[Finding]:
     """The peak behind a utilisation, claimed rate / claimed utilisation, versus the GPU's link."""
 
     def impossible(one: AuditedClaim) -> bool:
-        stated_gb_per_s = one.setting.printed("effective_bandwidth") / one.setting.claim.base_value / 1e9
-        return stated_gb_per_s > _MAX_PEAK_RATIO * one.setting.link_peak.gb_per_s
+        stated_gb_per_s = one.printed("effective_bandwidth") / one.claim.base_value / 1e9
+        return stated_gb_per_s > _MAX_PEAK_RATIO * one.link_peak.gb_per_s
 
     if found := _matching(group, ("utilisation",), impossible):
-        setting = found[0].setting
-        rate = setting.sibling("effective_bandwidth")
+        first = found[0]
+        rate = first.sibling("effective_bandwidth")
         assert rate is not None
-        peak, stated = setting.link_peak, rate.value / setting.claim.base_value
+        peak, stated = first.link_peak, rate.value / first.claim.base_value
         yield ClaimCode.IMPOSSIBLE_PEAK.finding(
-            f"{where}: {counted(len(found), 'utilisation')} of a peak of {stated:.0f} {rate.unit}, but {setting.row.hardware} "
+            f"{where}: {counted(len(found), 'utilisation')} of a peak of {stated:.0f} {rate.unit}, but {first.row.hardware} "
             f"have {peak.name} and no NVLink: {peak.gb_per_s:.1f} GB/s in one direction"
         )
 
@@ -116,13 +116,13 @@ def _ring_for_dp(where: str, group: ClaimGroup) -> Iterator[Finding]:
     quantities = ("allreduce_volume", "elements_per_epoch", "theoretical_allreduce_seconds", "effective_bandwidth")
 
     def from_ring(one: AuditedClaim) -> bool:
-        if one.audit.reproduced is None or not traits_of(one.setting.any_row.strategy).peer_copies:
+        if one.audit.reproduced is None or not traits_of(one.any_row.strategy).peer_copies:
             return False
-        ring = one.setting.ring_bytes
+        ring = one.ring_bytes
         if one.audit.quantity == "effective_bandwidth":
-            steps = one.setting.steps
+            steps = one.steps
             return any(_volume_is(one, volume) for volume in (ring, steps * ring, steps * ring / BYTES_PER_PARAMETER))
-        return one.audit.quantity != "allreduce_volume" or _near(one.setting.claim.base_value, ring)
+        return one.audit.quantity != "allreduce_volume" or _near(one.claim.base_value, ring)
 
     if found := _matching(group, quantities, from_ring):
         names = ", ".join(dict.fromkeys(one.audit.quantity for one in found))
@@ -142,14 +142,14 @@ def _volume_mismatch(where: str, group: ClaimGroup) -> Iterator[Finding]:
         return float(amount) * {"MB": 1e6, "GB": 1e9}[unit]
 
     def differs(one: AuditedClaim) -> bool:
-        return not _near(stated(one), one.setting.ring_bytes)
+        return not _near(stated(one), one.ring_bytes)
 
     for one in _matching(group, ("bandwidth", "effective_bandwidth"), differs):
-        model_bytes = BYTES_PER_PARAMETER * one.setting.parameters
+        model_bytes = BYTES_PER_PARAMETER * one.parameters
         source = "; it is twice the model, without the ring's (N-1)/N" if _near(stated(one), 2 * model_bytes) else ""
         yield ClaimCode.VOLUME_MISMATCH.finding(
             f"{where}: {stated(one) / 1e6:.0f} MB are stated {_at(one)}, the ring all-reduce of this model moves "
-            f"{one.setting.ring_bytes / 1e6:.0f} MB{source}"
+            f"{one.ring_bytes / 1e6:.0f} MB{source}"
         )
 
 
@@ -157,16 +157,16 @@ def _batch_contradicted(where: str, group: ClaimGroup) -> Iterator[Finding]:
     """Claims that treat one batch as global in one place and as per device in another."""
 
     def counts_global_steps(one: AuditedClaim) -> bool:
-        row = one.setting.row
-        steps = one.setting.claim.base_value / one.setting.ring_elements
+        row = one.row
+        steps = one.claim.base_value / one.ring_elements
         if row.samples_per_epoch is None:
             return False
         expected = -(-row.samples_per_epoch // row.batch_size)
         return abs(steps - expected) < 0.5 and global_batch(row) == row.batch_size
 
     def takes_per_device(one: AuditedClaim) -> bool:
-        share = one.setting.t_1() / one.setting.devices
-        return one.setting.row.batch_size_is == "global" and _agrees(share, one)
+        share = one.t_1() / one.devices
+        return one.row.batch_size_is == "global" and _agrees(share, one)
 
     volumes = _matching(group, ("elements_per_epoch",), counts_global_steps)
     shares = _matching(group, ("compute_seconds",), takes_per_device)
@@ -174,7 +174,7 @@ def _batch_contradicted(where: str, group: ClaimGroup) -> Iterator[Finding]:
         first = volumes[0]
         devices = [str(one.audit.devices) for one in volumes if one.audit.batch_size == first.audit.batch_size]
         yield ClaimCode.BATCH_MEANING_CONTRADICTED.finding(
-            f"{where}: its volumes count {counted(first.setting.steps, 'step')} an epoch at batch {first.audit.batch_size} on "
+            f"{where}: its volumes count {counted(first.steps, 'step')} an epoch at batch {first.audit.batch_size} on "
             f"{' and on '.join(devices)} devices, so the batch is global; its compute T_1/N at the same batch_size would "
             f"need it per device: {_cells(shares)}"
         )
@@ -200,9 +200,8 @@ def _share_parts(one: AuditedClaim) -> tuple[float, float, float, float]:
     top, slash, bottom = one.audit.method.partition("/")
     if not slash or not top.isdecimal() or not bottom.isdecimal():
         raise NotComputable("the share is not a quotient of two numbers")
-    setting = one.setting
-    added_s = setting.t_n - setting.t_1() / setting.devices
-    return added_s / setting.steps * 1e3, setting.t_n / setting.steps * 1e3, float(top), float(bottom)
+    added_s = one.t_n - one.t_1() / one.devices
+    return added_s / one.steps * 1e3, one.t_n / one.steps * 1e3, float(top), float(bottom)
 
 
 def _overhead_as_serial(where: str, group: ClaimGroup) -> Iterator[Finding]:
@@ -215,8 +214,8 @@ def _overhead_as_serial(where: str, group: ClaimGroup) -> Iterator[Finding]:
             and measured is not None
             and abs(claimed / measured - 1) > _AMDAHL_TOLERANCE
         ):
-            fraction = karp_flatt(measured, one.setting.devices)
-            parts.append(f"{claimed:g}x for {measured:.2f}x on {one.setting.devices} (Karp-Flatt {fraction:.3f})")
+            fraction = karp_flatt(measured, one.devices)
+            parts.append(f"{claimed:g}x for {measured:.2f}x on {one.devices} (Karp-Flatt {fraction:.3f})")
     if parts:
         yield ClaimCode.OVERHEAD_AS_SERIAL_FRACTION.finding(
             f"{where}: a communication share used as Amdahl's serial fraction predicts {listed(parts)}: it is a cost "
@@ -227,9 +226,9 @@ def _overhead_as_serial(where: str, group: ClaimGroup) -> Iterator[Finding]:
 def _limit_compared(where: str, group: ClaimGroup) -> Iterator[Finding]:
     """A measured speedup over the limit for infinitely many devices."""
     limits = _matching(group, ("max_speedup",), lambda one: float(one.audit.printed_value) > 1)
-    for one in _matching(group, ("fraction_of_max",), lambda one: bool(limits) and one.setting.printed("speedup") > 0):
+    for one in _matching(group, ("fraction_of_max",), lambda one: bool(limits) and one.printed("speedup") > 0):
         limit = limits[0].audit.printed_value
-        measured, devices = one.setting.printed("speedup"), one.setting.devices
+        measured, devices = one.printed("speedup"), one.devices
         same_count = amdahl_speedup(1 / float(limit), devices)
         yield ClaimCode.LIMIT_COMPARED_WITH_MEASUREMENT.finding(
             f"{where}: {_printed(one)} is the speedup on {counted(devices, 'device')} over the limit for infinitely many "
@@ -274,8 +273,8 @@ def _matching(
 
 def _volume_is(one: AuditedClaim, volume: float) -> bool:
     """Whether a claimed rate times its communication time is `volume`, within the printed digits."""
-    claim = one.setting.claim
-    implied = claim.base_value * one.setting.communication_seconds()
+    claim = one.claim
+    implied = claim.base_value * one.communication_seconds()
     slack = 0.02 + last_printed_digit(claim.printed_value) / abs(claim.value)
     return abs(implied / volume - 1) <= slack
 

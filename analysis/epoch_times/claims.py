@@ -78,14 +78,6 @@ class ClaimAudit(NamedTuple):
     reason: str
 
 
-class AuditedClaim(NamedTuple):
-    """An audit with the rows behind it, for findings."""
-
-    setting: "ClaimSetting"
-    audit: ClaimAudit
-    not_reproduced: str  # why `reproduced` is None; else empty
-
-
 class NotComputable(Exception):  # noqa: N818 (an answer, not a fault)
     """A claim's value cannot be computed from the tables; the message is the reason."""
 
@@ -112,10 +104,10 @@ def _claim(row: CsvRow) -> Claim:
     )
 
 
-def audit_claims(rows: Sequence[EpochTime], claims: Sequence[Claim]) -> list[AuditedClaim]:
+def audit_claims(rows: Sequence[EpochTime], claims: Sequence[Claim]) -> list["AuditedClaim"]:
     """Audit every claim against the epoch times that it was derived from."""
     found = estimates(rows)
-    return [_audit(ClaimSetting(claim, rows, claims, found)) for claim in claims]
+    return [AuditedClaim(claim, rows, claims, found) for claim in claims]
 
 
 def claim_holds(claim: Claim, sound: float) -> bool:
@@ -148,31 +140,13 @@ def last_printed_digit(printed: str) -> float:
     return 10.0 ** min(300, int(Decimal(printed).as_tuple().exponent))
 
 
-def _audit(setting: "ClaimSetting") -> AuditedClaim:
-    claim = setting.claim
-    reproduced, not_reproduced = _reproduce(setting)
-    sound: float | None = None
-    try:
-        base, reason = _sound_value(setting, reproduced, not_reproduced)
-        sound = base / UNIT_SIZES[claim.unit] if claim.unit in UNIT_SIZES else None
-    except NotComputable as error:
-        reason = str(error)
-    verdict = "no_sound_value"
-    if sound is not None:
-        verdict = "holds" if claim_holds(claim, sound) else "does_not_hold"
-    digits = "unknown" if reproduced is None else agreement(reproduced, claim.printed_value)
-    setting_of_claim = (claim.study, claim.run, claim.quantity, claim.method, claim.batch_size, claim.devices)
-    audit = ClaimAudit(*setting_of_claim, claim.printed_value, claim.unit, reproduced, digits, sound, verdict, reason)
-    return AuditedClaim(setting, audit, not_reproduced)
-
-
-def _reproduce(setting: "ClaimSetting") -> tuple[float | None, str]:
+def _reproduce(one: "AuditedClaim") -> tuple[float | None, str]:
     """A claim's value by its own method, in its unit; None with the reason."""
-    claim = setting.claim
+    claim = one.claim
     try:
         for pattern, formula in METHODS:
             if match := re.fullmatch(pattern, claim.method):
-                value = formula(setting, match) / UNIT_SIZES.get(claim.unit, math.nan)
+                value = formula(one, match) / UNIT_SIZES.get(claim.unit, math.nan)
                 if math.isfinite(value):
                     return value, ""
                 return None, f"its method has no finite value in {claim.unit}"
@@ -183,26 +157,26 @@ def _reproduce(setting: "ClaimSetting") -> tuple[float | None, str]:
     return None, "stated by the source: no formula over the tables gives it"
 
 
-def _sound_value(setting: "ClaimSetting", reproduced: float | None, not_reproduced: str) -> tuple[float, str]:
+def _sound_value(one: "AuditedClaim", reproduced: float | None, not_reproduced: str) -> tuple[float, str]:
     """The sound value of a claim's quantity in base units, and what it is."""
-    quantity, unit = setting.claim.quantity, setting.claim.unit
+    quantity, unit = one.claim.quantity, one.claim.unit
     if quantity in ("speedup", "efficiency", "amdahl_speedup"):
         # The method whose single-device time has the same number in `batch_size`.
-        method = {"global": "strong", "per_device": "weak", None: "same_batch_size"}[setting.row.batch_size_is]
-        return setting.estimated("efficiency" if quantity == "efficiency" else "speedup", method)
+        method = {"global": "strong", "per_device": "weak", None: "same_batch_size"}[one.row.batch_size_is]
+        return one.estimated("efficiency" if quantity == "efficiency" else "speedup", method)
     if quantity in ("communication_seconds", "compute_seconds"):
-        return setting.estimated(quantity, "same_local_batch")
+        return one.estimated(quantity, "same_local_batch")
     if quantity == "communication_share":
-        seconds, reason = setting.estimated("communication_seconds", "same_local_batch")
-        return seconds / setting.t_n, f"share of the epoch; {reason}"
+        seconds, reason = one.estimated("communication_seconds", "same_local_batch")
+        return seconds / one.t_n, f"share of the epoch; {reason}"
     if quantity in ("effective_bandwidth", "bandwidth", "utilisation"):
-        rate_gb_per_s, reason = setting.estimated("effective_bandwidth", "same_local_batch")
+        rate_gb_per_s, reason = one.estimated("effective_bandwidth", "same_local_batch")
         if quantity == "utilisation":
-            peak = setting.link_peak
+            peak = one.link_peak
             return rate_gb_per_s / peak.gb_per_s, f"of {peak.gb_per_s:.1f} GB/s ({peak.name}); {reason}"
         return rate_gb_per_s * 1e9 / (BYTES_PER_PARAMETER if "elements" in unit else 1), reason
     if quantity in ("allreduce_volume", "elements_per_epoch", "theoretical_allreduce_seconds"):
-        return _traffic(setting)
+        return _traffic(one)
     if quantity == "model_size" and reproduced is not None:
         return reproduced * UNIT_SIZES[unit], "4 bytes per parameter"
     if quantity in ("max_speedup", "fraction_of_max"):
@@ -210,10 +184,10 @@ def _sound_value(setting: "ClaimSetting", reproduced: float | None, not_reproduc
     raise NotComputable(not_reproduced or f"no sound form of {quantity} is known")
 
 
-def _traffic(setting: "ClaimSetting") -> tuple[float, str]:
+def _traffic(one: "AuditedClaim") -> tuple[float, str]:
     """What the strategy moves: bytes of a step, elements of an epoch, or seconds of a step at the link's peak."""
-    quantity = setting.claim.quantity
-    row = setting.row if setting.claim.batch_size is not None else setting.any_row
+    quantity = one.claim.quantity
+    row = one.row if one.claim.batch_size is not None else one.any_row
     step_bytes = moved_bytes_per_step(row)
     if step_bytes is None:
         raise NotComputable(f"it is unknown what {row.strategy} moves")
@@ -221,7 +195,7 @@ def _traffic(setting: "ClaimSetting") -> tuple[float, str]:
     if quantity == "allreduce_volume":
         return step_bytes, f"{what}, bytes of a step"
     if quantity == "elements_per_epoch":
-        return setting.steps * step_bytes / BYTES_PER_PARAMETER, f"{what}, in each of {counted(setting.steps, 'step')}"
+        return one.steps * step_bytes / BYTES_PER_PARAMETER, f"{what}, in each of {counted(one.steps, 'step')}"
     peak = link_peak(row.hardware)
     if peak is None:
         raise NotComputable("the link of this hardware is not known")
@@ -234,8 +208,11 @@ def link_peak(hardware: str | None) -> LinkRate | None:
     return model_link(model) if model is not None and model.nvlink_version is None else None
 
 
-class ClaimSetting:
-    """A claim, the rows that it is about, and the other claims of its study."""
+class AuditedClaim:
+    """A claim with its audit, the rows that it is about, and the other claims of its study.
+
+    `not_reproduced` is why the audit's `reproduced` is None, else empty.
+    """
 
     def __init__(
         self, claim: Claim, rows: Sequence[EpochTime], claims: Sequence[Claim], found: Sequence[EpochEstimate]
@@ -245,6 +222,19 @@ class ClaimSetting:
         self._claims = [other for other in claims if other.study == claim.study and other is not claim]
         self._estimates = found
         self._baselines = Baselines(self._rows)
+        reproduced, self.not_reproduced = _reproduce(self)
+        sound: float | None = None
+        try:
+            base, reason = _sound_value(self, reproduced, self.not_reproduced)
+            sound = base / UNIT_SIZES[claim.unit] if claim.unit in UNIT_SIZES else None
+        except NotComputable as error:
+            reason = str(error)
+        verdict = "no_sound_value"
+        if sound is not None:
+            verdict = "holds" if claim_holds(claim, sound) else "does_not_hold"
+        digits = "unknown" if reproduced is None else agreement(reproduced, claim.printed_value)
+        named = (claim.study, claim.run, claim.quantity, claim.method, claim.batch_size, claim.devices)
+        self.audit = ClaimAudit(*named, claim.printed_value, claim.unit, reproduced, digits, sound, verdict, reason)
 
     @property
     def devices(self) -> int:
@@ -324,9 +314,7 @@ class ClaimSetting:
 
     def estimated(self, quantity: str, method: str) -> tuple[float, str]:
         """The sound estimate of this name for the claim's row, and its method and limits."""
-        row = self.row
-        key = (row.study, row.run, row.strategy, row.batch_size, row.devices, quantity, method)
-        estimate = next(one for one in self._estimates if one[:7] == key)
+        estimate = next(one for one in self._estimates if one[:7] == (*self.row.setting, quantity, method))
         if estimate.value is None or not estimate.sound:
             raise NotComputable(estimate.reason)
         return estimate.value, f"{method}: {estimate.reason}"
@@ -358,19 +346,19 @@ class ClaimSetting:
         return UNIT_SIZES.get(other.unit, 1e9) if other else 1e9
 
 
-_Formula = Callable[[ClaimSetting, re.Match[str]], float]
+_Formula = Callable[[AuditedClaim, re.Match[str]], float]
 _A_NUMBER = r"\d+(?:\.\d+)?"
 
 
-def _quotient(_: ClaimSetting, match: re.Match[str]) -> float:
-    top = float(match["top"]) * UNIT_SIZES[match["top_unit"] or "1"]
-    return top / (float(match["bottom"]) * UNIT_SIZES[match["bottom_unit"] or "1"])
+def _quotient(_: AuditedClaim, match: re.Match[str]) -> float:
+    top, bottom = (float(match[end]) * UNIT_SIZES[match[f"{end}_unit"] or "1"] for end in ("top", "bottom"))
+    return top / bottom
 
 
-def _amdahl(setting: ClaimSetting, match: re.Match[str]) -> float:
+def _amdahl(one: AuditedClaim, match: re.Match[str]) -> float:
     """Amdahl (AFIPS 1967): 1/(s + (1 - s)/N)."""
     serial = float(match["top"]) / float(match["bottom"])
-    return 1 / (serial + (1 - serial) / setting.devices)
+    return 1 / (serial + (1 - serial) / one.devices)
 
 
 METHODS: tuple[tuple[str, _Formula], ...] = (

@@ -80,15 +80,17 @@ def moved_bytes_per_step(row: EpochTime) -> float | None:
 def _row_estimates(row: EpochTime, baselines: Baselines) -> list[EpochEstimate]:
     """The estimates of a row from T_1(b) and T_1(G).
 
+    Speedup and efficiency: strong scaling (fixed G) has T_1(G)/T_N(G), and that over N. Weak scaling (fixed b) has the scaled
+    speedup N t_1(b)/t_N(b) (Gustafson, CACM 31(5), 1988): T_1(b)/T_N on epoch times, as the epoch on N devices has 1/N of the
+    steps; multiplying by N again would count the devices twice.
     `same_local_batch`, T_N - T_1(b)/N (per step t_N(b) - t_1(b)), is sound as added wall time, not as total communication.
     `ideal_split`, T_N(G/N) - T_1(G)/N, uses the single device's larger batch, so it errs by the fixed part of t_1.
     `same_total`, T_N(G/N) - T_1(G), does not divide the work, so it goes negative.
     """
-    n, b, total = row.devices, local_batch(row), global_batch(row)
-    different_work = None
+    n, b, total, split = row.devices, local_batch(row), global_batch(row), None
     if total is not None and row.samples_per_epoch is not None and total > row.samples_per_epoch:
         samples = f"the data set of {row.samples_per_epoch}"
-        different_work = f"the global batch of {total} exceeds {samples}: no device trained on its whole batch"
+        split = f"the global batch of {total} exceeds {samples}: no device trained on its whole batch"
 
     def find(batch: int | None, sweep_first: bool) -> Baseline:
         if batch is not None:
@@ -97,69 +99,53 @@ def _row_estimates(row: EpochTime, baselines: Baselines) -> list[EpochEstimate]:
             return Baseline(None, "batch_size_is is not given: the batch per device is unknown")
         return Baseline(None, f"batch {row.batch_size} does not divide evenly by {counted(n, 'device')}")
 
-    def seconds(
-        quantity: str, method: str, baseline: Baseline, formula: _Formula, meaning: str, *, unsound: bool = False
-    ) -> EpochEstimate:
-        problem = meaning if unsound else different_work
-        open_at = 0.0 if quantity == "communication_seconds" else None
-        return _derived(row, quantity, method, baseline, formula, meaning, problem, open_at)
-
-    local, whole = find(b, True), find(total, True)
-    added = seconds(
-        "communication_seconds", "same_local_batch", local, lambda t_n, t_1: t_n.minus(t_1.times(1 / n)),
-        "added wall time at the same batch per device; overlap hides communication from it, waiting and contention add",
-    )  # fmt: skip
-    if added.sound and added.high is not None and added.high < 0:
-        problem = "negative: N devices took less than 1/N of the time, so something other than communication changed"
-        added = added._replace(sound=False, reason=problem)
-    return [
-        *_ratios(row, find, different_work),
-        added,
-        seconds(
-            "communication_seconds", "ideal_split", whole, lambda t_n, t_1: t_n.minus(t_1.times(1 / n)),
-            "errs by the fixed cost of a step on one device", unsound=True,
-        ),
-        seconds(
-            "communication_seconds", "same_total", whole, lambda t_n, t_1: t_n.minus(t_1),
-            f"the work was divided by {n}, so it goes negative", unsound=True,
-        ),
-        seconds(
-            "compute_seconds", "same_local_batch", local, lambda _, t_1: t_1.times(1 / n),
-            "one device's time for its share: compute, loading, transfers and evaluation",
-        ),
-        seconds(
-            "compute_seconds", "ideal_split", whole, lambda _, t_1: t_1.times(1 / n),
-            "not a device's time at its own, smaller batch", unsound=True,
-        ),
-        _bandwidth(row, added),
-    ]  # fmt: skip
-
-
-def _ratios(
-    row: EpochTime, find: Callable[[int | None, bool], Baseline], different_work: str | None
-) -> list[EpochEstimate]:
-    """Speedup and efficiency under strong and weak scaling, on epoch times.
-
-    Strong (fixed G): T_1(G)/T_N(G), efficiency that over N. Weak (fixed b): the scaled speedup N t_1(b)/t_N(b)
-    (Gustafson, CACM 31(5), 1988) is T_1(b)/T_N on epoch times, as the epoch on N devices has 1/N of the steps;
-    multiplying by N again would count the devices twice.
-    """
-    strong = "same global batch, so a smaller batch per device on more devices"
-    weak = "same batch per device; on epoch times the ratio is already the scaled speedup"
-    methods = [
-        ("strong", find(global_batch(row), False), strong, None),
-        ("weak", find(local_batch(row), False), weak, different_work),
+    ratios = [
+        ("strong", total, "same global batch, so a smaller batch per device on more devices", None),
+        ("weak", b, "same batch per device; on epoch times the ratio is already the scaled speedup", split),
     ]
     if row.batch_size_is is None:
         unknown = "strong or weak is unknown: batch_size_is is not given"
-        methods.append(("same_batch_size", find(row.batch_size, False), unknown, None))
+        ratios.append(("same_batch_size", row.batch_size, unknown, None))
     found = []
-    for method, baseline, meaning, problem in methods:
-        speedup = _derived(row, "speedup", method, baseline, lambda t_n, t_1: t_1.per(t_n), meaning, problem, 1.0)
-        scaled = [None if one is None else one / row.devices for one in speedup[7:10]]
-        efficiency = speedup._replace(quantity="efficiency", value=scaled[0], low=scaled[1], high=scaled[2])
-        found += [speedup, efficiency]
-    return found
+    for method, batch, meaning, problem in ratios:
+        speedup = _derived(row, "speedup", method, find(batch, False), lambda t_n, t_1: t_1.per(t_n), meaning, problem)
+        scaled = [None if one is None else one / n for one in speedup[7:10]]
+        found += [speedup, speedup._replace(quantity="efficiency", value=scaled[0], low=scaled[1], high=scaled[2])]
+    for quantity, method, formula, meaning, is_sound in _SECONDS:
+        baseline = find(b if method == "same_local_batch" else total, True)
+        meaning = meaning.format(n)
+        found.append(_derived(row, quantity, method, baseline, formula(n), meaning, split if is_sound else meaning))
+    added = found[2 * len(ratios)]
+    if added.sound and added.high is not None and added.high < 0:
+        problem = "negative: N devices took less than 1/N of the time, so something other than communication changed"
+        added = found[2 * len(ratios)] = added._replace(sound=False, reason=problem)
+    return [*found, _bandwidth(row, added)]
+
+
+_Formula = Callable[[Bounded, Bounded], Bounded]
+_SECONDS: tuple[tuple[str, str, Callable[[int], _Formula], str, bool], ...] = (
+    (
+        "communication_seconds", "same_local_batch", lambda n: lambda t_n, t_1: t_n.minus(t_1.times(1 / n)),
+        "added wall time at the same batch per device; overlap hides communication from it, waiting and contention add", True,
+    ),
+    (
+        "communication_seconds", "ideal_split", lambda n: lambda t_n, t_1: t_n.minus(t_1.times(1 / n)),
+        "errs by the fixed cost of a step on one device", False,
+    ),
+    (
+        "communication_seconds", "same_total", lambda _: lambda t_n, t_1: t_n.minus(t_1),
+        "the work was divided by {}, so it goes negative", False,
+    ),
+    (
+        "compute_seconds", "same_local_batch", lambda n: lambda _, t_1: t_1.times(1 / n),
+        "one device's time for its share: compute, loading, transfers and evaluation", True,
+    ),
+    (
+        "compute_seconds", "ideal_split", lambda n: lambda _, t_1: t_1.times(1 / n),
+        "not a device's time at its own, smaller batch", False,
+    ),
+)  # fmt: skip
+"""Quantity, method, formula of T_N and T_1 for N devices, meaning, and whether the value is sound."""
 
 
 def _bandwidth(row: EpochTime, added: EpochEstimate) -> EpochEstimate:
@@ -184,9 +170,6 @@ def _bandwidth(row: EpochTime, added: EpochEstimate) -> EpochEstimate:
     return _estimate(row, "effective_bandwidth", "same_local_batch", rate, reason, sound)
 
 
-_Formula = Callable[[Bounded, Bounded], Bounded]
-
-
 def _derived(
     row: EpochTime,
     quantity: str,
@@ -195,19 +178,21 @@ def _derived(
     formula: _Formula,
     meaning: str,
     problem: str | None,
-    open_at: float | None,
 ) -> EpochEstimate:
-    """`formula` of T_N and T_1. `problem` makes it unsound; `open_at`: the value (0 or 1) that separates faster from slower."""
+    """`formula` of T_N and T_1; `problem` makes it unsound. Added time of 0 and a speedup of 1 separate faster from slower."""
     t_n = epoch_bounds(row)
     if t_n is None or baseline.seconds is None:
         reason = "no epoch time: out of memory" if t_n is None else baseline.note
         return _estimate(row, quantity, method, None, reason, False)
     value = formula(t_n, baseline.seconds)
     reason = f"{baseline.note}; {problem or meaning}"
-    if open_at is not None and value.straddles(open_at):
-        uncertain = "the sign" if open_at == 0 else "faster or slower than one device"
+    level, uncertain = _LEVELS.get(quantity, (math.nan, ""))
+    if value.straddles(level):
         reason = f"{uncertain} is not certain at this clock resolution; {reason}"
     return _estimate(row, quantity, method, value, reason, problem is None)
+
+
+_LEVELS = {"communication_seconds": (0.0, "the sign"), "speedup": (1.0, "faster or slower than one device")}
 
 
 def _estimate(
@@ -215,8 +200,7 @@ def _estimate(
 ) -> EpochEstimate:
     middle, low, high = value if value is not None else (None, None, None)
     high = None if high is None or math.isinf(high) else high
-    setting = (row.study, row.run, row.strategy, row.batch_size, row.devices)
-    return EpochEstimate(*setting, quantity, method, middle, low, high, UNITS[quantity], sound, reason)
+    return EpochEstimate(*row.setting, quantity, method, middle, low, high, UNITS[quantity], sound, reason)
 
 
 class EpochLaw(NamedTuple):
@@ -244,7 +228,7 @@ class EpochLaw(NamedTuple):
 def law_fits(rows: Sequence[EpochTime], found: Sequence[EpochEstimate]) -> list[EpochLaw]:
     """A law for every series of one study, run, strategy and batch_size with a sound speedup."""
     methods: dict[str | None, Scaling] = {"global": "strong", "per_device": "weak"}
-    row_of = {(row.study, row.run, row.strategy, row.batch_size, row.devices): row for row in rows}
+    row_of = {row.setting: row for row in rows}
     series: dict[tuple[str | None, str | None, str, int, Scaling], dict[int, float]] = {}
     shares: dict[tuple[object, ...], float] = {}
     for one in found:
@@ -256,30 +240,19 @@ def law_fits(rows: Sequence[EpochTime], found: Sequence[EpochEstimate]) -> list[
             series.setdefault((*one[:4], scaling), {})[one.devices] = value
         elif (one.quantity, one.method) == ("communication_seconds", "same_local_batch") and row.epoch_seconds:
             shares[one[:5]] = value / row.epoch_seconds
-    return [
-        _law(key, speedups, {n: share for n in speedups if (share := shares.get((*key[:4], n))) is not None})
-        for key, speedups in series.items()
-    ]
-
-
-def _law(
-    key: tuple[str | None, str | None, str, int, Scaling], speedups: Mapping[int, float], shares: Mapping[int, float]
-) -> EpochLaw:
-    fit = fit_scaling(speedups, key[4])
-    assert fit is not None
-    farthest = FARTHEST_FACTOR * fit.largest_devices
-    prediction = predicted_speedup(fit, farthest)
-    return EpochLaw(
-        *key,
-        law=fit.law,
-        parameters={name: one.value for name, one in fit.parameters.items() if one.value is not None},
-        speedups=dict(sorted(speedups.items())),
-        worst_relative_error=fit.worst_relative_error,
-        predicted_devices=farthest,
-        predicted_speedup=prediction.speedup.value,
-        note=prediction.note,
-        misuse={devices: amdahl_speedup(share, devices) for devices, share in sorted(shares.items()) if 0 < share < 1},
-    )
+    laws = []
+    for key, speedups in series.items():
+        fit = fit_scaling(speedups, key[4])
+        assert fit is not None
+        farthest = FARTHEST_FACTOR * fit.largest_devices
+        prediction = predicted_speedup(fit, farthest)
+        parameters = {name: one.value for name, one in fit.parameters.items() if one.value is not None}
+        serial = {n: shares.get((*key[:4], n), 0.0) for n in sorted(speedups)}
+        misuse = {n: amdahl_speedup(share, n) for n, share in serial.items() if 0 < share < 1}
+        measured = dict(sorted(speedups.items()))
+        predicted = farthest, prediction.speedup.value, prediction.note
+        laws.append(EpochLaw(*key, fit.law, parameters, measured, fit.worst_relative_error, *predicted, misuse))
+    return laws
 
 
 def misuse_sentence(laws: Sequence[EpochLaw]) -> str:

@@ -1,7 +1,7 @@
 """Findings about a table of epoch times: what is wrong, missing or easily misread."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from dpscope.analysis.epoch_times.baselines import epoch_bounds, global_batch, local_batch
 from dpscope.analysis.epoch_times.estimates import EpochEstimate
@@ -19,17 +19,12 @@ UNEVEN_FROM = 0.05
 _Item = TypeVar("_Item", EpochTime, EpochEstimate)
 
 
-class _Table(NamedTuple):
-    rows: Sequence[EpochTime]
-    found: Sequence[EpochEstimate]
-    absent_columns: Sequence[str]
-    unknown_columns: Sequence[str]
+_Found = Sequence[EpochEstimate]
 
 
-def table_findings(table: EpochTable, found: Sequence[EpochEstimate]) -> list[Finding]:
+def table_findings(table: EpochTable, found: _Found) -> list[Finding]:
     """Findings about a table and its estimates; each kind once per study and run, or once for all."""
-    whole = _Table(table.rows, found, table.absent_columns, table.unknown_columns)
-    return [finding for check in _CHECKS for finding in check(whole)]
+    return [finding for check in _CHECKS for finding in check(table, found)]
 
 
 def _grouped(items: Iterable[_Item]) -> Iterator[tuple[str, list[_Item]]]:
@@ -40,15 +35,11 @@ def _grouped(items: Iterable[_Item]) -> Iterator[tuple[str, list[_Item]]]:
     return iter(groups.items())
 
 
-def _with_hint(column: str, absent: Sequence[str]) -> str:
-    meant = nearest(column, absent)
-    return f"{column!r} (did you mean {meant[0]}?)" if meant else repr(column)
-
-
-def _columns(table: _Table) -> Iterator[Finding]:
+def _columns(table: EpochTable, found: _Found) -> Iterator[Finding]:
     if table.unknown_columns:
-        names = ", ".join(_with_hint(name, table.absent_columns) for name in table.unknown_columns)
-        yield EstimateCode.UNKNOWN_COLUMN.finding(f"unknown columns, not used: {names}")
+        meant = {name: nearest(name, table.absent_columns) for name in table.unknown_columns}
+        names = [f"{name!r}" + (f" (did you mean {near[0]}?)" if near else "") for name, near in meant.items()]
+        yield EstimateCode.UNKNOWN_COLUMN.finding(f"unknown columns, not used: {', '.join(names)}")
     if "resolution_s" in table.absent_columns:
         yield EstimateCode.RESOLUTION_UNKNOWN.finding(
             "no column resolution_s: times are taken as exact, so low and high equal the value"
@@ -57,7 +48,7 @@ def _columns(table: _Table) -> Iterator[Finding]:
         yield EstimateCode.NOTHING_TO_ESTIMATE.finding("the table has no row with several devices")
 
 
-def _out_of_memory(table: _Table) -> Iterator[Finding]:
+def _out_of_memory(table: EpochTable, found: _Found) -> Iterator[Finding]:
     for where, rows in _grouped(row for row in table.rows if row.epoch_seconds is None):
         cells = listed([f"{row.strategy} {at(row.batch_size, row.devices)}" for row in rows])
         yield EstimateCode.OUT_OF_MEMORY.finding(
@@ -65,7 +56,7 @@ def _out_of_memory(table: _Table) -> Iterator[Finding]:
         )
 
 
-def _batch_meaning(table: _Table) -> Iterator[Finding]:
+def _batch_meaning(table: EpochTable, found: _Found) -> Iterator[Finding]:
     unknown = (row for row in table.rows if row.batch_size_is is None and row.devices > 1)
     for where, rows in _grouped(unknown):
         yield EstimateCode.BATCH_MEANING_UNKNOWN.finding(
@@ -87,9 +78,13 @@ def _steps_contradict(row: EpochTime) -> bool:
     return row.steps_per_epoch not in (row.samples_per_epoch // size, -(-row.samples_per_epoch // size))
 
 
-def _batch_exceeds_dataset(table: _Table) -> Iterator[Finding]:
-    for where, rows in _grouped(row for row in table.rows if _exceeds(row)):
-        sizes = [global_batch(row) or row.batch_size for row in rows]
+def _batch_exceeds_dataset(table: EpochTable, found: _Found) -> Iterator[Finding]:
+    def whole_batch(row: EpochTime) -> int:
+        return global_batch(row) or row.batch_size
+
+    small = [row for row in table.rows if row.samples_per_epoch and whole_batch(row) > row.samples_per_epoch]
+    for where, rows in _grouped(small):
+        sizes = [whole_batch(row) for row in rows]
         times_s = [row.epoch_seconds for row in rows if row.epoch_seconds is not None and row.devices == 1]
         spread = ""
         if len(times_s) > 1:
@@ -101,12 +96,7 @@ def _batch_exceeds_dataset(table: _Table) -> Iterator[Finding]:
         )
 
 
-def _exceeds(row: EpochTime) -> bool:
-    size = global_batch(row) or row.batch_size
-    return row.samples_per_epoch is not None and size > row.samples_per_epoch
-
-
-def _runs_differ(table: _Table) -> Iterator[Finding]:
+def _runs_differ(table: EpochTable, found: _Found) -> Iterator[Finding]:
     """Runs of one study that repeat a setting and differ by more than their clocks' resolution."""
     same: dict[tuple[object, ...], list[EpochTime]] = {}
     for row in table.rows:
@@ -116,24 +106,22 @@ def _runs_differ(table: _Table) -> Iterator[Finding]:
     worst: dict[str | None, list[tuple[float, str]]] = {}
     for rows in same.values():
         rows.sort(key=lambda row: row.epoch_seconds or 0.0)
-        low, high = epoch_bounds(rows[0]), epoch_bounds(rows[-1])
+        first, last = rows[0], rows[-1]
+        low, high = epoch_bounds(first), epoch_bounds(last)
         if low and high and high.low > low.high and (excess := high.value / low.value - 1) > RUNS_DIFFER_FROM:
-            first = rows[0]
             setting = f"{first.strategy} {at(first.batch_size, first.devices)}"
             text = f"{setting} {low.value:.5g} and {high.value:.5g} s: {excess:.1%}"
             worst.setdefault(first.study, []).append((excess, text))
-    for study, found in worst.items():
-        found.sort(reverse=True)
-        yield EstimateCode.RUNS_DIFFER.finding(
-            f"{place(study, None)}: runs of the same setting differ: {listed([text for _, text in found])}"
-        )
+    for study, pairs in worst.items():
+        cells = listed([text for _, text in sorted(pairs, reverse=True)])
+        yield EstimateCode.RUNS_DIFFER.finding(f"{place(study, None)}: runs of the same setting differ: {cells}")
 
 
-def _negative(table: _Table) -> Iterator[Finding]:
-    negative = [e for e in table.found if e.quantity == "communication_seconds" and (e.value or 0.0) < 0]
+def _negative(table: EpochTable, found: _Found) -> Iterator[Finding]:
+    negative = [e for e in found if e.quantity == "communication_seconds" and (e.value or 0.0) < 0]
     for method, formula in _SUBTRACTIONS.items():
-        for where, found in _grouped(e for e in negative if e.method == method):
-            cells = listed([f"{e.value:.4g} s at {at(e.batch_size, e.devices)}" for e in found])
+        for where, group in _grouped(e for e in negative if e.method == method):
+            cells = listed([f"{e.value:.4g} s at {at(e.batch_size, e.devices)}" for e in group])
             yield EstimateCode.NEGATIVE_COMMUNICATION.finding(
                 f"{where}: {formula} is negative, so it cannot be communication: {cells}"
             )
@@ -146,15 +134,17 @@ _SUBTRACTIONS = {
 }
 
 
-def _clock(table: _Table) -> Iterator[Finding]:
-    timed = [e for e in table.found if e.quantity in ("communication_seconds", "speedup") and e.value is not None]
-    for where, found in _grouped(e for e in timed if _sign_open(e)):
-        cells = [f"{e.quantity} {e.method} {at(e.batch_size, e.devices)} {_range(e)}" for e in found]
+def _clock(table: EpochTable, found: _Found) -> Iterator[Finding]:
+    timed = [e for e in found if e.quantity in ("communication_seconds", "speedup") and e.value is not None]
+    for where, group in _grouped(e for e in timed if _sign_open(e)):
+        cells = [f"{e.quantity} {e.method} {at(e.batch_size, e.devices)} {_range(e)}" for e in group]
         yield EstimateCode.SIGN_NOT_CERTAIN.finding(
             f"{where}: at the clock's resolution these may be above or below zero added time, or a speedup of 1: {listed(cells)}"
         )
-    for where, found in _grouped(e for e in timed if _coarse(e)):
-        cells = [f"{e.method} {at(e.batch_size, e.devices)} {_range(e)}" for e in found]
+    added = (e for e in timed if e.quantity != "speedup" and not _sign_open(e))
+    coarse = [e for e in added if (e.high or 0.0) - (e.low or 0.0) > 2 * COARSE_SHARE * abs(e.value or 0.0)]
+    for where, group in _grouped(coarse):
+        cells = [f"{e.method} {at(e.batch_size, e.devices)} {_range(e)}" for e in group]
         yield EstimateCode.RESOLUTION_TOO_COARSE.finding(
             f"{where}: the clock's resolution is more than {COARSE_SHARE:.0%} of these times: {listed(cells)}"
         )
@@ -166,23 +156,16 @@ def _sign_open(estimate: EpochEstimate) -> bool:
     return low is not None and low <= level and (high is None or (level <= high and low < high))
 
 
-def _coarse(estimate: EpochEstimate) -> bool:
-    if estimate.quantity == "speedup" or _sign_open(estimate):
-        return False
-    assert estimate.value is not None
-    return (estimate.high or 0.0) - (estimate.low or 0.0) > 2 * COARSE_SHARE * abs(estimate.value)
-
-
 def _range(estimate: EpochEstimate) -> str:
     high = "unbounded" if estimate.high is None else f"{estimate.high:.4g}"
     return f"{estimate.value:.4g} [{estimate.low:.4g}, {high}]"
 
 
-def _no_baseline(table: _Table) -> Iterator[Finding]:
+def _no_baseline(table: EpochTable, found: _Found) -> Iterator[Finding]:
     lacking = [row for row in table.rows if row.devices > 1 and row.epoch_seconds is not None and local_batch(row)]
-    known = [e for e in table.found if e.method == "same_local_batch" and e.value is not None]
+    known = [e for e in found if e.method == "same_local_batch" and e.value is not None]
     settings = {e[:5] for e in known if e.quantity == "communication_seconds"}
-    for where, rows in _grouped(row for row in lacking if _setting(row) not in settings):
+    for where, rows in _grouped(row for row in lacking if row.setting not in settings):
         cells = listed([at(row.batch_size, row.devices) for row in rows])
         batches = ", ".join(str(b) for b in sorted({local_batch(row) or 0 for row in rows}))
         yield EstimateCode.NO_SAME_LOCAL_BASELINE.finding(
@@ -192,32 +175,22 @@ def _no_baseline(table: _Table) -> Iterator[Finding]:
         )
 
 
-def _setting(row: EpochTime) -> tuple[object, ...]:
-    """The first five fields of the row's estimates."""
-    return (row.study, row.run, row.strategy, row.batch_size, row.devices)
+def _speedups(table: EpochTable, found: _Found) -> Iterator[Finding]:
+    sound = [e for e in found if e.quantity == "speedup" and e.sound and e.value is not None]
 
+    def cells(group: _Found) -> str:
+        return listed([f"{e.value:.2f}x on {e.devices} ({e.method}, batch {e.batch_size})" for e in group])
 
-def _speedups(table: _Table) -> Iterator[Finding]:
-    sound = [e for e in table.found if e.quantity == "speedup" and e.sound and e.value is not None]
-    little = [
-        (where, _cells(found)) for where, found in _grouped(e for e in sound if (e.value or 0.0) < LITTLE_SPEEDUP)
-    ]
-    if little:
-        yield EstimateCode.LITTLE_SPEEDUP.finding(
-            "several devices are slower than one, or hardly faster: "
-            + "; ".join(f"{where}: {cells}" for where, cells in little)
-        )
-    for where, found in _grouped(e for e in sound if (e.low or 0.0) > e.devices):
+    slow = _grouped(e for e in sound if (e.value or 0.0) < LITTLE_SPEEDUP)
+    if little := "; ".join(f"{where}: {cells(group)}" for where, group in slow):
+        yield EstimateCode.LITTLE_SPEEDUP.finding(f"several devices are slower than one, or hardly faster: {little}")
+    for where, group in _grouped(e for e in sound if (e.low or 0.0) > e.devices):
         yield EstimateCode.SUPERLINEAR_SPEEDUP.finding(
-            f"{where}: more than N times as fast on N devices: {_cells(found)}"
+            f"{where}: more than N times as fast on N devices: {cells(group)}"
         )
 
 
-def _cells(found: list[EpochEstimate]) -> str:
-    return listed([f"{e.value:.2f}x on {e.devices} ({e.method}, batch {e.batch_size})" for e in found])
-
-
-def _strategies(table: _Table) -> Iterator[Finding]:
+def _strategies(table: EpochTable, found: _Found) -> Iterator[Finding]:
     studies = dict.fromkeys(
         place(row.study, None) for row in table.rows if traits_of(row.strategy).peer_copies and row.devices > 1
     )
@@ -232,7 +205,7 @@ def _strategies(table: _Table) -> Iterator[Finding]:
         )
 
 
-def _uneven_epochs(table: _Table) -> Iterator[Finding]:
+def _uneven_epochs(table: EpochTable, found: _Found) -> Iterator[Finding]:
     for where, rows in _grouped(row for row in table.rows if (_extra_steps(row) or 0.0) > UNEVEN_FROM):
         cells = [f"{at(row.batch_size, row.devices)} by {_extra_steps(row):.0%}" for row in rows]
         yield EstimateCode.UNEVEN_EPOCH.finding(
@@ -249,7 +222,7 @@ def _extra_steps(row: EpochTime) -> float | None:
     return row.devices * -(-samples // (b * row.devices)) / -(-samples // b) - 1
 
 
-_CHECKS: tuple[Callable[[_Table], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[EpochTable, _Found], Iterator[Finding]], ...] = (
     _columns, _batch_meaning, _batch_exceeds_dataset, _negative, _clock, _no_baseline, _uneven_epochs, _runs_differ,
     _speedups, _strategies, _out_of_memory,
 )  # fmt: skip

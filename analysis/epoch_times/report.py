@@ -92,8 +92,18 @@ def as_csv(report: EstimateReport) -> str:
 def as_text(report: EstimateReport) -> str:
     """Plain text of at most 80 columns: sound values per setting, laws, findings."""
     lines = _overview_text(report.estimates, report.laws)
-    lines += [*wrapped(_verdict_counts(report.claims)), ""] if report.claims is not None else []
-    return "\n".join([*lines, *_finding_text(report.findings)]).rstrip() + "\n"
+    if report.claims is not None:
+        counts = Counter(audit.verdict for audit in report.claims)
+        reproduced = sum(audit.agreement in ("digits", "truncated") for audit in report.claims)
+        verdicts = (
+            f"{counted(len(report.claims), 'claim')}: {reproduced} agree with their stated method; {counts['holds']} hold, "
+            f"{counts['does_not_hold']} do not, {counts['no_sound_value']} have no sound value."
+        )
+        lines += [*wrapped(verdicts), ""]
+    for finding in report.findings:
+        lines += wrapped(f"{finding.severity} {finding.code}: {finding.message}", "  ")
+        lines += wrapped(f"-> {finding.next_step}", "     ", first="  ")
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _overview_text(found: Sequence[EpochEstimate], laws: Sequence[EpochLaw]) -> list[str]:
@@ -170,23 +180,6 @@ def _claim_cells(audit: ClaimAudit) -> tuple[str, ...]:
         audit.reason if audit.sound_value is None else significant(audit.sound_value) + unit,
         audit.verdict.replace("_", " "),
     )
-
-
-def _verdict_counts(audits: Sequence[ClaimAudit]) -> str:
-    counts = Counter(audit.verdict for audit in audits)
-    reproduced = sum(audit.agreement in ("digits", "truncated") for audit in audits)
-    return (
-        f"{counted(len(audits), 'claim')}: {reproduced} agree with their stated method; {counts['holds']} hold, "
-        f"{counts['does_not_hold']} do not, {counts['no_sound_value']} have no sound value."
-    )
-
-
-def _finding_text(findings: Sequence[Finding]) -> list[str]:
-    lines: list[str] = []
-    for finding in findings:
-        lines += wrapped(f"{finding.severity} {finding.code}: {finding.message}", "  ")
-        lines += wrapped(f"-> {finding.next_step}", "     ", first="  ")
-    return lines
 
 
 def as_markdown(report: EstimateReport) -> str:

@@ -37,6 +37,11 @@ class EpochTime(NamedTuple):
     provenance: str | None
     steps_per_epoch: int | None
 
+    @property
+    def setting(self) -> tuple[str | None, str | None, str, int, int]:
+        """What distinguishes the rows of a table, with which its estimates begin."""
+        return (self.study, self.run, self.strategy, self.batch_size, self.devices)
+
 
 OPTIONAL_COLUMNS = tuple(name for name in EpochTime._fields if name not in REQUIRED_COLUMNS)
 
@@ -60,13 +65,11 @@ def read_epoch_times(path: Path) -> EpochTable:
     first_lines: dict[tuple[object, ...], int] = {}
     for line in lines:
         row = _epoch_time(line)
-        key = (row.study, row.run, row.strategy, row.batch_size, row.devices)
-        if key in first_lines:
+        if (first := first_lines.setdefault(row.setting, line.line)) != line.line:
             raise DpscopeError(
                 f"{path}, row {line.line}: strategy {row.strategy}, batch_size {row.batch_size}, devices {row.devices} "
-                f"again, as in row {first_lines[key]}; distinguish repetitions, models and machines in column run or study"
+                f"again, as in row {first}; distinguish repetitions, models and machines in column run or study"
             )
-        first_lines[key] = line.line
         rows.append(row)
     known = {*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS}
     return EpochTable(

@@ -1,6 +1,5 @@
-"""The recorded trainings of `dpscope equal` as arrays and tables, and the samples that they saw."""
+"""The recorded trainings of `dpscope equal` as arrays and tables."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,6 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import SETTINGS_NAME
-
-_MIN_ORDERS = 10_000  # possible orders; with fewer, a repeated one may be chance
 
 
 @dataclass(frozen=True)
@@ -50,10 +47,6 @@ class RecordedTraining:
     @property
     def parameters(self) -> tuple[ParameterRecord, ...]:
         return self.ranks[0].record.parameters
-
-    @property
-    def steps(self) -> int:
-        return self.ranks[0].record.steps
 
     def losses(self) -> NDArray[np.float64]:
         """Mean loss over the global batch per step; ranks have equal shares."""
@@ -94,11 +87,11 @@ def load_equality(out: Path) -> EqualityData:
     settings = read_json(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
     found: dict[TrainingKind, list[RecordedTraining]] = {kind: [] for kind in get_args(TrainingKind)}
     for job in settings.jobs:
-        for training in job.trainings:
-            folder = job.folder(out) / training.kind
-            if folder.exists():
-                ranks = tuple(_read_process(folder, rank) for rank in range(job.cell.processes))
-                found[training.kind].append(RecordedTraining(cell=job.cell, kind=training.kind, ranks=ranks))
+        for kind in (training.kind for training in job.trainings):
+            if (folder := job.folder(out) / kind).exists():
+                paths = [rank_paths(folder, rank) for rank in range(job.cell.processes)]
+                ranks = tuple(ProcessData(read_json(record, RankRecord), np.load(arrays)) for record, arrays in paths)
+                found[kind].append(RecordedTraining(job.cell, kind, ranks))
     if len(found["compared"]) < len(settings.jobs) or not found["rounding"]:
         raise DpscopeError(f"{out / EQUALITY_FOLDER} is incomplete: one of its jobs was interrupted; compare again")
     return EqualityData(
@@ -108,88 +101,3 @@ def load_equality(out: Path) -> EqualityData:
         in_shares=next(iter(found["in_shares"]), None),
         rounding_in_shares=next(iter(found["rounding_in_shares"]), None),
     )
-
-
-def _read_process(folder: Path, rank: int) -> ProcessData:
-    record_path, arrays_path = rank_paths(folder, rank)
-    return ProcessData(record=read_json(record_path, RankRecord), arrays=np.load(arrays_path))
-
-
-@dataclass(frozen=True)
-class SampleDifference:
-    """The first step whose global batch has other samples than the reference's, by index in the data set."""
-
-    step: int
-    missing: tuple[int, ...]
-    extra: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class LostSamples:
-    """The first step in which loaded samples did not enter the model exactly once."""
-
-    step: int
-    never: tuple[int, ...]
-    repeatedly: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class RepeatedEpoch:
-    """The first epoch with its samples in the order of the epoch before, and its first step."""
-
-    epoch: int
-    step: int
-    steps_compared: int
-
-
-def sample_difference(reference: pd.DataFrame, other: pd.DataFrame) -> SampleDifference | None:
-    """Compare two tables (`RecordedTraining.samples`) step by step, ignoring the order within a step."""
-    keys = ["step", "index"]
-    counts = pd.DataFrame({"reference": reference.groupby(keys).size(), "other": other.groupby(keys).size()})
-    counts = counts.fillna(0).astype(int)
-    apart = counts[counts["reference"] != counts["other"]].reset_index()
-    if apart.empty:
-        return None
-    first = apart[apart["step"] == apart["step"].min()]
-    less, more = first[first["other"] < first["reference"]], first[first["other"] > first["reference"]]
-    return SampleDifference(
-        step=int(first["step"].iloc[0]), missing=tuple(less["index"].tolist()), extra=tuple(more["index"].tolist())
-    )
-
-
-def lost_samples(samples: pd.DataFrame) -> LostSamples | None:
-    """Samples that were loaded and never entered the model, or entered it more than once."""
-    wrong = samples[samples["entered"] != 1]
-    if wrong.empty:
-        return None
-    first = wrong[wrong["step"] == wrong["step"].min()]
-    return LostSamples(
-        step=int(first["step"].iloc[0]),
-        never=tuple(sorted(first.loc[first["entered"] == 0, "index"].tolist())),
-        repeatedly=tuple(sorted(first.loc[first["entered"] > 1, "index"].tolist())),
-    )
-
-
-def repeated_epoch(samples: pd.DataFrame) -> RepeatedEpoch | None:
-    """The first epoch that repeats the order of the epoch before, over the steps that both have."""
-    epochs = {int(str(epoch)): rows for epoch, rows in samples.groupby("epoch")}
-    for epoch, rows in epochs.items():
-        if epoch - 1 in epochs:
-            current, before = _ordered(rows), _ordered(epochs[epoch - 1])
-            common = min(current["step"].max(), before["step"].max()) + 1
-            current, before = current[current["step"] < common], before[before["step"] < common]
-            if math.perm(len(epochs[epoch - 1]), len(current)) >= _MIN_ORDERS and current.equals(before):
-                return RepeatedEpoch(epoch=epoch, step=int(rows["step"].min()), steps_compared=int(common))
-    return None
-
-
-def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rank, step of the epoch and index, ordered by rank and loading."""
-    table = rows[["rank", "step", "index"]].assign(step=rows["step"] - rows["step"].min())
-    return table.sort_values(["rank", "step"], kind="stable", ignore_index=True)
-
-
-def repeated_samples(samples: pd.DataFrame) -> int:
-    """The largest number of repeated samples of an epoch: the padding of uneven shares."""
-    counts = samples.groupby(["epoch", "index"]).size()
-    return int((counts - 1).groupby("epoch").sum().max())

@@ -17,7 +17,7 @@ moves of about sqrt(n) units or, summed in blocks, of a few (assumed: 5).
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,88 +42,66 @@ LARGEST_TOLERANCE = 1e-2
 """Steps with a larger tolerance are not judged: rounding could hide a mistake."""
 
 _ROUNDOFF: dict[Precision, float] = {"float32": 2.0**-24, "float64": 2.0**-53}
-WHATS = ("loss", "gradient", "weight")
-COLUMNS = ("step", "what", "tensor", "absolute", "relative", "same_bits", "elements")
-"""`what` is loss, gradient or weight; `absolute` the largest difference of an element; `elements` the number compared."""
+_TENSORS: tuple[What, ...] = ("gradient", "weight")  # in the order of a step
+WHATS: tuple[What, ...] = ("loss", *_TENSORS)
 
-_TensorValues = NDArray[np.float64]
+_Values = NDArray[np.float64]
 
 
 def training_differences(reference: RecordedTraining, other: RecordedTraining) -> pd.DataFrame:
-    """Differences of losses (of the global batch), gradients and weights (of rank 0); columns COLUMNS."""
-    losses = reference.losses(), other.losses()
-    loss = pd.DataFrame(
-        {
-            "step": np.arange(len(losses[0])),
-            "what": "loss",
-            "tensor": "",
-            "absolute": np.abs(losses[1] - losses[0]),
-            "relative": _ratio(np.abs(losses[1] - losses[0]), np.abs(losses[0])),
-            "same_bits": losses[0] == losses[1],
-            "elements": 1,
-        }
-    )
+    """Differences of losses (of the global batch), gradients and weights (of rank 0).
+
+    Columns: step; what (loss, gradient, weight); tensor; absolute, the largest of an element; relative; same_bits; elements,
+    the number compared.
+    """
+    mine, others = reference.losses(), other.losses()
+    absolute = np.abs(others - mine)
+    loss = _table("loss", "", absolute, _ratio(absolute, np.abs(mine)), mine == others, 1)
     return pd.concat([loss, process_differences(reference.ranks[0], other.ranks[0])], ignore_index=True)
 
 
 def process_differences(reference: ProcessData, other: ProcessData) -> pd.DataFrame:
-    """Differences of gradients and weights of two processes; columns COLUMNS."""
-    frames = [
-        _tensor_differences(reference, other, what, place)
-        for what in ("gradient", "weight")
-        for place in range(len(reference.record.parameters))
-    ]
+    """Differences of gradients and weights of two processes; columns as of `training_differences`."""
+    parameters, frames = reference.record.parameters, []
+    for what in _TENSORS:
+        norms = reference.arrays[f"{what}_norm"]
+        typical = np.sqrt((norms**2).sum(axis=1) / sum(one.elements for one in parameters))  # root mean square per step
+        same_bits = reference.arrays[f"{what}_hash"] == other.arrays[f"{what}_hash"]
+        for place, parameter in enumerate(parameters):
+            mine, others = (data.arrays[f"{what}.{place}"] for data in (reference, other))
+            absolute, relative = _compare(mine, others, typical)
+            elements = np.full(len(absolute), parameter.stored)
+            whole = f"last_{what}.{place}"
+            if whole in reference.arrays and whole in other.arrays:
+                mine, others = reference.arrays[whole][None, :], other.arrays[whole][None, :]
+                absolute[-1:], relative[-1:] = _compare(mine, others, typical[-1:])
+                elements[-1] = parameter.elements
+            frames.append(_table(what, parameter.name, absolute, relative, same_bits[:, place], elements))
     return pd.concat(frames, ignore_index=True)
 
 
-def _tensor_differences(reference: ProcessData, other: ProcessData, what: str, place: int) -> pd.DataFrame:
-    parameter = reference.record.parameters[place]
-    typical = _root_mean_square(reference, what)
-    mine, others = (data.arrays[f"{what}.{place}"] for data in (reference, other))
-    absolute, relative = _compare(mine, others, typical)
-    elements = np.full(len(absolute), parameter.stored)
-    whole = f"last_{what}.{place}"
-    if whole in reference.arrays and whole in other.arrays:
-        mine, others = reference.arrays[whole][None, :], other.arrays[whole][None, :]
-        absolute[-1:], relative[-1:] = _compare(mine, others, typical[-1:])
-        elements[-1] = parameter.elements
-    return pd.DataFrame(
-        {
-            "step": np.arange(len(absolute)),
-            "what": what,
-            "tensor": parameter.name,
-            "absolute": absolute,
-            "relative": relative,
-            "same_bits": reference.arrays[f"{what}_hash"][:, place] == other.arrays[f"{what}_hash"][:, place],
-            "elements": elements,
-        }
-    )
+def _table(
+    what: What, tensor: str, absolute: _Values, relative: _Values, same_bits: NDArray[Any], elements: Any
+) -> pd.DataFrame:
+    steps = np.arange(len(absolute))
+    columns = {"step": steps, "what": what, "tensor": tensor, "absolute": absolute, "relative": relative}
+    return pd.DataFrame({**columns, "same_bits": same_bits, "elements": elements})
 
 
-def _compare(
-    reference: NDArray[Any], other: NDArray[Any], typical: _TensorValues
-) -> tuple[_TensorValues, _TensorValues]:
+def _compare(reference: NDArray[Any], other: NDArray[Any], typical: _Values) -> tuple[_Values, _Values]:
     """Largest absolute and relative difference of a tensor, per step; steps x elements each, `typical` per step."""
     reference = reference.astype(np.float64, copy=False)
     difference = other.astype(np.float64, copy=False) - reference
     scale = np.maximum(np.linalg.norm(reference, axis=1), typical * np.sqrt(reference.shape[1]))
-    absolute: _TensorValues = np.abs(difference).max(axis=1, initial=0.0)
+    absolute: _Values = np.abs(difference).max(axis=1, initial=0.0)
     return absolute, _ratio(np.linalg.norm(difference, axis=1), scale)
 
 
-def _root_mean_square(data: ProcessData, what: str) -> _TensorValues:
-    """The root mean square of all elements of all tensors of a kind, per step."""
-    norms: _TensorValues = data.arrays[f"{what}_norm"]
-    elements = sum(parameter.elements for parameter in data.record.parameters)
-    mean: _TensorValues = np.sqrt((norms**2).sum(axis=1) / elements)
-    return mean
-
-
-def _ratio(difference: _TensorValues, scale: _TensorValues) -> _TensorValues:
+def _ratio(difference: _Values, scale: _Values) -> _Values:
     """The quotient; 0 without a difference, infinite if only `other` is not finite, NaN if the reference is not."""
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = np.where(difference == 0, 0.0, difference / scale)
-    found: _TensorValues = np.where(np.isfinite(scale), np.where(np.isnan(quotient), np.inf, quotient), np.nan)
+    found: _Values = np.where(np.isfinite(scale), np.where(np.isnan(quotient), np.inf, quotient), np.nan)
     return found
 
 
@@ -142,38 +120,32 @@ def gradient_factor(reference: ProcessData, other: ProcessData, step: int) -> tu
         return float(factor), float(np.linalg.norm(others - factor * mine) / np.linalg.norm(others))
 
 
-def output_differences(reference: RecordedTraining, other: RecordedTraining) -> pd.DataFrame:
-    """Relative differences of module outputs in the first forward: columns call, relative, in the order of the calls.
+def output_differences(reference: RecordedTraining, other: RecordedTraining) -> dict[str, float]:
+    """Relative differences of module outputs in the first forward, by module call in the order of the calls.
 
     Outputs are compared sample by sample, on whichever device each was computed. Empty if the first global batches or the
     modules differ.
     """
-    mine, others = _by_sample(reference), _by_sample(other)
-    if mine is None or others is None or not np.array_equal(mine[0], others[0]) or list(mine[1]) != list(others[1]):
-        return pd.DataFrame({"call": [], "relative": []})
-    rows = [(call, _relative_output(values, others[1][call])) for call, values in mine[1].items()]
-    return pd.DataFrame(rows, columns=["call", "relative"])
+    (samples, mine), (other_samples, others) = _by_sample(reference), _by_sample(other)
+    if not np.array_equal(samples, other_samples) or list(mine) != list(others):
+        return {}
+    apart = np.array([np.linalg.norm(others[call] - values) for call, values in mine.items()])
+    scale = np.array([np.linalg.norm(values) for values in mine.values()])
+    return dict(zip(mine, _ratio(apart, scale).tolist(), strict=True))
 
 
-def _by_sample(training: RecordedTraining) -> tuple[NDArray[np.uint64], dict[str, NDArray[Any]]] | None:
-    """Fingerprints of the first global batch in ascending order, and the outputs in that order; None without outputs."""
+def _by_sample(training: RecordedTraining) -> tuple[NDArray[np.uint64], dict[str, NDArray[Any]]]:
+    """Fingerprints of the first global batch in ascending order, and the outputs of all its samples in that order."""
     samples = training.samples()
-    first = samples[samples["step"] == 0]
-    order = np.argsort(first["fingerprint"].to_numpy(), kind="stable")
-    outputs = training.first_outputs()
-    if any(len(values) != len(first) for values in outputs.values()):
-        return None
-    return first["fingerprint"].to_numpy()[order], {call: values[order] for call, values in outputs.items()}
-
-
-def _relative_output(reference: NDArray[Any], other: NDArray[Any]) -> float:
-    mine, others = reference.astype(np.float64).ravel(), other.astype(np.float64).ravel()
-    difference, scale = (np.array([np.linalg.norm(one)]) for one in (others - mine, mine))
-    return float(_ratio(difference, scale)[0])
+    first = samples.loc[samples["step"] == 0, "fingerprint"].to_numpy()
+    order = np.argsort(first, kind="stable")
+    outputs = {call: values.astype(np.float64) for call, values in training.first_outputs().items()}
+    whole = all(len(values) == len(first) for values in outputs.values())
+    return first[order], {call: values[order] for call, values in outputs.items()} if whole else {}
 
 
 def least_tolerance(settings: EqualitySettings) -> float:
-    """The smallest tolerance of any step."""
+    """The smallest tolerance of any step, and of module outputs."""
     return SAFETY * (settings.global_batch_size - 1) * _ROUNDOFF[settings.precision]
 
 
@@ -185,12 +157,6 @@ def tolerances(rounding: pd.DataFrame, settings: EqualitySettings) -> pd.DataFra
     measured = largest_per_step(rounding).cummax()
     table = (SAFETY * measured).clip(lower=least_tolerance(settings))
     return table.join(measured.add_suffix("_rounding"))
-
-
-def output_tolerance(outputs: pd.DataFrame, settings: EqualitySettings) -> float:
-    """The tolerance of module outputs in the first forward; `outputs`: their differences with moved weights."""
-    measured = float(outputs["relative"].max()) if len(outputs) else 0.0
-    return max(least_tolerance(settings), SAFETY * measured)
 
 
 def largest_per_step(differences: pd.DataFrame) -> pd.DataFrame:
@@ -207,39 +173,31 @@ def judged_steps(tolerance: pd.DataFrame, rounding: pd.DataFrame) -> int:
     return next((step for step, fine in enumerate(usable) if not fine or step in unknown), len(usable))
 
 
-_TENSORS: tuple[What, ...] = ("gradient", "weight")  # in the order of a step
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JudgedPair:
-    """Differences of two trainings with their tolerances; columns of `differences`: COLUMNS, tolerance, over."""
+    """Differences of two trainings; `differences` has the columns of `training_differences`, tolerance, over."""
 
     reference: RecordedTraining
     other: RecordedTraining
     differences: pd.DataFrame
     judged_steps: int  # all steps of a pair that is equal bit for bit
-
-    @property
-    def same_bits(self) -> bool:
-        """Whether gradients and weights are equal bit for bit."""
-        tensors = self.differences[self.differences["what"] != "loss"]
-        return bool(tensors["same_bits"].all())
+    same_bits: bool  # of gradients and weights
 
     @property
     def first(self) -> TensorDifference | None:
         """The first difference beyond its tolerance, within a step in the order of WHATS; the largest of its kind."""
         over = self.differences[self.differences["over"]]
-        if over.empty:
-            return None
-        at_step = over[over["step"] == over["step"].min()]
-        what = next(what for what in WHATS if (at_step["what"] == what).any())
-        of_kind = at_step[at_step["what"] == what]
-        return _difference(of_kind.sort_values("relative").iloc[-1])
+        for what in WHATS:
+            of_kind = over[(over["step"] == over["step"].min()) & (over["what"] == what)]
+            if len(of_kind):
+                row = plain_rows(of_kind.sort_values("relative").iloc[[-1]])[0]
+                return TensorDifference(**{name: row[name] for name in TensorDifference.__struct_fields__})
+        return None
 
     @property
     def agree(self) -> bool:
         """Whether they are equal bit for bit, or within the tolerance at every judged step."""
-        return self.same_bits or self.first is None
+        return self.same_bits or not self.differences["over"].any()
 
 
 def judge_pair(
@@ -250,33 +208,24 @@ def judge_pair(
     per_row = tolerance.reset_index().melt("step", list(WHATS), "what", "tolerance")
     differences = differences.merge(per_row, on=["step", "what"], how="left", sort=False)
     over = (differences["relative"] > differences["tolerance"]) & (differences["step"] < judged_steps)
-    pair = JudgedPair(reference, other, differences.assign(over=over), judged_steps)
-    return replace(pair, judged_steps=reference.steps) if pair.same_bits else pair
+    same_bits = bool(differences.loc[differences["what"] != "loss", "same_bits"].all())
+    judged = len(tolerance) if same_bits else judged_steps
+    return JudgedPair(reference, other, differences.assign(over=over), judged, same_bits)
 
 
 def pair_result(pair: JudgedPair, explained: bool) -> PairResult:
     """The stored result of a pair; `explained`: its difference is not a mistake."""
-    verdict: Agreement = "different"
-    if pair.agree:
-        verdict = "bit-equal" if pair.same_bits else "equal"
-    elif explained:
-        verdict = "explained"
-    per_step = largest_per_step(pair.differences)
+    judged = pair.differences[(pair.differences["step"] < pair.judged_steps) & (pair.differences["what"] != "loss")]
+    agreement: Agreement = "bit-equal" if pair.same_bits else "equal"
     return PairResult(
         reference=pair.reference.name,
         other=pair.other.name,
-        verdict=verdict,
+        verdict=agreement if pair.agree else "explained" if explained else "different",
         judged_steps=pair.judged_steps,
         first_difference=pair.first,
-        steps=tuple(StepDistance(**row) for row in plain_rows(per_step.reset_index())),
-        tensors=_tensors(pair),
+        steps=tuple(StepDistance(**row) for row in plain_rows(largest_per_step(pair.differences).reset_index())),
+        tensors=tuple(_distance(table) for _, table in judged.groupby(["what", "tensor"], sort=False)),
     )
-
-
-def _tensors(pair: JudgedPair) -> tuple[TensorDistance, ...]:
-    judged = pair.differences[pair.differences["step"] < pair.judged_steps]
-    tables = judged[judged["what"] != "loss"].groupby(["what", "tensor"], sort=False)
-    return tuple(_distance(table) for _, table in tables)
 
 
 def _distance(table: pd.DataFrame) -> TensorDistance:
@@ -292,58 +241,30 @@ def _distance(table: pd.DataFrame) -> TensorDistance:
     )
 
 
-def _difference(row: "pd.Series[Any]") -> TensorDifference:
-    return TensorDifference(
-        step=int(row["step"]),
-        what=row["what"],
-        tensor=row["tensor"],
-        absolute=known(row["absolute"]),
-        relative=known(row["relative"]),
-        tolerance=known(row["tolerance"]),
-        elements=int(row["elements"]),
-    )
-
-
 def rank_result(training: RecordedTraining, reference: RecordedTraining) -> RankAgreement:
     """Compare every rank with rank 0 bit for bit, as DistributedDataParallel promises equal ranks.
 
-    `reference`, a training that should agree otherwise (another strategy with the same shares), shows which ranks are wrong.
+    `reference`, a training that should agree otherwise (another strategy with the same shares), shows which ranks are wrong:
+    those that differ from it or, if all or none do, from rank 0.
     """
-    found: list[tuple[int, What]] = []
+    ranks, found = training.ranks, []
     for what in _TENSORS:
-        hashes = np.stack([rank.arrays[f"{what}_hash"] for rank in training.ranks])
-        found += [(step, what) for step in np.flatnonzero((hashes != hashes[0]).any(axis=(0, 2))).tolist()]
+        hashes = np.stack([rank.arrays[f"{what}_hash"] for rank in ranks])
+        apart = (hashes != hashes[0]).any(axis=2)  # ranks x steps
+        found += [(step, what, np.flatnonzero(apart[:, step]).tolist()) for step in np.flatnonzero(apart.any(axis=0))]
     if not found:
-        return RankAgreement(training.name, len(training.ranks), True, None, None, None, None, ())
-    step, what = min(found, key=lambda one: (one[0], _TENSORS.index(one[1])))
-    tensor, relative = _largest(training, step, what)
-    apart = _apart(training, reference, step, what)
-    return RankAgreement(training.name, len(training.ranks), False, step, what, tensor, known(relative), apart)
+        return RankAgreement(training.name, len(ranks), True, None, None, None, None, ())
+    step, what, unlike_rank_0 = min(found, key=lambda one: one[0])  # the first of equal ones: the gradients
 
+    def largest(one: ProcessData, other: ProcessData) -> tuple[float, str]:
+        rows = process_differences(one, other)
+        row = rows[(rows["step"] == step) & (rows["what"] == what)].sort_values("relative").iloc[-1]
+        return float(row["relative"]), str(row["tensor"])
 
-def _largest(training: RecordedTraining, step: int, what: What) -> tuple[str, float]:
-    """The tensor with the largest difference between a rank and rank 0, and that difference."""
-    largest = ("", -1.0)
-    for rank in training.ranks[1:]:
-        differences = process_differences(training.ranks[0], rank)
-        rows = differences[(differences["step"] == step) & (differences["what"] == what)]
-        row = rows.sort_values("relative").iloc[-1]
-        largest = max(largest, (str(row["tensor"]), float(row["relative"])), key=lambda one: one[1])
-    return largest
-
-
-def _apart(training: RecordedTraining, reference: RecordedTraining, step: int, what: What) -> tuple[int, ...]:
-    """Ranks that differ from the reference; if all or none do, the ranks that differ from rank 0."""
-    wrong = []
-    for rank in training.ranks:
-        differences = process_differences(reference.ranks[0], rank)
-        rows = differences[(differences["step"] == step) & (differences["what"] == what)]
-        if rows["relative"].max() > LARGEST_TOLERANCE:
-            wrong.append(rank.record.rank)
-    if 0 < len(wrong) < len(training.ranks):
-        return tuple(wrong)
-    hashes = np.stack([rank.arrays[f"{what}_hash"][step] for rank in training.ranks])
-    return tuple(np.flatnonzero((hashes != hashes[0]).any(axis=1)).tolist())
+    relative, tensor = max((largest(ranks[0], rank) for rank in ranks[1:]), key=lambda one: one[0])
+    wrong = [one.record.rank for one in ranks if largest(reference.ranks[0], one)[0] > LARGEST_TOLERANCE]
+    ranks_apart = tuple(wrong if 0 < len(wrong) < len(ranks) else unlike_rank_0)
+    return RankAgreement(training.name, len(ranks), False, int(step), what, tensor, known(relative), ranks_apart)
 
 
 def known(value: float) -> float | None:

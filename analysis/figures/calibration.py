@@ -1,6 +1,7 @@
 """Bus bandwidth by message size, of a calibration and in traces, with the fit, the ring's bound and the link's specification."""
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -8,14 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
 from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, moved_as, ring_hops, ring_us
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.figures.style import COLOURS, MARKERS, STYLE, literal, shared_legend
+from dpscope.analysis.figures.style import COLOURS, MARKERS, STYLE, headline, literal, panel_grid, shared_legend
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit
@@ -39,46 +39,33 @@ def calibration_figure(calibration: Calibration) -> Figure:
     for point in calibration.points:
         if bus_factor(point.collective, point.devices):
             groups.setdefault((point.collective, point.devices, point.nodes), []).append(point)
-    columns = min(2, len(groups))
-    rows = -(-len(groups) // columns)
+    columns, names = min(2, len(groups)), calibration.device_names
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.4 * columns, 0.7 + 2.7 * rows), layout="constrained")
-        for index, ((collective, devices, nodes), points) in enumerate(groups.items()):
-            axes = figure.add_subplot(rows, columns, index + 1)
+        figure, panels = panel_grid(len(groups), columns, 4.4 * columns, 2.7, top=0.7)
+        for axes, ((collective, devices, nodes), points) in zip(panels, groups.items(), strict=True):
             on_as_many = calibration if nodes is None else calibration.on_nodes(nodes)
             fit, link = find_fit(on_as_many, collective, devices), calibration.links.get(devices)
-            _panel(axes, points, calibration.backend, fit, link)
+            _panel(axes, points, moved_as(collective, calibration.backend), fit, link)
             unknown = "" if link else ", link's rate unknown"
             over = "" if nodes in (None, 1) else f" over {nodes} nodes"
             axes.set_title(f"{collective}, {counted(devices, 'device')}{over}{unknown}", loc="left", fontsize=9)
-        shared_legend(figure, figure.axes, 4)
-        figure.suptitle(f"Bus bandwidth by size ({_machine(calibration)})", x=0.01, ha="left", fontsize=11)
+        shared_legend(figure, panels, 4)
+        machine = f"{calibration.backend}, {len(names)} x {literal(names[0])}"
+        headline(figure, f"Bus bandwidth by size ({machine})")
     return figure
 
 
-def _machine(calibration: Calibration) -> str:
-    return f"{calibration.backend}, {len(calibration.device_names)} x {literal(calibration.device_names[0])}"
-
-
 def _panel(
-    axes: Axes, points: list[CalibrationPoint], backend: str | None, fit: CollectiveFit | None, link: LinkRate | None
+    axes: Axes, points: list[CalibrationPoint], kind: str, fit: CollectiveFit | None, link: LinkRate | None
 ) -> None:
-    kind, ranks = moved_as(points[0].collective, backend), points[0].devices
-    sizes_bytes = [point.size_bytes for point in points]
-    medians = _rates(kind, ranks, sizes_bytes, [float(np.median(point.times_us)) for point in points])
-    slowest, fastest = (
-        _rates(kind, ranks, sizes_bytes, [edge(point.times_us) for point in points]) for edge in (max, min)
+    ranks, sizes_bytes = points[0].devices, [point.size_bytes for point in points]
+    medians, slowest, fastest = (
+        _rates(kind, ranks, sizes_bytes, [float(of(point.times_us)) for point in points]) for of in (median, max, min)
     )
     axes.errorbar(
-        sizes_bytes,
-        medians,
-        yerr=[medians - slowest, fastest - medians],
-        fmt="o",
-        markersize=3,
-        linewidth=0.8,
-        color=COLOURS["transfer"],
-        label="measured (range)",
-    )
+        sizes_bytes, medians, yerr=[medians - slowest, fastest - medians], fmt="o", markersize=3, linewidth=0.8,
+        color=COLOURS["transfer"], label="measured (range)",
+    )  # fmt: skip
     draw_models(axes, (min(sizes_bytes), max(sizes_bytes)), kind, ranks, fit, link)
     _bandwidth_axes(axes)
 
@@ -121,34 +108,26 @@ def bandwidths(run: RunData, sources: CostSources) -> Figure | None:
         return None
     groups = list(transfers.groupby(["kind", "group_size"]))
     groups = sorted(groups, key=lambda group: -float(group[1]["bytes"].sum()))[:MOST_PANELS]
-    columns = min(2, len(groups))
-    rows = -(-len(groups) // columns)
-    figure = Figure(figsize=(7.5, 0.8 + 2.9 * rows), layout="constrained")
-    for index, ((kind, _), own) in enumerate(groups):
-        _trace_panel(
-            figure.add_subplot(rows, columns, index + 1), str(kind), int(own["group_size"].iloc[0]), own, sources
-        )
-    shared_legend(figure, figure.axes, 3)
-    figure.suptitle("Bus bandwidth by message size: median, and range over transfers", x=0.01, ha="left", fontsize=11)
+    figure, panels = panel_grid(len(groups), min(2, len(groups)), 7.5, 2.9, top=0.8)
+    for axes, ((kind, _), own) in zip(panels, groups, strict=True):
+        _trace_panel(axes, str(kind), int(own["group_size"].iloc[0]), own, sources)
+    shared_legend(figure, panels, 3)
+    headline(figure, "Bus bandwidth by message size: median, and range over transfers")
     return figure
 
 
 def matched_transfers(run: RunData) -> pd.DataFrame:
     """Each matched collective of a whole step once, with its cell: cell, kind, moved_as, group_size, bytes, busbw_gb_per_s."""
-    parts = []
+    names, keys = ["cell", "kind", "moved_as", "group_size", "bytes", "busbw_gb_per_s"], ["repeat", "rank", "step"]
+    kept = []
     for data in run.measured:
         if data.collectives.empty or not data.communication_known:
             continue
-        keys = ["repeat", "rank", "step"]
         own = data.collectives.merge(data.whole_windows[keys].drop_duplicates(), on=keys)
-        known = own[own["busbw_gb_per_s"].notna() & own["bytes"].notna() & own["match"].notna()]
-        parts.append(known.drop_duplicates(["repeat", "match"]).assign(cell=data.cell.name))
-    parts = [
-        part.assign(moved_as=part["moved_as"].fillna(part["kind"]) if "moved_as" in part else part["kind"])
-        for part in parts
-    ]
-    names = ["cell", "kind", "moved_as", "group_size", "bytes", "busbw_gb_per_s"]
-    kept = [part[names] for part in parts if len(part)]
+        known = own.dropna(subset=["busbw_gb_per_s", "bytes", "match"]).drop_duplicates(["repeat", "match"])
+        moved = known["moved_as"].fillna(known["kind"]) if "moved_as" in known else known["kind"]
+        if len(known):
+            kept.append(known.assign(cell=data.cell.name, moved_as=moved)[names])
     return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=names)
 
 
@@ -164,18 +143,13 @@ def _trace_panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: 
     calibration = sources.calibrated(ranks)
     fit = find_fit(calibration, kind, ranks) if calibration is not None else None
     link = sources.link(ranks) or (calibration.links.get(ranks) if calibration is not None else None)
-    sizes_drawn = _size_range(own["bytes"].astype(float))
+    low, high = np.log10(float(own["bytes"].min())), np.log10(float(own["bytes"].max()))
+    beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)  # so that a curve is visible next to a single size
+    sizes_drawn = 10 ** (low - beyond), 10 ** (high + beyond)
     draw_models(axes, sizes_drawn, str(own["moved_as"].iloc[0]), ranks, fit, link)
     axes.set_xlim(*sizes_drawn)
     _bandwidth_axes(axes)
     axes.set_title(f"{kind}, {counted(ranks, 'rank')}", loc="left", fontsize=9)
-
-
-def _size_range(sizes: "pd.Series[float]") -> tuple[float, float]:
-    """A little more than the range of the sizes, so that a curve is visible next to a single one."""
-    low, high = np.log10(float(sizes.min())), np.log10(float(sizes.max()))
-    beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)
-    return 10 ** (low - beyond), 10 ** (high + beyond)
 
 
 def _bandwidth_axes(axes: Axes) -> None:
@@ -184,18 +158,13 @@ def _bandwidth_axes(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _plain_bytes(size)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
-    for axis in (axes.xaxis, axes.yaxis):
-        _few_ticks(axis)
+    for axis in (axes.xaxis, axes.yaxis):  # powers of ten; below two decades also their double and fivefold
+        low, high = axis.get_view_interval()
+        narrow = low > 0 and np.log10(high / low) < 2
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
+        axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
     axes.set_xlabel("message size")
     axes.set_ylabel("bus bandwidth [GB/s]")
-
-
-def _few_ticks(axis: Axis) -> None:
-    """Powers of ten; below two decades also their double and fivefold."""
-    low, high = axis.get_view_interval()
-    narrow = low > 0 and np.log10(high / low) < 2
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
-    axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
 
 
 def _plain_bytes(size: float) -> str:

@@ -9,24 +9,12 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.figures import training as training_figures
+from dpscope.analysis.figures import scaling, step, training
 from dpscope.analysis.figures.calibration import bandwidths
-from dpscope.analysis.figures.scaling import batch_figure, draw_scaling, draw_study
-from dpscope.analysis.figures.step import (
-    device_use,
-    measured_and_estimated,
-    phase_split,
-    step_split,
-    wait_strip,
-    waits,
-    waterfall,
-)
 from dpscope.analysis.figures.style import STYLE
 from dpscope.analysis.runs.run_data import RunData
 
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
-
-Draw = Callable[[RunData, Comparison], Figure | None]
 
 CAPTIONS = {
     "batch": "Median untraced step and throughput over the batch per device. A cross marks a batch at which memory ran out and "
@@ -51,30 +39,28 @@ CAPTIONS = {
     "measured cells of the same batch.",
     "study": "Speedup, efficiency and test accuracy. Whiskers of speedup and efficiency are 95% "
     "intervals, those of accuracy the range over seeds. Thin lines: Amdahl's law through the strong point of most devices.",
-    **training_figures.TRAINING_CAPTIONS,
+    **training.TRAINING_CAPTIONS,
 }
 
 
 def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict[str, Figure]:
     """The figures of a run by file name; those without numbers are omitted."""
-    drawers: dict[str, Draw] = {
-        "batch": batch_figure,
-        "waterfall": waterfall,
-        "step_split": step_split,
-        "phases": phase_split,
-        "device_use": device_use,
-        "waits": waits,
-        "wait_strip": wait_strip,
-        "communication": measured_and_estimated,
-        "busbw": lambda run, _: bandwidths(run, sources),
-        "scaling": lambda _, comparison: draw_scaling(comparison),
-        "study": lambda _, comparison: draw_study(comparison),
-    }
     with mpl.rc_context(STYLE):
-        drawn = {name: draw(run, comparison) for name, draw in drawers.items()}
-        kept = {name: figure for name, figure in drawn.items() if figure is not None}
-        kept |= training_figures.training_figures(run.training) if run.training else {}
-    return kept
+        drawn = {
+            "batch": scaling.batch_figure(run, comparison),
+            "waterfall": step.waterfall(run, comparison),
+            "step_split": step.step_split(run, comparison),
+            "phases": step.phase_split(run),
+            "device_use": step.device_use(run, comparison),
+            "waits": step.waits(run),
+            "wait_strip": step.wait_strip(run),
+            "communication": step.measured_and_estimated(run, comparison),
+            "busbw": bandwidths(run, sources),
+            "scaling": scaling.draw_scaling(comparison),
+            "study": scaling.draw_study(comparison),
+            **(training.training_figures(run.training) if run.training else {}),
+        }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 def figure_files(drawn: Mapping[str, Figure], formats: Sequence[str]) -> tuple[dict[str, str], dict[str, bytes]]:

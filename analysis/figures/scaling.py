@@ -1,7 +1,6 @@
 """Speedup, efficiency and accuracy over devices, and step time and throughput over the batch."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,14 +9,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from dpscope.analysis.cells.columns import INTERVAL
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingSeries
-from dpscope.analysis.figures.style import COLOURS, MARKERS, new_figure, shared_legend
+from dpscope.analysis.figures.style import COLOURS, MARKERS, headline, new_figure, shared_legend, whiskers
 from dpscope.analysis.runs.cell_data import CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, amdahl_speedup, predicted_speedup
-from dpscope.analysis.text.units import Unit, choose_unit
+from dpscope.analysis.text.units import choose_unit
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 
@@ -25,65 +23,62 @@ from dpscope.profiling.records.strategies import traits_of
 def draw_scaling(comparison: Comparison) -> Figure | None:
     """Speedup on the left, efficiency on the right; bars if only one count above 1 was measured, else lines.
 
-    None without a single-device cell as the baseline.
+    Weak series are solid, strong ones dashed; laws go up to twice the largest measured count. None without a single-device cell
+    as the baseline.
     """
     if not comparison.scaling:
         return None
     figure, (left, right) = new_figure(9, columns=2)
-    counts = sorted({1, *(point.devices for series in comparison.scaling for point in series.points)})
+    counts = _counts(comparison)
     right.axhline(100, color="black", linestyle=":")
-    if comparison.target_efficiency is not None:
-        right.axhline(
-            100 * comparison.target_efficiency, color=COLOURS["target"], linestyle="-.", label="target efficiency"
-        )
+    _target(right, comparison)
     if len(counts) == 2:  # a line through one point shows no more than a bar
         left.axhline(counts[-1], color="black", linestyle=":", label="ideal")
     else:
         left.plot(counts, counts, color="black", linestyle=":", label="ideal")
-    for axes, label in ((left, "speedup"), (right, "efficiency [%]")):
+    for axes, label, by_devices in ((left, "speedup", False), (right, "efficiency [%]", True)):
         if len(counts) == 2:
-            _bars(axes, comparison.scaling, by_devices=axes is right)
+            _bars(axes, comparison.scaling, by_devices)
         else:
-            _lines(axes, comparison.scaling, counts, by_devices=axes is right)
+            for index, series in enumerate(comparison.scaling):
+                _measured(axes, series, MARKERS[index % len(MARKERS)], by_devices)
+                _law(axes, series, by_devices)
+            _by_devices(axes, counts)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
     shared_legend(figure, (left, right), 3)
-    figure.suptitle("Speedup and efficiency against one device, with 95% intervals", x=0.01, ha="left", fontsize=11)
+    headline(figure, "Speedup and efficiency against one device, with 95% intervals")
     return figure
 
 
-def _lines(axes: Axes, several: Sequence[ScalingSeries], counts: list[int], by_devices: bool) -> None:
-    """Weak series solid, strong ones dashed; laws up to twice the largest measured count."""
-    for index, series in enumerate(several):
-        _measured(axes, series, MARKERS[index % len(MARKERS)], by_devices)
-        _law(axes, series, by_devices)
+def _counts(comparison: Comparison) -> list[int]:
+    return sorted({1, *(point.devices for series in comparison.scaling for point in series.points)})
+
+
+def _by_devices(axes: Axes, counts: Sequence[int]) -> None:
     axes.set_xlabel("devices")
     axes.set_xticks(counts)
 
 
-def _style(series: ScalingSeries) -> dict[str, Any]:
-    return {"color": COLOURS[series.strategy], "linestyle": "-" if series.scaling == "weak" else "--"}
+def _target(axes: Axes, comparison: Comparison) -> None:
+    if (target := comparison.target_efficiency) is not None:
+        axes.axhline(100 * target, color=COLOURS["target"], linestyle="-.", label="target efficiency")
 
 
 def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool, from_one: bool = True) -> None:
     """Speedups, or `by_devices` efficiencies in percent, with intervals as whiskers; connected from one device on."""
-    points = [(1, Estimate(1.0, None, None, 0))] * from_one + [
-        (point.devices, point.speedup) for point in series.points
-    ]
-    devices, estimates = np.array([count for count, _ in points], dtype=float), [one for _, one in points]
+    points = [(1, Estimate(1.0, None, None, 0))] * from_one + [(one.devices, one.speedup) for one in series.points]
+    devices, speedups = np.array([count for count, _ in points], dtype=float), [one for _, one in points]
     scale = 100 / devices if by_devices else np.ones(len(devices))
-    values = np.array([one.value or np.nan for one in estimates])
-    below = [max(0.0, (one.value or 0.0) - one.low) if one.low is not None else 0.0 for one in estimates]
-    above = [max(0.0, one.high - (one.value or 0.0)) if one.high is not None else 0.0 for one in estimates]
-    axes.errorbar(
-        devices,
-        values * scale,
-        yerr=[np.array(below) * scale, np.array(above) * scale],
-        marker=marker,
-        capsize=2,
-        label=None if by_devices else series.label,
-        **_style(series),
+    values = [one.value or np.nan for one in speedups]
+    spread = whiskers(
+        [one.value or 0.0 for one in speedups], *zip(*((one.low, one.high) for one in speedups), strict=True)
     )
+    axes.errorbar(
+        devices, np.array(values) * scale, yerr=spread * scale, marker=marker, capsize=2,
+        label=None if by_devices else series.label, color=COLOURS[series.strategy],
+        linestyle="-" if series.scaling == "weak" else "--",
+    )  # fmt: skip
 
 
 def _bars(axes: Axes, several: Sequence[ScalingSeries], by_devices: bool) -> None:
@@ -91,20 +86,12 @@ def _bars(axes: Axes, several: Sequence[ScalingSeries], by_devices: bool) -> Non
     for index, series in enumerate(several):
         (point,) = series.points
         estimate, scale = (point.efficiency, 100.0) if by_devices else (point.speedup, 1.0)
-        value = estimate.value or np.nan
-        axes.bar(
-            index,
-            value * scale,
-            width=0.6,
-            color=COLOURS[series.strategy],
-            hatch="//" if series.scaling == "strong" else None,
-            edgecolor="white",
-        )
+        value, hatch = estimate.value or np.nan, "//" if series.scaling == "strong" else None
+        axes.bar(index, value * scale, width=0.6, color=COLOURS[series.strategy], hatch=hatch, edgecolor="white")
         if estimate.low is not None and estimate.high is not None:
-            ends = [[max(0.0, value - estimate.low) * scale], [max(0.0, estimate.high - value) * scale]]
-            axes.errorbar(index, value * scale, yerr=ends, color="black", capsize=3)
-    devices = several[0].points[0].devices
-    axes.set_xlabel(counted(devices, "device"))
+            spread = whiskers([value], [estimate.low], [estimate.high]) * scale
+            axes.errorbar(index, value * scale, yerr=spread, color="black", capsize=3)
+    axes.set_xlabel(counted(several[0].points[0].devices, "device"))
     axes.set_xticks(range(len(several)), [_wrapped(series.label) for series in several])
 
 
@@ -119,17 +106,15 @@ def _law(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
     """The fitted law with its band, within its range; none for a single count."""
     if series.fit is None or series.fit.law == "karp_flatt":
         return
-    counts = list(range(1, FARTHEST_FACTOR * series.fit.largest_devices + 1))
-    predictions = [predicted_speedup(series.fit, count).speedup for count in counts]
+    counts = np.arange(1, FARTHEST_FACTOR * series.fit.largest_devices + 1)
+    predictions = [predicted_speedup(series.fit, int(count)).speedup for count in counts]
     if any(one.value is None for one in predictions):
         return
-    scale = 100 / np.array(counts) if by_devices else np.ones(len(counts))
-    axes.plot(
-        counts, [one.value or np.nan for one in predictions] * scale, color=COLOURS[series.strategy], linewidth=0.8
-    )
-    if all(one.low is not None and one.high is not None for one in predictions):
-        low = np.array([one.low for one in predictions], dtype=float) * scale
-        high = np.array([one.high for one in predictions], dtype=float) * scale
+    scale = 100 / counts if by_devices else np.ones(len(counts))
+    ends = [(one.value, one.low, one.high) for one in predictions]
+    values, low, high = np.array(ends, dtype=float).T * scale
+    axes.plot(counts, values, color=COLOURS[series.strategy], linewidth=0.8)
+    if not np.isnan((low, high)).any():
         axes.fill_between(counts, low, high, color=COLOURS[series.strategy], alpha=0.15, linewidth=0)
 
 
@@ -139,20 +124,17 @@ def draw_study(comparison: Comparison) -> Figure | None:
     if not comparison.scaling or not accuracies:
         return None
     figure, (left, middle, right) = new_figure(8, width=10.0, columns=3)
-    counts = sorted({1, *(point.devices for series in comparison.scaling for point in series.points)})
+    counts = _counts(comparison)
     left.plot(counts, counts, color="black", linestyle=":", label="ideal")
     for index, series in enumerate(comparison.scaling):
         marker = MARKERS[index % len(MARKERS)]
         for axes in (left, middle):
             _measured(axes, series, marker, by_devices=axes is middle, from_one=False)
         _amdahl(left, series)
-    if comparison.target_efficiency is not None:
-        target = 100 * comparison.target_efficiency
-        middle.axhline(target, color=COLOURS["target"], linestyle="-.", label="target efficiency")
+    _target(middle, comparison)
     _accuracy_bars(right, accuracies)
     for axes, label in ((left, "speedup"), (middle, "efficiency [%]")):
-        axes.set_xlabel("devices")
-        axes.set_xticks(counts)
+        _by_devices(axes, counts)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
     shared_legend(figure, (left, middle), 4)
@@ -162,17 +144,11 @@ def draw_study(comparison: Comparison) -> Figure | None:
 def _amdahl(axes: Axes, series: ScalingSeries) -> None:
     """Amdahl's law through the strong point with the most devices, with its Karp-Flatt fraction."""
     last = series.points[-1]
-    if series.scaling != "strong" or last.serial_fraction is None or last.serial_fraction < 0:
+    if series.scaling != "strong" or (serial := last.serial_fraction) is None or serial < 0:
         return
     devices = np.linspace(1, last.devices, 50)
-    fraction = last.serial_fraction
-    axes.plot(
-        devices,
-        [amdahl_speedup(fraction, count) for count in devices],
-        color=COLOURS[series.strategy],
-        linewidth=0.8,
-        label=f"Amdahl, {fraction:.0%} serial",
-    )
+    speedups = [amdahl_speedup(serial, count) for count in devices]
+    axes.plot(devices, speedups, color=COLOURS[series.strategy], linewidth=0.8, label=f"Amdahl, {serial:.0%} serial")
 
 
 def _accuracies(comparison: Comparison) -> list[tuple[str, str, float, float, float]]:
@@ -191,7 +167,7 @@ def _accuracy_bars(axes: Axes, accuracies: Sequence[tuple[str, str, float, float
     """A bar for each training with the range over seeds; the axis does not begin at 0, so that differences are visible."""
     for index, (_, strategy, value, low, high) in enumerate(accuracies):
         axes.bar(index, value, width=0.6, color=COLOURS[strategy])
-        axes.errorbar(index, value, yerr=[[value - low], [high - value]], color="black", capsize=3)
+        axes.errorbar(index, value, yerr=whiskers([value], [low], [high]), color="black", capsize=3)
         axes.annotate(f"{value:.1f}", (index, high), (0, 3), textcoords="offset points", ha="center", fontsize=8)
     axes.set_xticks(range(len(accuracies)), [label for label, *_ in accuracies], fontsize=7)
     axes.set_ylabel("test accuracy [%]")
@@ -200,12 +176,12 @@ def _accuracy_bars(axes: Axes, accuracies: Sequence[tuple[str, str, float, float
     axes.set_ylim(max(0.0, lowest - margin), highest + margin / 2)
 
 
-Series = tuple[str, str, str]  # strategy, devices with their nodes, variant
-
-
 def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
-    """Step time and throughput by batch; None for a run with one batch size."""
-    series: dict[Series, list[CellData]] = {}
+    """Step time and throughput by batch, a line per strategy, devices (with their nodes) and variant; None for one batch size.
+
+    A cross at the bottom of the axes marks a batch at which memory ran out.
+    """
+    series: dict[tuple[str, str, str], list[CellData]] = {}
     for data in (one for one in run.cells.values() if knows_batch(one.cell)):
         if data.measured or ran_out_of_memory(data):
             where = f"{data.cell.devices}" + (f" over {data.nodes} nodes" if data.nodes > 1 else "")
@@ -215,15 +191,24 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
         return None
     unit = choose_unit("time", [row.step_us for row in comparison.rows.values()])
     figure, (left, right) = new_figure(8, columns=2)
-    for index, (key, cells) in enumerate(series.items()):
+    for index, ((strategy, where, variant), cells) in enumerate(series.items()):
         measured = sorted((data for data in cells if data.measured), key=lambda data: data.cell.batch_size)
         rows = [comparison.rows[data.cell.name] for data in measured]
-        _line(left, rows, ("step_us", *INTERVAL.of("step_us")), unit, key, index)
-        rate = ("samples_per_s", *INTERVAL.of("samples_per_s"))
-        _line(right, rows, rate, Unit("", 1.0, 1), key, index)
         full = sorted(data.cell.batch_size for data in cells if ran_out_of_memory(data))
-        for axes in (left, right):
-            _out_of_memory(axes, full, key, index)
+        for axes, column, divisor in ((left, "step_us", unit.divisor), (right, "samples_per_s", 1.0)):
+            values, low, high = ([row.number(name) for row in rows] for name in (column, *INTERVAL.of(column)))
+            axes.errorbar(
+                np.array([row.batch_size for row in rows], dtype=float), np.array(values, dtype=float) / divisor,
+                yerr=whiskers(values, low, high) / divisor, capsize=2, color=COLOURS[strategy],
+                marker=MARKERS[index % len(MARKERS)], linestyle="--" if variant else "-",
+                label=f"{strategy} on {where}{f' ({variant})' if variant else ''}",
+            )  # fmt: skip
+            if full:
+                axes.plot(
+                    full, [0.04 + 0.05 * index] * len(full), transform=axes.get_xaxis_transform(), linestyle="",
+                    marker="x", markersize=8, markeredgewidth=2, color=COLOURS[strategy], clip_on=False,
+                    label=f"{strategy} on {where}: out of memory",
+                )  # fmt: skip
     for axes, label in ((left, f"median step [{unit.label}]"), (right, "samples/s")):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(batches))
@@ -233,41 +218,10 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
     shared_legend(figure, [left], 3)
-    figure.suptitle("Step time and throughput by batch, with 95% intervals", x=0.01, ha="left", fontsize=11)
+    headline(figure, "Step time and throughput by batch, with 95% intervals")
     return figure
 
 
 def ran_out_of_memory(data: CellData) -> bool:
     """Whether a repeat of the cell ran out of memory."""
     return any(result.status == "out_of_memory" for result in data.results)
-
-
-def _batch_style(key: Series, index: int) -> dict[str, Any]:
-    strategy, where, variant = key
-    return {
-        "color": COLOURS[strategy],
-        "marker": MARKERS[index % len(MARKERS)],
-        "linestyle": "--" if variant else "-",
-        "label": f"{strategy} on {where}{f' ({variant})' if variant else ''}",
-    }
-
-
-def _line(
-    axes: Axes, rows: Sequence[CellRow], columns: tuple[str, str, str], unit: Unit, key: Series, index: int
-) -> None:
-    value, low, high = (np.array([row.number(name) for row in rows], dtype=float) for name in columns)
-    spread = np.nan_to_num(np.stack((value - low, high - value)), nan=0.0).clip(min=0.0) / unit.divisor
-    batch = np.array([row.batch_size for row in rows], dtype=float)
-    axes.errorbar(batch, value / unit.divisor, yerr=spread, capsize=2, **_batch_style(key, index))
-
-
-def _out_of_memory(axes: Axes, batches: Sequence[int], key: Series, index: int) -> None:
-    """A cross at the bottom of the axes, where no time was measured."""
-    if not batches:
-        return
-    height = [0.04 + 0.05 * index] * len(batches)
-    strategy, where, _ = key
-    axes.plot(
-        list(batches), height, transform=axes.get_xaxis_transform(), linestyle="", marker="x", markersize=8,
-        markeredgewidth=2, color=COLOURS[strategy], clip_on=False, label=f"{strategy} on {where}: out of memory",
-    )  # fmt: skip

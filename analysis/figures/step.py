@@ -9,44 +9,33 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.cells.columns import BY_NAME, INTERVAL
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap, WaterfallPart, gap_parts
-from dpscope.analysis.cells.row import CellRow, minus
-from dpscope.analysis.figures.style import COLOURS, NARROW, WIDTH, new_figure
+from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.figures import style
+from dpscope.analysis.figures.style import COLOURS, NARROW, WIDTH, new_figure, whiskers
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
 
-_Stack = dict[str, tuple[list[float], str]]  # by label: a value for each bar, and the colour
-_PHASES = {  # column of the breakdown -> label and colour
+_Parts = Mapping[str, tuple[Sequence[float], str]]  # by label: a value for each bar, and the colour
+_EXPOSED = {
+    "exposed_wait_us": ("exposed wait", COLOURS["wait"]),
+    "exposed_transfer_us": ("exposed transfer", COLOURS["transfer"]),
+    "exposed_other_us": ("exposed other", COLOURS["exposed"]),
+}
+_LEDGER = {  # column -> label and colour; they add up to the traced step
+    "compute_us": ("compute", COLOURS["compute"]),
+    **_EXPOSED,
+    "idle_us": ("idle", COLOURS["idle"]),
+}
+_PHASES = {
     "host_to_device_us": ("transfer to device", COLOURS["host_to_device"]),
     "forward_us": ("forward", COLOURS["forward"]),
     "backward_us": ("backward", COLOURS["backward"]),
     "exposed_us": ("exposed communication", COLOURS["exposed"]),
     "optimizer_us": ("optimizer", COLOURS["optimizer"]),
 }
-
-
-_PARTS = {  # column of the ledger -> label and colour; they add up to the traced step
-    "compute_us": ("compute", COLOURS["compute"]),
-    "exposed_wait_us": ("exposed wait", COLOURS["wait"]),
-    "exposed_transfer_us": ("exposed transfer", COLOURS["transfer"]),
-    "exposed_other_us": ("exposed other", COLOURS["exposed"]),
-    "idle_us": ("idle", COLOURS["idle"]),
-}
-
-
-def step_split(run: RunData, comparison: Comparison) -> Figure | None:
-    """The traced step of each cell in the parts of its ledger; a part that no cell has is omitted."""
-    rows = [row for row in comparison.rows.values() if None not in (row.compute_us, row.traced_step_us, row.idle_us)]
-    if not rows:
-        return None
-    unit = choose_unit("time", [row.traced_step_us for row in rows])
-    labels = [f"{row.cell} (comm. unknown)" if row.exposed_us is None and row.devices > 1 else row.cell for row in rows]
-    parts = _of_rows(_PARTS, rows, unit.divisor)
-    return _stacked(f"Where a traced step goes{host_note(run)}", labels, parts, f"time per step [{unit.label}]", NARROW)
-
-
-_USE = {  # column -> label and colour; they add up to 100
+_USE = {  # they add up to 100
     "used_points": ("computing at the peak", COLOURS["compute"]),
     "lost_below_peak_points": ("compute below the peak", COLOURS["forward"]),
     "lost_contention_points": ("contention", COLOURS["hidden"]),
@@ -55,77 +44,72 @@ _USE = {  # column -> label and colour; they add up to 100
     "lost_other_points": ("exposed other", COLOURS["exposed"]),
     "lost_idle_points": ("idle", COLOURS["idle"]),
 }
+_MEASURED = {
+    "hidden_us": ("hidden behind compute", COLOURS["hidden"]),
+    **{name: _EXPOSED[name] for name in ("exposed_transfer_us", "exposed_wait_us", "exposed_other_us")},
+}
+_SHORTCUTS = {
+    "same_local_batch_us": ("subtraction $T_N(b) - T_1(b)$", COLOURS["same_local_batch"]),
+    "ring_us": ("ring formula", COLOURS["ring"]),
+}
+_BAR = 0.27  # of the space between cells
+_WHISKER = {"ecolor": "#777777", "elinewidth": 1.0, "capsize": 2}
+
+
+def step_split(run: RunData, comparison: Comparison) -> Figure | None:
+    """The traced step of each cell in the parts of its ledger; a part that no cell has is omitted."""
+    rows = [row for row in comparison.rows.values() if None not in (row.compute_us, row.traced_step_us, row.idle_us)]
+    unit = choose_unit("time", [row.traced_step_us for row in rows])
+    labels = [f"{row.cell} (comm. unknown)" if row.exposed_us is None and row.devices > 1 else row.cell for row in rows]
+    parts, title = _of_rows(_LEDGER, rows, unit.divisor), f"Where a traced step goes{_host_note(run)}"
+    return _stacked(title, labels, parts, f"time per step [{unit.label}]", NARROW)
 
 
 def device_use(run: RunData, comparison: Comparison) -> Figure | None:
     """The share of the peak that each cell uses, and the loss from 100% in the parts of the ledger; None without a known peak."""
     rows = [row for row in comparison.rows.values() if row.used_points is not None]
-    if not rows:
-        return None
     peak = "the measured CPU matmul peak" if run.device_type == "cpu" else "the device's specified peak"
     parts, label = _of_rows(_USE, rows), "points of the peak in a traced step [%]"
     return _stacked(f"How much of {peak} is used", [row.cell for row in rows], parts, label)
 
 
-def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
+def phase_split(run: RunData) -> Figure | None:
     """Transfer to the device, forward, backward, exposed communication, optimizer, in the tables' order."""
-    rows = {}
+    means = {}
     for data in run.measured:
         windows = data.critical_windows
-        if windows.empty or windows["forward_us"].isna().all():
-            continue
-        if data.cell.devices > 1 and not data.communication_known:
-            continue
-        means = windows[list(_PHASES)].mean()
-        rows[data.cell.name] = [float(value) if pd.notna(value) else 0.0 for value in means]
-    if not rows:
-        return None
-    unit = choose_unit("time", [sum(values) for values in rows.values()])
+        known = data.cell.devices == 1 or data.communication_known
+        if known and not windows.empty and windows["forward_us"].notna().any():
+            means[data.cell.name] = windows[list(_PHASES)].mean().astype(float).fillna(0.0)
+    unit = choose_unit("time", [float(row.sum()) for row in means.values()])
     parts = {
-        name: ([values[index] / unit.divisor for values in rows.values()], colour)
-        for index, (name, colour) in enumerate(_PHASES.values())
+        label: ([float(row[name]) / unit.divisor for row in means.values()], colour)
+        for name, (label, colour) in _PHASES.items()
     }
     title = "Phases of a traced step, 1 against N devices"
-    return _stacked(title, list(rows), parts, f"time per step [{unit.label}]")
+    return _stacked(title, list(means), parts, f"time per step [{unit.label}]")
 
 
-def host_note(run: RunData) -> str:
+def _host_note(run: RunData) -> str:
     """For titles: dp-host communicates by copies on the host."""
     return " (dp-host: host copies)" if any(data.cell.traits.host_copies for data in run.measured) else ""
 
 
-def _of_rows(columns: Mapping[str, tuple[str, str]], rows: Sequence[CellRow], divisor: float = 1.0) -> _Stack:
+def _of_rows(columns: Mapping[str, tuple[str, str]], rows: Sequence[CellRow], divisor: float = 1.0) -> _Parts:
     """The columns that have a value in any row."""
     values = {name: [(row.number(name) or 0.0) / divisor for row in rows] for name in columns}
     return {columns[name][0]: (column, columns[name][1]) for name, column in values.items() if any(column)}
 
 
-def _stacked(title: str, labels: list[str], parts: _Stack, x_label: str, width: float = WIDTH) -> Figure:
+def _stacked(title: str, labels: list[str], parts: _Parts, x_label: str, width: float = WIDTH) -> Figure | None:
+    if not labels:
+        return None
     figure, (axes,) = new_figure(len(labels), width)
-    left = [0.0] * len(labels)
-    for name, (values, colour) in parts.items():
-        axes.barh(labels, values, left=left, label=name, color=colour, height=0.7)
-        left = [start + value for start, value in zip(left, values, strict=True)]
+    style.bar_rows(axes, labels, parts)
     axes.set_xlim(left=0)
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel(x_label)
-    axes.set_title(title, loc="left")
+    style.downwards(axes, x_label, title)
     figure.legend(loc="outside lower center", ncols=min(len(parts), 3))
     return figure
-
-
-_MEASURED = {  # label -> column and colour, stacked in this order
-    "hidden behind compute": ("hidden_us", COLOURS["hidden"]),
-    "exposed transfer": ("exposed_transfer_us", COLOURS["transfer"]),
-    "exposed wait": ("exposed_wait_us", COLOURS["wait"]),
-    "exposed other": ("exposed_other_us", COLOURS["exposed"]),
-}
-_SHORTCUTS = {
-    "subtraction $T_N(b) - T_1(b)$": ("same_local_batch_us", COLOURS["same_local_batch"]),
-    "ring formula": ("ring_us", COLOURS["ring"]),
-}
-_BAR = 0.27  # of the space between cells
 
 
 def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | None:
@@ -137,51 +121,26 @@ def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | Non
     if not rows:
         return None
     unit = choose_unit("time", [row.communication_us for row in rows])
-    shortcuts = {name: spec for name, spec in _SHORTCUTS.items() if any(row.value(spec[0]) is not None for row in rows)}
+    shortcuts = {name: one for name, one in _SHORTCUTS.items() if any(row.value(name) is not None for row in rows)}
     figure, (axes,) = new_figure(len(rows) * (1 + len(shortcuts)), width=NARROW, row_height=0.24)
-    places = [float(place) for place in range(len(rows))]
-    first = [place - _BAR * len(shortcuts) / 2 for place in places]
-    _stack(axes, first, rows, unit.divisor)
-    for index, (name, (column, colour)) in enumerate(shortcuts.items(), start=1):
-        offsets = [place + _BAR * index for place in first]
+    places = np.arange(len(rows), dtype=float)
+    first = places - _BAR * len(shortcuts) / 2
+    parts = _of_rows(_MEASURED, rows, unit.divisor)
+    style.bar_rows(axes, first.tolist(), {f"measured: {name}": one for name, one in parts.items()}, _BAR * 0.9)
+    for index, (column, (label, colour)) in enumerate(shortcuts.items(), start=1):
+        ends = [name if name in BY_NAME else None for name in INTERVAL.of(column)]
+        values, low, high = ([row.number(name) if name else None for row in rows] for name in (column, *ends))
+        spread = whiskers(values, low, high) / unit.divisor if None not in ends else None
         axes.barh(
-            offsets, _values(rows, column, unit.divisor), height=_BAR * 0.9, color=colour, label=name,
-            xerr=_interval(rows, column, unit.divisor), error_kw={"ecolor": "#777777", "elinewidth": 1.0, "capsize": 2},
+            first + _BAR * index, np.array(values, dtype=float) / unit.divisor, height=_BAR * 0.9, color=colour,
+            label=label, xerr=spread, error_kw=_WHISKER,
         )  # fmt: skip
     axes.set_yticks(places, [row.cell for row in rows])
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"time per step [{unit.label}]; whiskers: 95% interval of the subtraction")
-    axes.set_title(f"Communication per step{host_note(run)}", loc="left")
+    label = f"time per step [{unit.label}]; whiskers: 95% interval of the subtraction"
+    style.downwards(axes, label, f"Communication per step{_host_note(run)}")
     figure.legend(loc="outside lower center", ncols=2)
     return figure
-
-
-def _stack(axes: Axes, places: Sequence[float], rows: Sequence[CellRow], divisor: float) -> None:
-    """The measured parts of each cell, stacked; a part that no cell has is omitted."""
-    left = [0.0] * len(rows)
-    for name, (column, colour) in _MEASURED.items():
-        values = [value if value == value else 0.0 for value in _values(rows, column, divisor)]
-        if any(values):
-            axes.barh(places, values, left=left, height=_BAR * 0.9, color=colour, label=f"measured: {name}")
-            left = [start + value for start, value in zip(left, values, strict=True)]
-
-
-def _values(rows: Sequence[CellRow], column: str, divisor: float) -> list[float]:
-    values = (row.number(column) for row in rows)
-    return [float("nan") if value is None else value / divisor for value in values]
-
-
-def _interval(rows: Sequence[CellRow], column: str, divisor: float) -> list[list[float]] | None:
-    low, high = INTERVAL.of(column)
-    if low not in BY_NAME:
-        return None
-    sides = [
-        [(minus(row.number(more), row.number(less)) or 0.0) for row in rows]
-        for more, less in ((column, low), (high, column))
-    ]
-    return [[max(0.0, value) / divisor for value in side] for side in sides]
 
 
 MOST_GAPS = 3
@@ -202,59 +161,40 @@ def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
 
 
 def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[WaterfallPart]) -> None:
-    spread = run.spreads.step
-    dp, ddp = (median_estimate(run.cells[name].step_samples(), spread) for name in (gap.dp, gap.ddp))
+    dp, ddp = (median_estimate(run.cells[name].step_samples(), run.spreads.step) for name in (gap.dp, gap.ddp))
     unit = choose_unit("time", [dp.value, ddp.value])
     labels = [gap.ddp, *(part.label for part in parts), gap.dp]
     _whole(axes, 0, ddp, unit)
     at = (ddp.value or 0.0) / unit.divisor
+    hatch, alpha = (None, 1.0) if gap.explained else ("///", 0.5)
     for index, part in enumerate(parts, 1):
         change = part.gap_us / unit.divisor
-        hatch = None if gap.explained else "///"
-        axes.barh(
-            index,
-            change,
-            left=at,
-            color=COLOURS[part.key],
-            height=0.7,
-            hatch=hatch,
-            alpha=1.0 if gap.explained else 0.5,
-        )
-        end = max(at, at + change)
+        axes.barh(index, change, left=at, color=COLOURS[part.key], height=0.7, hatch=hatch, alpha=alpha)
         axes.annotate(
-            f"{'+' if change >= 0 else '−'}{show_time(abs(part.gap_us))}", (end, index), xytext=(3, 0),
+            f"{'+' if change >= 0 else '−'}{show_time(abs(part.gap_us))}", (max(at, at + change), index), xytext=(3, 0),
             textcoords="offset points", va="center", fontsize=8,
         )  # fmt: skip
-        axes.plot([at + change] * 2, [index - 0.35, index + 1.35], color="#777777", linewidth=0.7)
         at += change
+        axes.plot([at] * 2, [index - 0.35, index + 1.35], color="#777777", linewidth=0.7)
     _whole(axes, len(parts) + 1, dp, unit)
     axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"time per step [{unit.label}]; whiskers: 95% interval of the median untraced step")
-    axes.set_title(_title(gap), loc="left")
+    style.downwards(
+        axes, f"time per step [{unit.label}]; whiskers: 95% interval of the median untraced step", _title(gap)
+    )
 
 
 def _title(gap: StrategyGap) -> str:
     title = f"From DDP's step to {gap.dp_label}'s: {gap.devices} devices, batch {gap.batch_size}"
-    return (
-        title
-        if gap.explained
-        else f"{title}\nTracing changed the timing too much for\nthe hatched parts to explain the gap"
-    )
+    lost = "\nTracing changed the timing too much for\nthe hatched parts to explain the gap"
+    return title if gap.explained else title + lost
 
 
 def _whole(axes: Axes, row: int, step: Estimate, unit: Unit) -> None:
-    value = (step.value or 0.0) / unit.divisor
-    spread = None
-    if step.low is not None and step.high is not None:
-        spread = [[value - step.low / unit.divisor], [step.high / unit.divisor - value]]
-    axes.barh(
-        row, value, color=COLOURS["whole"], height=0.7, xerr=spread,
-        error_kw={"ecolor": "#777777", "elinewidth": 1.0, "capsize": 2},
-    )  # fmt: skip
+    value = step.value or 0.0
+    spread = None if None in (step.low, step.high) else whiskers([value], [step.low], [step.high]) / unit.divisor
+    axes.barh(row, value / unit.divisor, color=COLOURS["whole"], height=0.7, xerr=spread, error_kw=_WHISKER)
 
 
 MOST_WAIT_PANELS = 4
@@ -264,7 +204,7 @@ _MOST_NUMBERS = 8  # ranks up to which the values are written into the matrix
 _SMALL = 4  # ranks up to which two matrices fit side by side
 
 
-def waits(run: RunData, comparison: Comparison) -> Figure | None:
+def waits(run: RunData) -> Figure | None:
     """A panel for each cell, the longest waits first: row waits for column, mean per step. None without waits.
 
     Cells of more than MOST_WAIT_RANKS ranks have a `wait_strip` instead.
@@ -281,29 +221,21 @@ def waits(run: RunData, comparison: Comparison) -> Figure | None:
         return None
     shown = sorted(matrices.items(), key=lambda item: -float(item[1].max()))[:MOST_WAIT_PANELS]
     unit = choose_unit("time", [float(matrix.max()) for _, matrix in shown])
-    columns = 1 if max(len(matrix) for _, matrix in shown) > _SMALL else 2
-    rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(WIDTH, (5.0 if columns == 1 else 2.6) * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    columns, height = (2, 2.6) if max(len(matrix) for _, matrix in shown) <= _SMALL else (1, 5.0)
+    figure, panels = style.panel_grid(len(shown), columns, WIDTH, height)
     highest = max(float(matrix.max()) for _, matrix in shown) / unit.divisor
-    for axes, (cell, matrix) in zip(panels, shown, strict=False):
-        _panel(axes, cell, matrix, unit, highest)
-    for axes in panels[len(shown) :]:
-        axes.remove()
-    figure.suptitle(
-        f"Waiting per step [{unit.label}]: the row's rank waits for the column's", x=0.01, ha="left", fontsize=11
-    )
+    for axes, (cell, matrix) in zip(panels, shown, strict=True):
+        _matrix_panel(axes, cell, matrix, unit, highest)
+    style.headline(figure, f"Waiting per step [{unit.label}]: the row's rank waits for the column's")
     return figure
 
 
-def _panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest: float) -> None:
-    values = matrix / unit.divisor
-    places = np.arange(len(matrix))
+def _matrix_panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest: float) -> None:
+    values, ranks = matrix / unit.divisor, np.arange(len(matrix))
     shown = np.ma.masked_less_equal(values, 0.0)
-    axes.pcolormesh(places, places, shown, shading="nearest", cmap="Blues", vmin=0.0, vmax=highest)
+    axes.pcolormesh(ranks, ranks, shown, shading="nearest", cmap="Blues", vmin=0.0, vmax=highest)
     axes.set_aspect("equal")
     axes.invert_yaxis()
-    ranks: Sequence[int] = range(len(matrix))
     axes.grid(visible=False)
     axes.set_title(cell, loc="left", fontsize=9)
     axes.set_xlabel("late rank")
@@ -312,16 +244,13 @@ def _panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest: float
         return
     axes.set_xticks(ranks, [str(rank) for rank in ranks])
     axes.set_yticks(ranks, [str(rank) for rank in ranks])
-    for row in ranks:
-        for column in ranks:
-            if values[row, column] > 0:
-                colour = "#ffffff" if values[row, column] > 0.6 * highest else "#111111"
-                axes.text(
-                    column, row, show(matrix[row, column], unit), ha="center", va="center", color=colour, fontsize=8
-                )
+    for row, column in np.argwhere(values > 0):
+        colour = "#ffffff" if values[row, column] > 0.6 * highest else "#111111"
+        number = show(float(matrix[row, column]), unit)
+        axes.text(column, row, number, ha="center", va="center", color=colour, fontsize=8)
 
 
-def wait_strip(run: RunData, comparison: Comparison) -> Figure | None:
+def wait_strip(run: RunData) -> Figure | None:
     """Two panels for each cell on more than MOST_WAIT_RANKS ranks whose waits are known; None without such a cell."""
     many = [data for data in run.measured if data.cell.processes > MOST_WAIT_RANKS and len(data.collectives)]
     cells = [data for data in many if data.collectives["wait_us"].notna().any()][:MOST_WAIT_PANELS]
@@ -362,13 +291,9 @@ def wait_strips(data: CellData) -> dict[str, pd.DataFrame]:
 def _strip_panel(figure: Figure, axes: Axes, title: str, strip: pd.DataFrame) -> None:
     unit = choose_unit("time", [float(strip.to_numpy().max())])
     together = int(strip.index[1] - strip.index[0])
+    extent = (-0.5, len(strip.columns) - 0.5, float(strip.index[-1]) + together - 0.5, -0.5)
     image = axes.imshow(
-        strip.to_numpy() / unit.divisor,
-        aspect="auto",
-        interpolation="nearest",
-        cmap="Blues",
-        vmin=0.0,
-        extent=(-0.5, len(strip.columns) - 0.5, float(strip.index[-1]) + together - 0.5, -0.5),
+        strip.to_numpy() / unit.divisor, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0.0, extent=extent
     )
     axes.grid(visible=False)
     axes.set_title(title, loc="left", fontsize=9)

@@ -1,7 +1,9 @@
 """The style and colours of all figures, and helpers that several of them share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dpscope.profiling.records.strategies import STRATEGIES
 
@@ -33,6 +35,47 @@ def new_figure(
 
     figure = Figure(figsize=(width, 1.5 + row_height * rows), layout="constrained")
     return figure, [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
+
+
+def panel_grid(count: int, columns: int, width: float, height: float, top: float = 0.0) -> "tuple[Figure, list[Axes]]":
+    """A figure of this width with `count` panels, so many in a row of this height, below a title of height `top` (inches)."""
+    from matplotlib.figure import Figure
+
+    rows = -(-count // columns)
+    figure = Figure(figsize=(width, top + height * rows), layout="constrained")
+    return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
+
+
+def headline(figure: "Figure", title: str) -> None:
+    """A title over all panels, at the left."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+
+
+def whiskers(
+    values: "Sequence[float | None]", low: "Sequence[float | None]", high: "Sequence[float | None]"
+) -> "np.ndarray":
+    """How far the ends of intervals lie below and above their values, as error bars take it; 0 where one is unknown."""
+    ends = np.array([low, high], dtype=float) - np.array(values, dtype=float)
+    found: np.ndarray = np.nan_to_num(ends * np.array([[-1.0], [1.0]]), nan=0.0).clip(min=0.0)
+    return found
+
+
+def bar_rows(
+    axes: "Axes", places: "Sequence[Any]", parts: "Mapping[str, tuple[Sequence[float], str]]", height: float = 0.7
+) -> None:
+    """Stacked horizontal bars: `parts` has for each label a value per place, and the colour."""
+    left = np.zeros(len(places))
+    for name, (values, colour) in parts.items():
+        axes.barh(places, values, left=left, label=name, color=colour, height=height)
+        left = left + values
+
+
+def downwards(axes: "Axes", label: str, title: str) -> None:
+    """Horizontal bars are listed from the top; only their values have a grid."""
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(label)
+    axes.set_title(title, loc="left")
 
 
 def shared_legend(figure: "Figure", axes: "Iterable[Axes]", columns: int) -> None:

@@ -9,7 +9,7 @@ from dpscope.analysis.findings.actions import in_a_script
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.text.units import show_bytes, show_time
-from dpscope.analysis.traces.steps.readiness import REDUCING
+from dpscope.analysis.traces.steps.collectives import REDUCING
 from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import ddp_arguments, is_known

@@ -51,12 +51,8 @@ def rank_means(analysis: TraceAnalysis) -> Table:
     return means.assign(lateness_us=lateness_us / max(len(means) - 1, 1))
 
 
-def caused_shares(caused: Table, ranks: Table) -> FloatColumn:
-    """For each row of `ranks`, the share of all waiting that its rank causes."""
-    return _of_late_ranks(caused, "share", ranks)
-
-
 def _of_late_ranks(caused: Table, column: str, ranks: Table) -> FloatColumn:
+    """For each row of `ranks`, the sum of a column of `waits_by_pair` over the rows in which its rank is the late one."""
     late = caused.group("late_rank")
     found = Table.of(rank=caused["late_rank"][late.first])
     return np.append(late.sums(caused[column]), 0.0)[ranks.places_in(found, ("rank",))]
@@ -72,19 +68,9 @@ def spreads(means: Table) -> list[RankSpread]:
         values = known[name]
         median = float(np.median(values))
         far = values > median + _FAR * float(np.median(np.abs(values - median)))
-        low, high = np.quantile(values, (0.05, 0.95))
-        found.append(
-            RankSpread(
-                quantity=name,
-                ranks=len(values),
-                median_us=median,
-                low_us=float(low),
-                high_us=float(high),
-                worst_us=float(values.max()),
-                worst_rank=int(known["rank"][values.argmax()]),
-                far=int(far.sum()),
-            )
-        )
+        low, high = np.quantile(values, (0.05, 0.95)).tolist()
+        worst, worst_rank = float(values.max()), int(known["rank"][values.argmax()])
+        found.append(RankSpread(name, len(values), median, low, high, worst, worst_rank, int(far.sum())))
     return found
 
 
@@ -101,7 +87,9 @@ def fold(analysis: TraceAnalysis, means: Table, places: Table, by: str) -> Table
     wait_us = np.append(means["wait_us"], np.nan)[known.places_in(means, ("rank",))]
     found = known.take(groups.first).select((by,))
     found = found.assign(
-        ranks=groups.sizes, wait_us=groups.means(wait_us), caused_share=groups.sums(caused_shares(caused, known))
+        ranks=groups.sizes,
+        wait_us=groups.means(wait_us),
+        caused_share=groups.sums(_of_late_ranks(caused, "share", known)),
     )
     return found.take(np.argsort(-found["caused_share"], kind="stable"))
 
@@ -116,10 +104,9 @@ def with_host_findings(analysis: TraceAnalysis, places: Table) -> TraceAnalysis:
 
 
 def _missing(analysis: TraceAnalysis) -> Iterator[Finding]:
-    sizes = {one.parallelism.world_size for one in analysis.summaries} - {None}
-    world_size = max((size for size in sizes if size is not None), default=None)
-    missing = missing_ranks([one.rank for one in analysis.summaries], world_size)
-    if not missing or world_size is None or len(analysis.summaries) < 2:
+    world_size, summaries = analysis.world_size, analysis.summaries
+    missing = missing_ranks([one.rank for one in summaries], world_size)
+    if not missing or world_size is None or len(summaries) < 2:
         return
     read = world_size - len(missing)
     waits = (
@@ -139,7 +126,7 @@ def _node(analysis: TraceAnalysis, places: Table) -> Iterator[Finding]:
     hosts = placed.group("host", in_order=True)
     if not len(caused) or len(hosts) < 2:
         return
-    shares = caused_shares(caused, placed)
+    shares = _of_late_ranks(caused, "share", placed)
     by_host = hosts.sums(shares)
     host, share = int(by_host.argmax()), float(by_host.max())
     if share < _MUCH:

@@ -8,7 +8,6 @@ from types import MappingProxyType
 import numpy as np
 
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
-from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
@@ -33,32 +32,23 @@ def read_topology(path: Path) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise DpscopeError(f"{path} is not a text file; name a file that lists hosts and their switches") from error
     switches: dict[str, str] = {}
-    for number, line in _lines(text):
+    begun = ""  # of a line that ends with a backslash, which is joined with the next one
+    for number, one in enumerate(text.splitlines(), 1):
+        line = f"{begun} {one.partition('#')[0].strip()}".strip()
+        begun = line.removesuffix("\\").strip() if line.endswith("\\") else ""
+        if line.endswith("\\") or not line:
+            continue
         try:
-            found = _hosts_of(line)
+            for host, switch in _hosts_of(line):
+                if switches.setdefault(host, switch) != switch:
+                    raise DpscopeError(
+                        f"{path}, line {number}: {host} is on {switches[host]} and on {switch}; remove one of them"
+                    )
         except ValueError as error:
             raise DpscopeError(f"{path}, line {number}: {error}; {_EXAMPLE}") from error
-        for host, switch in found:
-            if switches.setdefault(host, switch) != switch:
-                raise DpscopeError(
-                    f"{path}, line {number}: {host} is on {switches[host]} and on {switch}; remove one of them"
-                )
     if not switches:
         raise DpscopeError(f"{path} contains no host; write a host and its switch on each line")
     return switches
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Number and text of each line without comments; lines that end with a backslash are joined with the next one."""
-    begun = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        joined = f"{begun} {line.partition('#')[0].strip()}".strip()
-        if joined.endswith("\\"):
-            begun = joined[:-1].strip()
-            continue
-        begun = ""
-        if joined:
-            yield number, joined
 
 
 def _hosts_of(line: str) -> list[tuple[str, str]]:
@@ -98,13 +88,6 @@ def expand_hosts(text: str) -> Iterator[str]:
                 yield from expand_hosts(f"{found['before']}{number:0{len(ends[1])}d}{found['after']}")
 
 
-def switch_of(host: str | None, switches: Mapping[str, str]) -> str | None:
-    """A host's switch, by its full or short name; None if unknown."""
-    if host is None:
-        return None
-    return switches.get(host) or switches.get(host.partition(".")[0])
-
-
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -117,26 +100,24 @@ def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str] =
     """
     known = [one for one in summaries if one.rank is not None]
     hosts = [one.host or one.read_on for one in known]
+    # By its full or short name.
+    found = [None if host is None else switches.get(host) or switches.get(host.partition(".")[0]) for host in hosts]
     named = [host for host in hosts if host is not None]
-    found = [switch_of(host, switches) for host in hosts]
     if switches and named and not any(found):
         raise DpscopeError(
             f"--topology lists none of the hosts in these traces, such as {named[0]}; add them with their switches"
         )
     table = Table.of(rank=[one.rank for one in known], host=hosts, local_rank=[None] * len(known), switch=found)
     table = table.take(table.group("rank").first)
-    placed = np.flatnonzero(table.known("host"))
-    placed = placed[np.argsort(table["rank"][placed], kind="stable")]
+    rows = np.flatnonzero(table.known("host"))
+    rows = rows[np.argsort(table["rank"][rows], kind="stable")]
     local_rank = table["local_rank"].copy()
-    local_rank[placed] = _local_ranks(table.take(placed))
+    if len(rows):
+        placed = table.take(rows)
+        of_host = placed.group("host")
+        most = int(of_host.sizes.max())
+        blocks = placed.assign(block=placed["rank"] // most)
+        pairs = blocks.take(blocks.group("host", "block").first)
+        aligned = len(pairs) == len(of_host) == len(pairs.group("block"))
+        local_rank[rows] = placed["rank"] % most if aligned else of_host.places
     return table.assign(local_rank=local_rank)
-
-
-def _local_ranks(placed: Table) -> IntColumn:
-    """The local ranks of sorted ranks that all have a host."""
-    hosts = placed.group("host")
-    most = int(hosts.sizes.max()) if len(placed) else 1
-    blocks = placed.assign(block=placed["rank"] // most)
-    pairs = blocks.take(blocks.group("host", "block").first)
-    aligned = len(pairs) == len(hosts) == len(pairs.group("block"))
-    return np.asarray(placed["rank"] % most if aligned else hosts.places)

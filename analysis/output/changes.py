@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import msgspec
@@ -34,8 +35,8 @@ from dpscope.analysis.runs.compare import (
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import pooled_median
 from dpscope.analysis.text.terminal import Trimmed, print_findings, print_table, print_tables, progress
-from dpscope.analysis.text.text_table import OutputFormat, TextTable, render
-from dpscope.analysis.text.units import NA, choose_unit, sentence, show
+from dpscope.analysis.text.text_table import Field, OutputFormat, TextTable, render, table_of
+from dpscope.analysis.text.units import NA, sentence
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.seed_statistics import compare_trained_cells, training_setting_findings
 from dpscope.analysis.training.tables import difference_table
@@ -46,7 +47,11 @@ from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
 
-STATUS_WORDS = {0: "no regression", 1: "regression", 3: "cannot be judged"}
+HistoryOrder = Literal["time", "commit"]
+ChangeFormat = OutputFormat | Literal["github", "junit"]
+NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, NotComparableError.exit_status
+STATUS_WORDS = {NO_REGRESSION: "no regression", REGRESSION: "regression", NOT_COMPARABLE: "cannot be judged"}
+DEFAULT_SHARE = 0.05  # --fail-over
 
 
 def verdict_table(changes: Sequence[Change]) -> TextTable:
@@ -89,7 +94,16 @@ def _json(found: Judgement) -> str:
         "status": found.status,
         "verdict": STATUS_WORDS[found.status],
         "regressions": [change.cell for change in found.worse],
-        "changes": [_record(change) for change in found.changes],
+        "changes": [
+            {
+                **{name: getattr(one, name) for name in ("cell", "quantity", "before_us", "after_us")},
+                **{"ratio": one.ratio.value, "ratio_low": one.ratio.low, "ratio_high": one.ratio.high},
+                "count": one.ratio.count,
+                **{name: getattr(one, name) for name in ("verdict", "chance_slower", "detectable")},
+                "not_judged": one.not_judged or None,
+            }
+            for one in found.changes
+        ],
         "device_use": [one.record() for one in found.uses],
         "findings": msgspec.to_builtins(list(found.findings)),
     }
@@ -98,16 +112,6 @@ def _json(found: Judgement) -> str:
     if found.history is not None:
         content["history"] = [dict(zip(found.history.headings, row, strict=True)) for row in found.history.rows]
     return json.dumps(content, indent=2)
-
-
-def _record(change: Change) -> dict[str, object]:
-    ratio = change.ratio
-    return {
-        **{name: getattr(change, name) for name in ("cell", "quantity", "before_us", "after_us")},
-        **{"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "count": ratio.count},
-        **{name: getattr(change, name) for name in ("verdict", "chance_slower", "detectable")},
-        "not_judged": change.not_judged or None,
-    }
 
 
 def _github(found: Judgement) -> str:
@@ -125,27 +129,33 @@ def _github(found: Judgement) -> str:
 
 def _junit(found: Judgement) -> str:
     """JUnit XML: a test case per cell's step, failed where it regressed, skipped where it cannot be judged."""
-    status, worse = found.status, found.worse
     steps = [change for change in found.changes if change.quantity in JUDGED]
-    skipped = [change for change in steps if change.not_judged]
-    suite = ElementTree.Element(
-        "testsuite",
-        name="dpscope compare",
-        tests=str(len(steps) + (status == 3)),
-        failures=str(len(worse)),
-        skipped=str(len(skipped)),
-        errors=str(int(status == 3)),
-    )
+    unknown = found.status == NOT_COMPARABLE
+    counts = {
+        "tests": len(steps) + unknown,
+        "failures": len(found.worse),
+        "skipped": sum(bool(change.not_judged) for change in steps),
+        "errors": int(unknown),
+    }
+    named = {name: str(count) for name, count in counts.items()}
+    suite = ElementTree.Element("testsuite", {"name": "dpscope compare", **named})
+
+    def case(name: str, outcome: str, message: str) -> None:
+        tested = ElementTree.SubElement(suite, "testcase", classname="dpscope", name=name)
+        if outcome:
+            ElementTree.SubElement(tested, outcome, message=message)
+
     for change in steps:
-        case = ElementTree.SubElement(suite, "testcase", classname="dpscope", name=f"{change.cell} {change.quantity}")
-        if change in worse:
-            ElementTree.SubElement(case, "failure", message=_said(change))
-        elif change in skipped:
-            ElementTree.SubElement(case, "skipped", message=change.not_judged)
-    if status == 3:
-        case = ElementTree.SubElement(suite, "testcase", classname="dpscope", name="comparable")
-        reasons = "; ".join(one.message for one in found.findings) or STATUS_WORDS[3]
-        ElementTree.SubElement(case, "error", message=reasons)
+        slower, ratio = change in found.worse, change.ratio
+        interval = f"95% interval {ratio.low:.3f} to {ratio.high:.3f}" if slower else ""
+        message = (
+            f"{change.quantity} took {ratio.value:.3f} times as long ({interval})" if slower else change.not_judged
+        )
+        outcome = "failure" if slower else "skipped" if change.not_judged else ""
+        case(f"{change.cell} {change.quantity}", outcome, message)
+    if unknown:
+        reasons = "; ".join(one.message for one in found.findings) or STATUS_WORDS[NOT_COMPARABLE]
+        case("comparable", "error", reasons)
     if found.after is not None:
         ElementTree.SubElement(suite, "system-out").text = _answers(found.after, "", ": ")
     ElementTree.indent(suite)
@@ -156,18 +166,6 @@ def _answers(verdict: Verdict, before: str, between: str) -> str:
     """The later run's verdict, a line for each warning and answer."""
     answers = (f"{before}{label}{between}{one.text}" for label, one in zip(LABELS, verdict.answers, strict=True))
     return "\n".join((*verdict.warnings, *answers))
-
-
-def _said(change: Change) -> str:
-    ratio = change.ratio
-    return f"{change.quantity} took {ratio.value:.3f} times as long (95% interval {ratio.low:.3f} to {ratio.high:.3f})"
-
-
-HistoryOrder = Literal["time", "commit"]
-ChangeFormat = OutputFormat | Literal["github", "junit"]
-NO_REGRESSION, REGRESSION = 0, 1
-NOT_COMPARABLE = NotComparableError.exit_status
-DEFAULT_SHARE = 0.05  # --fail-over
 
 
 def print_comparison(
@@ -217,13 +215,14 @@ def _judge(
     force: bool,
     history: TextTable | None = None,
 ) -> int:
-    if (before.recorded is None) != (after.recorded is None):
+    first, second = before.recorded, after.recorded
+    if (first is None) != (second is None):
         raise NotComparableError(
             f"{before.path} and {after.path}: one is a run and the other traces alone, whose steps the tracer alone timed; "
             "name two runs, or the traces of two jobs"
         )
-    if before.recorded is not None and after.recorded is not None:
-        _check_models(before.path, after.path, before.recorded.config.workload, after.recorded.config.workload, force)
+    if first is not None and second is not None:
+        _check_models(before.path, after.path, first.config.workload, second.config.workload, force)
     share = DEFAULT_SHARE if share is None else share
     with progress(f"Comparing {before.path} with {after.path}"):
         changes = mark_unseen(compare_runs(before, after), share)
@@ -239,24 +238,18 @@ def _judge(
             found = replace(found, after=verdict_of(after))
         sys.stdout.write(judgement_text(found, output_format) + "\n")
         return status
-    if output_format == "table":
-        _print_verdict(found, share, console)
-    shown = [history] if history is not None else []
-    use = use_table(uses)
-    print_tables([*shown, change_table(changes), *([use] if use is not None else [])], output_format, console)
+    if output_format == "table":  # the answer first: what got slower, a row per cell, what would have been seen
+        console.print()
+        console.print(Trimmed(Text(_verdict(found, share))))
+        if detection := detection_text(changes):
+            console.print(detection, highlight=False, soft_wrap=True)
+        print_table(console, verdict_table(changes))
+    shown = (history, change_table(changes), use_table(uses))
+    print_tables([table for table in shown if table is not None], output_format, console)
     if before.training and after.training:
         _print_learning_changes(before.training, after.training, output_format, console)
     _tell(found.findings, output_format, console)
     return status
-
-
-def _print_verdict(found: Judgement, share: float, console: Console) -> None:
-    """The answer first: what got slower, a row per cell, what would have been seen."""
-    console.print()
-    console.print(Trimmed(Text(_verdict(found, share))))
-    if detection := detection_text(found.changes):
-        console.print(detection, highlight=False, soft_wrap=True)
-    print_table(console, verdict_table(found.changes))
 
 
 def _verdict(found: Judgement, share: float) -> str:
@@ -336,34 +329,25 @@ def in_order(runs: Sequence[RunData], by: HistoryOrder = "time") -> list[RunData
 
 def history_table(runs: Sequence[RunData], by: HistoryOrder = "time") -> TextTable:
     """A row per run and a column per cell, medians of untraced steps; NA where a run did not measure the cell."""
-    cells = list(dict.fromkeys(data.cell.name for run in runs for data in run.measured))
-    steps = {
-        (index, data.cell.name): pooled_median(data.step_samples())
-        for index, run in enumerate(runs)
-        for data in run.measured
-    }
-    unit = choose_unit("time", list(steps.values()))
-    rows = [
-        (
-            run.path.name,
-            run.manifest.created_at[:16],
-            _shown(_commit(run)),
-            *(show(steps.get((index, cell)), unit) for cell in cells),
-        )
-        for index, run in enumerate(runs)
-    ]
-    headings = ("run", "begun", "commit", *(f"{cell} [{unit.label}]" for cell in cells))
-    return TextTable(f"Steps by {by}", headings, tuple(rows), (_ORDERS[by], *_notes(runs)))
-
-
-def _notes(runs: Sequence[RunData]) -> list[str]:
-    commits = [_commit(run) for run in runs]
-    notes = []
-    if any(one is not None and one.changed for one in commits):
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        commit = _commit(run)
+        shown = NA if commit is None else commit.name[:SHORT_HASH_DIGITS] + "+" * commit.changed
+        begun = {"run": run.path.name, "begun": run.manifest.created_at[:16], "commit": shown}
+        rows.append({**begun, "steps_us": {one.cell.name: pooled_median(one.step_samples()) for one in run.measured}})
+    cells = dict.fromkeys(data.cell.name for run in runs for data in run.measured)
+    steps = [Field(cell, partial(_step_us, cell=cell), "time") for cell in cells]
+    notes = [_ORDERS[by]]
+    if any("+" in row["commit"] for row in rows):
         notes.append("+: tracked files differed from the commit when the run was started")
-    if None in commits:
+    if NA in [row["commit"] for row in rows]:
         notes.append(f"commit {NA}: measured outside a git checkout, or by an older version of dpscope")
-    return notes
+    return table_of(f"Steps by {by}", [*(Field(one, one) for one in ("run", "begun", "commit")), *steps], rows, notes)
+
+
+def _step_us(row: dict[str, Any], cell: str) -> float | None:
+    found: float | None = row["steps_us"].get(cell)
+    return found
 
 
 def _commit(run: RunData) -> Commit | None:
@@ -374,7 +358,3 @@ def _committed(run: RunData) -> datetime:
     commit = _commit(run)
     assert commit is not None
     return datetime.fromisoformat(commit.committed_at)
-
-
-def _shown(commit: Commit | None) -> str:
-    return NA if commit is None else commit.name[:SHORT_HASH_DIGITS] + "+" * commit.changed

@@ -8,10 +8,10 @@ from typing import Literal
 import msgspec
 from rich.console import Console
 
-from dpscope.analysis.costs.collective_forecast import CollectiveForecast, cliff_findings, forecasts
+from dpscope.analysis.costs.collective_forecast import cliff_findings, forecasts
 from dpscope.analysis.text.terminal import print_findings, print_table
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, show_bytes, show_time
+from dpscope.analysis.text.text_table import Field, table_of
+from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
@@ -42,24 +42,18 @@ def print_forecasts(
         console.file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
         return
     for collective in dict.fromkeys(one.collective for one in predictions):
-        print_table(console, _table(collective, [one for one in predictions if one.collective == collective]))
+        own = [one for one in predictions if one.collective == collective]
+        sources = dict.fromkeys(f"{counted(one.devices, 'device')}: {one.source}" for one in own)
+        print_table(console, table_of(f"{collective} on other counts, predicted", _FIELDS, own, (*sources, *_NOTES)))
     if cliffs:
         print_findings(console, cliffs)
 
 
-def _table(collective: str, predictions: Sequence[CollectiveForecast]) -> TextTable:
-    sources = list(dict.fromkeys(f"{counted(one.devices, 'device')}: {one.source}" for one in predictions))
-    return TextTable(
-        f"{collective} on other counts, predicted",
-        ("devices", "nodes", "size", "time", "low", "high"),
-        tuple(
-            (
-                str(one.devices),
-                str(one.nodes),
-                show_bytes(one.size_bytes),
-                *(NA if us is None else show_time(us) for us in (one.time_us, one.low_us, one.high_us)),
-            )
-            for one in predictions
-        ),
-        (*sources, *_NOTES),
-    )
+_FIELDS = (
+    Field("devices", "devices"),
+    Field("nodes", "nodes"),
+    Field("size", lambda one: show_bytes(one.size_bytes)),
+    Field("time", lambda one: show_time(one.time_us)),
+    Field("low", lambda one: show_time(one.low_us)),
+    Field("high", lambda one: show_time(one.high_us)),
+)

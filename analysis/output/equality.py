@@ -1,7 +1,8 @@
 """What people see of a comparison: the pairs, the tolerance and what rounding did, the findings; and its JSON."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -10,9 +11,9 @@ from rich.console import Console
 from dpscope.analysis.equality.comparison import compare_trainings, save_report
 from dpscope.analysis.equality.data import load_equality
 from dpscope.analysis.equality.differences import LARGEST_TOLERANCE, SAFETY, WHATS
-from dpscope.analysis.equality.result import EqualityReport, PairResult
+from dpscope.analysis.equality.result import EqualityReport, PairResult, StepTolerance, TensorDifference
 from dpscope.analysis.text.terminal import print_findings, print_table
-from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, sentence
 from dpscope.profiling.records.finding import counted
 
@@ -59,62 +60,61 @@ def pair_table(report: EqualityReport) -> TextTable:
     notes = [
         f"largest relative differences over the judged steps; reference: {report.reference}; bit-equal: gradients and weights"
     ]
-    for ranks in report.ranks:
-        if ranks.same_bits:
-            notes.append(
-                f"{ranks.training}: its {counted(ranks.ranks, 'rank')} have the same gradients and weights, bit for bit, in "
-                "every step"
-            )
-    sampled = [
-        tensor for pair in report.pairs for tensor in pair.tensors if tensor.elements < tensor.elements_at_last_step
+    notes += [
+        f"{one.training}: its {counted(one.ranks, 'rank')} have the same gradients and weights, bit for bit, in every step"
+        for one in report.ranks
+        if one.same_bits
     ]
-    if sampled:
+    if any(one.elements < one.elements_at_last_step for pair in report.pairs for one in pair.tensors):
         notes.append(
             "of large tensors a sample of elements is compared in every step, all of the weights after the last"
         )
-    headings = (
-        "pair", "verdict", "judged steps", "loss", "gradient", "weight", "first beyond", "in", "there", "tolerance",
-    )  # fmt: skip
-    return TextTable("Trainings in pairs", headings, tuple(_pair_row(pair) for pair in report.pairs), tuple(notes))
-
-
-def _pair_row(pair: PairResult) -> tuple[str, ...]:
-    judged = pair.steps[: pair.judged_steps]
-    largest = [_number(_largest([getattr(step, what) for step in judged])) for what in WHATS]
-    name = f"{pair.reference} / {pair.other}"
-    first = pair.first_difference
-    if first is None:
-        return (name, pair.verdict, str(pair.judged_steps), *largest, "none", "", "", "")
-    where = f"{first.what} {first.tensor}".strip()
-    apart = (f"step {first.step}", where, _number(first.relative), _number(first.tolerance))
-    return (name, pair.verdict, str(pair.judged_steps), *largest, *apart)
+    return table_of("Trainings in pairs", _PAIRS, report.pairs, notes)
 
 
 def tolerance_table(report: EqualityReport) -> TextTable:
     """Some of the steps, the last among them: what rounding did, and what is tolerated."""
     steps = report.tolerances
     every = max(1, -(-len(steps) // (_ROWS - 1)))
-    shown = [step for index, step in enumerate(steps) if index % every == 0 or index == len(steps) - 1]
-    rows = tuple(
-        (
-            str(one.step),
-            *(_number(getattr(one, f"{what}_rounding")) for what in WHATS),
-            *(_number(getattr(one, what)) for what in WHATS),
-        )
-        for one in shown
-    )
-    headings = ("step", *(f"rounding: {what}" for what in WHATS), *(f"tolerance: {what}" for what in WHATS))
     note = (
         f"rounding: how far {report.reference} drifts from itself when every weight starts one unit in the last place off; "
         f"tolerance: {SAFETY:g} times that, or times (B - 1) u; not judged above {LARGEST_TOLERANCE:.0%}"
     )
-    return TextTable("Rounding, and what is tolerated", headings, rows, (note,))
+    shown = [step for index, step in enumerate(steps) if index % every == 0 or index == len(steps) - 1]
+    return table_of("Rounding, and what is tolerated", _TOLERANCES, shown, [note])
 
 
-def _largest(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known and len(known) == len(values) else None
+def _largest(pair: PairResult, what: str) -> str:
+    values = [getattr(step, what) for step in pair.steps[: pair.judged_steps]]
+    return _number(None if None in values else max(values, default=None))
 
 
 def _number(value: float | None) -> str:
     return NA if value is None else "0" if value == 0 else f"{value:.1e}"
+
+
+def _first(pair: PairResult, get: Callable[[TensorDifference], str], otherwise: str = "") -> str:
+    return otherwise if pair.first_difference is None else get(pair.first_difference)
+
+
+_PAIRS = (
+    Field("pair", lambda pair: f"{pair.reference} / {pair.other}"),
+    Field("verdict", "verdict"),
+    Field("judged steps", "judged_steps"),
+    *(Field(what, partial(_largest, what=what)) for what in WHATS),
+    Field("first beyond", lambda pair: _first(pair, lambda one: f"step {one.step}", "none")),
+    Field("in", lambda pair: _first(pair, lambda one: f"{one.what} {one.tensor}".strip())),
+    Field("there", lambda pair: _first(pair, lambda one: _number(one.relative))),
+    Field("tolerance", lambda pair: _first(pair, lambda one: _number(one.tolerance))),
+)
+
+
+def _of_step(step: StepTolerance, name: str) -> str:
+    return _number(getattr(step, name))
+
+
+_TOLERANCES = (
+    Field("step", "step"),
+    *(Field(f"rounding: {what}", partial(_of_step, name=f"{what}_rounding")) for what in WHATS),
+    *(Field(f"tolerance: {what}", partial(_of_step, name=what)) for what in WHATS),
+)

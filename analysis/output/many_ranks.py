@@ -1,6 +1,6 @@
 """What is printed of more ranks than a table holds: their spread, and waiting by host, local rank and switch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -9,26 +9,18 @@ import msgspec
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.hosts.folds import FOLDS, RankSpread, fold, rank_means, spreads, with_host_findings
 from dpscope.analysis.hosts.topology import rank_places, read_topology
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import Unit, choose_unit, show, text
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Table
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import Finding, counted
 
 _SHOWN = 10  # rows of a fold; the JSON has them all
-_SHARE = Unit("%", 0.01, 1)
 _NAMES = {
-    "step_us": "step",
-    "compute_us": "compute",
-    "communication_us": "communication",
-    "exposed_us": "exposed",
-    "wait_us": "waits for others",
-    "exposed_wait_us": "exposed waiting",
-    "idle_us": "idle",
+    "step_us": "step", "compute_us": "compute", "communication_us": "communication", "exposed_us": "exposed",
+    "wait_us": "waits for others", "exposed_wait_us": "exposed waiting", "idle_us": "idle",
     "lateness_us": "others wait for it",
-}
-_FOLD_NAMES = {"host": "host", "local_rank": "local rank", "switch": "switch"}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,80 +72,66 @@ def folded_content(found: Folded) -> dict[str, object]:
 
 
 def _spread_table(found: Folded) -> TextTable:
-    unit = choose_unit("time", [one.median_us for one in found.spreads])
     places = {row["rank"]: row for row in found.places.records()}
-    rows = []
-    for one in found.spreads:
-        values = (one.median_us, one.low_us, one.high_us, one.worst_us)
-        rows.append(
-            (
-                _NAMES[one.quantity],
-                *(show(value, unit) for value in values),
-                _place(places[one.worst_rank]),
-                str(one.far),
-            )
-        )
-    headings = (f"{name} [{unit.label}]" for name in ("median", "5%", "95%", "worst"))
-    ranks = max((one.ranks for one in found.spreads), default=0)
-    return TextTable(
-        f"{counted(ranks, 'rank')} (means over each rank's steps)",
-        ("", *headings, "worst is", "far out"),
-        tuple(rows),
-        ("far out: ranks more than six median absolute deviations above the median",),
+
+    def worst(one: RankSpread) -> str:
+        place = places[one.worst_rank]
+        where = "" if place["host"] is None else f" ({place['host']}, local {place['local_rank']})"
+        return f"rank {place['rank']}{where}"
+
+    fields = (
+        Field("", lambda one: _NAMES[one.quantity]),
+        Field("median", "median_us", "time"),
+        Field("5%", "low_us", "time"),
+        Field("95%", "high_us", "time"),
+        Field("worst", "worst_us", "time"),
+        Field("worst is", worst),
+        Field("far out", "far"),
     )
-
-
-def _place(place: Mapping[str, object]) -> str:
-    where = "" if place["host"] is None else f" ({place['host']}, local {place['local_rank']})"
-    return f"rank {place['rank']}{where}"
+    return table_of(
+        f"{counted(max((one.ranks for one in found.spreads), default=0), 'rank')} (means over each rank's steps)",
+        fields,
+        found.spreads,
+        ["far out: ranks more than six median absolute deviations above the median"],
+        times=[one.median_us for one in found.spreads],
+    )
 
 
 def _fold_table(by: str, table: Table) -> TextTable:
-    unit = choose_unit("time", table["wait_us"].tolist())
-    rows: tuple[tuple[str, ...], ...] = tuple(
-        (text(row[by]), f"{row['ranks']}", show(row["wait_us"], unit), show(row["caused_share"], _SHARE))
-        for row in table.records()[:_SHOWN]
+    name, left = by.replace("_", " "), len(table) - _SHOWN
+    fields = (
+        Field(name, by),
+        Field("ranks", "ranks"),
+        Field("waits", "wait_us", "time"),
+        Field("causes", "caused_share", "share"),
     )
-    left = len(table) - len(rows)
-    name = _FOLD_NAMES[by]
-    return TextTable(
-        f"Waiting by {name}",
-        (name, "ranks", f"waits [{unit.label}]", "causes [%]"),
-        rows,
-        (
-            *((f"and {left} more, which cause less",) if left else ()),
-            "waits: mean per rank and step; causes: the share of all waiting in the job that is for its ranks",
-        ),
-    )
+    notes = [f"and {left} more, which cause less"] if left > 0 else []
+    notes.append("waits: mean per rank and step; causes: the share of all waiting in the job that is for its ranks")
+    return table_of(f"Waiting by {name}", fields, table.records()[:_SHOWN], notes, times=table["wait_us"].tolist())
 
 
 def _hidden(analysis: TraceAnalysis, places: Table) -> tuple[TraceAnalysis, Table]:
     """Hosts by number, also in the names of files and in findings."""
     names = [host for one in analysis.summaries for host in (one.host, one.read_on)]
-    hosts = list(dict.fromkeys(host for host in names if host is not None))
-    without_names = Anonymizer(hosts).text
-    numbers = {host: without_names(host) for host in hosts}
-    summaries = tuple(
-        replace(
-            one,
-            host=None if one.host is None else numbers[one.host],
-            read_on=None if one.read_on is None else numbers[one.read_on],
-            source=without_names(one.source),
-        )
-        for one in analysis.summaries
-    )
-    file_findings, job_findings = (
-        tuple(
+    without_names = Anonymizer(list(dict.fromkeys(host for host in names if host is not None))).text
+
+    def numbered(host: str | None) -> str | None:
+        return None if host is None else without_names(host)
+
+    def renamed(found: Sequence[Finding]) -> tuple[Finding, ...]:
+        return tuple(
             msgspec.structs.replace(one, message=without_names(one.message), next_step=without_names(one.next_step))
             for one in found
         )
-        for found in (analysis.file_findings, analysis.job_findings)
+
+    hidden = replace(
+        analysis,
+        summaries=tuple(
+            replace(one, host=numbered(one.host), read_on=numbered(one.read_on), source=without_names(one.source))
+            for one in analysis.summaries
+        ),
+        timelines=tuple(replace(one, host=numbered(one.host)) for one in analysis.timelines),
+        file_findings=renamed(analysis.file_findings),
+        job_findings=renamed(analysis.job_findings),
     )
-    drawn = tuple(
-        replace(one, host=None if one.host is None else without_names(one.host)) for one in analysis.timelines
-    )
-    hidden = replace(analysis, summaries=summaries, timelines=drawn)
-    hidden = replace(hidden, file_findings=file_findings, job_findings=job_findings)
-    return hidden, places.assign(
-        host=[None if host is None else numbers[host] for host in places.words("host").tolist()]
-    )
+    return hidden, places.assign(host=[numbered(host) for host in places.words("host").tolist()])

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from dpscope.analysis.output.traces import trace_status
 from dpscope.analysis.text.terminal import print_findings, print_table, progress
-from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces, traces_of_run
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
@@ -31,7 +31,7 @@ def print_merge(
         files: Sequence[Path] = chosen.files
         console.print(f"{chosen.cell.name}, repeat {chosen.repeat}", highlight=False)
     else:
-        files, _ = find_traces(paths)
+        files = find_traces(paths)
     with progress(f"Merging {counted(len(files), 'trace')}"):
         merged = merge_traces(files, output, limits)
     print_table(console, clock_table(merged))
@@ -46,28 +46,21 @@ def print_merge(
 
 def clock_table(merged: MergedTrace) -> TextTable:
     """A row per rank: its events and where its clock was set."""
-    rows = tuple(
-        (
-            rank.title,
-            f"{rank.events:,}",
-            str(rank.clock.collectives) if index else NA,
-            f"{rank.clock.moved_us:+,.3f}" if index else NA,
-            _microseconds(rank.clock.residual_us),
-            _microseconds(rank.clock.worst_us),
-        )
-        for index, rank in enumerate(merged.ranks)
-    )
-    return TextTable(
-        "Ranks and their clocks",
-        ("rank", "events", "matched", "clock moved [µs]", "residual [µs]", "worst [µs]"),
-        rows,
-        (
-            f"the clock is that of {merged.ranks[0].title}; the others are aligned on the ends of collectives shared with "
-            "ranks above them",
-            "residual: how far those ends are apart afterwards, median and worst",
-        ),
-    )
+    first = merged.ranks[0]
 
+    def microseconds(value: float | None) -> str:
+        return NA if value is None else f"{value:,.3f}"
 
-def _microseconds(value: float | None) -> str:
-    return NA if value is None else f"{value:,.3f}"
+    fields = (
+        Field("rank", "title"),
+        Field("events", lambda rank: f"{rank.events:,}"),
+        Field("matched", lambda rank: NA if rank is first else rank.clock.collectives),
+        Field("clock moved [µs]", lambda rank: NA if rank is first else f"{rank.clock.moved_us:+,.3f}"),
+        Field("residual [µs]", lambda rank: microseconds(rank.clock.residual_us)),
+        Field("worst [µs]", lambda rank: microseconds(rank.clock.worst_us)),
+    )
+    notes = (
+        f"the clock is that of {first.title}; the others are aligned on the ends of collectives shared with ranks above them",
+        "residual: how far those ends are apart afterwards, median and worst",
+    )
+    return table_of("Ranks and their clocks", fields, merged.ranks, notes)

@@ -13,7 +13,7 @@ devices.
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,6 @@ METRICS = {  # tag -> column of the comparison and what it is divided by
     "exposed_ms": ("exposed_us", 1e3),
     "busbw_gb_per_s": ("busbw_gb_per_s", 1.0),
 }
-
 TRACED_METRICS = {
     "traced_step_ms": ("traced_step_us", 1e3),
     **{name: METRICS[name] for name in ("exposed_ms", "busbw_gb_per_s")},
@@ -74,25 +73,22 @@ def export_tensorboard(report: Report, out: Path | None = None) -> Path:
 
     It lies in the run's folder; that of traces, which have none, in `out`.
     """
-    names = [data.cell.name for data in report.run.measured]
-    folder = _cleared(out or report.run.folder.path, names)
-    sessions = {data.cell.name: _hyperparameters(report, data) for data in report.run.measured}
-    _write_report(report, folder / "report", list(sessions.values()))
-    for data in report.run.measured:
+    measured, training = report.run.measured, report.run.training
+    folder = _cleared(out or report.run.folder.path, [data.cell.name for data in measured])
+    metrics = METRICS if report.run.recorded is not None else TRACED_METRICS
+    sessions = {data.cell.name: _hyperparameters(report, data) for data in measured}
+    with EventLog(folder / "report") as log:
+        trained = training_sessions(training) if training else []
+        log.experiment(_values([*sessions.values(), *trained]), [*metrics, *(TRAINING_METRICS if trained else ())])
+        log.text("comparison", render_markdown(report))
+        _add_figures(log, report.figures)
+    for data in measured:
         row = report.comparison.rows[data.cell.name]
-        metrics = {
-            tag: value / divisor
-            for tag, (column, divisor) in _metrics(report).items()
-            if (value := row.number(column)) is not None
-        }
-        _write_cell(report, data, folder / data.cell.name, sessions[data.cell.name], metrics)
-    if report.run.training:
-        write_missing_events(report.run.training)
+        known = {tag: value / by for tag, (name, by) in metrics.items() if (value := row.number(name)) is not None}
+        _write_cell(report, data, folder / data.cell.name, sessions[data.cell.name], known)
+    if training:
+        write_missing_events(training)
     return folder
-
-
-def _metrics(report: Report) -> dict[str, tuple[str, float]]:
-    return METRICS if report.run.recorded is not None else TRACED_METRICS
 
 
 def export_trainings(data: TrainingData) -> Path:
@@ -136,26 +132,12 @@ def _add_figures(log: EventLog, drawn: Mapping[str, Figure]) -> None:
 
 def _hyperparameters(report: Report, data: CellData) -> dict[str, HyperParameter]:
     recorded, cell = report.run.recorded, data.cell
+    shape: dict[str, HyperParameter] = {"strategy": cell.strategy, "devices": cell.devices}
     if recorded is None:
-        return {"strategy": cell.strategy, "devices": cell.devices, "variant": "traces", "batch_size": "unknown"}
-    config = recorded.config
-    return {
-        "strategy": cell.strategy,
-        "devices": cell.devices,
-        "batch_size": cell.batch_size,
-        "model": config.workload.model,
-        "amp": config.workload.amp,
-        "variant": cell.variant or "none",
-    }
-
-
-def _write_report(report: Report, folder: Path, sessions: list[dict[str, HyperParameter]]) -> None:
-    with EventLog(folder) as log:
-        training = report.run.training
-        trained = training_sessions(training) if training else []
-        log.experiment(_values([*sessions, *trained]), [*_metrics(report), *(TRAINING_METRICS if trained else ())])
-        log.text("comparison", render_markdown(report))
-        _add_figures(log, report.figures)
+        return {**shape, "variant": "traces", "batch_size": "unknown"}
+    workload = recorded.config.workload
+    shape |= {"batch_size": cell.batch_size, "model": workload.model, "amp": workload.amp}
+    return {**shape, "variant": cell.variant or "none"}
 
 
 def _write_cell(
@@ -171,7 +153,7 @@ def _write_cell(
     if report.run.recorded is None:
         return
     for _, repeat in report.run.folder.done_repeats(data.planned)[:1]:
-        for trace in traces_of(repeat.path / "traces"):
+        for trace in sorted((repeat.path / "traces").glob("*.pt.trace.json.gz"), key=natural_order):
             node, rank = (int(part) for part in trace.name.partition(".")[0].split("_"))
             write_plugin_copies(trace, folder, node, rank)
 
@@ -205,25 +187,20 @@ _JsonEvent = dict[str, Any]
 
 _CATEGORIES = {name: "runtime" for name, category in CATEGORIES.items() if category is Category.RUNTIME}
 _CATEGORIES["fwdbwd"] = "forward_backward"
-# The five names the plugin knows. Others are shown under the one that moves data likewise.
-_PLUGIN_NAMES = {
-    "all_reduce": "nccl:all_reduce",
-    "broadcast": "nccl:broadcast",
-    "reduce": "nccl:reduce",
-    "all_gather": "nccl:all_gather",
-    "reduce_scatter": "nccl:reduce_scatter",
-}
-_OTHER_NAME = "nccl:all_gather"
+# Of the plugin's five names; other collectives are shown under the one that moves data likewise.
+_PLUGIN_KINDS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 
 
 def write_plugin_copies(trace: Path, folder: Path, node: int, rank: int) -> list[Path]:
     """Write the copies of one trace as `<node>_<rank>.pt.trace.json.gz`; of a process with devices 0..n as `<node>_<device>`."""
     loaded = _load(trace)
-    devices = sorted(_devices(loaded))
-    names = [f"{node}_{rank}"] if len(devices) < 2 else [f"{node}_{device}" for device in devices]
+    devices = sorted(
+        {_device(event) for event in loaded["traceEvents"] if category_of(event.get("cat")) in DEVICE_WORK}
+    )
+    copies = {device: device for device in devices} if len(devices) > 1 else {rank: None}
     written = []
-    for name, device in zip(names, devices if len(devices) > 1 else [None], strict=True):
-        path = folder / f"{name}.pt.trace.json.gz"
+    for name, device in copies.items():
+        path = folder / f"{node}_{name}.pt.trace.json.gz"
         with atomic_path(path) as temporary, igzip.open(temporary, "wb") as file:  # type: ignore[no-untyped-call]
             file.write(json.dumps(plugin_copy(loaded, device)).encode())
         written.append(path)
@@ -279,25 +256,16 @@ def _annotation(event: _JsonEvent, external_id: int) -> _JsonEvent:
     return {
         "ph": "X",
         "cat": "user_annotation",
-        "name": _PLUGIN_NAMES.get(kind or "", _OTHER_NAME),
-        "pid": event.get("pid"),
-        "tid": event.get("tid"),
-        "ts": event["ts"],
-        "dur": event["dur"],
+        "name": f"nccl:{kind if kind in _PLUGIN_KINDS else 'all_gather'}",
+        **{name: event.get(name) for name in ("pid", "tid", "ts", "dur")},
         "args": {"External id": external_id, "Input Dims": [[elements]], "Input type": ["float"]},
     }
 
 
-def _devices(trace: dict[str, Any]) -> set[int]:
-    return {_device(event) for event in trace["traceEvents"] if category_of(event.get("cat")) in DEVICE_WORK}
-
-
 def _device(event: _JsonEvent) -> int:
     args = event.get("args", {})
-    for value in (args.get("device"), args.get("inDevice"), event.get("pid")):
-        if isinstance(value, int):
-            return value
-    return 0
+    values = (args.get("device"), args.get("inDevice"), event.get("pid"))
+    return next((value for value in values if isinstance(value, int)), 0)
 
 
 def _external_id(event: _JsonEvent) -> int:
@@ -316,8 +284,3 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict) or not isinstance(loaded.get("traceEvents"), list):
         raise DpscopeError(f'{path} cannot be copied for TensorBoard: it has no "traceEvents" list')
     return loaded
-
-
-def traces_of(folder: Path) -> Iterator[Path]:
-    """Trace files of a folder, by name."""
-    yield from sorted(folder.glob("*.pt.trace.json.gz"), key=natural_order)

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -18,11 +18,12 @@ from dpscope.analysis.output.many_ranks import Folded, HostOptions, fold_ranks, 
 from dpscope.analysis.output.summary import answer_grid
 from dpscope.analysis.output.traces import few_of_each_kind, to_csv, to_tables, trace_content, trace_status
 from dpscope.analysis.partials.found import partials_among
+from dpscope.analysis.report.rank_tables import without_cell
 from dpscope.analysis.runs.traced_job import traced_job, traced_straggler
 from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.ledger import whole_steps
-from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, several_jobs_message
+from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
@@ -166,20 +167,13 @@ def model_tables(report: "Report | None") -> list[TextTable]:
     """
     if report is None:
         return []
-    tables = {**report.tables, **({"formulas": report.formulas} if report.formulas is not None else {})}
-    shown = [tables[name] for name in _OF_MODELS if name in tables]
+    tables = {**report.tables, "formulas": report.formulas}
+    shown = [tables[name] for name in _OF_MODELS if name in tables and tables[name].rows]
     (row,) = report.comparison.rows.values()
-    if report.formulas is None:
+    if not report.formulas.rows:
         why = dict.fromkeys(row.reasons.get(name, "") for name in ("ring_us", "predicted_transfer_us"))
         shown.insert(0, TextTable("No model applies", ("why",), tuple((one,) for one in why if one)))
-    return [_without_cell(table) for table in shown]
-
-
-def _without_cell(table: TextTable) -> TextTable:
-    """A table of the one cell that traces are, which need not be named in every row."""
-    if table.headings[0] != "cell":
-        return table
-    return replace(table, headings=table.headings[1:], rows=tuple(row[1:] for row in table.rows))
+    return [without_cell(table) for table in shown]
 
 
 def verdicts_of(jobs: JobAnalyses, report: "Report | None" = None) -> dict[str, Verdict]:
@@ -249,8 +243,7 @@ _NAMED = 3  # jobs that a line names
 
 def the_one_job(jobs: JobAnalyses, paths: Sequence[Path], what: str) -> TraceAnalysis:
     """The only job's analysis; raises DpscopeError naming the jobs where there are several. `what` is made of one alone."""
-    if len(jobs) > 1:
-        raise DpscopeError(several_jobs_message(list(jobs), paths, what))
+    require_one_job(jobs, paths, what)
     (analysis,) = jobs.values()
     return analysis
 

@@ -4,18 +4,17 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dpscope.analysis.output.many_ranks import Folded, folded_content, spread_tables
-from dpscope.analysis.report.rank_tables import contention_table, trace_phases, trace_waits
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_time, text
+from dpscope.analysis.report.rank_tables import contention_table, trace_phases, trace_waits, without_cell
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import NA, Unit, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
-from dpscope.analysis.traces.ranks.contention import Contention, Contentions
+from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.event_table import FloatColumn
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_ALIKE = 2  # findings that are shown of one kind; --format json has them all
-_RATE = Unit("GB/s", 1.0, 3)
 _MEANS = ("duration_us", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
 STEP_FIELDS = (
@@ -51,10 +49,9 @@ def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
     shown = []
     for alike in kinds.values():
         more = len(alike) - _MOST_ALIKE
-        last = alike[: _MOST_ALIKE + (more == 1)]
-        shown += last[:-1]
-        message = f"{last[-1].message}; and {more} more like these" if more > 1 else last[-1].message
-        shown.append(msgspec.structs.replace(last[-1], message=message))
+        *first, last = alike[: _MOST_ALIKE + (more == 1)]
+        message = f"{last.message}; and {more} more like these" if more > 1 else last.message
+        shown += [*first, msgspec.structs.replace(last, message=message)]
     return shown
 
 
@@ -111,44 +108,34 @@ def contention_of_traces(analysis: TraceAnalysis) -> list[dict[str, object]]:
     return contention_records(analysis.contentions, hidden_us, analysis.on_device)
 
 
+_CONTENTION_FIELDS = (
+    "contention_us", "contention_low_us", "contention_high_us", "contention_ratio", "contention_ratio_low",
+    "contention_ratio_high", "hidden_us", "net_gain_us", "compared_share",
+)  # fmt: skip
+
+
 def contention_records(found: Contentions, hidden_us: float | None, on_device: bool) -> list[dict[str, object]]:
     """All operators together (`operator` is None), then each; with unknown values and `missing`, the reason, if nothing compares.
 
     `contention_us` is what a step's hidden communication costs. An operator's `hidden_us` is its share of that, by the
-    overlapped time that was compared.
+    overlapped time that was compared; `net_gain_us` is it minus its cost.
     """
-    total_us = found.every.overlapped_us if found.every is not None else 0.0
-    shares = [(found.every, hidden_us)]
-    for one in found.by_operator:
-        shares.append((one, hidden_us * one.overlapped_us / total_us if hidden_us is not None else None))
-    return [
-        contention_record(one, local_us, "device" if on_device else "cpu") | {"missing": found.reason or None}
-        for one, local_us in shares
-    ]
-
-
-def contention_record(one: Contention | None, hidden_us: float | None, on: str) -> dict[str, object]:
-    """One estimate as plain data; `net_gain_us` is the hidden communication minus what it costs."""
-    cost_us = one.cost_us(hidden_us) if one is not None and hidden_us is not None else None
-    shares = one.share_interval if one is not None else None
-    ratios = one.ratio_interval if one is not None else None
-    values: dict[str, object] = {
-        "contention_us": cost_us,
-        "contention_low_us": shares.low * hidden_us if shares is not None and hidden_us is not None else None,
-        "contention_high_us": shares.high * hidden_us if shares is not None and hidden_us is not None else None,
-        "contention_ratio": one.ratio if one is not None else None,
-        "contention_ratio_low": ratios.low if ratios is not None else None,
-        "contention_ratio_high": ratios.high if ratios is not None else None,
-        "hidden_us": hidden_us,
-        "net_gain_us": hidden_us - cost_us if hidden_us is not None and cost_us is not None else None,
-        "compared_share": one.compared if one is not None else None,
-    }
-    return {
-        "operator": one.operator if one is not None else None,
-        "on": on,
-        **{name: decimals(value) for name, value in values.items()},
-        "kernels": one.kernels if one is not None else 0,
-    }
+    on, missing = "device" if on_device else "cpu", found.reason or None
+    if found.every is None:
+        unknown = dict.fromkeys(_CONTENTION_FIELDS) | {"hidden_us": decimals(hidden_us)}
+        return [{"operator": None, "on": on, **unknown, "kernels": 0, "missing": missing}]
+    rows = []
+    for one in (found.every, *found.by_operator):
+        part = one.overlapped_us / found.every.overlapped_us if one.operator is not None else 1.0
+        own_us = None if hidden_us is None else hidden_us * part
+        share, ratio = one.share_interval, one.ratio_interval
+        shares = (one.share, share.low if share else None, share.high if share else None, 1.0, 1.0 - one.share)
+        cost, low, high, hidden, gain = (None if own_us is None or by is None else own_us * by for by in shares)
+        ratios = (one.ratio, ratio.low if ratio else None, ratio.high if ratio else None)
+        values = (cost, low, high, *ratios, hidden, gain, one.compared)
+        shown = {name: decimals(value) for name, value in zip(_CONTENTION_FIELDS, values, strict=True)}
+        rows.append({"operator": one.operator, "on": on, **shown, "kernels": one.kernels, "missing": missing})
+    return rows
 
 
 def to_csv(steps: "pd.DataFrame", keys: tuple[str, ...] = ()) -> str:
@@ -164,90 +151,69 @@ def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTa
         if few is None and len(found.waits_caused):
             tables.append(trace_waits(found.waits_caused))
     hidden_us = analysis.ledger.hidden_us if analysis.ledger is not None else None
-    if (contention := contention_table({"": (analysis.contentions, hidden_us)})) is not None:
-        tables.append(
-            replace(contention, headings=contention.headings[1:], rows=tuple(row[1:] for row in contention.rows))
-        )
+    tables.append(without_cell(contention_table([("", analysis.contentions, hidden_us)])))
     if len(found.dp_phases) and few is None:
         tables.append(trace_phases(found.dp_phases))
     return [table for table in tables if table.rows]
 
 
+_STEP_COLUMNS = {
+    "step_us": "step", "compute_us": "compute", "exposed_wait_us": "wait", "exposed_transfer_us": "transfer",
+    "exposed_other_us": "other", "idle_us": "idle", "hidden_us": "hidden comm.",
+}  # fmt: skip
+
+
 def _step_table(analysis: TraceAnalysis) -> TextTable:
-    columns = {
-        "step_us": "step", "compute_us": "compute", "exposed_wait_us": "wait", "exposed_transfer_us": "transfer",
-        "exposed_other_us": "other", "idle_us": "idle", "hidden_us": "hidden comm.",
-    }  # fmt: skip
     steps = analysis.tables.steps_with_waits
-    columns = {name: heading for name, heading in columns.items() if steps.known(name).any()}
-    unit = choose_unit("time", steps["step_us"].tolist())
-    rows = []
-    for record in steps.records():
-        key = [text(record[name]) for name in ("rank", "device", "step")]
-        if record["partial_window"] is True:
-            key[2] += "*"
-        rows.append((*key, *(show(record[name], unit) for name in columns)))
-    parts = " + ".join(heading for name, heading in columns.items() if name not in ("step_us", "hidden_us"))
-    notes = (
-        [f"step = {parts}; wait, transfer and other are exposed communication"] if "exposed_other_us" in columns else []
-    )
-    starred = [row[2].endswith("*") for row in rows]
-    if rows and all(starred):
+    columns = {name: heading for name, heading in _STEP_COLUMNS.items() if steps.known(name).any()}
+    partial, devices = steps.truths("partial_window"), steps.known("device").any()
+    notes = []
+    if "exposed_other_us" in columns:
+        parts = " + ".join(heading for name, heading in columns.items() if name not in ("step_us", "hidden_us"))
+        notes.append(f"step = {parts}; wait, transfer and other are exposed communication")
+    if len(steps) and partial.all():
         notes.append(
             "* no whole step was traced: these are timed from their first event to their last, and averages are of them"
         )
-    elif any(starred):
+    elif partial.any():
+        starred = steps.take(partial)
+        once = len(starred.group("rank", "device")) == len(starred)
+        first = f"first traced step{'' if once else ', or one after a step without work'}"
         notes.append(
-            f"* {_without_a_start(steps)}: its start was not recorded, so it is left out of averages"
-            if steps.known("device").any()
+            f"* {first}: its start was not recorded, so it is left out of averages"
+            if devices
             else "* last traced step: the tracer stopped during it, so late events may look longer; it is left out of averages"
         )
-    return TextTable(
-        "Steps",
-        ("rank", "device", "step", *(f"{name} [{unit.label}]" for name in columns.values())),
-        tuple(rows),
-        tuple(notes),
+    fields = (
+        Field("rank", "rank"),
+        Field("device", "device"),
+        Field("step", lambda row: text(row["step"]) + "*" * (row["partial_window"] is True)),
+        *(Field(heading, name, "time") for name, heading in columns.items()),
     )
-
-
-def _without_a_start(steps: Table) -> str:
-    """Which steps of a device are starred: its first, and any that follows a step without work."""
-    starred = steps.take(steps.truths("partial_window", missing=True))
-    devices = [(one["rank"], one["device"]) for one in starred.records()]
-    return (
-        "first traced step"
-        if len(devices) == len(set(devices))
-        else "first traced step, or one after a step without work"
-    )
+    return table_of("Steps", fields, steps.records(), notes, times=steps["step_us"].tolist())
 
 
 def _collective_table(every: Table, by_group: bool) -> TextTable:
     """Collectives of the steps, those of one kind, group (unless those are many) and size together: count, means."""
     in_steps = every.known("step")
     collectives = every.take(in_steps) if in_steps.any() else every  # without marked steps all count
-    unit = choose_unit("time", collectives["duration_us"].tolist())
     named_groups = by_group and len(collectives.words("group").counts) > 1
     groups = collectives.group(*(("kind", "group", "bytes") if by_group else ("kind", "bytes")), in_order=True)
     means = {name: groups.means(collectives[name]) for name in _MEANS}
-    rows = []
-    for first, count in zip(collectives.take(groups.first).assign(**means).records(), groups.sizes, strict=True):
-        kind = text(first["kind"])
-        rows.append(
-            (
-                f"{kind} ({text(first['group'])})" if named_groups else kind,
-                NA if first["bytes"] is None else f"{first['bytes']:,}",
-                str(count),
-                *(show(first[name], unit) for name in _MEANS[:3]),
-                *(show(first[name], _RATE) for name in _MEANS[3:]),
-            )
-        )
-    times = (f"{name} [{unit.label}]" for name in ("duration", "transfer", "wait"))
-    return TextTable(
-        "Collectives (means)",
-        ("kind (group)" if named_groups else "kind", "bytes", "count", *times, "algbw [GB/s]", "busbw [GB/s]"),
-        tuple(rows),
-        (*_collective_notes(collectives), *_outside_steps(every.take(~in_steps & in_steps.any()))),
+    rows = collectives.take(groups.first).assign(**means, count=groups.sizes).records()
+
+    def kind(row: dict[str, Any]) -> str:
+        return f"{text(row['kind'])} ({text(row['group'])})" if named_groups else text(row["kind"])
+
+    fields = (
+        Field("kind (group)" if named_groups else "kind", kind),
+        Field("bytes", lambda row: None if row["bytes"] is None else f"{row['bytes']:,}"),
+        Field("count", "count"),
+        *(Field(name.removesuffix("_us"), name, "time") for name in _MEANS[:3]),
+        *(Field(name.removesuffix("_gb_per_s"), name, Unit("GB/s", 1.0, 3)) for name in _MEANS[3:]),
     )
+    notes = (*_collective_notes(collectives), *_outside_steps(every.take(~in_steps & in_steps.any())))
+    return table_of("Collectives (means)", fields, rows, notes, times=collectives["duration_us"].tolist())
 
 
 def _outside_steps(collectives: Table) -> Iterator[str]:

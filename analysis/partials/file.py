@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from dpscope.analysis.partials.found import SUFFIX, partials_among
-from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs
+from dpscope.analysis.traces.ranks.jobs import find_jobs
 from dpscope.analysis.traces.ranks.rank_rows import (
     READ_ON,
     SCHEMA,
@@ -32,6 +31,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import (
     TraceAnalysis,
     analyze_job,
     as_paths,
+    each_job,
     not_read,
     require_one_job,
 )
@@ -105,29 +105,19 @@ def read_partial(path: Path, timelines: bool = True) -> Partial:
     return Partial(rows, tuple(head.unread))
 
 
-def read_timelines(path: Path) -> pa.Table:
-    """Read only column TIMELINE, the drawn steps of a partial's rows."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        return file.read([TIMELINE], use_threads=False)
-
-
 def _head(path: Path, content: bytes | None) -> _Head:
     """The file's metadata; raises DpscopeError unless it is a partial of this version."""
     try:
         head = msgspec.json.decode(content or b"", type=_Head)
     except msgspec.MsgspecError as error:
         raise _damaged(path) from error
-    if head.schema_version > PARTIAL_VERSION:
+    if head.schema_version != PARTIAL_VERSION:
+        age, action = ("an older", "reduce its traces again")
+        if head.schema_version > PARTIAL_VERSION:
+            age, action = ("a newer", "use the newer dpscope, or reduce the traces again with this one")
         raise DpscopeError(
-            f"{path} was written by a newer dpscope (partials of version {head.schema_version}; this one reads "
-            f"{PARTIAL_VERSION}); use the newer dpscope, or reduce the traces again with this one"
-        )
-    if head.schema_version < PARTIAL_VERSION:
-        raise DpscopeError(
-            f"{path} was written by an older dpscope (partials of version {head.schema_version}; this one reads "
-            f"{PARTIAL_VERSION}); reduce its traces again"
+            f"{path} was written by {age} dpscope (partials of version {head.schema_version}; this one reads "
+            f"{PARTIAL_VERSION}); {action}"
         )
     return head
 
@@ -145,70 +135,65 @@ def analyze_partials(paths: Paths) -> TraceAnalysis:
     Raises DpscopeError if there are no partials, if one cannot be read, or if they belong to different jobs.
     """
     found = _Found(paths)
-    jobs = found.jobs()
-    require_one_job(jobs, paths, "this analysis")
-    return found.analysis(jobs, "", found.unread())
+    require_one_job(found.jobs.jobs, paths, "this analysis")
+    return found.analysis("", found.unread)
 
 
 def analyze_partial_jobs(paths: Paths) -> JobAnalyses:
     """The same for each job by name, as `analyze_jobs` does; jobs are named after the folders of their partials."""
     found = _Found(paths)
-    jobs, unread = found.jobs(), found.unread()
-    analyses = {}
-    for name in jobs.jobs:
-        analyses[name] = found.analysis(jobs, name, unread)
-        unread = []  # traces that could not be read are reported once
-    return analyses
+    return each_job(found.jobs, found.unread, found.analysis)
 
 
 class _Found:
-    """All partials among the paths: `rows` as read, `owner` the index of each row's file, `chosen` one row per trace."""
+    """All partials among the paths: `rows` as read, `place_of` the file and the index in it of each row.
+
+    `chosen` is one row per trace, and `jobs` are indices into these; `unread` are findings on traces that no partial could read.
+    """
 
     def __init__(self, paths: Paths) -> None:
-        self.files = partials_among(paths)
-        if not self.files:
+        files = partials_among(paths)
+        if not files:
             named = ", ".join(map(str, as_paths(paths)))
             raise DpscopeError(
                 f"{named} contains no partial (*{SUFFIX}); write one with dpscope reduce TRACES -o FOLDER"
             )
-        self._partials = [read_partial(file, timelines=False) for file in self.files]
-        sizes = [one.rows.num_rows for one in self._partials]
-        self.rows = pa.concat_tables([one.rows for one in self._partials])
+        partials = [read_partial(file, timelines=False) for file in files]
+        self.rows = pa.concat_tables([one.rows for one in partials])
         if not self.rows.num_rows:
-            raise DpscopeError(f"{self.files[0]} contains no rank: none of its traces could be read")
-        self.owner = np.repeat(np.arange(len(self.files)), sizes)
-        self._first = np.cumsum([0, *sizes])
+            raise DpscopeError(f"{files[0]} contains no rank: none of its traces could be read")
+        self.place_of = [
+            (file, row) for file, one in zip(files, partials, strict=True) for row in range(one.rows.num_rows)
+        ]
         self.chosen = _each_once(self.rows)
+        self.unread = [not_read(one.message) for one in _unread(partials, self.rows)]
+        identified = self.rows.drop_columns([*TABLES, "findings"]).take(pa.array(self.chosen))
+        identities = [one.identity for one in summaries_of(identified)]
+        self.jobs = find_jobs(identities, [self.place_of[row][0] for row in self.chosen])
 
-    def unread(self) -> list[Finding]:
-        """A finding for each trace that no partial could read."""
-        return [not_read(one.message) for one in _unread(self._partials, self.rows)]
-
-    def jobs(self) -> FoundJobs:
-        """The jobs of the `chosen` rows, as indices into these."""
-        chosen = self.rows.drop_columns([*TABLES, "findings"]).take(pa.array(self.chosen))
-        places = [self.files[int(self.owner[index])] for index in self.chosen]
-        return find_jobs([one.identity for one in summaries_of(chosen)], places)
-
-    def analysis(self, jobs: FoundJobs, name: str, unread: Sequence[Finding]) -> TraceAnalysis:
+    def analysis(self, name: str, unread: Sequence[Finding]) -> TraceAnalysis:
         """The analysis of one job's rows."""
-        files, owner, first = self.files, self.owner, self._first
-        chosen = [self.chosen[place] for place in jobs.jobs[name]]
+        chosen = [self.chosen[place] for place in self.jobs.jobs[name]]
         ordered = self.rows.take(pa.array(chosen))
-        if len(jobs.jobs) == 1:
-            # Frees half of all memory at thousands of ranks.
-            self._partials, self.rows = [], self.rows.schema.empty_table()
+        if len(self.jobs.jobs) == 1:
+            self.rows = self.rows.schema.empty_table()  # frees half of all memory at thousands of ranks
 
         def timelines(indices: Sequence[int]) -> list[StepTimeline | None]:
-            wanted = [(int(owner[chosen[index]]), chosen[index]) for index in indices]
-            read = {one: read_timelines(files[one]) for one in dict.fromkeys(one for one, _ in wanted)}
-            drawn = [read[one].slice(row - int(first[one]), 1) for one, row in wanted]
-            return timelines_of(pa.concat_tables(drawn)) if drawn else []
+            places = [self.place_of[chosen[index]] for index in indices]
+            read = {file: _timeline_column(file) for file, _ in places}
+            return timelines_of(pa.concat_tables([read[file].slice(row, 1) for file, row in places])) if places else []
 
         job = join_rows(ordered)
         del ordered  # its numbers are copied: a quarter of all memory
         pa.default_memory_pool().release_unused()
-        return analyze_job(job, [*unread, *jobs.of(name)], timelines)
+        return analyze_job(job, [*unread, *self.jobs.of(name)], timelines)
+
+
+def _timeline_column(path: Path) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        return file.read([TIMELINE], use_threads=False)
 
 
 def join_partials(partials: Sequence[Partial]) -> Partial:
@@ -219,8 +204,7 @@ def join_partials(partials: Sequence[Partial]) -> Partial:
 
 def _each_once(rows: pa.Table) -> list[int]:
     """Indices of rows by rank, with always the same one of the rows of one trace (name, size, modification time, rank)."""
-    columns: list[list[Any]] = [rows.column(name).to_pylist() for name in _KEY]
-    keys = list(zip(*columns, strict=True))
+    keys: list[tuple[Any, ...]] = list(zip(*(rows.column(name).to_pylist() for name in _KEY), strict=True))
     order = sorted(range(len(keys)), key=lambda one: (keys[one][0] is None, keys[one][0] or 0, *keys[one][1:]))
     last = {(rank, Path(file).name, size, time): one for one in order for rank, _, file, size, time, _ in (keys[one],)}
     kept = set(last.values())

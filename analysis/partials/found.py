@@ -21,15 +21,17 @@ def find_partials(paths: Paths) -> list[Path]:
                 next(path.iterdir(), None)
             except OSError as error:
                 raise DpscopeError(unreadable(path, error)) from error
-            found += sorted((file for file in path.rglob(f"*{SUFFIX}") if _may_be_partial(file)), key=natural_order)
-        elif path.suffix == SUFFIX and _may_be_partial(path):
+            found += sorted(filter(_may_be_partial, path.rglob("*")), key=natural_order)
+        elif _may_be_partial(path):
             found.append(path)
     return found
 
 
 def _may_be_partial(file: Path) -> bool:
     # dpscope's event files for TensorBoard have the same suffix.
-    return file.is_file() and "tfevents" not in file.name and not file.name.startswith(".tmp-")
+    return (
+        file.suffix == SUFFIX and file.is_file() and "tfevents" not in file.name and not file.name.startswith(".tmp-")
+    )
 
 
 def partials_among(paths: Paths) -> list[Path]:

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from dpscope.analysis.partials.file import (
 )
 from dpscope.analysis.partials.found import SUFFIX, partials_among
 from dpscope.analysis.traces.ranks.kept_tables import reader_version
-from dpscope.analysis.traces.ranks.process_pool import FileOutcome, FileProgress, files_as_read
+from dpscope.analysis.traces.ranks.process_pool import FileProgress, files_as_read
 from dpscope.analysis.traces.ranks.rank_rows import rows_in_order, summaries_of, to_rows
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
@@ -65,20 +65,18 @@ def read_share(text: str, environment: Mapping[str, str] = os.environ) -> Share:
     Raises DpscopeError for any other text, and for auto without these variables.
     """
     if text == "auto":
-        return _share_of_task(environment)
+        for index_name, count_name in _TASKS:
+            index, count = environment.get(index_name, ""), environment.get(count_name, "")
+            if index.isdecimal() and count.isdecimal() and int(index) < int(count):
+                return Share(int(index), int(count))
+        named = ", ".join(" and ".join(pair) for pair in _TASKS)
+        raise DpscopeError(
+            f"--share auto: none of {named} is set; start dpscope with srun or mpirun, or use --share K/N"
+        )
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise DpscopeError(f"--share {text}: use auto, or K/N with K from 1 to N, such as 3/16")
     return Share(int(found[1]) - 1, int(found[2]))
-
-
-def _share_of_task(environment: Mapping[str, str]) -> Share:
-    for index_name, count_name in _TASKS:
-        index, count = environment.get(index_name, ""), environment.get(count_name, "")
-        if index.isdecimal() and count.isdecimal() and int(index) < int(count):
-            return Share(int(index), int(count))
-    named = ", ".join(" and ".join(pair) for pair in _TASKS)
-    raise DpscopeError(f"--share auto: none of {named} is set; start dpscope with srun or mpirun, or use --share K/N")
 
 
 _UNFINISHED = ".unfinished"  # suffix of the file with what an unfinished call has read so far
@@ -113,122 +111,84 @@ def reduce_traces(
     killed. Files are read in `jobs` local processes, or by `executor`, whose workers must see the same paths. Raises
     DpscopeError if there is nothing to reduce or the partial cannot be written.
     """
-    place = _place(Path(out), share)
+    place = Path(out)
+    if place.suffix != SUFFIX:  # a share's file is named by its number, since another host may continue it
+        place /= f"{f'share-{share.name}' if share else socket.gethostname()}{SUFFIX}"
     check_overwritable(place)
     if partials := partials_among(paths):
-        return _join(partials, place)
-    files, _ = find_traces(paths)
+        every = {path.resolve(): path for path in [*partials, *([place] if place.exists() else [])]}
+        whole = join_partials([read_partial(path) for path in every.values()])
+        write_partial(whole, place)
+        return _reduced(place, whole, 0, whole.rows.num_rows)
+    files = find_traces(paths)
     chosen = files if share is None else share.among(files)
-    work = _Work(chosen, place, host=None if share is not None else socket.gethostname())
-    return work.done(limits, executor, jobs, progress)
+    unfinished = place.with_name(place.name + _UNFINISHED)
+    stamps = {file: _stamp(file) for file in chosen}
+    tables = _known(place, unfinished, set(stamps.values()))
+    known = {stamp for table in tables for stamp in _stamps_of(table)}
+    kept = sum(table.num_rows for table in tables)
+    missing = [file for file in chosen if stamps[file] not in known]
+    host = socket.gethostname() if share is None else None
+    unread: list[Unread] = []
+    saving_s, saved_at = 0.0, time.monotonic()
+    with closing(files_as_read(missing, limits, executor, jobs)) as answers:
+        for count, (index, outcome) in enumerate(answers, 1):
+            if isinstance(outcome, DpscopeError):
+                unread.append(Unread(str(missing[index]), str(outcome)))
+            else:
+                tables.append(_with_origin(to_rows(outcome), stamps[missing[index]], host))
+            if progress is not None:
+                progress(count, len(missing))
+            began = time.monotonic()
+            if count < len(missing) and began - saved_at >= _MOST_OF_TIME * saving_s:  # for a later call
+                write_partial(_partial(tables, unread), unfinished)
+                saved_at = time.monotonic()
+                saving_s = saved_at - began
+    whole = _partial(tables, unread)
+    write_partial(whole, place)
+    unfinished.unlink(missing_ok=True)
+    return _reduced(place, whole, len(missing) - len(unread), kept)
 
 
-def _cut_short(partial: Partial) -> tuple[str, ...]:
-    rows = partial.rows
-    return tuple(rows.column("file").filter(rows.column("cut_short")).to_pylist())
+def _reduced(place: Path, whole: Partial, read: int, kept: int) -> Reduced:
+    rows = whole.rows
+    cut_short = rows.column("file").filter(rows.column("cut_short")).to_pylist()
+    return Reduced(place, rows.num_rows, read, kept, whole.unread, tuple(cut_short))
 
 
-def _place(out: Path, share: Share | None) -> Path:
-    # A share's file is named by its number, since another host may continue it; otherwise by the host.
-    if out.suffix == SUFFIX:
-        return out
-    return out / f"{f'share-{share.name}' if share else socket.gethostname()}{SUFFIX}"
+def _known(place: Path, unfinished: Path, now: set[_Stamp]) -> list[pa.Table]:
+    """Rows of an earlier call whose traces are unchanged, also of an unfinished one.
 
-
-def _join(files: Sequence[Path], place: Path) -> Reduced:
-    """Join the partials and any existing one at `place`."""
-    known = {path.resolve(): path for path in [*files, *([place] if place.exists() else [])]}
-    partials = [read_partial(path) for path in known.values()]
-    merged = join_partials(partials)
-    write_partial(merged, place)
-    return Reduced(place, merged.rows.num_rows, 0, merged.rows.num_rows, merged.unread, _cut_short(merged))
-
-
-class _Work:
-    """The files of a call: rows known from an earlier call, and the rest, saved as they are read."""
-
-    def __init__(self, files: Sequence[Path], place: Path, host: str | None) -> None:
-        self._place, self._host = place, host
-        self._unfinished = place.with_name(place.name + _UNFINISHED)
-        self._stamps = {file: _stamp(file) for file in files}
-        self._tables = self._known()
-        self._kept = sum(table.num_rows for table in self._tables)
-        known = {stamp for table in self._tables for stamp in _stamps_of(table)}
-        self._missing = [file for file in files if self._stamps[file] not in known]
-        self._unread: list[Unread] = []
-        self._saving_s, self._saved_at = 0.0, time.monotonic()
-
-    def _known(self) -> list[pa.Table]:
-        """Rows of an earlier call whose traces are unchanged; raises DpscopeError if it has rows of other traces."""
-        earlier = [*self._whole(), *self._saved()]
-        if not earlier:
-            return []
-        rows = join_partials([Partial(table) for table in earlier]).rows
-        stamps = _stamps_of(rows)
-        files = {stamp[0] for stamp in self._stamps.values()}
-        if gone := sorted({file for file, *_ in stamps} - files):
-            raise DpscopeError(
-                f"{self._place} already holds {counted(len(gone), 'trace')} not among these, such as {gone[0]}; "
-                f"choose another file with -o NAME{SUFFIX}, or remove it"
-            )
-        now = set(self._stamps.values())
-        return [rows.filter(pa.array([stamp in now for stamp in stamps]))]
-
-    def _whole(self) -> list[pa.Table]:
-        """The existing partial; raises DpscopeError if it cannot be read, in which case it is not overwritten."""
-        if not self._place.exists():
-            return []
+    Raises DpscopeError if the existing partial cannot be read or has rows of other traces: it is not overwritten then. What
+    another version saved of an unfinished call is ignored, so that its traces are read again.
+    """
+    earlier: list[Partial] = []
+    if place.exists():
         try:
-            return [read_partial(self._place).rows]
+            earlier.append(Partial(read_partial(place).rows))
         except DpscopeError as error:
             raise DpscopeError(
                 f"{error}; it is the output file: remove it first, or choose another with -o NAME{SUFFIX}"
             ) from error
-
-    def _saved(self) -> list[pa.Table]:
-        """Rows saved by an unfinished call; none if another version saved them, so that their traces are read again."""
-        if not self._unfinished.exists():
-            return []
-        check_overwritable(self._unfinished)
+    if unfinished.exists():
+        check_overwritable(unfinished)
         with contextlib.suppress(DpscopeError):
-            return [read_partial(self._unfinished).rows]
+            earlier.append(Partial(read_partial(unfinished).rows))
+    if not earlier:
         return []
+    rows = join_partials(earlier).rows
+    stamps = _stamps_of(rows)
+    if gone := sorted({file for file, *_ in stamps} - {file for file, *_ in now}):
+        raise DpscopeError(
+            f"{place} already holds {counted(len(gone), 'trace')} not among these, such as {gone[0]}; "
+            f"choose another file with -o NAME{SUFFIX}, or remove it"
+        )
+    return [rows.filter(pa.array([stamp in now for stamp in stamps]))]
 
-    def done(
-        self, limits: ReadLimits, executor: Executor | None, jobs: int | None, progress: FileProgress | None
-    ) -> Reduced:
-        """Read the missing files and write the partial."""
-        with closing(files_as_read(self._missing, limits, executor, jobs)) as answers:
-            for count, (index, outcome) in enumerate(answers, 1):
-                self._take(self._missing[index], outcome)
-                if progress is not None:
-                    progress(count, len(self._missing))
-                if count < len(self._missing):
-                    self._save()
-        whole = self._partial()
-        write_partial(whole, self._place)
-        self._unfinished.unlink(missing_ok=True)
-        read = len(self._missing) - len(self._unread)
-        return Reduced(self._place, whole.rows.num_rows, read, self._kept, whole.unread, _cut_short(whole))
 
-    def _take(self, file: Path, outcome: FileOutcome) -> None:
-        if isinstance(outcome, DpscopeError):
-            self._unread.append(Unread(str(file), str(outcome)))
-        else:
-            self._tables.append(_with_origin(to_rows(outcome), self._stamps[file], self._host))
-
-    def _save(self) -> None:
-        """Save the rows so far for a later call, unless saving takes more than a tenth of the time."""
-        began = time.monotonic()
-        if began - self._saved_at < _MOST_OF_TIME * self._saving_s:
-            return
-        write_partial(self._partial(), self._unfinished)
-        self._saved_at = time.monotonic()
-        self._saving_s = self._saved_at - began
-
-    def _partial(self) -> Partial:
-        rows = pa.concat_tables(self._tables) if self._tables else PARTIAL_SCHEMA.empty_table()
-        return Partial(rows_in_order(rows).combine_chunks(), tuple(self._unread))
+def _partial(tables: Sequence[pa.Table], unread: Sequence[Unread]) -> Partial:
+    rows = pa.concat_tables(tables) if tables else PARTIAL_SCHEMA.empty_table()
+    return Partial(rows_in_order(rows).combine_chunks(), tuple(unread))
 
 
 @functools.cache
@@ -246,10 +206,8 @@ def _stamp(file: Path) -> _Stamp:
 
 
 def _stamps_of(rows: pa.Table) -> list[_Stamp]:
-    columns: list[list[Any]] = [
-        rows.column(name).to_pylist() for name in ("file", "size_bytes", "modified_ns", "reader")
-    ]
-    return list(zip(*columns, strict=True))
+    names = ("file", "size_bytes", "modified_ns", "reader")
+    return list(zip(*(rows.column(name).to_pylist() for name in names), strict=True))
 
 
 def _with_origin(rows: pa.Table, stamp: _Stamp, host: str | None) -> pa.Table:

@@ -15,16 +15,10 @@ from dpscope.analysis.report.nccl_tables import NcclChapter
 from dpscope.analysis.report.rank_tables import contention_table, rank_table, run_phases, run_waits
 from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import Unit, show, show_bytes
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import Unit, show_bytes
 from dpscope.analysis.training.tables import TRAINING_TABLES, training_tables
-from dpscope.profiling.machine.link_specifications import (
-    ETHERNET_GB_PER_S,
-    INFINIBAND_GB_PER_S,
-    gpu_model,
-    model_link,
-    pcie_gb_per_s,
-)
+from dpscope.profiling.machine import link_specifications as links
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 
@@ -38,13 +32,23 @@ _COMPARED = (
 _ORDER = (
     "time", "gap", "costs", "memory", "scaling", "laws", "breakdown", "contention", "device_use", "device_points", "phases",
     "traffic", "dp_phases", "ranks", "waits", "estimates", "identity", "reasons", "epoch", "predictions", "collectives",
-    "bandwidth", "utilisation", "projection", "learning", *TRAINING_TABLES, "checks",
+    "nccl_choices", "nccl_job", "nccl_peers", "bandwidth", "utilisation", "projection", "learning", *TRAINING_TABLES, "checks",
 )  # fmt: skip
-_MAIN = (
-    "time", "gap", "costs", "memory", "scaling", "breakdown", "device_use", "device_points", "traffic", "estimates",
-    "identity", "predictions", "collectives", "nccl_choices", "nccl_job", "nccl_peers", "learning", *TRAINING_TABLES,
-    "checks",
-)  # fmt: skip
+_PAGE_ALONE = frozenset(
+    [
+        "laws",
+        "contention",
+        "phases",
+        "dp_phases",
+        "ranks",
+        "waits",
+        "reasons",
+        "epoch",
+        "bandwidth",
+        "utilisation",
+        "projection",
+    ]
+)
 
 
 def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> dict[str, TextTable]:
@@ -53,6 +57,7 @@ def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> di
     Tables without values are omitted.
     """
     known = [data for data in run.measured if data.communication_known]
+    contended = [(row.cell, row.contentions, row.ledger) for row in comparison.rows.values()]
     views = views_by_name(comparison)
     tables: dict[str, TextTable | None] = {
         **views,
@@ -61,13 +66,7 @@ def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> di
         "memory": memory if (memory := views.get("memory")) and len(memory.headings) > 2 else None,  # more than steps
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
-        "contention": contention_table(
-            {
-                name: (row.contentions, row.ledger.hidden_us)
-                for name, row in comparison.rows.items()
-                if row.contentions is not None and row.ledger is not None
-            }
-        ),
+        "contention": contention_table((cell, one, of.hidden_us) for cell, one, of in contended if one and of),
         "dp_phases": run_phases({data.cell.name: data.dp_phases for data in known}),
         "ranks": rank_table(known),
         "waits": run_waits(known),
@@ -77,10 +76,16 @@ def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> di
         "collectives": collective_table(
             comparison, lambda one: nccl.choice(one.ranks, run.cells[one.cell].nodes, one.kind, one.size_bytes)
         ),
+        **nccl.tables(),
         "projection": projection_table(run),
         **(training_tables(run.training) if run.training else {}),
     }
     return {name: table for name in _ORDER if (table := tables.get(name)) is not None and table.rows}
+
+
+def terminal_tables(tables: Mapping[str, TextTable]) -> list[TextTable]:
+    """The tables of `report_tables` that a terminal shows; the page shows all."""
+    return [tables[name] for name in _ORDER if name in tables and name not in _PAGE_ALONE]
 
 
 def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData) -> TextTable | None:
@@ -89,19 +94,18 @@ def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData)
         return None
     rows = [row for row in comparison.rows.values() if row.prediction_source is not None]
     sources = _cells_by((row.prediction_source, row.cell) for row in rows)
-    notes = tuple(f"predicted from the {_SOURCES[source]}: {cells}" for source, cells in sources.items())
     ratios = _cells_by((row.prediction_contention, row.cell) for row in rows)
-    notes += tuple(f"with contention as calibrated, {ratio}: {cells}" for ratio, cells in ratios.items())
     idle = [row.cell for row in rows if row.prediction_contention is None and traits_of(row.strategy).reducer]
-    if idle:
-        notes += (f"without contention, as on an idle machine: {', '.join(idle)}",)
-    notes += tuple(off_notes(comparison, shared_cores=run.device_type == "cpu"))
-    later = (
-        ("the calibration was made after the start of the run, so these are not forecasts",)
-        if comparison.calibrated_later
-        else ()
+    later = "the calibration was made after the start of the run, so these are not forecasts"
+    notes = (
+        *(f"predicted from the {_SOURCES[source]}: {cells}" for source, cells in sources.items()),
+        *(f"with contention as calibrated, {ratio}: {cells}" for ratio, cells in ratios.items()),
+        *([f"without contention, as on an idle machine: {', '.join(idle)}"] if idle else []),
+        *off_notes(comparison, shared_cores=run.device_type == "cpu"),
+        *_engine_notes(run),
+        *([later] if comparison.calibrated_later else []),
     )
-    return replace(table, notes=(*table.notes, _COMPARED, *notes, *_engine_notes(run), *later))
+    return replace(table, notes=(*table.notes, _COMPARED, *notes))
 
 
 def _cells_by(pairs: Iterable[tuple[str | None, str]]) -> dict[str, str]:
@@ -125,38 +129,29 @@ def _engine_notes(run: RunData) -> Iterator[str]:
         yield f"exposed is predicted for torch's engine {', '.join(sorted(ran))}, which the cells used"
 
 
-def terminal_tables(tables: Mapping[str, TextTable]) -> list[TextTable]:
-    """The tables of `report_tables` that a terminal shows; the page shows all."""
-    return [tables[name] for name in _MAIN if name in tables]
-
-
 _NETWORKS = (
     *(f"Ethernet {rate} Gb/s" for rate in (1, 10, 100)),
     *(f"InfiniBand {name}" for name in ("EDR x4 (100 Gb/s)", "HDR x4 (200 Gb/s)", "NDR x4 (400 Gb/s)")),
 )
-_PCIE_GENERATIONS = (3, 4, 5)
 _NVLINK_MODELS = ("V100-SXM2", "A100-SXM4", "H100 SXM5", "B200")  # NVLink 2 to 5
+_SHARES = (1.0, 0.5, 0.25)
+_MILLISECONDS, _MICROSECONDS = Unit("ms", 1e3, 3), Unit("µs", 1.0, 3)
+_MILLISECONDS_FROM_US = 1e4  # time on the slowest link from which on three decimals of a ms suffice for the fastest
+_PROJECTED = "Predicted from the link's specification for this many bytes; nothing was measured"
 
 
 def projected_links() -> dict[str, float]:
     """Specified GB/s in one direction by name: networks, PCIe x16, and all NVLinks of a GPU per generation."""
-    networks = ETHERNET_GB_PER_S | INFINIBAND_GB_PER_S
-    links = {name: networks[name] for name in _NETWORKS}
-    links |= {f"PCIe {generation}.0 x16": pcie_gb_per_s(generation) for generation in _PCIE_GENERATIONS}
+    networks = links.ETHERNET_GB_PER_S | links.INFINIBAND_GB_PER_S
+    rates = {name: networks[name] for name in _NETWORKS}
+    rates |= {f"PCIe {generation}.0 x16": links.pcie_gb_per_s(generation) for generation in (3, 4, 5)}
     for name in _NVLINK_MODELS:
-        model = gpu_model(name)
-        link = model_link(model) if model is not None else None
+        model = links.gpu_model(name)
         assert model is not None
+        link = links.model_link(model)
         assert link is not None
-        links[f"{link.name} ({model.title})"] = link.gb_per_s
-    return links
-
-
-_SHARES = (1.0, 0.5, 0.25)
-_MILLISECONDS, _MICROSECONDS = Unit("ms", 1e3, 3), Unit("µs", 1.0, 3)
-_MILLISECONDS_FROM_US = (
-    1e4  # time on the slowest link from which on three decimals of a millisecond suffice for the fastest
-)
+        rates[f"{link.name} ({model.title})"] = link.gb_per_s
+    return rates
 
 
 def projection_table(run: RunData) -> TextTable | None:
@@ -165,38 +160,39 @@ def projection_table(run: RunData) -> TextTable | None:
     It is of the largest measured device count: DDP's ring all-reduce, else DataParallel's broadcast and reduce by NCCL. None
     without a multi-device cell.
     """
-    known = {data.cell.name: sizes for data in run.measured if (sizes := model_sizes(data)) is not None}
-    measured = [data for data in run.measured if data.cell.name in known]
-    cells = [
-        data
-        for data in measured
-        if data.cell.devices > 1 and (data.cell.traits.reducer or data.cell.traits.peer_copies)
-    ]
-    if not cells:
+    several = [one for one in run.measured if one.cell.devices > 1]
+    moving = [one for one in several if one.cell.traits.reducer or one.cell.traits.peer_copies]
+    known = [(data.cell, sizes) for data in moving if (sizes := model_sizes(data)) is not None]
+    if not known:
         return None
-    data = max(cells, key=lambda one: (one.cell.traits.reducer, one.cell.devices))
-    sizes, devices, by_ring = known[data.cell.name], data.cell.devices, data.cell.traits.reducer
+    cell, sizes = max(known, key=lambda one: (one[0].traits.reducer, one[0].devices))
+    by_ring = cell.traits.reducer
+    moved_bytes = sizes.gradient_bytes if by_ring else sizes.parameter_bytes
 
     def predicted_us(share: float, gb_per_s: float) -> float:
         if by_ring:
-            return ring_all_reduce_us(share * sizes.gradient_bytes, devices, gb_per_s)
-        return dp_transfer_us(share * sizes.parameter_bytes, sizes.buffer_bytes, devices, gb_per_s, peer_copies=False)
+            return ring_all_reduce_us(share * moved_bytes, cell.devices, gb_per_s)
+        return dp_transfer_us(share * moved_bytes, sizes.buffer_bytes, cell.devices, gb_per_s, peer_copies=False)
 
+    rates = projected_links()
+    longest_us = predicted_us(1.0, min(rates.values()))
+    unit = _MILLISECONDS if longest_us >= _MILLISECONDS_FROM_US else _MICROSECONDS
+    rows = [
+        {"link": name, "rate": rate, **{str(share): predicted_us(share, rate) for share in _SHARES}}
+        for name, rate in rates.items()
+    ]
+    fields = (
+        Field("link", "link", meaning="A link between devices"),
+        Field("one way", "rate", Unit("GB/s", 1.0, 3), "Its specified rate in one direction"),
+        *(Field(show_bytes(share * moved_bytes), str(share), unit, _PROJECTED) for share in _SHARES),
+    )
     what = "ring all-reduce of the gradients" if by_ring else "DataParallel's broadcast and reduce"
-    moved = [show_bytes(share * (sizes.gradient_bytes if by_ring else sizes.parameter_bytes)) for share in _SHARES]
-    times_us = {
-        name: [predicted_us(share, gb_per_s) for share in _SHARES] for name, gb_per_s in projected_links().items()
-    }
-    unit = _MILLISECONDS if max(map(max, times_us.values())) >= _MILLISECONDS_FROM_US else _MICROSECONDS
-    return TextTable(
-        title=f"Predicted, not measured: {what} on other links, {counted(devices, 'device')}",
-        headings=("link", "one way [GB/s]", *(f"{size} [{unit.label}]" for size in moved)),
-        rows=tuple(
-            (name, f"{gb_per_s:.3f}", *(show(time_us, unit) for time_us in times_us[name]))
-            for name, gb_per_s in projected_links().items()
-        ),
-        notes=(
+    return table_of(
+        f"Predicted, not measured: {what} on other links, {counted(cell.devices, 'device')}",
+        fields,
+        rows,
+        [
             "rates: docs/links.md, with sources; a lower bound: no latency, no contention, every hop on this link",
             "half: gradients in 16 bits; a quarter: in 8 bits or compressed 4 times",
-        ),
+        ],
     )

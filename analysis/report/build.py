@@ -15,19 +15,11 @@ from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report.all_tables import report_tables, terminal_tables
 from dpscope.analysis.report.comparison_tables import comparison_csv, first_rows, first_tables, missing_reasons
 from dpscope.analysis.report.formulas import formula_table
-from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES, meanings
+from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES
 from dpscope.analysis.report.nccl_tables import NcclChapter, run_chapter
-from dpscope.analysis.report.page import (
-    FIRST_FIGURES,
-    Page,
-    PageAnswers,
-    PageFigure,
-    PageTable,
-    page_sections,
-    render_page,
-)
+from dpscope.analysis.report.page import FIRST_FIGURES, Page, PageTable, page_figures, page_sections, render_page
 from dpscope.analysis.report.setting import environment_facts, setting_of
-from dpscope.analysis.report.stamp import PrintedReport, formats_there, replace_stamp
+from dpscope.analysis.report.stamp import PrintedReport, replace_stamp, write_with_figures
 from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable, render, render_findings
@@ -36,8 +28,6 @@ from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import LinkRate
-from dpscope.profiling.store.files import write_together
-from dpscope.profiling.store.ownership import check_report_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +40,7 @@ class Report:
     """The results of a run, computed once; every renderer only reads them.
 
     `tables` are in reading order by name; `first` are the two shown first (where a step goes, measured against the shortcuts).
-    `missing` lists why values are NA, `sources` what predictions are based on.
+    `missing` lists why values are NA, `sources` what predictions are based on. `formulas`, for the page alone, may have no rows.
     """
 
     run: RunData
@@ -61,7 +51,7 @@ class Report:
     verdict: Verdict
     first: Mapping[str, TextTable]
     tables: Mapping[str, TextTable]
-    formulas: TextTable | None
+    formulas: TextTable
     missing: tuple[str, ...]
     what_if: "WhatIfChapter | None"
     nccl: NcclChapter
@@ -111,19 +101,18 @@ def make_report(
     comparison = compare(run, link, calibration, target_efficiency, flops)
     sources = cost_sources(run.recorded, link, calibration)
     nccl = run_chapter(run, sources, nccl_logs)
-    findings = (*conclusions(run, comparison), *nccl.findings)
     what_if = _what_if(run)
-    tables = {**report_tables(run, comparison, nccl), **nccl.tables(), **(what_if.tables if what_if else {})}
+    tables = report_tables(run, comparison, nccl)
     untrained = (reason for name in TRAINING_TABLES if name in tables for reason in tables[name].missing)
     return Report(
         run=run,
         comparison=comparison,
-        findings=findings,
+        findings=(*conclusions(run, comparison), *nccl.findings),
         sources=sources,
         setting=setting_of(run),
         verdict=run_verdict(run, comparison),
         first=first_tables(comparison),
-        tables=tables,
+        tables={**tables, **(what_if.tables if what_if else {})},
         formulas=formula_table(run, comparison, sources),
         missing=(*missing_reasons(comparison), *untrained),
         what_if=what_if,
@@ -149,46 +138,35 @@ def write_report(
     formats of an existing report, and means PNG for a new one. `made_from` is `data_digest` before the run was loaded, by
     which the report is later recognised as current.
     """
-    from dpscope.analysis.figures.draw import figure_files
-
     folder = folder or report.run.folder.report_path
-    formats = formats_there(folder) if figure_formats is None else tuple(figure_formats)
-    files = [f"{name}.{one}" for name in report.figures for one in formats]
-    check_report_folder(folder, files)
-    svg, drawn = figure_files(report.figures, formats)
-    texts = {
-        "comparison.csv": comparison_csv(report.comparison),
-        "comparison.md": render_markdown(report),
-        "report.html": render_page(make_page(report, svg)),
-    }
-    contents: dict[str, bytes | str] = {**texts, **{f"figures/{name}": content for name, content in drawn.items()}}
-    write_together({folder / name: content for name, content in contents.items()})
-    replace_stamp(folder, made_from, (*texts, *(f"figures/{name}" for name in files)), formats, report.printed)
+    written = write_with_figures(
+        folder,
+        report.figures,
+        figure_formats,
+        lambda svg: {
+            "comparison.csv": comparison_csv(report.comparison),
+            "comparison.md": render_markdown(report),
+            "report.html": render_page(make_page(report, svg)),
+        },
+    )
+    replace_stamp(folder, made_from, *written, report.printed)
     return folder / "report.html"
 
 
-def make_page(report: Report, svg: dict[str, str]) -> Page:
+def make_page(report: Report, svg: Mapping[str, str]) -> Page:
     """The page's content from a report and its figures as SVG text."""
-    from dpscope.analysis.figures.draw import CAPTIONS, for_page
-
-    drawn = {name: PageFigure(name, for_page(name, text), CAPTIONS[name]) for name, text in svg.items()}
+    figures = page_figures(svg)
     views = sorted(timeline_views(report.run), key=lambda view: view.cell != report.verdict.cell)
-    shown = {**report.tables, **({"formulas": report.formulas} if report.formulas else {})}
-    first = tuple(drawn.pop(name) for name in FIRST_FIGURES if name in drawn)
+    shown = {**report.tables, **({"formulas": report.formulas} if report.formulas.rows else {})}
     return Page(
         name=report.run.path.name,
-        headline="",
         setting=report.setting,
-        answers=PageAnswers(
-            report.verdict,
-            tuple(
-                PageTable(name, table, meanings(name, table, report.comparison)) for name, table in report.first.items()
-            ),
-            first,
-        ),
+        verdict=report.verdict,
+        first_tables=tuple(PageTable(name, table) for name, table in report.first.items()),
+        first_figures=tuple(figures[name] for name in FIRST_FIGURES if name in figures),
         environment=tuple(environment_facts(report.run)),
         findings=report.findings,
-        sections=tuple(page_sections(report.comparison, shown, drawn, views)),
+        sections=tuple(page_sections(shown, figures, views)),
         timelines=tuple(views),
         measures=MEASURES | (LEARNING_MEASURES if report.run.training else {}),
         definitions=tuple((f"{column.heading} ({column.name})", column.meaning) for column in COLUMNS),

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dpscope.analysis.cells.columns import BY_NAME, Column
-from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.columns import BY_NAME
+from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, show
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import NA, Unit
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.strategies import traits_of
 
@@ -16,136 +16,116 @@ MOST_ROWS, MOST_ANSWERED = 6, 9  # rows of a terminal's first table: if the verd
 
 @dataclass(frozen=True)
 class View:
-    """Some columns of the comparison; `several_only` omits single-device cells, `empty` are columns without any value."""
+    """Some columns of the comparison, separated by blanks; `several_only` omits single-device cells.
+
+    `empty` are columns without any value; `headings` are those that differ from the columns' own.
+    """
 
     name: str
     title: str
-    columns: tuple[str, ...]
+    columns: str
     several_only: bool = False
     empty: tuple[str, ...] = ()
-    headings: Mapping[str, str] = field(default_factory=dict)  # where they differ from the columns' headings
+    headings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns one by one."""
+        return self.columns.split()
 
 
 _VIEWS = (
     View(
         "time",
         "Time per step and throughput",
-        ("cell", "step_us", "step_low_us", "step_high_us", "step_count", "samples_per_s", "weak_efficiency", "strong_speedup"),
+        "cell step_us step_low_us step_high_us step_count samples_per_s weak_efficiency strong_speedup",
     ),
     View(
         "memory",
         "Memory per device and step time",
-        ("cell", "step_us", "state_bytes", "peak_allocated_bytes", "peak_reserved_bytes"),
+        "cell step_us state_bytes peak_allocated_bytes peak_reserved_bytes",
     ),
     View(
         "breakdown",
         "Communication in a traced step: hidden + exposed; the cost of tracing and of contention",
-        (
-            "cell", "communication_us", "hidden_us", "exposed_us", "wait_us", "transfer_us", "tracer_us", "slowdown_us",
-        ),
+        "cell communication_us hidden_us exposed_us wait_us transfer_us tracer_us slowdown_us",
     ),
     View(
         "phases",
         "Time of each phase in a traced step, without communication",
-        ("cell", "host_to_device_us", "forward_us", "backward_us", "optimizer_us"),
+        "cell host_to_device_us forward_us backward_us optimizer_us",
     ),
     View(
         "traffic",
         "What moves",
-        (
-            "cell", "bytes_per_step", "collectives_per_step", "transfer_us", "algbw_gb_per_s", "busbw_gb_per_s",
-            "communication_share",
-        ),
+        "cell bytes_per_step collectives_per_step transfer_us algbw_gb_per_s busbw_gb_per_s communication_share",
         several_only=True,
     ),
     View(
         "estimates",
         "Subtraction estimates, and their difference from exposed communication",
-        (
-            "cell", "exposed_us", "same_local_batch_us", "same_local_batch_error_exposed_us", "ideal_split_us",
-            "ideal_split_error_exposed_us", "same_total_us", "ring_us", "ring_error_us",
-        ),
+        "cell exposed_us same_local_batch_us same_local_batch_error_exposed_us ideal_split_us "
+        "ideal_split_error_exposed_us same_total_us ring_us ring_error_us",
         several_only=True,
     ),
     View(
         "epoch",
         "The same per epoch",
-        (
-            "cell", "steps_per_epoch", "communication_epoch_us", "exposed_epoch_us", "same_local_batch_epoch_us",
-            "ideal_split_epoch_us", "same_total_epoch_us",
-        ),
+        "cell steps_per_epoch communication_epoch_us exposed_epoch_us same_local_batch_epoch_us ideal_split_epoch_us "
+        "same_total_epoch_us",
         several_only=True,
     ),
     View(
         "predictions",
         "Predicted and measured, per step",
-        (
-            "cell", "transfer_us", "predicted_transfer_us", "predicted_transfer_error", "exposed_us",
-            "predicted_exposed_us", "predicted_exposed_error",
-        ),
+        "cell transfer_us predicted_transfer_us predicted_transfer_error exposed_us predicted_exposed_us "
+        "predicted_exposed_error",
         several_only=True,
     ),
     View(
         "bandwidth",
         "Effective bandwidth by three definitions",
-        (
-            "cell", "wire_bytes_per_step", "subtraction_gb_per_s", "communication_gb_per_s", "transfer_gb_per_s", "link_gb_per_s",
-            "calibrated_gb_per_s",
-        ),
+        "cell wire_bytes_per_step subtraction_gb_per_s communication_gb_per_s transfer_gb_per_s link_gb_per_s "
+        "calibrated_gb_per_s",
         several_only=True,
     ),
     View(
         "utilisation",
         "Utilisation: these bandwidths relative to the link's specification and to the calibration",
-        (
-            "cell", "subtraction_of_link", "communication_of_link", "transfer_of_link", "subtraction_of_calibration",
-            "communication_of_calibration", "transfer_of_calibration",
-        ),
+        "cell subtraction_of_link communication_of_link transfer_of_link subtraction_of_calibration "
+        "communication_of_calibration transfer_of_calibration",
         several_only=True,
     ),
     View(
         "device_use",
         "How much of a device is used",
-        ("cell", "flops_per_step", "achieved_tflops", "mfu", "cpu_peak_tflops", "cpu_peak_share"),
+        "cell flops_per_step achieved_tflops mfu cpu_peak_tflops cpu_peak_share",
     ),
     View(
         "device_points",
         "Where 100 points of a device's peak go in a traced step",
-        (
-            "cell", "used_points", "lost_wait_points", "lost_transfer_points", "lost_other_points", "lost_idle_points",
-            "lost_contention_points", "lost_below_peak_points",
-        ),
+        "cell used_points lost_wait_points lost_transfer_points lost_other_points lost_idle_points lost_contention_points "
+        "lost_below_peak_points",
     ),
     View(
         "learning",
         "Accuracy and speedup",
-        (
-            "cell", "weak_speedup", "strong_speedup", "test_accuracy_percent", "test_accuracy_percent_min",
-            "test_accuracy_percent_max", "test_accuracy_seeds", "trained_global_batch_size",
-        ),
+        "cell weak_speedup strong_speedup test_accuracy_percent test_accuracy_percent_min test_accuracy_percent_max "
+        "test_accuracy_seeds trained_global_batch_size",
     ),
-    View(
-        "checks",
-        "Checks",
-        ("cell", "tracer_cost", "counter_span_ratio", "counter_buckets_equal"),
-    ),
-)  # fmt: skip
+    View("checks", "Checks", "cell tracer_cost counter_span_ratio counter_buckets_equal"),
+)
 STEP = View(
     "step",
     "Where a step goes [{unit}]: traced step = compute + wait + transfer + other + idle",
-    (
-        "cell", "step_us", "samples_per_s", "weak_efficiency", "traced_step_us", "compute_us", "exposed_wait_us",
-        "exposed_transfer_us", "exposed_other_us", "idle_us",
-    ),
+    "cell step_us samples_per_s weak_efficiency traced_step_us compute_us exposed_wait_us exposed_transfer_us "
+    "exposed_other_us idle_us",
     headings={"weak_efficiency": "eff.[%]", "traced_step_us": "traced"},
-)  # fmt: skip
+)
 SHORTCUTS = View(
     "shortcuts",
     "Measured (traced) against the shortcuts [{unit}]: shortcut = measured + error",
-    (
-        "cell", "exposed_us", "same_local_batch_us", "same_local_batch_error_exposed_us", "transfer_us", "ring_us",
-        "ring_error_us",
-    ),
+    "cell exposed_us same_local_batch_us same_local_batch_error_exposed_us transfer_us ring_us ring_error_us",
     several_only=True,
     headings={
         "same_local_batch_us": "T_N(b)-T_1(b)", "same_local_batch_error_exposed_us": "error",
@@ -163,8 +143,8 @@ _BY_COLUMN = frozenset({"bandwidth", "device"})  # groups of which single column
 
 def first_tables(comparison: Comparison) -> dict[str, TextTable]:
     """The first two tables by name: the parts of each measured cell's step, and the shortcuts on several devices."""
-    shown = replace(comparison, rows={row.cell: row for row in summarised(comparison)})
-    tables = {view.name: _view(shown, view) for view in first_views(comparison)}
+    rows = summarised(comparison)
+    tables = {view.name: _table(view, rows) for view in first_views(comparison)}
     return {name: table for name, table in tables.items() if table.rows}
 
 
@@ -198,32 +178,27 @@ def first_views(comparison: Comparison) -> list[View]:
     """The views of `first_tables`; foreign traces lack columns that only a run measures, and without a link the second view."""
     if not comparison.of_traces:
         return [_with_known_rate(STEP, comparison), SHORTCUTS]
-    views = [
-        replace(view, columns=tuple(name for name in view.columns if name not in _UNTRACED))
-        for view in (STEP, SHORTCUTS)
-    ]
+    views = [_without(view, _UNTRACED) for view in (STEP, SHORTCUTS)]
     return views if comparison.has("ring_us") else views[:1]
 
 
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
     """The comparison as tables narrow enough for a terminal, by name, each with the reasons for missing values."""
-    return {view.name: _named_view(comparison, view) for view in shown_views(comparison)}
-
-
-def _named_view(comparison: Comparison, view: View) -> TextTable:
-    table = _view(comparison, view)
-    table = replace(table, missing=(*table.missing, *_missing_notes(comparison.rows.values(), view.empty)))
-    notes = {"traffic": _traffic_notes, "estimates": _ring_notes, "device_use": _peak_notes}.get(view.name)
-    return replace(table, notes=tuple(notes(comparison))) if notes is not None else table
+    notes = {"traffic": _traffic_notes, "estimates": _ring_notes, "device_use": _peak_notes}
+    rows = list(comparison.rows.values())
+    return {
+        view.name: _table(view, rows, notes[view.name](comparison) if view.name in notes else ())
+        for view in shown_views(comparison)
+    }
 
 
 def _ring_notes(comparison: Comparison) -> Iterator[str]:
     """The bandwidth of the ring formula, one line for all device counts that share it."""
-    counts: dict[str, list[int]] = {}
+    counts: dict[str, list[str]] = {}
     for devices, rate in comparison.ring_rates.items():
-        counts.setdefault(rate.description, []).append(devices)
+        counts.setdefault(rate.description, []).append(str(devices))
     for description, alike in counts.items():
-        yield f"ring model on {', '.join(map(str, alike))} devices: {description}"
+        yield f"ring model on {', '.join(alike)} devices: {description}"
 
 
 def _peak_notes(comparison: Comparison) -> Iterator[str]:
@@ -239,8 +214,7 @@ def _peak_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _traffic_notes(comparison: Comparison) -> Iterator[str]:
-    rooted = dict.fromkeys(one.cell for one in comparison.predictions if one.kind in ROOTED)
-    if rooted:
+    if rooted := dict.fromkeys(one.cell for one in comparison.predictions if one.kind in ROOTED):
         yield (
             "transfer and wait do not add up to comm. in cells with broadcasts or reduces, which have neither: "
             f"{', '.join(rooted)}"
@@ -248,72 +222,44 @@ def _traffic_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def shown_views(comparison: Comparison) -> list[View]:
-    """The views that have values; predictions and utilisation need a link or a calibration."""
-    kept = []
+    """The views that have values; predictions and utilisation need a link or a calibration.
+
+    Columns without values are omitted of traces, which fill only a few, of memory, where the kind of device has none, and in
+    the groups of _BY_COLUMN.
+    """
+    views = []
     for view in (_with_known_rate(one, comparison) for one in _VIEWS):
-        if comparison.of_traces and view.name in _OF_RUNS:
+        empty = {name for name in view.names if not comparison.has(name)}
+        optional = {name for name in view.names if BY_NAME[name].group in _OPTIONAL}
+        if (comparison.of_traces and view.name in _OF_RUNS) or (optional and optional <= empty):
             continue
-        optional = {name for name in view.columns if BY_NAME[name].group in _OPTIONAL}
-        lacking = {name for name in optional if not comparison.has(name)}
-        if optional and lacking == optional:
-            continue
-        if comparison.of_traces:
-            if len((known := _without_missing(view, comparison)).columns) > 1:  # more than the cell's name
-                kept.append(known)
-        else:
-            dropped = {name for name in lacking if BY_NAME[name].group in _BY_COLUMN}
-            kept.append(replace(view, columns=tuple(name for name in view.columns if name not in dropped)))
-    return [_without_empty(view, comparison) if view.name == "memory" else view for view in kept]
+        if not (comparison.of_traces or view.name == "memory"):
+            empty = {name for name in empty if BY_NAME[name].group in _BY_COLUMN}
+        kept = _without(view, empty)
+        if len(kept.names) > 1 or not comparison.of_traces:  # more than the cell's name
+            dropped = tuple(name for name in view.names if name in empty)
+            views.append(replace(kept, empty=dropped) if view.name == "memory" else kept)
+    return views
 
 
-def _without_empty(view: View, comparison: Comparison) -> View:
-    """A view without the columns that have no value on this kind of device, which become its `empty` ones."""
-    empty = tuple(one for one in view.columns if not comparison.has(one))
-    return replace(_without_missing(view, comparison), empty=empty)
+def _without(view: View, columns: Collection[str]) -> View:
+    return replace(view, columns=" ".join(name for name in view.names if name not in columns))
 
 
 def _with_known_rate(view: View, comparison: Comparison) -> View:
     """A view of throughput with tokens instead of samples if known, or steps if neither is known."""
     rates = ("tokens_per_s", "samples_per_s", "steps_per_s")
     shown = next((name for name in rates if comparison.has(name)), "samples_per_s")
-    return replace(view, columns=tuple(shown if name == "samples_per_s" else name for name in view.columns))
+    return replace(view, columns=" ".join(shown if name == "samples_per_s" else name for name in view.names))
 
 
-def _without_missing(view: View, comparison: Comparison) -> View:
-    """A view without empty columns, since traces fill only a few."""
-    return replace(view, columns=tuple(name for name in view.columns if comparison.has(name)))
-
-
-def _view(comparison: Comparison, view: View) -> TextTable:
-    """A view as a table; its times share one unit."""
-    columns = [BY_NAME[name] for name in view.columns]
-    shown = [row for row in comparison.rows.values() if row.devices > 1 or not view.several_only]
-    units = {column.name: _unit(shown, column, columns) for column in columns}
-    common = next((unit.label for name, unit in units.items() if BY_NAME[name].quantity == "time"), "")
-    titled = "{unit}" in view.title  # the title gives the unit of times, so headings omit it
-    rows = tuple(tuple(show(row.value(one.name), units[one.name]) for one in columns) for row in shown)
-    return TextTable(
-        title=view.title.format(unit=common),
-        headings=tuple(_heading(view, column, units[column.name], titled) for column in columns),
-        rows=rows,
-        missing=tuple(_missing_notes(shown, view.columns)),
-    )
-
-
-def _heading(view: View, column: Column, unit: Unit, titled: bool) -> str:
-    """A column's heading with its unit, unless the view's title or the heading itself includes it."""
-    name = view.headings.get(column.name, column.heading)
-    return name if (titled and column.quantity == "time") or "[" in name else heading(name, unit)
-
-
-def _unit(rows: Sequence[CellRow], column: Column, columns: list[Column]) -> Unit:
-    alike = [other.name for other in columns if other.quantity == column.quantity == "time"] or [column.name]
-    return choose_unit(column.quantity, [row.number(name) for name in alike for row in rows])
-
-
-def heading(name: str, unit: Unit) -> str:
-    """A column's heading with its unit."""
-    return f"{name} [{unit.label}]" if unit.label else name
+def _table(view: View, rows: Iterable[CellRow], notes: Iterable[str] = ()) -> TextTable:
+    """A view as a table; its times share one unit, which its title or its headings give."""
+    shown = [row for row in rows if row.devices > 1 or not view.several_only]
+    columns = [BY_NAME[name] for name in view.names]
+    fields = [Field(view.headings.get(one.name, one.heading), one.name, one.quantity, one.meaning) for one in columns]
+    missing = _missing_notes(shown, view.names) + _missing_notes(rows, view.empty)
+    return table_of(view.title, fields, shown, notes, missing)
 
 
 def _missing_notes(rows: Iterable[CellRow], columns: Sequence[str]) -> list[str]:
@@ -326,8 +272,8 @@ def _missing_notes(rows: Iterable[CellRow], columns: Sequence[str]) -> list[str]
 def missing_reasons(comparison: Comparison) -> list[str]:
     """Why values are missing in any table: each reason once, with its columns and cells."""
     views = [*first_views(comparison), *shown_views(comparison)]
-    several = {name for view in views for name in (*view.columns, *view.empty)}
-    every = {name for view in views if not view.several_only for name in (*view.columns, *view.empty)}
+    several = {name for view in views for name in (*view.names, *view.empty)}
+    every = {name for view in views if not view.several_only for name in (*view.names, *view.empty)}
     missing = [
         (reason, column, row.cell)
         for row in comparison.rows.values()
@@ -341,50 +287,49 @@ def _by_reason(missing: Iterable[tuple[str, str, str]], most: int | None = None)
     """A line per reason from (reason, column, cell), with at most `most` headings of its columns."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for reason, column, cell in missing:
-        columns, cells = found.setdefault(reason, ({}, {}))
-        columns[BY_NAME[column].heading] = None
-        cells[cell] = None
-    return [
-        f"{NA} ({_shortened(list(columns), most)}; {', '.join(cells)}): {reason}"
-        for reason, (columns, cells) in found.items()
-    ]
+        headings, cells = found.setdefault(reason, ({}, {}))
+        headings[BY_NAME[column].heading] = cells[cell] = None
+    lines = []
+    for reason, (headings, cells) in found.items():
+        more = len(headings) - most if most is not None else 0
+        named = ", ".join([*headings][:most]) + (f" and {more} more" if more > 0 else "")
+        lines.append(f"{NA} ({named}; {', '.join(cells)}): {reason}")
+    return lines
 
 
-def _shortened(headings: Sequence[str], most: int | None) -> str:
-    more = len(headings) - most if most is not None else 0
-    return f"{', '.join(headings[:most])} and {more} more" if more > 0 else ", ".join(headings)
+def gap_table(comparison: Comparison) -> TextTable:
+    """DP compared with DDP at equal devices and batch, a row for each measured pair."""
+    label, ratio = comparison.gaps[0].dp_label if comparison.gaps else "DP", Unit("", 1.0, 2)
 
+    def cells(gap: StrategyGap) -> str:
+        return gap.ddp.removeprefix("ddp-")
 
-def gap_table(comparison: Comparison) -> TextTable | None:
-    """DP compared with DDP at equal devices and batch; None if no pair was measured."""
-    if not comparison.gaps:
-        return None
-    fields = ("gap_us", "exposed_us", "host_copies_us", "compute_us", "idle_us", "tracer_us")
-    unit = choose_unit("time", [getattr(gap, field) for gap in comparison.gaps for field in fields])
-    ratio = Unit("", 1.0, 2)
-    label = comparison.gaps[0].dp_label
-    names = ("gap", "exposed comm.", "host copies", "compute", "idle", "tracer")
-    return TextTable(
-        title=f"{label} minus DDP, same devices and batch per device: the gap per step and its parts",
-        headings=("cells", "ratio", "low", "high", *(f"{name} [{unit.label}]" for name in names)),
-        rows=tuple(
-            (
-                gap.ddp.removeprefix("ddp-"),
-                *(show(value, ratio) for value in (gap.ratio.value, gap.ratio.low, gap.ratio.high)),
-                *(show(getattr(gap, field), unit) for field in fields),
-            )
-            for gap in comparison.gaps
+    fields = (
+        Field("cells", cells, meaning="Devices and batch per device, equal on both sides, and DDP's variant"),
+        Field(
+            "ratio", lambda gap: gap.ratio.value, ratio, "DP's median untraced step over DDP's: above 1, DDP is faster"
         ),
-        notes=(f"ratio: {label}'s median untraced step over DDP's, with its 95% interval",),
+        Field("low", lambda gap: gap.ratio.low, ratio, "Lower end of the 95% interval"),
+        Field("high", lambda gap: gap.ratio.high, ratio, "Upper end of the 95% interval"),
+        Field("gap", "gap_us", "time", "DP's median untraced step minus DDP's"),
+        Field("exposed comm.", "exposed_us", "time", "Exposed communication, DP minus DDP"),
+        Field("host copies", "host_copies_us", "time", _COPIES),
+        Field("compute", "compute_us", "time", "Compute, DP minus DDP"),
+        Field("idle", "idle_us", "time", "Neither compute nor communication nor copies, DP minus DDP"),
+        Field("tracer", "tracer_us", "time", "The part of the untraced gap that the traced steps do not explain"),
     )
+    return table_of(
+        f"{label} minus DDP, same devices and batch per device: the gap per step and its parts",
+        fields,
+        comparison.gaps,
+        [f"ratio: {label}'s median untraced step over DDP's, with its 95% interval"],
+    )
+
+
+_COPIES = "Copies from and to the host outside of compute and communication, DP minus DDP; dp-host: all its copying"
 
 
 def comparison_csv(comparison: Comparison) -> str:
     """All columns in their stored units (given in the headings), and a column with the reasons for missing values."""
-    missing = [
-        "; ".join(f"{column}: {reason}" for column, reason in row.reasons.items()) for row in comparison.rows.values()
-    ]
-    import pandas as pd  # here, as most reports need none
-
-    table = pd.concat([comparison.table, pd.DataFrame({"missing": missing})], axis=1)
-    return str(table.to_csv(index=False, na_rep=NA))
+    missing = ["; ".join(f"{name}: {why}" for name, why in row.reasons.items()) for row in comparison.rows.values()]
+    return str(comparison.table.assign(missing=missing).to_csv(index=False, na_rep=NA))

@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import pandas as pd
-
-from dpscope.analysis.cells.bandwidths import RingLoad, ring_loads
+from dpscope.analysis.cells.bandwidths import ring_loads
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import (
     CollectivePrediction,
@@ -22,17 +20,15 @@ from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.collective_streams import ddp_schedule
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.report.rank_tables import CELL
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_time
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import NA, show_bytes, show_time
 from dpscope.profiling.records.finding import counted
 
 MOST_COLLECTIVES = 4  # per cell; the table of collectives shows more
-_ERROR = Unit("%", 0.01, 1)
-_SPECIFICATION = "link's specification"
-_RING = "ring all-reduce"
-_SHARDED_RINGS = "rings of what FSDP gathers and scatters"
+_RING, _SHARDED_RINGS = "ring all-reduce", "rings of what FSDP gathers and scatters"
 
 
 @dataclass(frozen=True)
@@ -43,61 +39,68 @@ class FormulaLine:
     model: str
     formula: str
     source: str
-    predicted_us: float | None
+    predicted_us: float
     measured_us: float | None
 
 
-def formula_table(run: RunData, comparison: Comparison, sources: CostSources) -> TextTable | None:
-    """A row per model and multi-device cell; None if nothing can be predicted."""
+_FIELDS = (
+    CELL,
+    Field("model", "model", meaning="The model, and the collective or step it is applied to"),
+    Field(
+        "formula",
+        "formula",
+        meaning="With the numbers of this run; S is a size, B a bandwidth, N the number of ranks, alpha a latency",
+    ),
+    Field("B from", "source", meaning="Source of bandwidth and latency"),
+    Field("predicted", lambda line: show_time(line.predicted_us), meaning="The formula's result"),
+    Field("measured", lambda line: show_time(line.measured_us), meaning="What the traces show"),
+    Field(
+        "error",
+        lambda line: relative_error(line.predicted_us, line.measured_us),
+        "share",
+        "Predicted over measured, minus 1",
+    ),
+)
+
+
+def formula_table(run: RunData, comparison: Comparison, sources: CostSources) -> TextTable:
+    """A row per model and multi-device cell; without rows if nothing can be predicted."""
     lines = [
         line
         for data in run.measured
         if data.cell.devices > 1 and data.communication_known
         for line in _lines(data, comparison.rows[data.cell.name], comparison, sources.on_nodes(data.nodes))
-        if line.predicted_us is not None
     ]
-    if not lines:
-        return None
-    return TextTable(
-        title="Models: formula, numbers, result",
-        headings=("cell", "model", "formula", "B from", "predicted", "measured", "error [%]"),
-        rows=tuple(
-            (
-                line.cell,
-                line.model,
-                line.formula,
-                line.source,
-                show_time(line.predicted_us),
-                show_time(line.measured_us) if line.measured_us is not None else NA,
-                show(relative_error(line.predicted_us, line.measured_us), _ERROR),
-            )
-            for line in lines
-        ),
-        notes=(
-            "a ring without latency at the link's specification is a lower bound; a calibration excludes contention with compute",
-            "sources: ring: Patarasuk and Yuan, 2009; alpha + S/B: Hockney, 1994; schedule: Li et al., VLDB 2020",
-            *_why_unmeasured(lines, comparison),
-        ),
+    notes = (
+        "a ring without latency at the link's specification is a lower bound; a calibration excludes contention with compute",
+        "sources: ring: Patarasuk and Yuan, 2009; alpha + S/B: Hockney, 1994; schedule: Li et al., VLDB 2020",
+        *_why_unmeasured(lines, comparison),
     )
+    return table_of("Models: formula, numbers, result", _FIELDS, lines, notes)
 
 
 def _why_unmeasured(lines: list[FormulaLine], comparison: Comparison) -> Iterator[str]:
     """Why predictions have no measured value."""
     unknown = [line for line in lines if line.measured_us is None]
-    rings = dict.fromkeys(line.cell for line in unknown if line.model.startswith((_RING, _SHARDED_RINGS)))
-    for why in dict.fromkeys(comparison.reasons.get((cell, "ring_error_us")) for cell in rings):
+    rings = [line for line in unknown if line.model.startswith((_RING, _SHARDED_RINGS))]
+    for why in dict.fromkeys(comparison.rows[line.cell].reasons.get("ring_error_us") for line in rings):
         yield f"measured NA of the {_RING}: {why or NA}"
-    if any(not line.model.startswith((_RING, _SHARDED_RINGS)) for line in unknown):
+    if len(unknown) > len(rings):
         yield "measured NA: ranks do not wait for each other in rooted collectives, which have no transfer to compare with"
 
 
 def _lines(data: CellData, row: CellRow, comparison: Comparison, sources: CostSources) -> Iterator[FormulaLine]:
     line = partial(FormulaLine, data.cell.name)
-    source, ring_source = map(_source, (row.prediction_source, row.ring_source))
+    source, ring_source = (
+        "calibration" if name == "calibration" else "link's specification"
+        for name in (row.prediction_source, row.ring_source)
+    )
     if (ring := row.ring_us) is not None:
-        yield line(_ring_name(data), _ring(data, sources), ring_source, ring, minus(ring, row.ring_error_us))
+        name = _SHARDED_RINGS if data.cell.traits.sharded else f"{_RING} of all gradients" if data.ranks else _RING
+        yield line(name, _ring(data, sources), ring_source, ring, minus(ring, row.ring_error_us))
     predicted = [one for one in comparison.predictions if one.cell == data.cell.name and one.predicted_us is not None]
     for one in predicted[:MOST_COLLECTIVES]:
+        assert one.predicted_us is not None
         what = f"{one.kind}, {one.per_step:.3g} a step"
         yield line(what, _collective(one, sources), source, one.predicted_us, one.measured_us)
     if data.cell.traits.peer_copies and row.predicted_transfer_us is not None:
@@ -108,42 +111,33 @@ def _lines(data: CellData, row: CellRow, comparison: Comparison, sources: CostSo
         yield line(what, _schedule(data, sources), source, exposed, row.exposed_us)
 
 
-def _source(name: str | None) -> str:
-    return "calibration" if name == "calibration" else _SPECIFICATION
-
-
 def _ring(data: CellData, sources: CostSources) -> str:
     loads = ring_loads(data)
     assert not isinstance(loads, str)  # else there is no ring
-    return "; plus ".join(_one_ring(load, sources) for load in loads)
-
-
-def _one_ring(load: RingLoad, sources: CostSources) -> str:
-    rate, ranks = sources.ring_rate(load.ranks, load.kind), load.ranks
-    assert rate is not None
-    shown, twice = f"{show_bytes(load.size_bytes)} / {rate.gb_per_s:.4g} GB/s", "2" if load.kind == "all_reduce" else ""
-    return f"{twice}(N−1)/N × S/B = {twice}({ranks}−1)/{ranks} × {shown} (S: {load.what})"
-
-
-def _ring_name(data: CellData) -> str:
-    if data.cell.traits.sharded:
-        return _SHARDED_RINGS
-    return f"{_RING} of all gradients" if data.ranks else _RING
+    rings = []
+    for load in loads:
+        rate = sources.ring_rate(load.ranks, load.kind)
+        assert rate is not None
+        twice, size = "2" if load.kind == "all_reduce" else "", show_bytes(load.size_bytes)
+        numbers = f"{twice}({load.ranks}−1)/{load.ranks} × {size} / {rate.gb_per_s:.4g} GB/s"
+        rings.append(f"{twice}(N−1)/N × S/B = {numbers} (S: {load.what})")
+    return "; plus ".join(rings)
 
 
 def _collective(one: CollectivePrediction, sources: CostSources) -> str:
     """alpha + S/B of the fit's piece for this size; by specification the ring's bus factor x S/B."""
-    if (calibration := sources.calibrated(one.ranks)) is not None:
-        fit = find_fit(calibration, one.kind, one.ranks)
-        assert fit is not None  # else there is no prediction
-        piece = piece_of(fit, one.size_bytes)
-        if piece.bandwidth_gb_per_s is None:
-            return f"alpha = {show_time(piece.alpha_us)} (S = {show_bytes(one.size_bytes)} makes no difference)"
-        beyond = ", extrapolated" if one.extrapolated else ""
-        alpha = f"{'−' if piece.alpha_us < 0 else ''}{show_time(abs(piece.alpha_us))}"
-        return f"alpha + S/B = {alpha} + {show_bytes(one.size_bytes)} / {piece.bandwidth_gb_per_s:.4g} GB/s{beyond}"
-    factor = bus_factor(one.kind, one.ranks)
-    return f"f × S/B = {factor:.4g} × {show_bytes(one.size_bytes)} / {_link(sources, one.ranks)} (f: bus factor)"
+    size = show_bytes(one.size_bytes)
+    if (calibration := sources.calibrated(one.ranks)) is None:
+        factor = bus_factor(one.kind, one.ranks)
+        return f"f × S/B = {factor:.4g} × {size} / {_link(sources, one.ranks)} (f: bus factor)"
+    fit = find_fit(calibration, one.kind, one.ranks)
+    assert fit is not None  # else there is no prediction
+    piece = piece_of(fit, one.size_bytes)
+    if piece.bandwidth_gb_per_s is None:
+        return f"alpha = {show_time(piece.alpha_us)} (S = {size} makes no difference)"
+    alpha = f"{'−' if piece.alpha_us < 0 else ''}{show_time(abs(piece.alpha_us))}"
+    beyond = ", extrapolated" if one.extrapolated else ""
+    return f"alpha + S/B = {alpha} + {size} / {piece.bandwidth_gb_per_s:.4g} GB/s{beyond}"
 
 
 def _data_parallel(data: CellData, predicted: list[CollectivePrediction], sources: CostSources) -> str:
@@ -153,12 +147,11 @@ def _data_parallel(data: CellData, predicted: list[CollectivePrediction], source
         }
         chunks = " + ".join(counted(count, kind) for kind, count in counts.items())
         return f"the sum of its chunks without overlap: {chunks}"
-    sizes, devices = model_sizes(data), data.cell.devices
+    sizes, devices, parts = model_sizes(data), data.cell.devices, data.cell.options.accumulate
     assert sizes is not None  # else there is no prediction
-    moved = 2 * sizes.parameter_bytes + sizes.buffer_bytes
-    return f"(N−1)(2S + S_buffers)/B = ({devices}−1) × {show_bytes(moved)} / {_link(sources, devices)}" + (
-        f" × {data.cell.options.accumulate} micro-batches" if data.cell.options.accumulate > 1 else ""
-    )
+    moved = show_bytes(2 * sizes.parameter_bytes + sizes.buffer_bytes)
+    formula = f"(N−1)(2S + S_buffers)/B = ({devices}−1) × {moved} / {_link(sources, devices)}"
+    return formula + (f" × {parts} micro-batches" if parts > 1 else "")
 
 
 def _link(sources: CostSources, devices: int) -> str:
@@ -177,11 +170,12 @@ def _schedule(data: CellData, sources: CostSources) -> str:
         f"each all-reduce starts when it is ready and {free}; exposed: what runs after the last one is ready, plus every other "
         "collective"
     )
-    step = _one_step(data)
+    keys = ["repeat", "rank", "device", "step"]
+    step = data.collectives.merge(data.whole_windows[keys].head(1), on=keys)  # the first rank's first whole step
     ready = ready_column(step)
     buckets = step[step["kind"] == "all_reduce"].sort_values(ready, kind="stable")
-    keys = zip(buckets["kind"], buckets["group_size"], buckets["bytes"], strict=True)
-    costs = [sources.cost(str(kind), int(ranks), float(size)) for kind, ranks, size in keys]
+    moved = zip(buckets["kind"], buckets["group_size"], buckets["bytes"], strict=True)
+    costs = [sources.cost(str(kind), int(ranks), float(size)) for kind, ranks, size in moved]
     known = [cost for cost in costs if cost is not None]
     if not known or len(known) < len(costs) or len(known) > 2 * MOST_COLLECTIVES:
         return rule
@@ -196,10 +190,3 @@ def _schedule(data: CellData, sources: CostSources) -> str:
     where = f"Rank {step['rank'].iloc[0]}, step {step['step'].iloc[0]}"
     slowed = f"; {load.calibrated_at}" if load.calibrated_at else ""
     return f"{rule}{slowed}. {where}: {shown}: {show_time(schedule.exposed_us)}"
-
-
-def _one_step(data: CellData) -> pd.DataFrame:
-    """The collectives of the first rank's first whole step."""
-    windows = data.whole_windows
-    keys = ["repeat", "rank", "device", "step"]
-    return data.collectives.merge(windows[keys].head(1), on=keys)

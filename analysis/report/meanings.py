@@ -1,10 +1,7 @@
-"""The meanings of the headings of tables that are not views of the comparison, and the glossary."""
+"""The meanings of the headings of tables whose columns are declared elsewhere without, how numbers are obtained, the glossary."""
 
 from collections.abc import Mapping
 
-from dpscope.analysis.cells.columns import BY_NAME
-from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.report.comparison_tables import first_views, shown_views
 from dpscope.analysis.text.text_table import TextTable
 
 LEARNING_MEASURES: dict[str, str] = {
@@ -20,10 +17,7 @@ LEARNING_MEASURES: dict[str, str] = {
 }
 
 
-_CELL_MEANING = {"cell": "Strategy, devices and batch per device, and the variant"}
-_SEEDS = {"low": "Lowest of the seeds", "high": "Highest of the seeds"}
 _DIFFERENCE = {
-    **_CELL_MEANING,
     "against": "The cell that it is compared with",
     "accuracy": "Median test accuracy over seeds, after the last epoch",
     "difference": "Its median test accuracy minus the other's, in percentage points",
@@ -31,24 +25,21 @@ _DIFFERENCE = {
     "seeds": "Complete trainings, of the side with fewer",
     "verdict": "Whether the difference exceeds the spread over seeds",
     "speedup": "Median epoch training time of the other cell over this cell's",
-    "low": "Lower end of the speedup's 95% interval",
-    "high": "Upper end of the speedup's 95% interval",
 }
-
-_CONTENTION = {
-    **_CELL_MEANING,
-    "operator": "The operator that launched the kernels; on a CPU an operator that calls no other",
-    "ratio": "Compute next to communication over the same compute on one device, or without communication in this cell",
-    "95% interval": "Of the ratio; NA with too few kernels",
-    "hidden": "Communication behind this compute",
-    "cost": "What that communication costs the compute: hidden x (1 - 1/ratio)",
-    "net gain": "Hidden communication minus its cost",
-    "compared": "Share of the overlapped compute time for which comparable kernels ran without communication",
+_SEEDS = {"low": "Lowest of the seeds", "high": "Highest of the seeds"}
+_TERMS = {
+    "compute": "Compute on N devices minus compute on one",
+    "idle": "Idle on N devices minus idle on one",
+    "tracer": "The part of the untraced difference that the traced steps do not explain",
 }
-
-TRAINING_MEANINGS = {
+_OF_ANY_TABLE = {
+    "cell": "Strategy, devices and batch per device, and the variant",
+    "low": "Lower end of the 95% interval",
+    "high": "Upper end of the 95% interval",
+    "error": "Predicted over measured, minus 1",
+}
+_OF_TABLE: Mapping[str, Mapping[str, str]] = {
     "test_accuracy": {
-        **_CELL_MEANING,
         **_SEEDS,
         "accuracy": "Median test accuracy over seeds, after the last epoch",
         "seeds": "Trainings with all their epochs",
@@ -60,7 +51,6 @@ TRAINING_MEANINGS = {
     "training_speedup": _DIFFERENCE,
     "variant_accuracy": _DIFFERENCE,
     "training_time": {
-        **_CELL_MEANING,
         "epoch": "Median training time of an epoch over all seeds; evaluation is not in it",
         "low": "Shortest epoch",
         "high": "Longest epoch",
@@ -69,159 +59,53 @@ TRAINING_MEANINGS = {
         "training": "Training time of all epochs of a seed, median over seeds",
     },
     "time_to_accuracy": {
-        **_CELL_MEANING,
         **_SEEDS,
         "seeds that reached it": "Of all seeds that were begun",
         "epoch": "The first epoch that reached it, median over seeds",
         "time": "Training time up to and including that epoch without evaluation, median over seeds",
     },
-}
-"""By table and heading, without the unit."""
-
-
-MEASURES: dict[str, str] = {
-    "Step time and throughput": "From an untraced pass: device events on GPUs, the wall clock on CPUs; the throughput from "
-    "one block of steps between two synchronisations. Medians over all repeats; every 95% interval is based on the "
-    "differences between the cell's repeats and, if those are few, also between those of other cells. With fewer than five "
-    "steps, or one repeat of every cell, no interval is given and nothing is compared.",
-    "Compute, communication, exposed, hidden, idle": "From torch.profiler's traces of other steps. K is the union of compute "
-    "kernels, C that of communication kernels and copies between devices, per device and step window. Communication is |C|, "
-    "hidden |C ∩ K|, exposed |C \\ K|, compute |K|, idle the rest. Step = compute + exposed + idle. On a CPU, K are the "
-    "operators of all threads and C gloo's ranges, which share the cores, so hidden there means concurrent.",
-    "Transfer and wait": "A collective is matched across ranks by its sequence number or order. Transfer is the shortest of "
-    "its durations, because the last rank to arrive does not wait; wait is a rank's duration minus transfer. Broadcasts and "
-    "reduces have neither, because they do not make all ranks wait for each other.",
-    "algbw and busbw": "Bytes over transfer, and that times 2(N−1)/N for an all-reduce, (N−1)/N for all-gather, "
-    "reduce-scatter and all-to-all, 1 for the others: nccl-tests' definitions. GB/s is 1e9 bytes per second.",
-    "DataParallel's phases": "A device event belongs to the phase in which it was launched. The parts of the waterfall are "
-    "each phase's exposed communication, excluding what an earlier phase covers, so that they add up.",
-    "Subtraction estimates": "t_N(b) − t_1(b), t_N(G/N) − t_1(G)/N and t_N(G/N) − t_1(G), with b the batch per device and G = "
-    "N b. They include changes of compute and idle time, miss what overlap hides, and can be negative. They are shown for "
-    "comparison, not as results.",
-    "Predictions": "From a calibration of this machine if there is one (alpha + S/B per collective, fitted), else from the "
-    "ring model without latency at the link's specification, a lower bound. They use the run's message sizes and, for exposed "
-    "communication, the times at which its buckets were ready.",
-    "The timeline": "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; the "
-    "clocks of other hosts are aligned on the ends of collectives, which all ranks finish together; the remaining difference "
-    "is stated.",
-    "NA": "Not measured or not applicable, never 0. The reason is below the table and in comparison.csv.",
-}
-
-
-_INTERVAL = {"low": "Lower end of the 95% interval", "high": "Upper end of the 95% interval"}
-_GAP = {
-    "cells": "Devices and batch per device, equal on both sides, and DDP's variant",
-    "ratio": "DP's median untraced step over DDP's: above 1, DDP is faster",
-    "gap": "DP's median untraced step minus DDP's",
-    "exposed comm.": "Exposed communication, DP minus DDP",
-    "host copies": "Copies from and to the host outside of compute and communication, DP minus DDP; dp-host: all its copying",
-    "compute": "Compute, DP minus DDP",
-    "idle": "Neither compute nor communication nor copies, DP minus DDP",
-    "tracer": "The part of the untraced gap that the traced steps do not explain",
-}
-_PHASES = {
-    "device": "Device of the DataParallel process",
-    "replica": "Replica of dp-host; all: the time in which at least one of them was in the phase",
-    "to dev.": "Copying the batch to the device before DataParallel is called",
-    "scatter": "Distributing the batch over the devices",
-    "replicate": "Sending parameters and buffers to every device",
-    "apply": "The forward pass of the replicas",
-    "gather": "Collecting the outputs on the first device",
-    "loss+bwd": "The loss, and the backward pass without its reduction",
-    "reduce": "Adding up the gradients on the first device",
-    "optim.": "The optimizer's step",
-    "other": "Work launched outside of all phases",
-}
-_WAITS = {
-    "late rank": "The rank that came last to a collective",
-    "waiting rank": "A rank that waited for it",
-    "collectives": "Collectives in which it waited, over all whole traced steps",
-    "wait per step": "Time lost per step; waits that overlap count once",
-    "share": "Share of all waiting in this cell",
-}
-_IDENTITY = {
-    "t_N(b)-t_1(b)": "Median step on N devices minus the median step on one device, at the same batch per device",
-    "exposed": "Exposed communication, which one device does not have",
-    "compute": "Compute on N devices minus compute on one",
-    "idle": "Idle on N devices minus idle on one",
-    "tracer": "The part of the untraced difference that the traced steps do not explain",
-}
-_REASONS = {
-    "estimate": "The formula of the subtraction",
-    "error": "The estimate minus measured exposed communication",
-    "local batch": "Because the step that is subtracted has another batch per device",
-    "compute": "Compute on N devices minus compute on one",
-    "idle": "Idle on N devices minus idle on one",
-    "tracer": "The part of the untraced difference that the traced steps do not explain",
-}
-_COLLECTIVES = {
-    "collective": "Kind of the collective",
-    "size": "The larger of a rank's input and output buffer",
-    "ranks": "Ranks of its group",
-    "NCCL chose": "Algorithm and protocol in NCCL's log, at this size or at both neighbouring ones",
-    "ring": "The ring formula for this size, with the latency per hop of NCCL's cost table",
-    "its formula": "The formula of the algorithm that NCCL chose",
-    "per step": "Number per rank and step",
-    "measured": "Median transfer: the shortest duration over the ranks",
-    "predicted": "The model's result for this size",
-    "slowest": "Median over the collectives of the longest duration over the ranks, waiting included",
-    "calib.": "The slowest rank in the calibration, in which all ranks start together and none waits",
-    "error": "Predicted over measured, minus 1",
-}
-_NCCL_CHOICES = {
-    "collective": "Kind of the collective",
-    "ranks": "Ranks of the job",
-    "size": "The larger of a rank's input and output buffer",
-    "algorithm": "The algorithm that NCCL chose",
-    "protocol": "The protocol that NCCL chose: LL, LL128 or Simple",
-    "channels": "Channels that carried the call",
-    "calls": "Calls in the log, which rank 0 of a communicator writes",
-    "NCCL's model": "NCCL's prediction for its choice, from the cost table that it prints",
-    "ring": "The ring formula with the latency per hop of NCCL's cost table",
-    "formula": "The formula of the algorithm that ran",
-    "measured": "Median transfer in the traces, or median time in the calibration",
-}
-_NCCL_JOB = {
-    "ranks": "Ranks of the job",
-    "library": "NCCL or RCCL, with its version",
-    "channels": "Channels for collectives",
-    "NVLS channels": "Channels for reductions in the NVSwitch; 0: not available",
-    "CollNet channels": "Channels for reductions in the network; 0: not available",
-    "networks": "Networks that NCCL uses between hosts",
-    "connections by transport": "Pairs of ranks by transport",
-    "GPUDirect": "Whether the network reads and writes GPU memory directly",
-}
-_NCCL_PEERS = {
-    "ranks": "Ranks of the job",
-    "transport": "How data travel between two ranks",
-    "pairs": "The ranks that this transport connects",
-}
-_SCALING = {
-    "series": "Strategy, weak (same batch b per device) or strong (same global batch G)",
-    "devices": "Devices the step runs on",
-    "speedup": "Weak: N t_1(b) / t_N(b). Strong: t_1(G) / t_N(G/N)",
-    "eff.": "Speedup over the number of devices",
-    "Karp-Flatt": "The serial fraction that would explain this speedup",
-    **_INTERVAL,
-}
-_LAWS = {
-    "series": "The measured series that the law is fitted to",
-    "law": "Two device counts: Amdahl or Gustafson; three or more: the universal scalability law",
-    "parameter": "A parameter of the law, or its prediction",
-    "value": "Fitted to the measured speedups",
-    **_INTERVAL,
-}
-_FORMULAS = {
-    "model": "The model, and the collective or step it is applied to",
-    "formula": "With the numbers of this run; S is a size, B a bandwidth, N the number of ranks, alpha a latency",
-    "B from": "Source of bandwidth and latency",
-    "predicted": "The formula's result",
-    "measured": "What the traces show",
-    "error": "Predicted over measured, minus 1",
-}
-_PROJECTION = {"link": "A link between devices", "one way": "Its specified rate in one direction"}
-
-_WHAT_IF = {
+    "costs": {
+        "baseline": "The simpler strategy that it is compared with",
+        "ratio": "Its median untraced step over the baseline's",
+        "saved per device": "Memory of the baseline minus its own",
+        "of": "Whether that is of the allocator's peak or of the state between steps",
+    },
+    "identity": {
+        "t_N(b)-t_1(b)": "Median step on N devices minus the median step on one device, at the same batch per device",
+        "exposed": "Exposed communication, which one device does not have",
+        **_TERMS,
+    },
+    "reasons": {
+        "estimate": "The formula of the subtraction",
+        "error": "The estimate minus measured exposed communication",
+        "local batch": "Because the step that is subtracted has another batch per device",
+        **_TERMS,
+    },
+    "collectives": {
+        "collective": "Kind of the collective",
+        "size": "The larger of a rank's input and output buffer",
+        "NCCL chose": "Algorithm and protocol in NCCL's log, at this size or at both neighbouring ones",
+        "ring": "The ring formula for this size, with the latency per hop of NCCL's cost table",
+        "its formula": "The formula of the algorithm that NCCL chose",
+        "per step": "Number per rank and step",
+        "measured": "Median transfer: the shortest duration over the ranks",
+        "predicted": "The model's result for this size",
+        "slowest": "Median over the collectives of the longest duration over the ranks, waiting included",
+        "calib.": "The slowest rank in the calibration, in which all ranks start together and none waits",
+    },
+    "scaling": {
+        "series": "Strategy, weak (same batch b per device) or strong (same global batch G)",
+        "devices": "Devices the step runs on",
+        "speedup": "Weak: N t_1(b) / t_N(b). Strong: t_1(G) / t_N(G/N)",
+        "eff.": "Speedup over the number of devices",
+        "Karp-Flatt": "The serial fraction that would explain this speedup",
+    },
+    "laws": {
+        "series": "The measured series that the law is fitted to",
+        "law": "Two device counts: Amdahl or Gustafson; three or more: the universal scalability law",
+        "parameter": "A parameter of the law, or its prediction",
+        "value": "Fitted to the measured speedups",
+    },
     "what_if": {
         "devices": "Devices of the predicted step, with unchanged links",
         "nodes": "Nodes that this many devices are assumed to span",
@@ -251,56 +135,46 @@ _WHAT_IF = {
     "what_if_own_error": {
         "measured": "Median untraced step of the cell",
         "predicted": "By replaying the other cell, without using this one's time",
-        "error": "Predicted over measured, minus 1",
         "perfect scaling": "The error of assuming that the step takes as long as on one device",
         "nothing changes": "The error of assuming that the step takes as long as in the other cell",
     },
 }
-
-_RANKS = {
-    **_CELL_MEANING,
-    "rank": "Rank of the process",
-    "device": "Its device",
-    "traced step": "Mean of the whole traced steps: the sum of the following columns",
-    "compute": "At least one kernel or operator computes",
-    "wait": "Exposed communication in which collectives wait for a late rank and none transfers",
-    "transfer": "Exposed communication in which at least one matched collective transfers",
-    "other": "Exposed communication without a separate wait and transfer",
-    "idle": "Neither compute nor communication",
-}
-_OF_TABLE = {
-    "gap": {**_GAP, **_INTERVAL},
-    "dp_phases": _PHASES,
-    "ranks": _RANKS,
-    "waits": _WAITS,
-    "contention": _CONTENTION,
-    "identity": _IDENTITY,
-    "reasons": _REASONS,
-    "collectives": _COLLECTIVES,
-    "nccl_choices": _NCCL_CHOICES,
-    "nccl_job": _NCCL_JOB,
-    "nccl_peers": _NCCL_PEERS,
-    "scaling": _SCALING,
-    "laws": _LAWS,
-    "formulas": _FORMULAS,
-    "projection": _PROJECTION,
-    **TRAINING_MEANINGS,
-    **_WHAT_IF,
-}
-_CELL = BY_NAME["cell"].meaning
-_PROJECTED = "Predicted from the link's specification for this many bytes; nothing was measured"
+"""By table and heading, without the unit; what a table lacks is as in any table."""
 
 
-def meanings(name: str, table: TextTable, comparison: Comparison) -> tuple[str, ...]:
+def meanings(name: str, table: TextTable) -> tuple[str, ...]:
     """A sentence for each heading of a report's table, empty if there is none."""
-    for view in (*shown_views(comparison), *first_views(comparison)):
-        if view.name == name:
-            return tuple(BY_NAME[column].meaning for column in view.columns)
-    known = _OF_TABLE.get(name, {})
-    words = [heading.partition(" [")[0] for heading in table.headings]
-    if name == "projection":
-        return tuple(known.get(word, _PROJECTED) for word in words)
-    return tuple(known.get(word, _CELL if word == "cell" else "") for word in words)
+    known = {**_OF_ANY_TABLE, **_OF_TABLE.get(name, {})}
+    return table.meanings or tuple(known.get(heading.partition(" [")[0], "") for heading in table.headings)
+
+
+MEASURES: dict[str, str] = {
+    "Step time and throughput": "From an untraced pass: device events on GPUs, the wall clock on CPUs; the throughput from "
+    "one block of steps between two synchronisations. Medians over all repeats; every 95% interval is based on the "
+    "differences between the cell's repeats and, if those are few, also between those of other cells. With fewer than five "
+    "steps, or one repeat of every cell, no interval is given and nothing is compared.",
+    "Compute, communication, exposed, hidden, idle": "From torch.profiler's traces of other steps. K is the union of compute "
+    "kernels, C that of communication kernels and copies between devices, per device and step window. Communication is |C|, "
+    "hidden |C ∩ K|, exposed |C \\ K|, compute |K|, idle the rest. Step = compute + exposed + idle. On a CPU, K are the "
+    "operators of all threads and C gloo's ranges, which share the cores, so hidden there means concurrent.",
+    "Transfer and wait": "A collective is matched across ranks by its sequence number or order. Transfer is the shortest of "
+    "its durations, because the last rank to arrive does not wait; wait is a rank's duration minus transfer. Broadcasts and "
+    "reduces have neither, because they do not make all ranks wait for each other.",
+    "algbw and busbw": "Bytes over transfer, and that times 2(N−1)/N for an all-reduce, (N−1)/N for all-gather, "
+    "reduce-scatter and all-to-all, 1 for the others: nccl-tests' definitions. GB/s is 1e9 bytes per second.",
+    "DataParallel's phases": "A device event belongs to the phase in which it was launched. The parts of the waterfall are "
+    "each phase's exposed communication, excluding what an earlier phase covers, so that they add up.",
+    "Subtraction estimates": "t_N(b) − t_1(b), t_N(G/N) − t_1(G)/N and t_N(G/N) − t_1(G), with b the batch per device and G = "
+    "N b. They include changes of compute and idle time, miss what overlap hides, and can be negative. They are shown for "
+    "comparison, not as results.",
+    "Predictions": "From a calibration of this machine if there is one (alpha + S/B per collective, fitted), else from the "
+    "ring model without latency at the link's specification, a lower bound. They use the run's message sizes and, for exposed "
+    "communication, the times at which its buckets were ready.",
+    "The timeline": "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; the "
+    "clocks of other hosts are aligned on the ends of collectives, which all ranks finish together; the remaining difference "
+    "is stated.",
+    "NA": "Not measured or not applicable, never 0. The reason is below the table and in comparison.csv.",
+}
 
 
 # The terms of the report, shown on the page and in docs/glossary.md.

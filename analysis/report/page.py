@@ -14,7 +14,6 @@ from importlib import resources
 import jinja2
 from markupsafe import Markup, escape
 
-from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures.style import COLOURS
 from dpscope.analysis.findings.answers import QUESTIONS, Verdict
 from dpscope.analysis.report.meanings import GLOSSARY, meanings
@@ -32,8 +31,8 @@ FIRST_FIGURES = ("communication", "step_split")
 class Section:
     """`figures` and `tables` are names in `figures.draw_all` and `report_tables`; those that a run lacks are omitted.
 
-    `block` is a part of the template shown before them; `terms` are the words of the glossary that it needs. A section that
-    is not `open` is folded, with its title and question as the summary. Empty sections are omitted.
+    `terms` are the words of the glossary that it needs. A section that is not `open` is folded, with its title and question as
+    the summary. Empty sections are omitted.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Section:
     question: str
     figures: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
-    block: str = ""
     terms: tuple[str, ...] = ()
     open: bool = False
 
@@ -51,7 +49,6 @@ SECTIONS = (
         "timeline",
         "One step, rank by rank",
         "What ran when, what was hidden behind compute, and who waited?",
-        block="timeline",
         terms=("step", "hidden", "exposed", "wait", "transfer"),
         open=True,
     ),
@@ -61,7 +58,7 @@ SECTIONS = (
         "Which rank makes the others wait, and how long?",
         ("waits", "wait_strip"),
         ("ranks",),
-        terms=("wait", "straggler"),
+        ("wait", "straggler"),
         open=True,
     ),
     Section(
@@ -86,7 +83,7 @@ SECTIONS = (
         "Step times with their spread, pairs of ranks that wait for each other, speedups and fitted laws.",
         ("batch",),
         ("time", "waits", "scaling", "laws"),
-        terms=("cell", "step", "repeat", "weak", "strong", "efficiency"),
+        ("cell", "step", "repeat", "weak", "strong", "efficiency"),
     ),
     Section(
         "strategies",
@@ -94,7 +91,7 @@ SECTIONS = (
         "Which part of the step differs, what does one option save, and how much memory does each take?",
         ("waterfall",),
         ("gap", "dp_phases", "costs", "memory"),
-        terms=("exposed", "idle", "strategy"),
+        ("exposed", "idle", "strategy"),
     ),
     Section(
         "breakdown",
@@ -102,7 +99,7 @@ SECTIONS = (
         "How much time does each phase take, and what was moved?",
         ("phases",),
         ("breakdown", "contention", "phases", "traffic"),
-        terms=("communication", "hidden", "exposed", "wait", "transfer", "idle"),
+        ("communication", "hidden", "exposed", "wait", "transfer", "idle"),
     ),
     Section(
         "device_use",
@@ -110,7 +107,7 @@ SECTIONS = (
         "How far is a step from what the device could compute, and where does the rest go?",
         ("device_use",),
         ("device_use", "device_points"),
-        terms=("step", "exposed", "wait", "transfer", "idle"),
+        ("step", "exposed", "wait", "transfer", "idle"),
     ),
     Section(
         "estimates",
@@ -118,7 +115,7 @@ SECTIONS = (
         "What does each subtraction give per step and per epoch, how far off is it, and why?",
         (),
         ("estimates", "identity", "reasons", "epoch"),
-        terms=("exposed", "ring model"),
+        ("exposed", "ring model"),
     ),
     Section(
         "bandwidth",
@@ -126,7 +123,7 @@ SECTIONS = (
         "How fast do messages move, compared with a calibration, the ring's bound and other links?",
         ("busbw",),
         ("bandwidth", "utilisation", "projection"),
-        terms=("transfer", "bus bandwidth", "calibration"),
+        ("transfer", "bus bandwidth", "calibration"),
     ),
     Section(
         "models",
@@ -134,7 +131,7 @@ SECTIONS = (
         "What should communication cost, and how far off is each model?",
         (),
         ("formulas", "predictions", "collectives", "nccl_choices", "nccl_job", "nccl_peers"),
-        terms=("ring model", "calibration", "transfer"),
+        ("ring model", "calibration", "transfer"),
     ),
     Section(
         "what_if",
@@ -142,13 +139,12 @@ SECTIONS = (
         "The step on more devices, the change that saves most, and the prediction's error on measured cells.",
         ("what_if",),
         ("what_if", "what_if_ledger", "what_if_savings", "what_if_own_error"),
-        terms=("step", "exposed", "efficiency"),
+        ("step", "exposed", "efficiency"),
     ),
     Section("checks", "Checks", "Can these numbers be trusted?", tables=("checks",)),
 )
 
 
-TEMPLATE = "page.html"
 _LONG = 16  # letters: longer than any number
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*(?:[ =](?![-(])[\w./,:+-]*[\w/])?)")
 
@@ -164,15 +160,17 @@ class PageFigure:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table with a meaning for each of its headings."""
+    """A table by its name: `meanings` has a sentence for each heading, `words` whether it is a column of words, aligned left."""
 
     name: str
     table: TextTable
-    meanings: tuple[str, ...]
+
+    @property
+    def meanings(self) -> tuple[str, ...]:
+        return meanings(self.name, self.table)
 
     @property
     def words(self) -> tuple[bool, ...]:
-        """Whether each column holds words, which are aligned to the left."""
         columns = ({row[index] for row in self.table.rows} - {NA, ""} for index in range(len(self.table.headings)))
         return tuple(
             any(len(value) > _LONG for value in column)
@@ -191,48 +189,44 @@ class PageSection:
 
 
 @dataclass(frozen=True)
-class PageAnswers:
-    """The first part of the page: the verdict, the tables that it is based on, and FIRST_FIGURES."""
-
-    verdict: Verdict
-    tables: tuple[PageTable, ...]
-    figures: tuple[PageFigure, ...]
-
-
-@dataclass(frozen=True)
 class Page:
-    """All that the template needs."""
+    """All that the template needs.
+
+    Without a `verdict`, of trainings alone, the page opens with the `headline`, else with the verdict and what it is based on:
+    `first_tables` and `first_figures`.
+    """
 
     name: str
-    headline: str
     setting: str
-    answers: PageAnswers | None  # None for trainings alone
     environment: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
     sections: tuple[PageSection, ...]
-    timelines: tuple[TimelineView, ...]  # the first is shown
     measures: Mapping[str, str]
-    definitions: tuple[tuple[str, str], ...]
+    headline: str = ""
+    verdict: Verdict | None = None
+    first_tables: tuple[PageTable, ...] = ()
+    first_figures: tuple[PageFigure, ...] = ()
+    timelines: tuple[TimelineView, ...] = ()  # the first is shown
+    definitions: tuple[tuple[str, str], ...] = ()
     data_file: str = "comparison.csv"  # with every number, in the page's folder
 
 
+def page_figures(svg: Mapping[str, str]) -> dict[str, PageFigure]:
+    """The figures of a page by name, from their SVG."""
+    from dpscope.analysis.figures.draw import CAPTIONS, for_page
+
+    return {name: PageFigure(name, for_page(name, text), CAPTIONS[name]) for name, text in svg.items()}
+
+
 def page_sections(
-    comparison: Comparison,
-    tables: Mapping[str, TextTable],
-    figures: Mapping[str, PageFigure],
-    timelines: Sequence[TimelineView],
-    sections: Sequence[Section] = SECTIONS,
+    tables: Mapping[str, TextTable], figures: Mapping[str, PageFigure], timelines: Sequence[TimelineView] = ()
 ) -> Iterator[PageSection]:
     """The sections that have content."""
-    for section in sections:
+    for section in SECTIONS:
         drawn = tuple(figures[name] for name in section.figures if name in figures)
-        shown = tuple(
-            PageTable(name, tables[name], meanings(name, tables[name], comparison))
-            for name in section.tables
-            if name in tables and has_values(tables[name])
-        )
-        if drawn or shown or (section.block == "timeline" and timelines):
-            yield PageSection(section, drawn, shown)
+        kept = [name for name in section.tables if name in tables and has_values(tables[name])]
+        if drawn or kept or (section.name == "timeline" and timelines):
+            yield PageSection(section, drawn, tuple(PageTable(name, tables[name]) for name in kept))
 
 
 def has_values(table: TextTable) -> bool:
@@ -255,16 +249,18 @@ def render_page(page: Page) -> str:
         loader=jinja2.FunctionLoader(_source),
     )
     environment.filters["unbroken"] = unbroken
-    environment.globals["counted"] = counted
     scripts = [_source("tables.js")] + ([_source("timeline.js")] if page.timelines else [])
-    return environment.get_template(TEMPLATE).render(
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
+    return environment.get_template("page.html").render(
         page=page,
         style=Markup(_source("page.css")),
         colours=COLOURS,
         scripts=[Markup(script) for script in scripts],
-        policy=_policy(scripts),
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}",
         timelines=script_json([as_plain(view) for view in page.timelines]),
         sentence=sentence,
+        counted=counted,
         na=NA,
         questions=QUESTIONS,
         glossary=GLOSSARY,
@@ -273,14 +269,6 @@ def render_page(page: Page) -> str:
 
 def _source(name: str) -> str:
     return (resources.files("dpscope.analysis.report") / name).read_text(encoding="utf-8")
-
-
-def _policy(scripts: Sequence[str]) -> str:
-    """A content security policy that allows only these scripts and no requests."""
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
-    )
-    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}"
 
 
 def script_json(value: object) -> Markup:

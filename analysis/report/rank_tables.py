@@ -1,12 +1,11 @@
 """Tables for a trace analysis or for the cells of a run: DataParallel's phases, waits, each rank's step, contention."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, show, text
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import NA, Unit, text
 from dpscope.analysis.traces.data_parallel.phases import phase_means
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.reading.table import Table, as_table, joined
@@ -17,32 +16,45 @@ if TYPE_CHECKING:
 
     from dpscope.analysis.runs.cell_data import CellData
 
-
+CELL = Field("cell", "cell", meaning="Strategy, devices and batch per device, and the variant")
 _KEYS = ("rank", "device", "replica")
-_LABELS = {
-    "host_to_device": "to dev.", "parallel_apply": "apply", "loss_backward": "loss+bwd", "gradient_reduce": "reduce",
-    "optimizer": "optim.",
-}  # fmt: skip
+_PHASES = {  # column -> heading and meaning
+    "host_to_device_us": ("to dev.", "Copying the batch to the device before DataParallel is called"),
+    "scatter_us": ("scatter", "Distributing the batch over the devices"),
+    "replicate_us": ("replicate", "Sending parameters and buffers to every device"),
+    "parallel_apply_us": ("apply", "The forward pass of the replicas"),
+    "gather_us": ("gather", "Collecting the outputs on the first device"),
+    "loss_backward_us": ("loss+bwd", "The loss, and the backward pass without its reduction"),
+    "gradient_reduce_us": ("reduce", "Adding up the gradients on the first device"),
+    "optimizer_us": ("optim.", "The optimizer's step"),
+    "other_us": ("other", "Work launched outside of all phases"),
+}
 _OF_REPLICAS = "replicas work in parallel, so their times do not add up to those in the row 'all'"
 _OF_DEVICES = "device time launched in each phase, communication included; NA: nothing was launched there"
+_REPLICA = "Replica of dp-host; all: the time in which at least one of them was in the phase"
+
+
+def without_cell(table: TextTable) -> TextTable:
+    """A table of one cell, which need not be named in every row."""
+    if table.headings[0] != CELL.heading:
+        return table
+    rows = tuple(row[1:] for row in table.rows)
+    return replace(table, headings=table.headings[1:], rows=rows, meanings=table.meanings[1:])
 
 
 def trace_phases(phases: Table) -> TextTable:
     """Mean time per step of each phase from rows of `dp_phase_table`; a row per device, or per replica of dp-host."""
-    return _shown({None: phase_means(phases)})
+    return without_cell(_phase_table({"": phase_means(phases)}))
 
 
-def run_phases(by_cell: "Mapping[str, pd.DataFrame]") -> TextTable | None:
-    """The same for several cells, whose rows also have a `repeat`: means over repeats. None without any rows."""
-    means: dict[str | None, Table] = {
-        cell: _over_repeats(as_table(frame)) for cell, frame in by_cell.items() if len(frame)
-    }
-    return _shown(means) if means else None
+def run_phases(by_cell: "Mapping[str, pd.DataFrame]") -> TextTable:
+    """The same for several cells, whose rows also have a `repeat`: means over repeats."""
+    return _phase_table({cell: _over_repeats(as_table(frame)) for cell, frame in by_cell.items() if len(frame)})
 
 
 def _over_repeats(phases: Table) -> Table:
     repeats = [phase_means(phases.take(rows)) for rows in phases.group("repeat").rows()]
-    names = dict.fromkeys(name for one in repeats for name in one.names)
+    names = list(dict.fromkeys(name for one in repeats for name in one.names))
     together = joined(
         [one.assign(**{name: None for name in names if name not in one}).select(names) for one in repeats]
     )
@@ -51,142 +63,140 @@ def _over_repeats(phases: Table) -> Table:
     return together.take(places.first).select(_KEYS).assign(**times)
 
 
-def _shown(means: Mapping[str | None, Table]) -> TextTable:
+def _phase_table(means: Mapping[str, Table]) -> TextTable:
     names = dict.fromkeys(name for table in means.values() for name in table.names if name not in _KEYS)
-    known = [table[name] for table in means.values() for name in names if name in table]
-    unit = choose_unit("time", np.concatenate(known).tolist() if known else [])
-    on_host = not any(table.known("device").any() for table in means.values())
-    rows = []
-    for cell, table in means.items():
-        for record in table.records():
-            place = record["replica"] if on_host else record["device"]
-            label = "all" if on_host and place is None else text(place)
-            key = (label,) if cell is None else (cell, label)
-            rows.append((*key, *(show(record.get(name), unit) for name in names)))
-    place_heading = "replica" if on_host else "device"
-    phases = [name.removesuffix("_us") for name in names]
-    return TextTable(
+    rows = [{"cell": cell, **one} for cell, table in means.items() for one in table.records((*_KEYS, *names))]
+    on_host = all(row["device"] is None for row in rows)
+    place, meaning = ("replica", _REPLICA) if on_host else ("device", "Device of the DataParallel process")
+
+    def placed(row: Mapping[str, object]) -> str:
+        return "all" if on_host and row[place] is None else text(row[place])
+
+    times = [Field(heading, name, "time", what) for name in names for heading, what in [_PHASES[name]]]
+    return table_of(
         f"{'dp-host' if on_host else 'DataParallel'}'s phases (means per step)",
-        (
-            *((place_heading,) if None in means else ("cell", place_heading)),
-            *(f"{_LABELS.get(name, name)} [{unit.label}]" for name in phases),
-        ),
-        tuple(rows),
-        (_OF_REPLICAS if on_host else _OF_DEVICES,),
+        [CELL, Field(place, placed, meaning=meaning), *times],
+        rows,
+        [_OF_REPLICAS if on_host else _OF_DEVICES],
     )
 
 
-_SHARE = Unit("%", 0.01, 1)
 _MOST_PAIRS = 10  # rows; the JSON output has all
-_TITLE = "Which ranks wait for which"
 _MOST_RANKS = 64  # rows per cell; the JSON output has all
-RANK_PARTS = {
-    "step_us": "traced step", "compute_us": "compute", "exposed_wait_us": "wait", "exposed_transfer_us": "transfer",
-    "exposed_other_us": "other", "idle_us": "idle",
-}  # fmt: skip
+_WAITS = (
+    CELL,
+    Field("late rank", "late_rank", meaning="The rank that came last to a collective"),
+    Field("waiting rank", "waiting_rank", meaning="A rank that waited for it"),
+    Field("collectives", "collectives", meaning="Collectives in which it waited, over all whole traced steps"),
+    Field("wait per step", "wait_per_step_us", "time", "Time lost per step; waits that overlap count once"),
+    Field("share", "share", "share", "Share of all waiting in this cell"),
+)
+_EXPOSED = "Exposed communication in which"
+_RANKS = (
+    CELL,
+    Field("rank", "rank", meaning="Rank of the process"),
+    Field("device", "device", meaning="Its device"),
+    Field("traced step", "step_us", "time", "Mean of the whole traced steps: the sum of the following columns"),
+    Field("compute", "compute_us", "time", "At least one kernel or operator computes"),
+    Field("wait", "exposed_wait_us", "time", f"{_EXPOSED} collectives wait for a late rank and none transfers"),
+    Field("transfer", "exposed_transfer_us", "time", f"{_EXPOSED} at least one matched collective transfers"),
+    Field("other", "exposed_other_us", "time", "Exposed communication without a separate wait and transfer"),
+    Field("idle", "idle_us", "time", "Neither compute nor communication"),
+)
 
 
 def trace_waits(waits: Table) -> TextTable:
     """The rows of `waits_by_pair`, the longest wait first."""
-    unit = choose_unit("time", waits["wait_per_step_us"].tolist())
-    rows = [_row(record, unit) for record in waits.records()[:_MOST_PAIRS]]
-    return TextTable(_TITLE, _headings(unit), tuple(rows), _left_out(len(waits) - len(rows)))
+    return without_cell(_wait_table("", {"": waits}))
 
 
-def run_waits(cells: Sequence["CellData"]) -> TextTable | None:
-    """The same for the whole steps of several cells: means over repeats. None if no rank waited."""
-    means = {data.cell.name: as_table(data.mean_waits) for data in cells}
-    means = {cell: table for cell, table in means.items() if len(table)}
-    if not means:
-        return None
-    unit = choose_unit("time", [value for table in means.values() for value in table["wait_per_step_us"].tolist()])
-    rows = [(cell, *_row(record, unit)) for cell, table in means.items() for record in table.records()[:_MOST_PAIRS]]
-    left = sum(map(len, means.values())) - len(rows)
-    return TextTable(f"{_TITLE} (means over repeats)", ("cell", *_headings(unit)), tuple(rows), _left_out(left))
+def run_waits(cells: Sequence["CellData"]) -> TextTable:
+    """The same for the whole steps of several cells: means over repeats. Without rows if no rank waited."""
+    return _wait_table(" (means over repeats)", {data.cell.name: as_table(data.mean_waits) for data in cells})
 
 
-def rank_table(cells: Sequence["CellData"]) -> TextTable | None:
+def _wait_table(means: str, waits: Mapping[str, Table]) -> TextTable:
+    rows, left = _first_records(waits, _MOST_PAIRS)
+    notes = [f"and {left} more pairs with shorter waits"] if left else []
+    times = [value for table in waits.values() if len(table) for value in table["wait_per_step_us"].tolist()]
+    return table_of(f"Which ranks wait for which{means}", _WAITS, rows, notes, times=times)
+
+
+def _first_records(tables: Mapping[str, Table], most: int) -> tuple[list[dict[str, Any]], int]:
+    """The first records of each cell's table with the cell's name, and how many more there are."""
+    rows = [{"cell": cell, **one} for cell, table in tables.items() for one in table.records()[:most]]
+    return rows, sum(map(len, tables.values())) - len(rows)
+
+
+def rank_table(cells: Sequence["CellData"]) -> TextTable:
     """Means of whole traced steps by rank and device, for cells with several; the parts of a row add up to its step."""
-    tables = {data.cell.name: _rank_means(as_table(data.whole_windows)) for data in cells}
-    tables = {cell: means for cell, means in tables.items() if len(means) > 1}
-    if not tables:
-        return None
-    unit = choose_unit("time", [value for means in tables.values() for value in means["step_us"].tolist()])
-    rows = tuple(
-        (cell, text(record["rank"]), text(record["device"]), *(show(record[name], unit) for name in RANK_PARTS))
-        for cell, means in tables.items()
-        for record in means.records()[:_MOST_RANKS]
+    means = {}
+    for data in cells:
+        windows = as_table(data.whole_windows)
+        if len(windows) and len(ranks := windows.group("rank", "device", in_order=True)) > 1:
+            columns = {str(one.get): ranks.means(windows[str(one.get)]) for one in _RANKS if one.unit == "time"}
+            means[data.cell.name] = windows.take(ranks.first).select(("rank", "device")).assign(**columns)
+    rows, left = _first_records(means, _MOST_RANKS)
+    notes = [f"and {counted(left, 'rank')} more: analyze --format json shows all"] if left else []
+    times = [value for table in means.values() for value in table["step_us"].tolist()]
+    return table_of(
+        "Where each rank's step goes: traced step = compute + wait + transfer + other + idle",
+        _RANKS,
+        rows,
+        notes,
+        times=times,
     )
-    left = sum(max(0, len(means) - _MOST_RANKS) for means in tables.values())
-    headings = ("cell", "rank", "device", *(f"{heading} [{unit.label}]" for heading in RANK_PARTS.values()))
-    notes = (f"and {counted(left, 'rank')} more: analyze --format json shows all",) if left else ()
-    title = "Where each rank's step goes: traced step = compute + wait + transfer + other + idle"
-    return TextTable(title, headings, rows, notes)
-
-
-def _rank_means(windows: Table) -> Table:
-    if not len(windows):
-        return windows
-    ranks = windows.group("rank", "device", in_order=True)
-    means = {name: ranks.means(windows[name]) for name in RANK_PARTS}
-    return windows.take(ranks.first).select(("rank", "device")).assign(**means)
-
-
-def _row(record: Mapping[str, object], unit: Unit) -> tuple[str, ...]:
-    return (
-        *(text(record[name]) for name in ("late_rank", "waiting_rank", "collectives")),
-        show(record["wait_per_step_us"], unit),
-        show(record["share"], _SHARE),
-    )
-
-
-def _headings(unit: Unit) -> tuple[str, ...]:
-    return ("late rank", "waiting rank", "collectives", f"wait per step [{unit.label}]", "share [%]")
-
-
-def _left_out(count: int) -> tuple[str, ...]:
-    return (f"and {count} more pairs with shorter waits",) if count > 0 else ()
 
 
 _MOST_OPERATORS = 5
+_RATIO = "Compute next to communication over the same compute on one device, or without communication in this cell"
+_COMPARED = "Share of the overlapped compute time for which comparable kernels ran without communication"
+_CONTENTION = (
+    CELL,
+    Field(
+        "operator",
+        "operator",
+        meaning="The operator that launched the kernels; on a CPU an operator that calls no other",
+    ),
+    Field("ratio", "ratio", Unit("", 1.0, 2), _RATIO),
+    Field("95% interval", "interval", meaning="Of the ratio; NA with too few kernels"),
+    Field("hidden", "hidden_us", "time", "Communication behind this compute"),
+    Field("cost", "cost_us", "time", "What that communication costs the compute: hidden x (1 - 1/ratio)"),
+    Field("net gain", "gain_us", "time", "Hidden communication minus its cost"),
+    Field("compared", "compared", meaning=_COMPARED),
+)
 
 
-def contention_table(cells: Mapping[str, tuple[Contentions, float | None]]) -> TextTable | None:
+def contention_table(cells: Iterable[tuple[str, Contentions, float | None]]) -> TextTable:
     """Per cell all operators, then those that cost most: ratio with interval, cost per step, net gain of hiding.
 
-    `cells` maps names to contention and hidden communication in microseconds per step.
+    `cells` are names with the contention and the hidden communication in microseconds per step.
     """
-    found = [
-        (cell, each, hidden_us * each.overlapped_us / one.every.overlapped_us)
-        for cell, (one, hidden_us) in cells.items()
-        if one.every is not None and hidden_us is not None
-        for each in (one.every, *one.by_operator[:_MOST_OPERATORS])
-    ]
-    if not found:
-        return None
-    unit = choose_unit("time", [overlapped_us for _, _, overlapped_us in found])
-    rows = tuple(
-        (
-            cell,
-            one.operator or "all operators",
-            f"{one.ratio:.2f}",
-            f"{one.ratio_interval.low:.2f} to {one.ratio_interval.high:.2f}" if one.ratio_interval is not None else NA,
-            show(overlapped_us, unit),
-            show(one.cost_us(overlapped_us), unit),
-            show(overlapped_us - one.cost_us(overlapped_us), unit),
-            f"{one.compared:.0%}",
-        )
-        for cell, one, overlapped_us in found
-    )
-    return TextTable(
+    rows: list[dict[str, Any]] = []
+    for cell, found, total_us in cells:
+        if found.every is None or total_us is None:
+            continue
+        for one in (found.every, *found.by_operator[:_MOST_OPERATORS]):
+            within, hidden_us = one.ratio_interval, total_us * one.overlapped_us / found.every.overlapped_us
+            rows.append(
+                {
+                    "cell": cell,
+                    "operator": one.operator or "all operators",
+                    "ratio": one.ratio,
+                    "interval": f"{within.low:.2f} to {within.high:.2f}" if within is not None else NA,
+                    "hidden_us": hidden_us,
+                    "cost_us": (cost_us := one.cost_us(hidden_us)),
+                    "gain_us": hidden_us - cost_us,
+                    "compared": f"{one.compared:.0%}",
+                }
+            )
+    return table_of(
         "Contention: what hidden communication costs the compute next to it, per traced step",
-        (
-            "cell", "operator", "ratio", "95% interval", f"hidden [{unit.label}]", f"cost [{unit.label}]",
-            f"net gain [{unit.label}]", "compared",
-        ),
+        _CONTENTION,
         rows,
-        (
+        [
             "ratio: compute next to communication over the same compute on one device, or over the cell's kernels without "
-            f"communication; the {_MOST_OPERATORS} operators of each cell with the largest cost",
-        ),
-    )  # fmt: skip
+            f"communication; the {_MOST_OPERATORS} operators of each cell with the largest cost"
+        ],
+        times=[row["hidden_us"] for row in rows],
+    )

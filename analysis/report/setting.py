@@ -12,8 +12,6 @@ from dpscope.profiling.records.links import DeviceLinks
 from dpscope.profiling.records.run import DeviceState, Environment, RankResult
 from dpscope.profiling.store.files import read_json_if_there
 
-_ON_DEVICES = " (on devices 11 and 1.5 s at least)"
-
 
 def setting_of(run: RunData) -> str:
     """Model, data, machine, versions and repeats in one paragraph; for traces alone a description of them."""
@@ -22,20 +20,18 @@ def setting_of(run: RunData) -> str:
     manifest = run.manifest
     workload, environment = manifest.config.workload, manifest.environment
     model = next((rank.model for data in run.measured for _, rank in data.ranks), None)
-    size = (
-        f" ({counted(model.parameter_count, 'parameter')}, {show_bytes(model.gradient_bytes)} of gradients)"
-        if model
-        else ""
-    )
+    name = workload.model
+    if model is not None:
+        name += f" ({counted(model.parameter_count, 'parameter')}, {show_bytes(model.gradient_bytes)} of gradients)"
     where = (
         f"{_machine(run)}, torch {environment.torch_version}, {environment.platform}; "
         f"{counted(manifest.threads_per_process, 'thread')} per process"
     )
     measured = f"{repeats_text(run)}; measured {manifest.created_at}."
     if manifest.script is not None:
-        return f"{manifest.script}, attached to: {workload.model}{size}; {where}; {measured}"
+        return f"{manifest.script}, attached to: {name}; {where}; {measured}"
     normalised = f" (normalised by {manifest.normalisation})" if manifest.normalisation is not None else ""
-    what = f"{workload.model}{size}, {workload.data} data{normalised}, amp {workload.amp}, SGD"
+    what = f"{name}, {workload.data} data{normalised}, amp {workload.amp}, SGD"
     return f"{what}; {where}; seed {workload.seed}; {measured}"
 
 
@@ -69,12 +65,12 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield "Memory", show_bytes(environment.memory_bytes)
     yield "Devices", _machine(run)
     yield from versions(environment)
-    yield "Backend", _several({rank.backend for rank in ranks}) or "none: one process"
-    if engines := _several({rank.nccl_engine for rank in ranks}):
+    yield "Backend", ", ".join(sorted({rank.backend for rank in ranks if rank.backend})) or "none: one process"
+    if engines := ", ".join(sorted({rank.nccl_engine for rank in ranks if rank.nccl_engine})):
         yield "NCCL engine", engines
     yield "Threads per process", str(manifest.threads_per_process)
-    own_loop_on_devices = manifest.device_type == "cuda" and manifest.script is None
-    warm_up = f"{measurement.warmup_steps} warm-up{_ON_DEVICES if own_loop_on_devices else ''}"
+    on_devices = manifest.device_type == "cuda" and manifest.script is None
+    warm_up = f"{measurement.warmup_steps} warm-up{' (on devices 11 and 1.5 s at least)' if on_devices else ''}"
     yield "Steps", f"{warm_up}, {measurement.steps or NA} timed, {measurement.traced_steps} traced, each repeat"
     if manifest.script is not None:
         yield "Script", manifest.script
@@ -83,14 +79,14 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
         yield "Model and data", f"{workload.model}, {workload.data}, amp {workload.amp}"
         if manifest.normalisation is not None:
             yield "Normalised by", manifest.normalisation
-        yield (
-            "Optimizer",
-            f"SGD, learning rate {config.optimizer.learning_rate:g}, momentum {config.optimizer.momentum:g}",
-        )
+        optimizer = config.optimizer
+        yield "Optimizer", f"SGD, learning rate {optimizer.learning_rate:g}, momentum {optimizer.momentum:g}"
     loaded = [state for rank in ranks for state in rank.device_states_after]
+    links = environment.interconnect.devices if environment.interconnect is not None else ()
     for device in environment.accelerators:
         under_load = [state for state in loaded if state.uuid is not None and state.uuid == device.uuid]
-        yield f"GPU {device.index}", _device(device, under_load, _slot(environment, device))
+        slot = next((one for one in links if one.uuid is not None and one.uuid == device.uuid), None)
+        yield f"GPU {device.index}", _device(device, under_load, slot)
     yield from sorted(environment.settings.items())
 
 
@@ -117,29 +113,16 @@ def versions(environment: Environment) -> Iterator[tuple[str, str]]:
         changes = ", tracked files changed" if environment.commit.changed else ""
         yield "Code", f"commit {environment.commit.name} of {environment.commit.committed_at}{changes}"
     yield "Python", environment.python_version
-    for name, version in (
-        ("torch", environment.torch_version),
-        ("torchvision", environment.torchvision_version),
-        ("CUDA", environment.cuda_version),
-        ("NCCL", environment.nccl_version),
-        ("Driver", environment.driver_version),
-    ):
-        if version is not None:
+    for name in ("torch", "torchvision", "CUDA", "NCCL", "Driver"):
+        if (version := getattr(environment, f"{name.lower()}_version")) is not None:
             yield name, version
 
 
-def _several(values: set[str | None]) -> str:
-    return ", ".join(sorted(value for value in values if value is not None))
-
-
-def _slot(environment: Environment, device: DeviceState) -> DeviceLinks | None:
-    """A GPU's links as recorded for the machine, since idle GPUs lower their current PCIe generation."""
-    links = environment.interconnect.devices if environment.interconnect is not None else ()
-    return next((one for one in links if one.uuid is not None and one.uuid == device.uuid), None)
-
-
 def _device(device: DeviceState, under_load: Sequence[DeviceState], slot: DeviceLinks | None) -> str:
-    """A GPU with its clocks and throttling over all cells and repeats, and its largest PCIe link."""
+    """A GPU with its clocks and throttling over all cells and repeats, and its largest PCIe link.
+
+    `slot` is that recorded for the machine, since idle GPUs lower their current PCIe generation.
+    """
     parts = [device.name or NA]
     clocks = sorted({state.sm_clock_mhz for state in under_load if state.sm_clock_mhz is not None})
     largest = f" of {device.max_sm_clock_mhz}" if device.max_sm_clock_mhz is not None else ""

@@ -1,20 +1,24 @@
-"""Whether the report in a folder is current, and its stored part that a terminal shows. Imports no trace reader or plotting."""
+"""A report's files, whether they are current, and the part that a terminal shows. Imports no trace reader or plotting."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import read_json_if_there, write_json
+from dpscope.profiling.store.files import read_json_if_there, write_json, write_together
 from dpscope.profiling.store.folders import CELLS_NAME, TABLES_SUFFIX, files_in
-from dpscope.profiling.store.ownership import STAMP_NAME, ReportStamp
+from dpscope.profiling.store.ownership import STAMP_NAME, ReportStamp, check_report_folder
 from dpscope.profiling.store.training_folders import TRAININGS_NAME
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -82,16 +86,29 @@ def is_current(folder: Path, made_from: str, figure_formats: Sequence[str] | Non
         return False
     if figure_formats is not None and set(figure_formats) != set(stamp.figure_formats):
         return False
-    try:
-        return _files(folder, stamp.files) == stamp.files
-    except OSError:
-        return False
+    return _files(folder, stamp.files) == stamp.files
 
 
-def formats_there(folder: Path) -> tuple[str, ...]:
-    """The formats of the figures of the report in a folder, or those of a new report if there is none."""
+def write_with_figures(
+    folder: Path,
+    figures: "Mapping[str, Figure]",
+    figure_formats: Sequence[str] | None,
+    texts: Callable[[dict[str, str]], Mapping[str, str]],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write a report's `texts`, made from its figures' SVG, and its figures; returns the names of the files, and the formats.
+
+    None as `figure_formats` keeps the formats of the report in the folder, and means DEFAULT_FORMATS if there is none.
+    """
+    from dpscope.analysis.figures.draw import figure_files
+
     stamp = _stamp(folder)
-    return DEFAULT_FORMATS if stamp is None else stamp.figure_formats
+    kept = DEFAULT_FORMATS if stamp is None else stamp.figure_formats
+    formats = kept if figure_formats is None else tuple(figure_formats)
+    check_report_folder(folder, [f"{name}.{one}" for name in figures for one in formats])
+    svg, drawn = figure_files(figures, formats)
+    contents: dict[str, str | bytes] = {**texts(svg), **{f"figures/{name}": content for name, content in drawn.items()}}
+    write_together({folder / name: content for name, content in contents.items()})
+    return tuple(contents), formats
 
 
 def replace_stamp(
@@ -101,10 +118,9 @@ def replace_stamp(
 
     Files that were changed since and the files of trainings, which are kept next to a run's report, are not removed.
     """
-    written = _files(folder, names)
-    before = _stamp(folder)
+    written, before = _files(folder, names), _stamp(folder)
     for name, stat in before.files.items() if before is not None else ():
-        if name not in (*written, *TRAINING_FILES) and _files(folder, [name], missing_ok=True).get(name) == stat:
+        if name not in (*written, *TRAINING_FILES) and _files(folder, [name]) == {name: stat}:
             (folder / name).unlink()
     content = None if printed is None else msgspec.to_builtins(printed)
     stamp = ReportStamp(made_from=made_from, files=written, figure_formats=tuple(figure_formats), printed=content)
@@ -118,6 +134,7 @@ def _stamp(folder: Path) -> ReportStamp | None:
         return None
 
 
-def _files(folder: Path, names: Iterable[str], missing_ok: bool = False) -> dict[str, tuple[int, int]]:
-    there = [name for name in names if not missing_ok or (folder / name).is_file()]
-    return {name: (stat.st_size, stat.st_mtime_ns) for name in there for stat in [(folder / name).lstat()]}
+def _files(folder: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Size and modification time of those of these files that are there."""
+    there = [(name, (folder / name).lstat()) for name in names if (folder / name).is_file()]
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in there}

@@ -11,7 +11,6 @@ import pandas as pd
 
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.runs.traced_job import JobStrategy
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
@@ -25,8 +24,6 @@ MOST_SPANS = 40_000  # of all cells together, so that the page stays small
 MOST_DRAWN_NAMES = 3_000
 MOST_DRAWN_COLLECTIVES = 300  # per rank, the longest
 MOST_ROWS = 4  # in which overlapping bars of one lane are stacked
-_PARTIAL = "the start of this step was not recorded: it is drawn from its first event"
-_INCOMPLETE = "the trace does not show all data that the strategy must have moved, so events may be missing here"
 _SHORTEST_SHARE = 1e-5  # of the step: shorter bars would be invisible
 
 
@@ -67,8 +64,7 @@ class TimelineView:
 
 def timeline_views(run: RunData) -> tuple[TimelineView, ...]:
     """A view for each cell with a timeline, in as much detail as the page has room for."""
-    drawn = [len(one.devices) for data in run.measured for _, one in data.timelines[:MOST_RANKS]]
-    devices = max(1, sum(drawn))
+    devices = max(1, sum(len(one.devices) for data in run.measured for _, one in data.timelines[:MOST_RANKS]))
     views = (timeline_view(data, MOST_SPANS // (3 * devices), MOST_DRAWN_NAMES // devices) for data in run.measured)
     return tuple(view for view in views if view is not None)
 
@@ -81,81 +77,69 @@ def timeline_view(
     Per device at most `most_spans` spans of a kind are kept (with the largest gaps between them), and the `most_named` longest
     compute events.
     """
-    ranks = [one for _, one in data.timelines if one.rank is not None]
-    if not ranks:
+    known = [(repeat, one.rank, one) for repeat, one in data.timelines if one.rank is not None]
+    if not known:
         return None
-    repeat, step = data.timelines[0][0], ranks[0].step
-    ranks = [
-        replace(one, devices=tuple(coarser(device, most_spans, most_named) for device in one.devices))
-        for one in ranks
-        if one.step == step
-    ]
-    collectives = _of_step(data, repeat, step)
-    origins = [RankOrigin(_rank(one), one.zero_ns, one.host) for one in ranks]
-    clocks = align_clocks(_of_ranks(data, repeat, ranks), origins)
+    repeat, step = known[0][0], known[0][2].step
+    ranks = {
+        rank: replace(one, devices=tuple(coarser(device, most_spans, most_named) for device in one.devices))
+        for traced, rank, one in known
+        if (traced, one.step) == (repeat, step)
+    }
+    collectives = data.collectives
+    if len(collectives):
+        collectives = collectives[(collectives["repeat"] == repeat) & collectives["rank"].isin(list(ranks))]
+    clocks = align_clocks(collectives, [RankOrigin(rank, one.zero_ns, one.host) for rank, one in ranks.items()])
+    if len(collectives):
+        steps = collectives["step"]
+        collectives = collectives[steps.isna() if step is None else steps.eq(step).fillna(False)]
     places = {clock.rank: clock.place_us for clock in clocks}
-    zero_us = min(one.start_us + places[_rank(one)] for one in ranks)
-    end_us = max(one.end_us + places[_rank(one)] for one in ranks)
-    drawn = ranks[:MOST_RANKS]
-    lanes = [
-        lane
-        for one in drawn
-        for lane in _rank_lanes(one, places[_rank(one)] - zero_us, collectives, data.cell.strategy)
-    ]
-    shortest = _SHORTEST_SHARE * (end_us - zero_us)
+    zero_us = min(one.start_us + places[rank] for rank, one in ranks.items())
+    length_us = max(one.end_us + places[rank] for rank, one in ranks.items()) - zero_us
+    copies_on_host = traits_of(data.cell.strategy).host_copies
     return TimelineView(
         cell=data.cell.name,
-        length_us=end_us - zero_us,
-        lanes=tuple(_without_dust(lane, shortest) for lane in lanes),
-        notes=(
-            *_notes(repeat, step, ranks, clocks, data.cell.processes, untraced=not data.samples.empty),
-            *((_PARTIAL,) if _is_partial(data, repeat, step) else ()),
-            *(() if data.communication_known else (_INCOMPLETE,)),
+        length_us=length_us,
+        lanes=tuple(
+            _placed(lane, places[rank] - zero_us, _SHORTEST_SHARE * length_us)
+            for rank, one in list(ranks.items())[:MOST_RANKS]
+            for lane in _rank_lanes(one, collectives, copies_on_host)
         ),
+        notes=tuple(_notes(data, repeat, step, list(ranks.values()), clocks)),
     )
 
 
-def _is_partial(data: CellData, repeat: int, step: int | None) -> bool:
-    """Whether no rank's window of this step is whole."""
-    steps = data.steps[data.steps["repeat"] == repeat]
-    drawn = steps[steps["step"] == step] if step is not None else steps
-    return len(drawn) > 0 and bool(drawn["partial_window"].fillna(True).astype(bool).all())
-
-
-def _rank(one: StepTimeline) -> int:
-    assert one.rank is not None
-    return one.rank
-
-
-def _of_ranks(data: CellData, repeat: int, ranks: Sequence[StepTimeline]) -> pd.DataFrame:
-    table = data.collectives
-    if table.empty:
-        return table
-    return table[(table["repeat"] == repeat) & table["rank"].isin([one.rank for one in ranks])]
-
-
-def _of_step(data: CellData, repeat: int, step: int | None) -> pd.DataFrame:
-    table = data.collectives
-    if table.empty:
-        return table
-    in_step = table["step"].isna() if step is None else table["step"].eq(step).fillna(False)
-    return table[(table["repeat"] == repeat) & in_step]
+def _placed(lane: Lane, shift_us: float, shortest_us: float) -> Lane:
+    """A lane on the clock of the view, without bars that would be invisible unless they are collectives."""
+    bars = (bar for bar in lane.bars if bar.duration_us >= shortest_us or bar.kind == "collective")
+    return replace(
+        lane,
+        fills=tuple(
+            (kind, tuple((start + shift_us, end + shift_us) for start, end in spans)) for kind, spans in lane.fills
+        ),
+        bars=tuple(replace(bar, start_us=bar.start_us + shift_us) for bar in bars),
+    )
 
 
 def _notes(
-    repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock], of: int, untraced: bool
+    data: CellData, repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock]
 ) -> Iterator[str]:
     which = "the only one" if step is None else f"number {step}"
-    yield f"one traced step ({which}, repeat {repeat}); tracing slows a step" + (
-        ", see tracer cost among the checks" if untraced else ", by how much is not known"
-    )
-    if max(of, len(ranks)) > MOST_RANKS:
-        yield f"{min(len(ranks), MOST_RANKS)} of {counted(max(of, len(ranks)), 'rank')} are drawn"
+    slowed = "by how much is not known" if data.samples.empty else "see tracer cost among the checks"
+    yield f"one traced step ({which}, repeat {repeat}); tracing slows a step, {slowed}"
+    if (count := max(data.cell.processes, len(ranks))) > MOST_RANKS:
+        yield f"{min(len(ranks), MOST_RANKS)} of {counted(count, 'rank')} are drawn"
     if len(ranks) > 1:
         yield _clock_note(clocks)
     closed_us = max(device.closed_gap_us for one in ranks for device in one.devices)
     if closed_us > 0:
         yield f"gaps up to {show_time(closed_us)} are drawn as filled; the tables count them"
+    steps = data.steps[data.steps["repeat"] == repeat]
+    drawn = steps[steps["step"] == step] if step is not None else steps
+    if len(drawn) and drawn["partial_window"].fillna(True).astype(bool).all():
+        yield "the start of this step was not recorded: it is drawn from its first event"
+    if not data.communication_known:
+        yield "the trace does not show all data that the strategy must have moved, so events may be missing here"
 
 
 def _clock_note(clocks: Sequence[RankClock]) -> str:
@@ -163,54 +147,33 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
     if not compared:
         return "clocks of the ranks are as recorded: no collective synchronises them"
     worst, typical = max(one.worst_us or 0.0 for one in compared), max(one.residual_us or 0.0 for one in compared)
-    moved = [clock for clock in compared if clock.moved_us]
-    how = f"{counted(len(moved), 'clock')} aligned on the ends of shared collectives" if moved else "clocks as recorded"
     apart = f"{show_time(typical)} apart (median of the worst rank), at most {show_time(worst)}"
-    return f"{how}; these ends are {apart}" if moved else f"{how}; the ends of shared collectives are {apart}"
+    if moved := sum(bool(clock.moved_us) for clock in compared):
+        return f"{counted(moved, 'clock')} aligned on the ends of shared collectives; these ends are {apart}"
+    return f"clocks as recorded; the ends of shared collectives are {apart}"
 
 
-def _rank_lanes(one: StepTimeline, shift_us: float, collectives: pd.DataFrame, strategy: JobStrategy) -> Iterator[Lane]:
-    on_host = all(device.device is None for device in one.devices)
-    rank = f"rank {one.rank}"
-    ranges = tuple(_bar(mark, shift_us, mark.name) for mark in one.ranges)
-    if ranges:
+def _rank_lanes(one: StepTimeline, collectives: pd.DataFrame, copies_on_host: bool) -> Iterator[Lane]:
+    """The lanes of a rank, on its own clock; communication, and below it collectives and copies in as few rows as possible."""
+    rank, on_host = f"rank {one.rank}", all(device.device is None for device in one.devices)
+    if one.ranges:
+        ranges = tuple(_bar(mark, mark.name) for mark in one.ranges)
         yield Lane(rank, "phases" if on_host else "host: launches", (), ranges)
     for device in one.devices:
         group = rank if len(one.devices) == 1 else f"{rank}, device {device.device}"
-        named = tuple(_bar(mark, shift_us, "named") for mark in device.named)
-        yield Lane(group, "compute", (("compute", _moved(device.compute, shift_us)),), named)
-        yield from _communication(group, device, shift_us, collectives, one, strategy)
-        yield from _phase_lanes(group, device, shift_us)
+        named = tuple(_bar(mark, "named") for mark in device.named)
+        yield Lane(group, "compute", (("compute", device.compute),), named)
+        if device.communication:
+            fills = (("hidden", device.communication), ("exposed", device.exposed))
+            yield Lane(group, "host copies of DP" if copies_on_host else "communication", fills)
+            if not copies_on_host:
+                yield from _stacked(group, "collectives", _communication(device, collectives, one.rank))
+        # a lane per replica of dp-host; for a device as many lanes as its phases need
+        for replica in sorted({replica for replica, _ in device.dp_phases}, key=lambda one: -1 if one is None else one):
+            bars = [_bar(mark, mark.name) for of_replica, mark in device.dp_phases if of_replica == replica]
+            yield from _stacked(group, "DP phases" if replica is None else f"DP phases, replica {replica}", bars)
         if device.host_copies:
-            copies = tuple(_bar(mark, shift_us, "copy") for mark in device.host_copies)
-            yield Lane(group, "host copies", (), copies)
-
-
-def _communication(
-    group: str,
-    device: DeviceTimeline,
-    shift_us: float,
-    collectives: pd.DataFrame,
-    one: StepTimeline,
-    strategy: JobStrategy,
-) -> Iterator[Lane]:
-    """Hidden and exposed communication, and below it collectives and copies in as few rows as possible."""
-    if not device.communication:
-        return
-    fills = (("hidden", _moved(device.communication, shift_us)), ("exposed", _moved(device.exposed, shift_us)))
-    if traits_of(strategy).host_copies:
-        yield Lane(group, "host copies of DP", fills)
-        return
-    bars = [_copy_bar(mark, shift_us) for mark in device.copies]
-    if len(collectives):
-        of_rank = collectives[collectives["rank"] == one.rank]
-        if device.device is not None:
-            of_rank = of_rank[of_rank["device"] == device.device]
-        longest = of_rank.nlargest(MOST_DRAWN_COLLECTIVES, "duration_us").sort_values("start_us")
-        bars += [_collective_bar(row, shift_us) for row in as_table(longest).records(_OF_COLLECTIVES)]
-    yield Lane(group, "communication", fills)
-    for index, row in enumerate(_stacked(bars)):
-        yield Lane(group, "collectives" if index == 0 else "", (), tuple(row))
+            yield Lane(group, "host copies", (), tuple(_bar(mark, "copy") for mark in device.host_copies))
 
 
 _OF_COLLECTIVES = (
@@ -218,7 +181,20 @@ _OF_COLLECTIVES = (
 )  # fmt: skip
 
 
-def _collective_bar(row: Mapping[str, Any], shift_us: float) -> Bar:
+def _communication(device: DeviceTimeline, collectives: pd.DataFrame, rank: int | None) -> Iterator[Bar]:
+    for mark in device.copies:
+        size, duration = "size unknown" if mark.bytes is None else show_bytes(mark.bytes), mark.end_us - mark.start_us
+        rate = f", {mark.bytes / duration / 1e3:.3g} GB/s" if mark.bytes and duration > 0 else ""
+        yield Bar(mark.start_us, duration, "collective", f"copy {size}", f"{mark.name}; {size}{rate}")
+    if len(collectives):
+        of_rank = collectives[collectives["rank"] == rank]
+        if device.device is not None:
+            of_rank = of_rank[of_rank["device"] == device.device]
+        longest = of_rank.nlargest(MOST_DRAWN_COLLECTIVES, "duration_us").sort_values("start_us")
+        yield from map(_collective_bar, as_table(longest).records(_OF_COLLECTIVES))
+
+
+def _collective_bar(row: Mapping[str, Any]) -> Bar:
     kind, size, rate, bound, wait, transfer, start, duration = (row[name] for name in _OF_COLLECTIVES)
     kind = kind or "collective"
     label = [show_bytes(size)] if size is not None else []
@@ -230,27 +206,17 @@ def _collective_bar(row: Mapping[str, Any], shift_us: float) -> Bar:
         detail.append(f"at least {bound:.3g} GB/s (waiting included)")
     if wait is not None:
         detail.append("does not wait" if wait == 0 else f"the first {show_time(wait)} are waiting for a later rank")
-    return Bar(start + shift_us, duration, "collective", f"{kind} {', '.join(label)}".strip(), "; ".join(detail), wait)
+    return Bar(start, duration, "collective", f"{kind} {', '.join(label)}".strip(), "; ".join(detail), wait)
 
 
-def _copy_bar(mark: Mark, shift_us: float) -> Bar:
-    size = "size unknown" if mark.bytes is None else show_bytes(mark.bytes)
+def _bar(mark: Mark, kind: str) -> Bar:
     duration = mark.end_us - mark.start_us
-    rate = f", {mark.bytes / duration / 1e3:.3g} GB/s" if mark.bytes and duration > 0 else ""
-    return Bar(mark.start_us + shift_us, duration, "collective", f"copy {size}", f"{mark.name}; {size}{rate}")
+    size = f"; {show_bytes(mark.bytes)}" if mark.bytes is not None else ""
+    return Bar(mark.start_us, duration, kind, mark.name, f"{mark.name}; {show_time(duration)}{size}")
 
 
-def _phase_lanes(group: str, device: DeviceTimeline, shift_us: float) -> Iterator[Lane]:
-    """A lane per replica of dp-host; for a device as many lanes as its phases need."""
-    for replica in sorted({replica for replica, _ in device.dp_phases}, key=lambda one: -1 if one is None else one):
-        bars = [_bar(mark, shift_us, mark.name) for of_replica, mark in device.dp_phases if of_replica == replica]
-        label = "DP phases" if replica is None else f"DP phases, replica {replica}"
-        for index, row in enumerate(_stacked(bars)):
-            yield Lane(group, label if index == 0 else "", (), tuple(row))
-
-
-def _stacked(bars: Iterable[Bar]) -> list[list[Bar]]:
-    """The bars in rows without overlaps, except for the last row if MOST_ROWS are not enough."""
+def _stacked(group: str, label: str, bars: Iterable[Bar]) -> Iterator[Lane]:
+    """The bars in lanes without overlaps, except for the last one if MOST_ROWS are not enough; the first has the label."""
     rows: list[list[Bar]] = []
     ends: list[float] = []
     for bar in sorted(bars, key=lambda one: one.start_us):
@@ -258,53 +224,25 @@ def _stacked(bars: Iterable[Bar]) -> list[list[Bar]]:
         if free is None and len(rows) < MOST_ROWS:
             rows.append([])
             ends.append(0.0)
-            free = len(rows) - 1
         row = len(rows) - 1 if free is None else free
         rows[row].append(bar)
         ends[row] = max(ends[row], bar.start_us + bar.duration_us)
-    return rows
-
-
-def _bar(mark: Mark, shift_us: float, kind: str) -> Bar:
-    duration = mark.end_us - mark.start_us
-    size = f"; {show_bytes(mark.bytes)}" if mark.bytes is not None else ""
-    return Bar(mark.start_us + shift_us, duration, kind, mark.name, f"{mark.name}; {show_time(duration)}{size}")
-
-
-def _moved(spans: Spans, shift_us: float) -> Spans:
-    return tuple((start + shift_us, end + shift_us) for start, end in spans)
-
-
-def _without_dust(lane: Lane, shortest_us: float) -> Lane:
-    kept = tuple(bar for bar in lane.bars if bar.duration_us >= shortest_us or bar.kind == "collective")
-    return Lane(lane.group, lane.label, lane.fills, kept)
+    for index, lane in enumerate(rows):
+        yield Lane(group, label if index == 0 else "", (), tuple(lane))
 
 
 def as_plain(view: TimelineView) -> dict[str, object]:
     """The view as the page's script reads it, with spans as [start, duration]."""
-    return {
-        "cell": view.cell,
-        "length": round(view.length_us, 1),
-        "lanes": [
-            {
-                "group": lane.group,
-                "label": lane.label,
-                "fills": [
-                    [kind, [[round(start, 1), round(end - start, 1)] for start, end in spans]]
-                    for kind, spans in lane.fills
-                ],
-                "bars": [
-                    [
-                        round(bar.start_us, 1),
-                        round(bar.duration_us, 1),
-                        bar.kind,
-                        bar.label,
-                        bar.detail,
-                        round(bar.wait_us or 0.0, 1),
-                    ]
-                    for bar in lane.bars
-                ],
-            }
-            for lane in view.lanes
-        ],
-    }
+
+    def tenths(*times_us: float) -> list[float]:
+        return [round(one, 1) for one in times_us]
+
+    def plain(lane: Lane) -> dict[str, object]:
+        fills = [[kind, [tenths(start, end - start) for start, end in spans]] for kind, spans in lane.fills]
+        bars = [
+            [*tenths(one.start_us, one.duration_us), one.kind, one.label, one.detail, *tenths(one.wait_us or 0.0)]
+            for one in lane.bars
+        ]
+        return {"group": lane.group, "label": lane.label, "fills": fills, "bars": bars}
+
+    return {"cell": view.cell, "length": round(view.length_us, 1), "lanes": [plain(lane) for lane in view.lanes]}

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.report.meanings import LEARNING_MEASURES
-from dpscope.analysis.report.page import Page, PageFigure, page_sections, render_page
+from dpscope.analysis.report.page import Page, page_figures, page_sections, render_page
 from dpscope.analysis.report.setting import versions
-from dpscope.analysis.report.stamp import TRAINING_FILES, data_digest, formats_there, is_current, replace_stamp
+from dpscope.analysis.report.stamp import data_digest, is_current, replace_stamp, write_with_figures
 from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_missing, print_table
 from dpscope.analysis.text.text_table import render, render_findings
 from dpscope.analysis.text.units import NA
@@ -18,11 +17,9 @@ from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
 from dpscope.analysis.training.seed_statistics import against_single, final_accuracy
 from dpscope.analysis.training.tables import training_csv, training_json, training_tables
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.training import TrainManifest
-from dpscope.profiling.store.files import write_together
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
-from dpscope.profiling.store.ownership import check_report
 
 
 def show_training(
@@ -43,8 +40,7 @@ def show_training(
         print_table(console, table)
     if reasons := [reason for table in shown.values() for reason in table.missing]:
         print_missing(console, reasons)
-    findings = training_findings(data)
-    if findings:
+    if findings := training_findings(data):
         print_findings(console, findings)
     path = _page_of(data)
     if is_run_folder(folder) or not is_current(path.parent, made_from, figure_formats):
@@ -52,7 +48,7 @@ def show_training(
     console.print(f"\nReport: {path}", highlight=False, soft_wrap=True)
     if open_page:
         open_in_browser(path)
-    return not any(finding.severity == "error" for finding in findings)
+    return _sound(findings)
 
 
 def print_training(folder: Path, output_format: str, target_accuracy: float | None) -> bool:
@@ -65,7 +61,11 @@ def print_training(folder: Path, output_format: str, target_accuracy: float | No
     else:
         for table in training_tables(data).values():
             sys.stdout.write(render(table, output_format) + "\n")
-    return not any(finding.severity == "error" for finding in training_findings(data))
+    return _sound(training_findings(data))
+
+
+def _sound(findings: Sequence[Finding]) -> bool:
+    return not any(finding.severity == "error" for finding in findings)
 
 
 def write_training(data: TrainingData, figure_formats: Sequence[str] | None = None, made_from: str = "") -> Path:
@@ -74,24 +74,17 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] | None = No
     `figure_formats` are as in `write_report`; `made_from` is `data_digest` before the trainings were loaded. In a folder with
     measurements the page is not written, since the run's report includes the trainings.
     """
-    from dpscope.analysis.figures.draw import figure_files
     from dpscope.analysis.figures.training import training_figures
 
-    folder = RunFolder(data.folder).report_path
-    drawn = training_figures(data)
-    formats = formats_there(folder) if figure_formats is None else tuple(figure_formats)
-    files = [f"{name}.{one}" for name in drawn for one in formats]
-    check_report(data.folder, files)
-    svg, figures = figure_files(drawn, formats)
-    contents: dict[Path, bytes | str] = {folder / "figures" / name: content for name, content in figures.items()}
-    contents |= {folder / "training.csv": training_csv(data), folder / "training.md": training_markdown(data)}
     page = _page_of(data)
+
+    def texts(svg: Mapping[str, str]) -> dict[str, str]:
+        made = {"training.csv": training_csv(data), "training.md": training_markdown(data)}
+        return made if page.name in made else made | {page.name: render_page(training_page(data, svg))}
+
+    written = write_with_figures(page.parent, training_figures(data), figure_formats, texts)
     if not is_run_folder(data.folder):
-        contents[page] = render_page(training_page(data, svg))
-    write_together(contents)
-    if not is_run_folder(data.folder):
-        names = (*TRAINING_FILES, page.name, *(f"figures/{name}" for name in files))
-        replace_stamp(folder, made_from, names, formats, printed=None)
+        replace_stamp(page.parent, made_from, *written, printed=None)
     return page
 
 
@@ -109,20 +102,14 @@ def training_markdown(data: TrainingData) -> str:
 
 def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
     """The page's content; `svg` holds the drawn figures by name."""
-    from dpscope.analysis.figures.draw import CAPTIONS, for_page
-
-    drawn = {name: PageFigure(name, for_page(name, text), CAPTIONS[name]) for name, text in svg.items()}
     return Page(
-        answers=None,
         name=data.folder.name,
         headline=_headline(data),
         setting=_setting(data),
         environment=tuple(_facts(data.manifest)),
         findings=tuple(training_findings(data)),
-        sections=tuple(page_sections(Comparison(), training_tables(data), drawn, ())),
-        timelines=(),
+        sections=tuple(page_sections(training_tables(data), page_figures(svg))),
         measures=LEARNING_MEASURES,
-        definitions=(),
         data_file="training.csv",
     )
 
@@ -157,6 +144,7 @@ def _facts(manifest: TrainManifest | None) -> Iterator[tuple[str, str]]:
         yield "Trained", "unknown: train.json does not contain it"
         return
     environment, config = manifest.environment, manifest.config
+    optimizer, milestones = config.optimizer, ", ".join(map(str, config.milestones))
     yield "Trained", manifest.created_at
     yield "dpscope", manifest.dpscope_version
     yield "Host", environment.hostname
@@ -165,13 +153,10 @@ def _facts(manifest: TrainManifest | None) -> Iterator[tuple[str, str]]:
     yield from versions(environment)
     yield "Threads per process", str(manifest.threads_per_process)
     yield "Seeds", ", ".join(map(str, config.seeds))
-    yield "Learning rate", f"{config.optimizer.learning_rate:g}, scaled by devices: {config.learning_rate_scaling}"
-    yield (
-        "Milestones",
-        ", ".join(map(str, config.milestones)) + f" by {config.gamma:g}" if config.milestones else "none",
-    )
-    yield "Warm-up", f"{counted(config.warmup_epochs, 'epoch')}"
-    yield "Momentum, weight decay", f"{config.optimizer.momentum:g}, {config.optimizer.weight_decay:g}"
+    yield "Learning rate", f"{optimizer.learning_rate:g}, scaled by devices: {config.learning_rate_scaling}"
+    yield "Milestones", f"{milestones} by {config.gamma:g}" if milestones else "none"
+    yield "Warm-up", counted(config.warmup_epochs, "epoch")
+    yield "Momentum, weight decay", f"{optimizer.momentum:g}, {optimizer.weight_decay:g}"
     yield "Label smoothing", f"{config.label_smoothing:g}"
     yield "Augmentation", "on" if config.augment else "off"
     for device in environment.accelerators:

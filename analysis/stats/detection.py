@@ -18,7 +18,8 @@ def detectable_change(first: Noise, second: Noise) -> float:
     repeats' spread as in `ratio_estimate`. Source: Cohen, "Statistical power analysis for the behavioral sciences", 1988,
     chapter 2, with Student's t for both. The power is simulated in tests/analysis/stats/test_detection.py.
     """
-    return math.expm1(math.hypot(_reach(first), _reach(second)))
+    reaches = (noise.quantile(UPPER) + noise.quantile(POWER) for noise in (first, second))
+    return math.expm1(math.hypot(*reaches))
 
 
 def with_repeats(noise: Noise, repeats: int) -> Noise:
@@ -47,18 +48,14 @@ def choose_repeats(cells: Mapping[str, RepeatCost], change: float, seconds: floa
     Each further repeat goes to the cell that detects least, so that time is spent where the spread is.
     """
     chosen = {name: cell.noise.repeats for name, cell in cells.items()}
-    while True:
-        lacking = [
-            (cell.detects(chosen[name]), name)
-            for name, cell in cells.items()
-            if chosen[name] < MOST_REPEATS and cell.repeat_s <= seconds and cell.detects(chosen[name]) > change
-        ]
-        if not lacking:
-            return chosen
+    while lacking := [
+        (detected, name)
+        for name, cell in cells.items()
+        if chosen[name] < MOST_REPEATS
+        and cell.repeat_s <= seconds
+        and (detected := cell.detects(chosen[name])) > change
+    ]:
         _, name = max(lacking)
         chosen[name] += 1
         seconds -= cells[name].repeat_s
-
-
-def _reach(noise: Noise) -> float:
-    return noise.quantile(UPPER) + noise.quantile(POWER)
+    return chosen

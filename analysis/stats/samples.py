@@ -16,10 +16,10 @@ much, the second where one repeat is far off. So the narrower of the two does as
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,7 @@ DRAWS = 4000
 CONFIDENCE = 0.95
 FEWEST_SAMPLES = 5  # below this no interval is given and nothing is compared
 MOST_SHARED = 4  # degrees of freedom that the spread of other cells counts for
-FEWEST_WITHIN = (
-    4  # degrees of freedom with which a ratio is judged repeat by repeat: Student's t is 2.8, with 2 it is 4.3
-)
+FEWEST_WITHIN = 4  # degrees of freedom to judge a ratio repeat by repeat: Student's t is 2.8, with 2 it is 4.3
 NO_INTERVAL = "fewer than 5 timed steps, or one repeat alone: no interval"
 
 Floats = npt.NDArray[np.float64]
@@ -118,22 +116,20 @@ def pooled_spread(cells: Iterable[Sequence[Samples]]) -> Spread:
 
 
 def spread_in_turns(cells: Iterable[Sequence[Samples]]) -> Spread:
-    """`pooled_spread` of cells measured in turns: each one's first repeat, then each one's second."""
-    cells = list(cells)
+    """`pooled_spread` of cells measured in turns: each one's first repeat, then each one's second.
+
+    `within` is what a level for each cell and one for each turn leave unexplained, by least squares.
+    """
     known = [logs for repeats in cells if (logs := _log_medians(repeats)) is not None]
-    return replace(pooled_spread(cells), within=_within(known))
-
-
-def _within(cells: Sequence[Samples]) -> Spread:
-    """What a level for each cell and one for each turn leave unexplained, by least squares."""
-    if not cells:
-        return ALONE
-    cell = np.repeat(np.arange(len(cells)), [len(logs) for logs in cells])
-    turn = np.concatenate([np.arange(len(logs)) for logs in cells])
-    levels = np.column_stack([cell[:, None] == np.arange(len(cells)), turn[:, None] == np.arange(turn.max() + 1)])
-    logs = np.concatenate(cells)
+    if not known:
+        return Spread(within=ALONE)
+    cell = np.repeat(np.arange(len(known)), [len(logs) for logs in known])
+    turn = np.concatenate([np.arange(len(logs)) for logs in known])
+    levels = np.column_stack([cell[:, None] == np.arange(len(known)), turn[:, None] == np.arange(turn.max() + 1)])
+    logs = np.concatenate(known)
     fitted, _, rank, _ = np.linalg.lstsq(levels.astype(float), logs, rcond=None)
-    return Spread(float(np.sum((logs - levels @ fitted) ** 2)), len(logs) - int(rank))
+    within = Spread(float(np.sum((logs - levels @ fitted) ** 2)), len(logs) - int(rank))
+    return replace(sum(map(spread_of, known), ALONE), within=within)
 
 
 @dataclass(frozen=True)
@@ -149,48 +145,30 @@ class Noise:
     def freedom(self) -> int:
         return self.cell_freedom + self.shared_freedom
 
-    @property
-    def standard_error(self) -> float:
-        """Of the mean of the repeats."""
-        return math.sqrt(self.variance / self.repeats)
-
     def quantile(self, share: float) -> float:
         """How far the mean lies off at most in `share` of cases, by Student's t."""
         from scipy.special import stdtrit  # here, as not every reader of these types fits anything
 
-        return float(stdtrit(self.freedom, share)) * self.standard_error
+        return float(stdtrit(self.freedom, share)) * math.sqrt(self.variance / self.repeats)
 
 
 @functools.cache
 def student_t(freedom: int) -> float:
     """Student's t below which 97.5% of cases lie, for a two-sided 95% interval, without scipy, whose import takes 0.1 s.
 
-    The expansion in 1/freedom (Abramowitz and Stegun 26.7.5), refined by Newton's method where it is inexact.
+    Newton's method, from the normal distribution's quantile below it, on the probability of -t to t, which is a finite sum for
+    whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4).
     """
-    z = NormalDist().inv_cdf(UPPER)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    t: float = z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    t, odd = NormalDist().inv_cdf(UPPER), freedom % 2
+    powers = np.arange(2 + odd, freedom + 1, 2)
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-    for _ in range(8 if freedom < 100 else 0):
-        density: float = scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2)
-        t -= (0.5 + _central(t, freedom) / 2 - UPPER) / density
+    for _ in range(20):
+        angle = math.atan(t / math.sqrt(freedom))
+        factors = math.cos(angle) ** 2 * (powers - 1) / powers
+        total = math.cos(angle) ** odd * float(np.cumprod(np.append(1.0, factors))[:-1].sum())
+        central = 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+        t -= (0.5 + central / 2 - UPPER) / (scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2))
     return t
-
-
-def _central(t: float, freedom: int) -> float:
-    """Probability of -t to t under Student's t, whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    cosine, odd = math.cos(angle), freedom % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for power in range(2 + odd, freedom + 1, 2):
-        total += term
-        term *= cosine * cosine * (power - 1) / power
-    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
 
 
 def noise_of(values: Samples | Sequence[float], pool: Spread = ALONE) -> Noise | None:
@@ -252,11 +230,7 @@ def median_estimate(repeats: Sequence[Samples], pool: Spread = ALONE) -> Estimat
     `repeats`: one array of samples per repeat. `pool`: `pooled_spread` of all cells that share the machine. No interval below
     FEWEST_SAMPLES samples or where no cell has a second repeat.
     """
-    value, count = pooled_median(repeats), sum(map(len, repeats))
-    half = _half_width(repeats, pool)
-    if value is None or half is None:
-        return Estimate(value, None, None, count)
-    return _around(value, half, count)
+    return _around(pooled_median(repeats), _half_width(repeats, pool), sum(map(len, repeats)))
 
 
 def ratio_estimate(numerator: Sequence[Samples], denominator: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
@@ -270,11 +244,7 @@ def ratio_estimate(numerator: Sequence[Samples], denominator: Sequence[Samples],
     count = min(sum(map(len, numerator)), sum(map(len, denominator)))
     if above is None or below is None:
         return UNKNOWN
-    value = above / below if below else None
-    half = _ratio_half_width(numerator, denominator, pool)
-    if value is None or half is None:
-        return Estimate(value, None, None, count)
-    return _around(value, half, count)
+    return _around(above / below if below else None, _ratio_half_width(numerator, denominator, pool), count)
 
 
 def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
@@ -284,9 +254,8 @@ def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], poo
     if more is None or less is None:
         return UNKNOWN
     drawn = joint_draws(first, [second], pool)
-    if drawn is None:
-        return Estimate(more - less, None, None, count)
-    return Estimate(more - less, *interval(drawn[0] - drawn[1]), count)
+    low, high = interval(drawn[0] - drawn[1]) if drawn is not None else (None, None)
+    return Estimate(more - less, low, high, count)
 
 
 def joint_draws(
@@ -358,46 +327,42 @@ def _half_width(repeats: Sequence[Samples], pool: Spread) -> float | None:
 
 
 def _ratio_half_width(first: Sequence[Samples], second: Sequence[Samples], pool: Spread) -> float | None:
-    """Half the width of the interval of the logarithm of a ratio of medians; None if there is no interval."""
+    """Half the width of the interval of the logarithm of a ratio of medians; None if there is no interval.
+
+    The narrower one of both sides' half widths, added up as squares, and of the differences from repeat to repeat. The latter, if
+    enough is known of it, is wide enough around the ratio of all steps' medians to hold the interval of the mean of the repeats'
+    logarithms. A difference of two has twice the variance that one repeat has within a turn.
+    """
     halves = _half_width(first, pool), _half_width(second, pool)
     if halves[0] is None or halves[1] is None:
         return None
-    apart = math.hypot(halves[0], halves[1])
-    within = _half_width_within(first, second, pool)
-    return apart if within is None else min(apart, within)
-
-
-def _half_width_within(first: Sequence[Samples], second: Sequence[Samples], pool: Spread) -> float | None:
-    """The same from repeat to repeat; None where too little of it is known.
-
-    Wide enough around the ratio of all steps' medians to hold the interval of the mean of the repeats' logarithms. A difference
-    of two has twice the variance that one repeat has within a turn.
-    """
-    above, below = _log_medians(first), _log_medians(second)
+    apart, above, below = math.hypot(halves[0], halves[1]), _log_medians(first), _log_medians(second)
     if pool.within is None or above is None or below is None or len(above) != len(below):
-        return None
+        return apart
     noise = noise_of(above - below, Spread(2 * pool.within.squares, pool.within.freedom))
     if noise is None or noise.freedom < FEWEST_WITHIN:
-        return None
+        return apart
     value = math.log(_known_median(first) / _known_median(second))
-    return noise.quantile(UPPER) + abs(value - float(np.mean(above - below)))
+    return min(apart, noise.quantile(UPPER) + abs(value - float(np.mean(above - below))))
 
 
 def _log_medians(repeats: Sequence[Samples]) -> Samples | None:
     """None without samples, or where a median has no logarithm."""
-    medians = _medians([repeat for repeat in repeats if len(repeat)])
-    return np.log(medians) if len(medians) and medians.min() > 0 else None
+    found = medians([repeat for repeat in repeats if len(repeat)])
+    return np.log(found) if len(found) and found.min() > 0 else None
 
 
-def _medians(samples: Sequence[Samples]) -> Samples:
+def medians(samples: Sequence[Samples]) -> Samples:
     """The median of each: of equal lengths in one call of numpy, which takes longer to begin than to find a few medians."""
     if samples and all(len(one) == len(samples[0]) for one in samples):
         return np.asarray(np.median(np.stack(samples), axis=1))
     return np.array([np.median(one) for one in samples])
 
 
-def _around(value: float, half: float, count: int) -> Estimate:
+def _around(value: float | None, half: float | None, count: int) -> Estimate:
     """The value is the centre of its interval, of logarithms."""
+    if value is None or half is None:
+        return Estimate(value, None, None, count)
     return Estimate(value, value * math.exp(-half), value * math.exp(half), count)
 
 
@@ -415,13 +380,15 @@ def verdict(estimate: Estimate, even: float = 1.0) -> Verdict:
 
 def mean_range(values: Sequence[float]) -> Range:
     """Mean with the range of the values: for few values, such as repeats or ranks."""
-    if not len(values):
-        return NOTHING
-    return Range(float(np.mean(values)), float(np.min(values)), float(np.max(values)), len(values))
+    return _range(np.mean, values)
 
 
 def median_range(values: Sequence[float]) -> Range:
     """Median with the range of the values: for few values, such as seeds."""
+    return _range(np.median, values)
+
+
+def _range(centre: Callable[[Samples], Any], values: Sequence[float]) -> Range:
     if not len(values):
         return NOTHING
-    return Range(float(np.median(values)), float(np.min(values)), float(np.max(values)), len(values))
+    return Range(float(centre(np.asarray(values))), float(min(values)), float(max(values)), len(values))

@@ -16,6 +16,7 @@ from dpscope.analysis.stats.samples import ALONE, Estimate, Floats, Samples, Spr
 Scaling = Literal["strong", "weak"]
 Law = Literal["karp_flatt", "amdahl", "gustafson", "usl"]
 
+_USL = ("contention", "coherency")  # its parameters
 FARTHEST_FACTOR = 2  # a law is not trusted past this many times the largest measured count
 
 
@@ -62,10 +63,7 @@ def weak_efficiency(t_1_us: float, t_n_us: float) -> float:
 
 
 def scaled_speedup(t_1_us: float, t_n_us: float, devices: int) -> float:
-    """N t_1(b)/t_N(b), for step times; on epoch times the ratio T_1/T_N holds the N already.
-
-    Source: Gustafson, "Reevaluating Amdahl's law", CACM 31(5), 1988.
-    """
+    """N t_1(b)/t_N(b), for step times (Gustafson, 1988); on epoch times the ratio T_1/T_N holds the N already."""
     return devices * weak_efficiency(t_1_us, t_n_us)
 
 
@@ -144,10 +142,15 @@ def fit_scaling(
         columns = np.column_stack([draws[count] for count in counts])
         drawn = np.array([_FITS[law](devices, row)[0] for row in columns])
     predicted = np.array([_speedup(law, values, count) for count in counts])
+    ends = [interval(column) for column in drawn.T] if drawn is not None else [(None, None)] * len(values)
+    names = _USL if law == "usl" else ("serial_fraction",)
     return ScalingFit(
         law=law,
         scaling=scaling,
-        parameters=_named(law, values, drawn, len(counts)),
+        parameters={
+            name: Estimate(float(value), *own, len(counts))
+            for name, value, own in zip(names, values, ends, strict=True)
+        },
         largest_devices=counts[-1],
         worst_relative_error=float(np.max(np.abs(predicted / measured - 1))),
         draws=drawn,
@@ -162,22 +165,19 @@ def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
     the value is then missing, with the reason in `note`.
     """
     count = next(iter(fit.parameters.values())).count
-    reason = ""
+    reason = fit.note if fit.law in ("amdahl", "gustafson") else ""
     if fit.law == "karp_flatt" and devices not in (1, fit.largest_devices):
         reason = "one measured count tells a serial fraction, but not how it changes: measure another count"
-    elif fit.law in ("amdahl", "gustafson"):
-        reason = fit.note
     if reason:
         return LawPrediction(devices, Estimate(None, None, None, count), reason)
     values = np.array([parameter.value for parameter in fit.parameters.values()], dtype=np.float64)
-    value = _speedup(fit.law, values, devices)
     low = high = None
     if fit.draws is not None:
         low, high = interval(np.array([_speedup(fit.law, row, devices) for row in fit.draws]))
     note = ""
     if devices > FARTHEST_FACTOR * fit.largest_devices:
         note = f"extrapolated past twice the largest measured count ({fit.largest_devices}): no measurement supports it"
-    return LawPrediction(devices, Estimate(value, low, high, count), note)
+    return LawPrediction(devices, Estimate(_speedup(fit.law, values, devices), low, high, count), note)
 
 
 def _fit_karp_flatt(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
@@ -186,16 +186,24 @@ def _fit_karp_flatt(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
 
 
 def _fit_amdahl(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
-    """N/S = 1 + s(N - 1), each equation over its left side; s in 0..1."""
+    """N/S = 1 + s(N - 1), each equation over its left side."""
     weight = speedups / devices
-    column = weight * (devices - 1)
-    return _clamped(float(column @ (1 - weight) / (column @ column)))
+    return _fraction(weight * (devices - 1), 1 - weight)
 
 
 def _fit_gustafson(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
-    """N - S = s(N - 1), each equation over S; s in 0..1."""
-    column = (devices - 1) / speedups
-    return _clamped(float(column @ ((devices - speedups) / speedups) / (column @ column)))
+    """N - S = s(N - 1), each equation over S."""
+    return _fraction((devices - 1) / speedups, (devices - speedups) / speedups)
+
+
+def _fraction(column: Samples, right: Samples) -> tuple[Floats, str]:
+    """The s in 0..1 that solves column s = right by least squares, and whether it was clamped."""
+    fraction = float(column @ right / (column @ column))
+    within = min(1.0, max(0.0, fraction))
+    if within == fraction:
+        return np.array([within]), ""
+    reason = "speedups above the number of devices" if fraction < 0 else "slower than one device"
+    return np.array([within]), f"clamped at {within:g}: {reason}, which this law cannot describe"
 
 
 def _fit_usl(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
@@ -205,16 +213,8 @@ def _fit_usl(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
     weight = speedups / devices
     design = np.column_stack([weight * (devices - 1), weight * devices * (devices - 1)])
     values, _ = nnls(design, 1 - weight)
-    zero = [name for name, value in zip(_NAMES["usl"], values, strict=True) if value == 0]
+    zero = [name for name, value in zip(_USL, values, strict=True) if value == 0]
     return values, f"clamped at 0: {', '.join(zero)}" if zero else ""
-
-
-def _clamped(fraction: float) -> tuple[Floats, str]:
-    within = min(1.0, max(0.0, fraction))
-    if within == fraction:
-        return np.array([within]), ""
-    reason = "speedups above the number of devices" if fraction < 0 else "slower than one device"
-    return np.array([within]), f"clamped at {within:g}: {reason}, which this law cannot describe"
 
 
 _FITS: Mapping[Law, Callable[[Samples, Samples], tuple[Floats, str]]] = {
@@ -223,12 +223,6 @@ _FITS: Mapping[Law, Callable[[Samples, Samples], tuple[Floats, str]]] = {
     "gustafson": _fit_gustafson,
     "usl": _fit_usl,
 }
-_NAMES: Mapping[Law, tuple[str, ...]] = {
-    "karp_flatt": ("serial_fraction",),
-    "amdahl": ("serial_fraction",),
-    "gustafson": ("serial_fraction",),
-    "usl": ("contention", "coherency"),
-}
 
 
 def _speedup(law: Law, values: Floats, devices: int) -> float:
@@ -236,11 +230,3 @@ def _speedup(law: Law, values: Floats, devices: int) -> float:
         return usl_speedup(float(values[0]), float(values[1]), devices)
     formula = gustafson_speedup if law == "gustafson" else amdahl_speedup
     return formula(float(values[0]), devices)
-
-
-def _named(law: Law, values: Floats, drawn: Floats | None, count: int) -> dict[str, Estimate]:
-    named = {}
-    for index, name in enumerate(_NAMES[law]):
-        low, high = (None, None) if drawn is None else interval(drawn[:, index])
-        named[name] = Estimate(float(values[index]), low, high, count)
-    return named

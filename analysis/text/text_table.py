@@ -1,12 +1,12 @@
-"""Tables of text, and their renderers: CSV, Markdown, LaTeX."""
+"""Tables of text: declared by their columns, and rendered as CSV, Markdown or LaTeX."""
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from dpscope.analysis.text.units import sentence
+from dpscope.analysis.text.units import Quantity, Unit, choose_unit, plain, sentence, show
 from dpscope.profiling.records.finding import Finding
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
@@ -14,13 +14,72 @@ OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of formatted text: headings include units, and each row has an entry per heading."""
+    """A table of formatted text: headings include units, and each row has an entry per heading.
+
+    `missing` states why values are NA; `meanings` has a sentence per heading, or none at all.
+    """
 
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()  # why values are NA
+    missing: tuple[str, ...] = ()
+    meanings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column of a table: `get` is a function of a row, else the name of a row's attribute or key.
+
+    `unit` formats the values; a quantity chooses one for the column, and for all columns of times together. The heading gets
+    the unit's label, unless it has one or the table's title states that of times as ``{unit}``.
+    """
+
+    heading: str
+    get: str | Callable[[Any], object]
+    unit: Quantity | Unit = "text"
+    meaning: str = ""
+
+    def value(self, row: object) -> object:
+        """A row's value as plain Python, None where missing."""
+        if not isinstance(self.get, str):
+            return plain(self.get(row))
+        return plain(row[self.get] if isinstance(row, Mapping) else getattr(row, self.get))
+
+
+def table_of(
+    title: str,
+    fields: Iterable[Field],
+    rows: Iterable[object],
+    notes: Iterable[str] = (),
+    missing: Iterable[str] = (),
+    times: Iterable[float | None] = (),
+) -> TextTable:
+    """The table of these columns, with a row of text for each of `rows`; `times` choose the unit of times (default: all)."""
+    fields, rows = list(fields), list(rows)
+    columns = [[field.value(row) for row in rows] for field in fields]
+    numbers = [[one for one in column if isinstance(one, int | float)] for column in columns]
+    timed = [known for field, known in zip(fields, numbers, strict=True) if field.unit == "time"]
+    time = choose_unit("time", list(times) or [one for known in timed for one in known])
+    units = [
+        one.unit if isinstance(one.unit, Unit) else time if one.unit == "time" else choose_unit(one.unit, known)
+        for one, known in zip(fields, numbers, strict=True)
+    ]
+    named = [
+        one.heading
+        if not unit.label or "[" in one.heading or (one.unit == "time" and "{unit}" in title)
+        else f"{one.heading} [{unit.label}]"
+        for one, unit in zip(fields, units, strict=True)
+    ]
+    shown = [[show(value, unit) for value in column] for column, unit in zip(columns, units, strict=True)]
+    return TextTable(
+        title=title.replace("{unit}", time.label),
+        headings=tuple(named),
+        rows=tuple(zip(*shown, strict=True)),
+        notes=tuple(notes),
+        missing=tuple(missing),
+        meanings=tuple(field.meaning for field in fields),
+    )
 
 
 def render(table: TextTable, table_format: str) -> str:
@@ -34,21 +93,25 @@ def render(table: TextTable, table_format: str) -> str:
 def render_csv(table: TextTable) -> str:
     """A table as CSV text."""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(table.headings)
-    writer.writerows(table.rows)
+    csv.writer(buffer, lineterminator="\n").writerows([table.headings, *table.rows])
     return buffer.getvalue()
 
 
-def _markdown(table: TextTable) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
+
+def _markdown(table: TextTable) -> str:
     numeric = ["---" if index == 0 else "---:" for index in range(len(table.headings))]
-    lines = [f"**{table.title}**", "", line(table.headings), line(numeric), *(line(row) for row in table.rows)]
+    lines = [f"**{table.title}**", "", *map(_line, (table.headings, numeric, *table.rows))]
     if table.notes or table.missing:
         lines += ["", *(f"- {note}" for note in (*table.notes, *table.missing))]
     return "\n".join(lines) + "\n"
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a left-aligned Markdown table; bars in cells are escaped."""
+    return [_line(headings), "|" + " --- |" * len(headings), *map(_line, rows)]
 
 
 def render_findings(findings: Iterable[Finding]) -> str:
@@ -57,38 +120,19 @@ def render_findings(findings: Iterable[Finding]) -> str:
     return "**Findings**\n\n" + "".join(lines)
 
 
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a left-aligned Markdown table; bars in cells are escaped."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    return [line(headings), "|" + " --- |" * len(headings), *(line(row) for row in rows)]
-
-
-_LATEX_SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "~": "\\textasciitilde{}",
-    "\\": "\\textbackslash{}",
-}
+_LATEX_SPECIAL = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"} | {"~": "\\textasciitilde{}", "\\": "\\textbackslash{}"}
+)
 
 
 def _latex(table: TextTable) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return " & ".join("".join(_LATEX_SPECIAL.get(char, char) for char in cell) for cell in cells) + r" \\"
-
-    caption = "".join(_LATEX_SPECIAL.get(char, char) for char in table.title)
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{caption}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
-            r"\hline",
-            line(table.headings),
-            r"\hline",
-            *(line(row) for row in table.rows),
-            r"\hline",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
+    headings, *rows = (
+        " & ".join(cell.translate(_LATEX_SPECIAL) for cell in row) + r" \\" for row in (table.headings, *table.rows)
     )
+    begin = [
+        r"\begin{table}",
+        rf"\caption{{{table.title.translate(_LATEX_SPECIAL)}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
+    ]
+    body = [r"\hline", headings, r"\hline", *rows, r"\hline"]
+    return "\n".join([*begin, *body, r"\end{tabular}", r"\end{table}", ""])

@@ -12,10 +12,7 @@ Quantity = Literal[
 ]  # fmt: skip
 NA = "NA"
 
-_TIME_UNITS = (("µs", 1.0), ("ms", 1e3), ("s", 1e6))
 _MOST_DIGITS = 6
-_BYTE_UNITS = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9))
-_FLOP_UNITS = (("", 1.0), ("M", 1e6), ("G", 1e9), ("T", 1e12))
 
 
 @dataclass(frozen=True)
@@ -27,41 +24,30 @@ class Unit:
     digits: int
 
 
+_SCALES = {  # the label and size of each unit, smallest first
+    "time": (("µs", 1.0), ("ms", 1e3), ("s", 1e6)),
+    "bytes": (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9)),
+    "flops": (("", 1.0), ("M", 1e6), ("G", 1e9), ("T", 1e12)),
+    "bandwidth": (("GB/s", 1.0),),
+    "flop_rate": (("TFLOP/s", 1.0),),
+    "rate": (("", 1.0),),  # the heading includes "per second"
+}
+_FIXED = {
+    "share": Unit("%", 0.01, 1), "points": Unit("points", 1.0, 1), "percent": Unit("%", 1.0, 2), "ratio": Unit("x", 1.0, 2),
+}  # fmt: skip
+
+
 def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
     """The unit for a column."""
+    if quantity in _FIXED:
+        return _FIXED[quantity]
     known = sorted(abs(value) for value in values if value is not None and math.isfinite(value) and value != 0)
-    middle = known[len(known) // 2] if known else 0.0
-    if quantity == "time":
-        label, divisor = max(
-            (unit for unit in _TIME_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("µs", 1.0)
-        )
-    elif quantity == "bytes":
-        label, divisor = max(
-            (unit for unit in _BYTE_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("B", 1.0)
-        )
-        if label == "B":
-            return Unit(label, divisor, 0)  # bytes are whole
-    elif quantity == "flops":
-        label, divisor = max(
-            (unit for unit in _FLOP_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("", 1.0)
-        )
-    elif quantity == "share":
-        return Unit("%", 0.01, 1)
-    elif quantity == "points":
-        return Unit("points", 1.0, 1)
-    elif quantity == "percent":
-        return Unit("%", 1.0, 2)
-    elif quantity == "bandwidth":
-        label, divisor = "GB/s", 1.0
-    elif quantity == "ratio":
-        return Unit("x", 1.0, 2)
-    elif quantity == "flop_rate":
-        label, divisor = "TFLOP/s", 1.0
-    elif quantity == "rate":
-        label, divisor = "", 1.0  # the heading includes "per second"
-    else:
+    if quantity not in _SCALES:
         return Unit("", 1.0, 0 if all(float(value).is_integer() for value in known) else 1)  # a mean may not be whole
-    return Unit(label, divisor, _digits(middle / divisor))
+    middle = known[len(known) // 2] if known else 0.0
+    scale = _SCALES[quantity]
+    label, divisor = next((unit for unit in reversed(scale) if middle >= unit[1]), scale[0])
+    return Unit(label, divisor, 0 if label == "B" else _digits(middle / divisor))  # bytes are whole
 
 
 def _digits(middle: float) -> int:

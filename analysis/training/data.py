@@ -5,9 +5,10 @@ too; further fields that dpscope stores are optional.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -63,11 +64,6 @@ class Training:
     seed: int
     epochs: tuple[Epoch, ...]
     complete: bool
-
-    @property
-    def final_accuracy(self) -> float:
-        """Test accuracy after the last epoch, percent."""
-        return self.epochs[-1].test_accuracy
 
     @property
     def best_accuracy(self) -> float:
@@ -130,8 +126,7 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
 
     Raises DpscopeError for invalid files.
     """
-    stored_in = TrainFolder(folder)
-    path = stored_in.log_path
+    path = TrainFolder(folder).log_path
     stored = read_json(path, TrainFile)
     if not stored.epochs:
         why = f"; train with `dpscope train --out {folder}`"
@@ -141,19 +136,16 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
     for index, epoch in enumerate(stored.epochs):
         if wrong := _wrong(epoch):
             raise DpscopeError(f"{path}: epochs[{index}]: {wrong}")
-    manifest = stored_in.manifest() if is_train_folder(folder) else None
+    manifest = TrainFolder(folder).manifest() if is_train_folder(folder) else None
     counts = Counter((one.cell_name, one.seed) for one in stored.epochs)
     planned = manifest.config.epochs if manifest else max(counts.values())
-    cells = _cells(path, stored.epochs, planned)
-    findings = dict.fromkeys((*(manifest.findings if manifest else ()), *stored.findings))
-    return TrainingData(
-        folder=folder,
-        cells=(*cells, *(_untrained(folder, manifest, {cell.name for cell in cells}) if manifest else ())),
-        planned_epochs=planned,
-        manifest=manifest,
-        findings=tuple(findings),
-        target_accuracy=target_accuracy,
-    )
+    by_cell: dict[str, list[Epoch]] = {}  # in the order in which they first appear
+    for epoch in stored.epochs:
+        by_cell.setdefault(epoch.cell_name, []).append(epoch)
+    cells = [_cell(path, name, epochs, planned) for name, epochs in by_cell.items()]
+    untrained = _untrained(folder, manifest, by_cell) if manifest else []
+    findings = tuple(dict.fromkeys((*(manifest.findings if manifest else ()), *stored.findings)))
+    return TrainingData(folder, (*cells, *untrained), planned, manifest, findings, target_accuracy)
 
 
 def _wrong(epoch: Epoch) -> str | None:
@@ -170,18 +162,9 @@ def _wrong(epoch: Epoch) -> str | None:
     return None
 
 
-def _cells(path: Path, epochs: Sequence[Epoch], planned: int) -> list[TrainedCell]:
-    """Cells in the order in which they first appear."""
-    by_cell: dict[str, list[Epoch]] = {}
-    for epoch in epochs:
-        by_cell.setdefault(epoch.cell_name, []).append(epoch)
-    return [_cell(path, name, group, planned) for name, group in by_cell.items()]
-
-
-def _cell(path: Path, name: str, epochs: list[Epoch], planned: int) -> TrainedCell:
-    ordered = sorted(epochs, key=lambda epoch: (epoch.seed, epoch.epoch))
+def _cell(path: Path, name: str, epochs: Sequence[Epoch], planned: int) -> TrainedCell:
     trainings = []
-    for seed, group in groupby(ordered, key=lambda epoch: epoch.seed):
+    for seed, group in groupby(sorted(epochs, key=attrgetter("seed", "epoch")), key=attrgetter("seed")):
         curve = tuple(group)
         for before, after in pairwise(curve):
             if after.epoch != before.epoch + 1:
@@ -198,18 +181,17 @@ def _trained_cell(name: str, of: Epoch | Cell, trainings: tuple[Training, ...], 
     return TrainedCell(name, of.strategy, of.devices, of.variant, *batches, trainings, missing)
 
 
-def _untrained(folder: Path, manifest: TrainManifest, trained: set[str]) -> list[TrainedCell]:
+def _untrained(folder: Path, manifest: TrainManifest, trained: Container[str]) -> list[TrainedCell]:
     """Planned cells without an epoch, with the reason."""
     failures = {one.cell.name: f"{one.status}: {one.message}" for one in reversed(failed_trainings(folder))}
-    cells = [(one.cell, one.planned.skip_reason) for one in manifest.plan if one.cell.name not in trained]
     return [
-        _trained_cell(cell.name, cell, (), skipped or failures.get(cell.name) or "not trained yet")
-        for cell, skipped in cells
+        _trained_cell(name, one.cell, (), one.planned.skip_reason or failures.get(name) or "not trained yet")
+        for one in manifest.plan
+        if (name := one.cell.name) not in trained
     ]
 
 
 def failed_trainings(folder: Path) -> list[TrainResult]:
     """Trainings of a run folder that failed."""
-    folders = [TrainingFolder(path) for path in sorted((folder / TRAININGS_NAME).glob("*/seed*"), key=natural_order)]
-    results = [training.result() for training in folders]
-    return [result for result in results if result is not None and result.status != "ok"]
+    paths = sorted((folder / TRAININGS_NAME).glob("*/seed*"), key=natural_order)
+    return [one for path in paths if (one := TrainingFolder(path).result()) is not None and one.status != "ok"]

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 
 import numpy as np
 
@@ -19,22 +20,22 @@ from dpscope.analysis.stats.samples import (
     pooled_spread,
     ratio_estimate,
 )
-from dpscope.analysis.training.data import TrainedCell, Training, TrainingData
+from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.settings import setting_names, top_level_settings
+from dpscope.profiling.records.settings import declarations, top_level_settings
 from dpscope.profiling.records.training import TrainConfig
 
 FEWEST_SEEDS = 3  # below this the spread over seeds is unknown and no accuracies are compared
 _ROUNDING = 1e-9  # percentage points
-_SHARED = tuple(name for name in SETTINGS if name in setting_names(TrainConfig))
+_SHARED = tuple(name for name in SETTINGS if name in declarations(TrainConfig))
 _WITHOUT_EFFECT = ("seeds", "eval_batch_size", "timeout_s")
 _LEARNING = tuple(name for name in top_level_settings(TrainConfig) if name not in _WITHOUT_EFFECT)
 
 
 def final_accuracy(cell: TrainedCell) -> Range:
     """Test accuracy after the last epoch, percent: median and range over complete trainings."""
-    return median_range([training.final_accuracy for training in cell.complete])
+    return median_range([training.epochs[-1].test_accuracy for training in cell.complete])
 
 
 def best_accuracy(cell: TrainedCell) -> Range:
@@ -74,27 +75,15 @@ class TimeToAccuracy:
 
 def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
     """Over all seeds of a cell, including incomplete trainings: a median over only the fast seeds would be biased."""
-    found = [_first_epoch(training, target) for training in cell.trainings]
-    reached = [index for index in found if index is not None]
-    complete = len(reached) == len(found)
-    times = [
-        sum(training.train_s[: index + 1])
-        for training, index in zip(cell.trainings, found, strict=True)
-        if index is not None
-    ]
-    return TimeToAccuracy(
-        cell=cell.name,
-        target=target,
-        reached=len(reached),
-        seeds=len(found),
-        epoch=median_range([index + 1 for index in reached]) if complete else NOTHING,
-        train_s=median_range(times) if complete else NOTHING,
-    )
-
-
-def _first_epoch(training: Training, target: float) -> int | None:
-    """Index of the first epoch that reached a test accuracy."""
-    return next((index for index, epoch in enumerate(training.epochs) if epoch.test_accuracy >= target), None)
+    epochs, times = [], []
+    for training in cell.trainings:
+        first = next((number for number, one in enumerate(training.epochs, 1) if one.test_accuracy >= target), None)
+        if first is not None:
+            epochs.append(first)
+            times.append(sum(training.train_s[:first]))
+    seeds = len(cell.trainings)
+    epoch, train_s = (median_range(values) if len(epochs) == seeds else NOTHING for values in (epochs, times))
+    return TimeToAccuracy(cell.name, target, len(epochs), seeds, epoch, train_s)
 
 
 def chosen_target(data: TrainingData) -> float | None:
@@ -134,31 +123,14 @@ def cell_difference(cell: TrainedCell, against: TrainedCell, pool: Spread) -> Ce
     mine, other = final_accuracy(cell), final_accuracy(against)
     seeds = min(mine.count, other.count)
     points = mine.value - other.value if mine.value is not None and other.value is not None else None
-    spread = max(_width(mine), _width(other)) if seeds >= FEWEST_SEEDS else None
-    return CellDifference(
-        cell=cell.name,
-        against=against.name,
-        accuracy_percent=mine.value,
-        points=points,
-        spread_points=spread,
-        seeds=seeds,
-        verdict=_verdict(points, spread),
-        speedup=ratio_estimate(_epoch_times(against), _epoch_times(cell), pool),
-    )
-
-
-def _width(found: Range) -> float:
-    assert found.smallest is not None
-    assert found.largest is not None
-    return found.largest - found.smallest
-
-
-def _verdict(points: float | None, spread: float | None) -> Verdict:
-    if points is None or spread is None:
-        return "too_few_samples"
-    if abs(points) <= spread + _ROUNDING:
-        return "no_difference_shown"
-    return "above" if points > 0 else "below"
+    widths = [(one.largest or 0.0) - (one.smallest or 0.0) for one in (mine, other)]
+    spread = max(widths) if seeds >= FEWEST_SEEDS else None
+    verdict: Verdict = "too_few_samples"
+    if points is not None and spread is not None:
+        differs = abs(points) > spread + _ROUNDING
+        verdict = ("above" if points > 0 else "below") if differs else "no_difference_shown"
+    speedup = ratio_estimate(_epoch_times(against), _epoch_times(cell), pool)
+    return CellDifference(cell.name, against.name, mine.value, points, spread, seeds, verdict, speedup)
 
 
 def epoch_spread(cells: Sequence[TrainedCell]) -> Spread:
@@ -180,38 +152,29 @@ def against_single(data: TrainingData) -> tuple[CellDifference, ...]:
 
 def single_like(cells: Sequence[TrainedCell], cell: TrainedCell) -> TrainedCell | None:
     """The single-device cell with the same global batch, or else batch per device; preferably with the same options."""
-    singles = [other for other in cells if other.traits.baseline]
-    return min(singles, key=lambda single: _distance(single, cell), default=None)
 
+    def shared_options(one: TrainedCell) -> list[str]:
+        return re.findall(r"accumulate-\d+|amp-\w+|compile-[\w-]+", one.variant)  # which also apply to single devices
 
-def _distance(single: TrainedCell, cell: TrainedCell) -> tuple[bool, bool, bool, bool]:
-    return (
-        single.global_batch_size != cell.global_batch_size,
-        single.batch_size != cell.batch_size,
-        _shared_options(single) != _shared_options(cell),
-        bool(single.variant),
-    )
+    def distance(single: TrainedCell) -> tuple[bool, bool, bool, bool]:
+        return (
+            single.global_batch_size != cell.global_batch_size,
+            single.batch_size != cell.batch_size,
+            shared_options(single) != shared_options(cell),
+            bool(single.variant),
+        )
 
-
-def _shared_options(cell: TrainedCell) -> list[str]:
-    """The parts of a variant that also apply to single devices, such as accumulate-4."""
-    return re.findall(r"accumulate-\d+|amp-\w+|compile-[\w-]+", cell.variant)
+    return min((other for other in cells if other.traits.baseline), key=distance, default=None)
 
 
 @lru_cache(maxsize=4)
 def against_default(data: TrainingData) -> tuple[CellDifference, ...]:
     """Every variant versus the default variant of the same strategy, devices and batch."""
-    plain = {_shape(cell): cell for cell in data.trained if not cell.variant}
+    shape = attrgetter("strategy", "devices", "batch_size")
+    plain = {shape(cell): cell for cell in data.trained if not cell.variant}
+    pairs = [(cell, plain.get(shape(cell))) for cell in data.trained if cell.variant]
     spread = epoch_spread(data.trained)
-    return tuple(
-        cell_difference(cell, plain[_shape(cell)], spread)
-        for cell in data.trained
-        if cell.variant and _shape(cell) in plain
-    )
-
-
-def _shape(cell: TrainedCell) -> tuple[str, int, int | None]:
-    return cell.strategy, cell.devices, cell.batch_size
+    return tuple(cell_difference(cell, default, spread) for cell, default in pairs if default is not None)
 
 
 def compare_trained_cells(before: TrainingData, after: TrainingData) -> list[CellDifference]:

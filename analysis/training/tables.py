@@ -15,7 +15,6 @@ from dpscope.analysis.training.findings import training_findings
 from dpscope.analysis.training.seed_statistics import (
     FEWEST_SEEDS,
     CellDifference,
-    TimeToAccuracy,
     against_default,
     against_single,
     best_accuracy,
@@ -51,64 +50,63 @@ def training_tables(data: TrainingData) -> dict[str, TextTable]:
     Without a requested target accuracy, the target is the highest whole percent that all trainings reached.
     """
     tables = {
-        "test_accuracy": accuracy_table(data),
+        "test_accuracy": _accuracy_table(data),
         "training_speedup": difference_table("Accuracy and training speedup versus one device", against_single(data)),
-        "training_time": time_table(data),
-        "time_to_accuracy": target_table(data),
+        "training_time": _time_table(data),
+        "time_to_accuracy": _target_table(data),
         "variant_accuracy": difference_table("Variants versus the default", against_default(data)),
     }
     return {name: table for name, table in tables.items() if table is not None and table.rows}
 
 
-def accuracy_table(data: TrainingData) -> TextTable:
-    """The accuracy of each cell."""
+def _accuracy_table(data: TrainingData) -> TextTable:
+    rows = []
+    for cell in data.cells:
+        last = [training.epochs[-1] for training in cell.complete]
+        losses = [epoch.test_loss for epoch in last if epoch.test_loss is not None]
+        rows.append((
+            cell.name,
+            *_with_range(final_accuracy(cell), _PERCENT),
+            str(len(last)),
+            show(best_accuracy(cell).value, _PERCENT),
+            show(median_range([epoch.train_accuracy for epoch in last]).value, _PERCENT),
+            show(median_range(losses).value if len(losses) == len(last) else None, _LOSS),
+            show(_epochs(cell), _COUNT),
+        ))  # fmt: skip
     return TextTable(
         title="Test accuracy after training (median and range over seeds)",
         headings=("cell", "accuracy [%]", "low [%]", "high [%]", "seeds", "best [%]", "train acc. [%]", "test loss", "epochs"),
-        rows=tuple(_accuracy_row(cell) for cell in data.cells),
+        rows=tuple(rows),
         notes=("best: highest of any epoch, so selected on the test data; accuracy: after the last epoch",),
         missing=tuple(_missing_trainings(data)),
     )  # fmt: skip
 
 
-def _accuracy_row(cell: TrainedCell) -> tuple[str, ...]:
-    last = [training.epochs[-1] for training in cell.complete]
-    losses = [epoch.test_loss for epoch in last if epoch.test_loss is not None]
-    loss = median_range(losses).value if len(losses) == len(last) else None
-    return (
-        cell.name,
-        *_with_range(final_accuracy(cell), _PERCENT),
-        str(len(cell.complete)),
-        show(best_accuracy(cell).value, _PERCENT),
-        show(median_range([epoch.train_accuracy for epoch in last]).value, _PERCENT),
-        show(loss, _LOSS),
-        show(max((len(training.epochs) for training in cell.complete), default=None), _COUNT),
-    )
+def _missing_trainings(data: TrainingData) -> Iterator[str]:
+    """The reasons for missing accuracies: never trained, or not all epochs."""
+    yield from (f"{NA} ({cell.name}): {cell.missing}" for cell in data.cells if not cell.trainings)
+    for cell in data.trained:
+        short = [f"seed {one.seed} with {len(one.epochs)}" for one in cell.trainings if not one.complete]
+        if short:
+            yield f"{cell.name}: left out with fewer than {counted(data.planned_epochs, 'epoch')}: {', '.join(short)}"
 
 
-def time_table(data: TrainingData) -> TextTable:
-    """The time of an epoch and of the whole training."""
+def _time_table(data: TrainingData) -> TextTable:
     unit = _seconds([epoch_train_s(cell).value for cell in data.cells])
     whole = _seconds([training_s(cell).value for cell in data.cells])
+    headings = (
+        "cell", f"epoch [{unit.label}]", f"low [{unit.label}]", f"high [{unit.label}]", "epochs",
+        f"evaluation [{unit.label}]", f"training [{whole.label}]",
+    )  # fmt: skip
+    rows = []
+    for cell in data.trained:
+        epoch, others = epoch_train_s(cell), (show(evaluation_s(cell).value, unit), show(training_s(cell).value, whole))
+        rows.append((cell.name, *_with_range(epoch, unit), str(epoch.count), *others))
     return TextTable(
         title="Training time (median and range over the epochs of all seeds; without evaluation)",
-        headings=(
-            "cell", f"epoch [{unit.label}]", f"low [{unit.label}]", f"high [{unit.label}]", "epochs",
-            f"evaluation [{unit.label}]", f"training [{whole.label}]",
-        ),
-        rows=tuple(_time_row(cell, unit, whole) for cell in data.trained),
+        headings=headings,
+        rows=tuple(rows),
         notes=("training: all epochs of a seed, median over seeds",),
-    )  # fmt: skip
-
-
-def _time_row(cell: TrainedCell, unit: Unit, whole: Unit) -> tuple[str, ...]:
-    epoch = epoch_train_s(cell)
-    return (
-        cell.name,
-        *_with_range(epoch, unit),
-        str(epoch.count),
-        show(evaluation_s(cell).value, unit),
-        show(training_s(cell).value, whole),
     )
 
 
@@ -118,7 +116,7 @@ def _seconds(values: Sequence[float | None]) -> Unit:
     return Unit(unit.label, unit.divisor / 1e6, unit.digits)
 
 
-def target_table(data: TrainingData) -> TextTable | None:
+def _target_table(data: TrainingData) -> TextTable | None:
     """When each cell first reached the target accuracy; None without a target."""
     target = chosen_target(data)
     if target is None:
@@ -132,27 +130,18 @@ def target_table(data: TrainingData) -> TextTable | None:
             "cell", "seeds that reached it", "epoch", f"time [{unit.label}]", f"low [{unit.label}]",
             f"high [{unit.label}]",
         ),
-        rows=tuple(_target_row(one, unit) for one in found),
+        rows=tuple(
+            (one.cell, f"{one.reached} of {one.seeds}", show(one.epoch.value, _EPOCH), *_with_range(one.train_s, unit))
+            for one in found
+        ),
         notes=("up to and including the first epoch that reached it, without evaluation; median and range over seeds",),
-        missing=tuple(_not_reached(one) for one in found if one.reached < one.seeds),
+        missing=tuple(
+            f"{NA} (epoch, time; {one.cell}): {one.seeds - one.reached} of {counted(one.seeds, 'seed')} did not reach "
+            f"{target:g}%; a median over the others would be too optimistic"
+            for one in found
+            if one.reached < one.seeds
+        ),
     )  # fmt: skip
-
-
-def _target_row(found: TimeToAccuracy, unit: Unit) -> tuple[str, ...]:
-    return (
-        found.cell,
-        f"{found.reached} of {found.seeds}",
-        show(found.epoch.value, _EPOCH),
-        *_with_range(found.train_s, unit),
-    )
-
-
-def _not_reached(found: TimeToAccuracy) -> str:
-    lacking = found.seeds - found.reached
-    return (
-        f"{NA} (epoch, time; {found.cell}): {lacking} of {counted(found.seeds, 'seed')} did not reach {found.target:g}%; "
-        "a median over the others would be too optimistic"
-    )
 
 
 def difference_table(title: str, differences: Sequence[CellDifference]) -> TextTable | None:
@@ -165,7 +154,19 @@ def difference_table(title: str, differences: Sequence[CellDifference]) -> TextT
             "cell", "against", "accuracy [%]", "difference [points]", "seed spread [points]", "seeds", "verdict",
             "speedup [x]", "low [x]", "high [x]",
         ),
-        rows=tuple(_difference_row(one) for one in differences),
+        rows=tuple(
+            (
+                one.cell,
+                one.against,
+                show(one.accuracy_percent, _PERCENT),
+                NA if one.points is None else f"{one.points:+.2f}",
+                show(one.spread_points, _POINTS),
+                str(one.seeds),
+                _VERDICTS[one.verdict],
+                *(show(value, _RATIO) for value in (one.speedup.value, one.speedup.low, one.speedup.high)),
+            )
+            for one in differences
+        ),
         notes=(
             "difference: between median test accuracies; seed spread: the wider of the two ranges over seeds; smaller "
             "differences may be chance",
@@ -173,20 +174,6 @@ def difference_table(title: str, differences: Sequence[CellDifference]) -> TextT
         ),
         missing=tuple(reason for one in differences for reason in _unknown(one)),
     )  # fmt: skip
-
-
-def _difference_row(one: CellDifference) -> tuple[str, ...]:
-    points = NA if one.points is None else f"{one.points:+.2f}"
-    return (
-        one.cell,
-        one.against,
-        show(one.accuracy_percent, _PERCENT),
-        points,
-        show(one.spread_points, _POINTS),
-        str(one.seeds),
-        _VERDICTS[one.verdict],
-        *(show(value, _RATIO) for value in (one.speedup.value, one.speedup.low, one.speedup.high)),
-    )
 
 
 def _unknown(one: CellDifference) -> Iterator[str]:
@@ -202,19 +189,12 @@ def _unknown(one: CellDifference) -> Iterator[str]:
         )
 
 
-def _missing_trainings(data: TrainingData) -> list[str]:
-    """The reasons for missing accuracies: never trained, or not all epochs."""
-    lines = [f"{NA} ({cell.name}): {cell.missing}" for cell in data.cells if not cell.trainings]
-    for cell in data.trained:
-        short = [training for training in cell.trainings if not training.complete]
-        if short:
-            seeds = ", ".join(f"seed {one.seed} with {len(one.epochs)}" for one in short)
-            lines.append(f"{cell.name}: left out with fewer than {counted(data.planned_epochs, 'epoch')}: {seeds}")
-    return lines
-
-
 def _with_range(found: Range, unit: Unit) -> tuple[str, str, str]:
     return show(found.value, unit), show(found.smallest, unit), show(found.largest, unit)
+
+
+def _epochs(cell: TrainedCell) -> int | None:
+    return max((len(training.epochs) for training in cell.complete), default=None)
 
 
 def training_json(data: TrainingData) -> str:
@@ -247,28 +227,23 @@ def training_csv(data: TrainingData) -> str:
 
 def cell_records(data: TrainingData) -> list[dict[str, object]]:
     """One record per cell: accuracies in percent, times in seconds, min and max over seeds (times: over epochs)."""
-    return [_record(cell) for cell in data.cells]
 
+    def named(name: str, found: Range) -> dict[str, object]:
+        return {name: found.value, f"{name}_min": found.smallest, f"{name}_max": found.largest}
 
-def _record(cell: TrainedCell) -> dict[str, object]:
-    complete = cell.complete
-    return {
-        "cell": cell.name,
-        "strategy": cell.strategy,
-        "devices": cell.devices,
-        "batch_size": cell.batch_size,
-        "global_batch_size": cell.global_batch_size,
-        "variant": cell.variant,
-        "seeds": len(complete),
-        "epochs": max((len(training.epochs) for training in complete), default=None),
-        **_named("test_accuracy_percent", final_accuracy(cell)),
-        **_named("best_accuracy_percent", best_accuracy(cell)),
-        **_named("train_epoch_s", epoch_train_s(cell)),
-        "evaluation_epoch_s": evaluation_s(cell).value,
-        **_named("training_s", training_s(cell)),
-        "missing": cell.missing or ("" if complete else "no training has all its epochs"),
-    }
-
-
-def _named(name: str, found: Range) -> dict[str, object]:
-    return {name: found.value, f"{name}_min": found.smallest, f"{name}_max": found.largest}
+    shape = ("strategy", "devices", "batch_size", "global_batch_size", "variant")
+    return [
+        {
+            "cell": cell.name,
+            **{name: getattr(cell, name) for name in shape},
+            "seeds": len(cell.complete),
+            "epochs": _epochs(cell),
+            **named("test_accuracy_percent", final_accuracy(cell)),
+            **named("best_accuracy_percent", best_accuracy(cell)),
+            **named("train_epoch_s", epoch_train_s(cell)),
+            "evaluation_epoch_s": evaluation_s(cell).value,
+            **named("training_s", training_s(cell)),
+            "missing": cell.missing or ("" if cell.complete else "no training has all its epochs"),
+        }
+        for cell in data.cells
+    ]

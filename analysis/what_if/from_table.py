@@ -10,6 +10,7 @@ s0, s1 and s2 were chosen on the public T4 series (tests/data/scaling).
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ _RULES = ("perfect scaling", "nothing changes", "straight line in 1/N")
 _NAMED = 0.05  # share of the step from which exposed communication is named as what bounds it
 
 
-@dataclass(frozen=True)
-class CountError:
+class CountError(NamedTuple):
     """One device count predicted without its rows: `times` the largest count fitted (1 in between), 90% of |error| / shape."""
 
     ranks: int
@@ -47,10 +47,6 @@ class TableFit:
     errors: tuple[CountError, ...]
     left_out: tuple[tuple[MeasuredStep, Prediction], ...]
 
-    def alone_us(self, batch_size: int) -> float | None:
-        """The measured step of one device."""
-        return self.model.single.at(batch_size) if self.model.single.measured else None
-
     def largest(self, link: int) -> int:
         """The largest device count measured over a link; 0 if none was."""
         return max((row.ranks for row in self.model.rows if row.link == link and row.ranks > 1), default=0)
@@ -60,11 +56,16 @@ class TableFit:
         shape = float(_shape(share, times))
         if not self.errors:
             return min(2 * NINE_OF_TEN * shape, math.log(2))
-        squares, weights = _ASSUMED_COUNTS * NINE_OF_TEN**2, _ASSUMED_COUNTS
-        for error in self.errors:
-            weight = math.exp(-_NEAR_COUNT * abs(math.log2(error.ranks / ranks)) - abs(math.log2(error.times / times)))
-            squares, weights = squares + weight * error.scaled**2, weights + weight
-        return min(math.sqrt(squares / weights) * shape, math.log(2))
+        counts, distances, scaled = np.array(self.errors).T
+        weights = np.exp(-_NEAR_COUNT * abs(np.log2(counts / ranks)) - abs(np.log2(distances / times)))
+        square = (_ASSUMED_COUNTS * NINE_OF_TEN**2 + weights @ scaled**2) / (_ASSUMED_COUNTS + weights.sum())
+        return float(min(math.sqrt(square) * shape, math.log(2)))
+
+    def link_rate_gb_per_s(self, link: int, gradient_bytes: float) -> float | None:
+        """The bus bandwidth of the fitted ring over a link; None where compute hides most of what it costs."""
+        steps, exposed = self.model.predict([row for row in self.model.rows if row.ranks > 1 and row.link == link])
+        hidden = float(np.median(exposed / steps)) < _NAMED
+        return None if hidden else gradient_bytes / self.model.wire_us(link) / 1e3
 
 
 def _shape(shares: Floats | float, times: float) -> Floats:
@@ -73,8 +74,7 @@ def _shape(shares: Floats | float, times: float) -> Floats:
 
 def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
     """The fit of rows that measure one thing, or the reason why there is none."""
-    model = fit_steps(rows)
-    if model is None:
+    if (model := fit_steps(rows)) is None:
         return (
             "no two device counts at a batch per device that can be compared; measure one batch per device at two counts, best "
             "on one device, too"
@@ -89,12 +89,12 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
             continue
         steps, exposed = without.predict(held)
         off = np.abs(np.log(steps / np.array([row.step_us for row in held]))) / _shape(exposed / steps, times)
-        many = len(off) >= _MANY_ROWS
-        scaled = np.quantile(off, BAND) if many else NINE_OF_TEN * np.sqrt(np.mean(np.minimum(off, 4.0) ** 2))
+        typical = NINE_OF_TEN * np.sqrt(np.mean(np.minimum(off, 4.0) ** 2))
+        scaled = np.quantile(off, BAND) if len(off) >= _MANY_ROWS else typical
         errors.append(CountError(held[0].ranks, times, float(scaled)))
         if times == 1 or len(kept) + len(held) == len(model.rows):
             pairs = zip(held, steps.tolist(), exposed.tolist(), strict=True)
-            left_out += [(row, replace(_unanswered(row), step_us=us, exposed_us=late)) for row, us, late in pairs]
+            left_out += [(row, replace(row.unanswered, step_us=us, exposed_us=late)) for row, us, late in pairs]
     return TableFit(model, tuple(errors), tuple(left_out))
 
 
@@ -133,31 +133,24 @@ def _incomparable(model: StepModel) -> str | None:
     return None
 
 
-def _unanswered(row: MeasuredStep) -> Prediction:
-    return Prediction(row.ranks, row.nodes, row.batch_size or None)
-
-
 def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
     """The step of a row's configuration, whatever its times; a refusal carries its reason."""
-    unanswered = _unanswered(row)
-    if isinstance(fit, str):
-        return replace(unanswered, reason=fit)
-    alone, reason = fit.model.single.at(row.batch_size), _refusal(fit, row)
-    if alone is None or reason is not None:
-        return replace(unanswered, reason=reason)
+    reason = fit if isinstance(fit, str) else _refusal(fit, row)
+    if isinstance(fit, str) or reason is not None or (alone := fit.model.single.at(row.batch_size)) is None:
+        return replace(row.unanswered, reason=reason)
     (step,), (exposed,) = ([alone], [0.0]) if row.single else (one.tolist() for one in fit.model.predict([row]))
     largest = fit.largest(row.link) or 1
     times = max(1.0, row.ranks / largest)
     half = fit.half_width(exposed / step, row.ranks, min(times, FARTHEST))
     if times > FARTHEST:
         return replace(
-            unanswered,
+            row.unanswered,
             low_us=alone,
             high_us=max(step, alone + exposed * times / FARTHEST) * math.exp(half),
             reason=f"{times:.0f}x the largest measured count ({largest}): no number; the range begins at perfect scaling",
         )
     return replace(
-        unanswered,
+        row.unanswered,
         step_us=step,
         low_us=max(step * math.exp(-half), min(step, alone) * math.exp(-fit.half_width(0.0, row.ranks, 1.0))),
         high_us=step * math.exp(half),
@@ -180,8 +173,9 @@ def _refusal(fit: TableFit, row: MeasuredStep) -> str | None:
         return f"batch {row.batch_size} is too far from what {measured} ({known})"
     if row.ranks == 1:
         return None if single.measured else "no row of one device"
-    unknown = f"no row {LINKS[row.link]} was measured: the cost of that link is not known"
-    return None if fit.largest(row.link) else unknown
+    return (
+        None if fit.largest(row.link) else f"no row {LINKS[row.link]} was measured: the cost of that link is not known"
+    )
 
 
 def _rests_on(fit: TableFit, row: MeasuredStep) -> str:
@@ -190,20 +184,14 @@ def _rests_on(fit: TableFit, row: MeasuredStep) -> str:
         return f"t_1, measured at {', '.join(f'{one:.0f}' for one in batches)} samples per device"
     counts = sorted(other.ranks for other in fit.model.rows if other.link == row.link)
     span = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    text = f"{counted(len(counts), 'row')} {LINKS[row.link]}, {span} devices"
-    if not fit.model.single.measured:
-        text += "; t_1 was not measured and is part of the fit"
-    if row.batch_size not in batches:
-        text += f"; t_1 {'between' if batches[0] <= row.batch_size <= batches[-1] else 'beyond'} measured batches"
-    return text if fit.errors else f"{text}; the band is assumed, because one device count shows no error"
-
-
-def link_rate_gb_per_s(fit: TableFit, link: int, gradient_bytes: float) -> float | None:
-    """The bus bandwidth of the fitted ring over a link; None where compute hides most of what it costs."""
-    rows = [row for row in fit.model.rows if row.ranks > 1 and row.link == link]
-    steps, exposed = fit.model.predict(rows)
-    hidden = float(np.median(exposed / steps)) < _NAMED
-    return None if hidden else gradient_bytes / fit.model.wire_us(link) / 1e3
+    where = "between" if batches[0] <= row.batch_size <= batches[-1] else "beyond"
+    clauses = {
+        f"{counted(len(counts), 'row')} {LINKS[row.link]}, {span} devices": True,
+        "t_1 was not measured and is part of the fit": not fit.model.single.measured,
+        f"t_1 {where} measured batches": row.batch_size not in batches,
+        "the band is assumed, because one device count shows no error": not fit.errors,
+    }
+    return "; ".join(clause for clause, applies in clauses.items() if applies)
 
 
 @dataclass(frozen=True)
@@ -251,14 +239,13 @@ def score(fit: TableFit, rows: Sequence[tuple[MeasuredStep, Prediction]]) -> Sco
 
 def _simple_rules(fit: TableFit, truth: MeasuredStep) -> tuple[float | None, ...]:
     """In the order of _RULES: t_1; the step at the largest count of the same batch; a line through its counts over 1/N."""
-    points = [(row.ranks, row.step_us) for row in fit.model.rows if row.batch_size == truth.batch_size]
-    alone, unchanged, line = fit.alone_us(truth.batch_size), None, None
-    if points:
+    single, unchanged, line = fit.model.single, None, None
+    if points := [(row.ranks, row.step_us) for row in fit.model.rows if row.batch_size == truth.batch_size]:
         counts, steps = np.array(points).T
         unchanged = float(np.median(steps[counts == counts.max()]))
         if len(set(counts)) > 1:
             line = float(np.polyval(np.polyfit(1 / counts, steps, 1), 1 / truth.ranks))
-    return alone, unchanged, line
+    return single.at(truth.batch_size) if single.measured else None, unchanged, line
 
 
 def _median(values: Floats) -> float | None:

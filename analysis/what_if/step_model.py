@@ -81,38 +81,28 @@ class SingleDevice:
         return value if value > 0 else None
 
 
-@dataclass(frozen=True)
-class _Design:
-    """One entry per configuration: devices, members of the level, their ring's factor, LINKS' index, t_1 in us."""
+def _design(rows: Sequence[MeasuredStep], single: SingleDevice) -> Floats:
+    """A column per configuration: devices, members of the level, their ring's factor, LINKS' index, t_1 in us."""
+    members = [row.nodes if row.link else row.ranks for row in rows]
+    columns = [
+        (row.ranks, count, bus_factor("all_reduce", count) or 0.0, row.link, single.at(row.batch_size))
+        for row, count in zip(rows, members, strict=True)
+    ]
+    return np.array(columns, dtype=float).T
 
-    ranks: Floats
-    members: Floats
-    ring: Floats
-    link: Floats
-    alone_us: Floats
 
-    @classmethod
-    def of(cls, rows: Sequence[MeasuredStep], single: SingleDevice) -> "_Design":
-        members = [row.nodes if row.link else row.ranks for row in rows]
-        columns = [
-            (row.ranks, count, bus_factor("all_reduce", count) or 0.0, row.link, single.at(row.batch_size))
-            for row, count in zip(rows, members, strict=True)
-        ]
-        return cls(*np.array(columns, dtype=float).T)
-
-    def parts_us(self, parameters: Floats, unit_us: float) -> tuple[Floats, Floats]:
-        """A without the delay of the slowest rank, and the step."""
-        latency = np.where(self.link, *np.exp(parameters[[2, 0]]))
-        wire = np.where(self.link, *np.exp(parameters[[3, 1]]))
-        overlap, (wrapping, delay) = 1 + np.exp(parameters[4]), np.exp(parameters[5:7])
-        power = 1 / (1 + np.exp(-np.clip(parameters[7], -6, 6)))
-        growth = (self.members**power - 1) / power
-        transfer = np.maximum(latency * growth + wire * self.ring, 1e-9) * unit_us
-        wrapped = self.alone_us * (1 + wrapping)
-        compute = wrapped + self.alone_us * delay * expected_maximum(self.ranks)
-        longer = np.maximum(compute, transfer)
-        steps = longer * ((compute / longer) ** overlap + (transfer / longer) ** overlap) ** (1 / overlap)
-        return wrapped, np.where(self.ranks > 1, steps, wrapped)
+def _parts_us(design: Floats, parameters: Floats, unit_us: float) -> tuple[Floats, Floats]:
+    """A without the delay of the slowest rank, and the step."""
+    ranks, members, ring, link, alone_us = design
+    latency, wire = np.where(link, *np.exp(parameters[[2, 0]])), np.where(link, *np.exp(parameters[[3, 1]]))
+    overlap, (wrapping, delay) = 1 + np.exp(parameters[4]), np.exp(parameters[5:7])
+    power = 1 / (1 + np.exp(-np.clip(parameters[7], -6, 6)))
+    transfer = np.maximum(latency * (members**power - 1) / power + wire * ring, 1e-9) * unit_us
+    wrapped = alone_us * (1 + wrapping)
+    compute = wrapped + alone_us * delay * expected_maximum(ranks)
+    longer = np.maximum(compute, transfer)
+    steps = longer * ((compute / longer) ** overlap + (transfer / longer) ** overlap) ** (1 / overlap)
+    return wrapped, np.where(ranks > 1, steps, wrapped)
 
 
 @dataclass(frozen=True)
@@ -126,7 +116,7 @@ class StepModel:
 
     def predict(self, configurations: Sequence[MeasuredStep]) -> tuple[Floats, Floats]:
         """The step and its exposed communication including waits, microseconds; t_1 must be known at every batch."""
-        wrapped, steps = self._uncorrected(configurations)
+        wrapped, steps = _parts_us(_design(configurations, self.single), self.parameters, self.unit_us)
         factors = np.exp([self._correction(row) for row in configurations])
         return steps * factors, np.maximum(steps * factors - wrapped, 0.0)
 
@@ -134,14 +124,12 @@ class StepModel:
         """Time that all gradients take over a link once, without latency."""
         return float(np.exp(self.parameters[1 + 2 * link])) * self.unit_us
 
-    def _uncorrected(self, rows: Sequence[MeasuredStep]) -> tuple[Floats, Floats]:
-        return _Design.of(rows, self.single).parts_us(self.parameters, self.unit_us)
-
     @cached_property
     def _residuals(self) -> dict[tuple[int, int], dict[int, list[float]]]:
         """Log residuals by batch and link, then by device count."""
         groups: dict[tuple[int, int], dict[int, list[float]]] = {}
-        for row, step in zip(self.rows, self._uncorrected(self.rows)[1], strict=True):
+        _, steps = _parts_us(_design(self.rows, self.single), self.parameters, self.unit_us)
+        for row, step in zip(self.rows, steps, strict=True):
             if row.ranks > 1:
                 counts = groups.setdefault((row.batch_size, row.link), {})
                 counts.setdefault(row.ranks, []).append(math.log(row.step_us / step))
@@ -181,13 +169,13 @@ def _fitted(rows: Sequence[MeasuredStep], single: SingleDevice, unit_us: float) 
     which = np.searchsorted(single.batches, [row.batch_size for row in rows])
     prior, width = np.concatenate([_PRIOR, extra]), np.concatenate([_WIDTH, extra + _ALONE_WIDTH])
     logs = np.log([row.step_us for row in rows])
-    design = _Design.of(rows, single)
-    nearness = design.ranks / design.ranks.max()  # predictions are for more devices rather than fewer
+    design = _design(rows, single)
+    nearness = design[0] / design[0].max()  # predictions are for more devices rather than fewer
 
     def residuals(found: Floats) -> Floats:
         corrections = np.exp(found[len(_PRIOR) :])[which] if len(extra) else 1.0
-        corrected = replace(design, alone_us=design.alone_us * corrections)
-        return np.asarray(np.log(corrected.parts_us(found, unit_us)[1]) - logs)
+        corrected = np.array([*design[:-1], design[-1] * corrections])
+        return np.asarray(np.log(_parts_us(corrected, found, unit_us)[1]) - logs)
 
     def misfit(found: Floats, noise: float = _NOISE) -> Floats:
         return np.concatenate([residuals(found) * nearness / noise, (found - prior) / width])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpscope.analysis.text.csv_rows import CsvRow, read_rows
+from dpscope.analysis.what_if.prediction import Prediction
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.typed_text import nearest
@@ -45,6 +46,11 @@ class MeasuredStep:
         """The index in LINKS of the link that the gradients cross."""
         return int(self.nodes > 1)
 
+    @property
+    def unanswered(self) -> Prediction:
+        """The prediction of this configuration, without a number."""
+        return Prediction(self.ranks, self.nodes, self.batch_size or None)
+
 
 def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
     """The rows of a CSV file in their order. Without `times`, times may be missing.
@@ -53,8 +59,9 @@ def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
     """
     headings, rows = read_rows(path, ("ranks",), _KNOWN)
     if times and "step_ms" not in headings:
-        found = ", ".join(headings)
-        raise DpscopeError(f"{path} has no column step_ms (found: {found}); give each step's time in milliseconds")
+        raise DpscopeError(
+            f"{path} has no column step_ms (found: {', '.join(headings)}); give each step's time in milliseconds"
+        )
     for name in headings:
         if name not in _KNOWN and (likely := nearest(name, _KNOWN - set(headings), cutoff=_MISSPELT)):
             raise DpscopeError(
@@ -96,10 +103,8 @@ def _nodes(row: CsvRow, ranks: int) -> tuple[int, int]:
             raise row.error("gpus_per_node", f"names {counted(len(digits), 'node')}, but nodes is {nodes}")
     if nodes is not None and nodes > ranks:
         raise row.error("nodes", f"is more than the {counted(ranks, 'rank')}; every node holds at least one")
-    if each is None:
-        per_node = int(digits) if nodes is None and digits.isdigit() else 0
-        each = per_node or -(-ranks // (nodes or 1))
-    each = min(each, ranks)
+    per_node = int(digits) if nodes is None and digits.isdigit() else 0
+    each = min(each or per_node or -(-ranks // (nodes or 1)), ranks)
     return nodes or -(-ranks // each), each
 
 
@@ -131,8 +136,7 @@ def comparable(
     here, there = _settings(rows), _settings(others)
     constant = {name for name in here.keys() ^ there.keys() if len({*(here | there)[name]}) == 1}
     dropped = constant | _results(rows) | (_results(others) - here.keys())
-    batches = {row.batch_size for row in rows}
-    if len(batches) == 1:
+    if len(batches := {row.batch_size for row in rows}) == 1:
         others = [row if row.batch_size else replace(row, batch_size=min(batches)) for row in others]
     return _without(rows, dropped), _without(others, dropped)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.what_if.from_table import Score, TableFit, fit_table, link_rate_gb_per_s, predict_step, score
+from dpscope.analysis.what_if.from_table import Score, TableFit, fit_table, predict_step, score
 from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences, show_ms
 from dpscope.analysis.what_if.step_table import LINKS, Identity, MeasuredStep, comparable, read_step_table, series_of
 from dpscope.profiling.records.finding import counted
@@ -56,18 +56,20 @@ def predict_table(
     batch_sizes: Sequence[int] | None = None,
     gradient_bytes: float | None = None,
 ) -> TableAnswer:
-    """Every series of a table at the given configurations; by default placed and batched as the table is.
+    """Every series of a table at the given configurations.
 
-    Raises DpscopeError for an unreadable table.
+    By default nodes are as full as the fullest in the table, all devices are on one if it names none, and the batch is the one
+    measured at most device counts, the largest of several. Raises DpscopeError for an unreadable table.
     """
-    series = series_of(read_step_table(path))
-    configurations = [
-        MeasuredStep(count, *_nodes(rows, count, per_node), batch, 0.0, None, count == 1, identity)
-        for identity, rows in series.items()
-        for batch in batch_sizes or [_usual_batch(rows)]
-        for count in devices
-    ]
-    return _answer(series, configurations, gradient_bytes)
+    series, wanted = series_of(read_step_table(path)), []
+    for identity, rows in series.items():
+        batches = [batch for batch, _ in {(row.batch_size, row.ranks) for row in rows}]
+        usual = max(batches, key=lambda batch: (batches.count(batch), batch))
+        each = per_node or max(row.most_per_node if row.placed else 0 for row in rows)
+        for batch, count in ((batch, count) for batch in batch_sizes or [usual] for count in devices):
+            most = min(count, each or count)
+            wanted.append(MeasuredStep(count, -(-count // most), most, batch, 0.0, None, count == 1, identity))
+    return _answer(series, wanted, gradient_bytes)
 
 
 def score_table(path: Path, measured: Path, gradient_bytes: float | None = None) -> TableAnswer:
@@ -86,34 +88,19 @@ def _answer(
     for row in rows:
         unknown = f"the table has no rows of {_label(row.identity)}; it has {listed}"
         predictions.append((_label(row.identity), row, predict_step(fits.get(row.identity, unknown), row)))
-    fitted = {identity: fit for identity, fit in fits.items() if isinstance(fit, TableFit)}
-    truths = [(row, one) for _, row, one in predictions if row.step_us]
-    measured = {identity: [pair for pair in truths if pair[0].identity == identity] for identity in fitted}
+    fitted = {_label(identity): fit for identity, fit in fits.items() if isinstance(fit, TableFit)}
+    truths = {label: [(row, one) for of, row, one in predictions if row.step_us and of == label] for label in fitted}
     return TableAnswer(
         predictions,
-        {_label(identity): score(fit, fit.left_out) for identity, fit in fitted.items() if fit.left_out},
-        {_label(identity): score(fitted[identity], mine) for identity, mine in measured.items() if mine},
+        {label: score(fit, fit.left_out) for label, fit in fitted.items() if fit.left_out},
+        {label: score(fit, truths[label]) for label, fit in fitted.items() if truths[label]},
         [
-            (_label(identity), name, link_rate_gb_per_s(fit, link, gradient_bytes))
-            for identity, fit in fitted.items()
+            (label, name, fit.link_rate_gb_per_s(link, gradient_bytes))
+            for label, fit in fitted.items()
             for link, name in enumerate(LINKS)
             if gradient_bytes is not None and fit.largest(link)
         ],
     )
-
-
-def _usual_batch(rows: Sequence[MeasuredStep]) -> int:
-    """The batch measured at most device counts; the largest of several."""
-    batches = [batch for batch, _ in {(row.batch_size, row.ranks) for row in rows}]
-    return max(batches, key=lambda batch: (batches.count(batch), batch))
-
-
-def _nodes(rows: Sequence[MeasuredStep], count: int, per_node: int | None) -> tuple[int, int]:
-    """Full nodes; by default of the largest number of devices that the table has on one node, or one node if it names none."""
-    if per_node is None and not any(row.placed for row in rows):
-        return 1, count
-    each = per_node or max(row.most_per_node for row in rows)
-    return -(-count // each), min(count, each)
 
 
 def _label(identity: Identity) -> str:
@@ -122,11 +109,11 @@ def _label(identity: Identity) -> str:
 
 def prediction_table(answer: TableAnswer) -> TextTable:
     """The predictions with their bands, and what each rests on or why there is none."""
-    rows, grounds = [], dict[str, list[int]]()
+    rows, grounds = [], dict[str, set[int]]()
     for series, row, one in answer.predictions:
         cells = {"series": series} if answer.several else {}
         ground = ": ".join([*cells.values(), one.reason or f"rests on {one.rests_on}"])
-        grounds.setdefault(ground, []).append(one.devices)
+        grounds.setdefault(ground, set()).add(one.devices)
         cells |= {"devices": str(one.devices), "nodes": str(one.nodes), "batch": str(one.batch_size or "NA")}
         cells |= {"step [ms]": show_ms(one.step_us), f"{BAND:.0%} band [ms]": one.band}
         cells |= {"exposed [ms]": show_ms(one.exposed_us), "efficiency [%]": one.percent}
@@ -134,14 +121,12 @@ def prediction_table(answer: TableAnswer) -> TextTable:
             error = f"{100 * (one.step_us / row.step_us - 1):+.1f}" if one.step_us and row.step_us else "NA"
             cells |= {"measured [ms]": show_ms(row.step_us or None), "error [%]": error}
         rows.append(cells)
-    notes = tuple(f"{_counts(sorted({*counts}))}: {text}" for text, counts in grounds.items())
+    notes = []
+    for text, counts in grounds.items():
+        listed = ", ".join(map(str, sorted(counts))) if len(counts) <= 6 else f"{min(counts)} to {max(counts)}"
+        notes.append(f"{listed} device{'' if counts == {1} else 's'}: {text}")
     values = tuple(tuple(one.values()) for one in rows)
-    return TextTable("Steps that were not measured, estimated from the table", tuple(rows[0]), values, notes=notes)
-
-
-def _counts(counts: Sequence[int]) -> str:
-    listed = ", ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]} to {counts[-1]}"
-    return f"{listed} device{'' if counts == [1] else 's'}"
+    return TextTable("Steps that were not measured, estimated from the table", tuple(rows[0]), values, tuple(notes))
 
 
 def table_answer_sentences(answer: TableAnswer) -> list[str]:
@@ -149,11 +134,12 @@ def table_answer_sentences(answer: TableAnswer) -> list[str]:
     if answer.measured:
         return [_of(series) + _score_sentence(one) for series, one in answer.score.items()]
     batches = {row.batch_size for _, row, _ in answer.predictions}
-    labels = []
-    for series, row, _ in answer.predictions:
-        label = counted(row.ranks, "device")
-        label += f" with {counted(row.batch_size, 'sample')} each" if len(batches) > 1 else ""
-        labels.append(f"{series}, {label}" if answer.several else label)
+    labels = [
+        f"{series}, " * answer.several
+        + counted(row.ranks, "device")
+        + f" with {counted(row.batch_size, 'sample')} each" * (len(batches) > 1)
+        for series, row, _ in answer.predictions
+    ]
     return answer_sentences(labels, [one for _, _, one in answer.predictions])
 
 

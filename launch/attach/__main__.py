@@ -35,7 +35,6 @@ def main() -> None:
     from dpscope.profiling.attached.watch import Active
 
     session = Active.session = Session(attached.settings, _note)
-    session.listen()
     with lock:
         try:
             run_script(attached.command, session.close, attached.work_folder)

@@ -84,12 +84,9 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     while rest and rest[0].startswith("-") and rest[0] not in ("--", "-m"):
         flag = rest.pop(0)
         options.append(flag)
-        if flag not in _SWITCHES and "=" not in flag and rest:
+        if flag not in ("--stop-after", "--help", "-h") and "=" not in flag and rest:
             options.append(rest.pop(0))
     return options, tuple(rest[1:] if rest and rest[0] == "--" else rest)
-
-
-_SWITCHES = ("--stop-after", "--help", "-h")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -150,11 +147,11 @@ def _why_no_script(command: Sequence[str]) -> str:
     if word.startswith("-"):
         return f"{word}: the script comes first and its options after it, such as train.py --epochs 1"
     if _PYTHON.fullmatch(name):
-        return _without_python(word, rest)
+        return _without_python(word, list(rest))
     if name == "torchrun":
         return _without_torchrun(word, rest)
     if name in _SHELLS:
-        script = next((one for one in rest if not one.startswith("-")), "a shell's command")
+        script = next((one for one in rest if not one.startswith("-")), "")
         return _not_python(script if Path(script).is_file() else word)
     if name in _LAUNCHERS:
         return f"{word}: dpscope starts scripts by torchrun; give the script alone, or: torchrun {_UNDER_TORCHRUN} train.py"
@@ -163,12 +160,9 @@ def _why_no_script(command: Sequence[str]) -> str:
     return f"{word}: no such file; {_similar(word)}"
 
 
-def _without_python(word: str, rest: Sequence[str]) -> str:
-    words = list(rest)
+def _without_python(word: str, words: list[str]) -> str:
     while words and words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
-        flag = words.pop(0)
-        if flag in _WITH_VALUE and words:
-            words.pop(0)
+        del words[: 2 if words[0] in _WITH_VALUE else 1]
     if words[:1] == ["-m"] and words[1:2] and words[1] in _TORCHRUN_MODULES:
         return _without_torchrun(f"{word} -m {words[1]}", words[2:])
     if not words or words[0] in ("-c", "-"):
@@ -178,13 +172,12 @@ def _without_python(word: str, rest: Sequence[str]) -> str:
 
 def _without_torchrun(word: str, rest: Sequence[str]) -> str:
     starts = (index for index, one in enumerate(rest) if one in ("-m", "--module") or one.endswith(".py"))
-    options, script = rest[: (start := next(starts, len(rest)))], list(rest[start:])
-    if script[:1] == ["--module"]:
-        script[0] = "-m"
-    command = shlex.join(script) or "train.py"
+    start = next(starts, len(rest))
+    command = re.sub("^--module ", "-m ", shlex.join(rest[start:])) or "train.py"
+    by_torchrun = shlex.join(["torchrun", *rest[:start]])
     return (
         f"{word}: dpscope starts torchrun itself; give the script without it: {command}; or attach under your own torchrun: "
-        f"{' '.join(('torchrun', *map(shlex.quote, options)))} {_UNDER_TORCHRUN} {command}"
+        f"{by_torchrun} {_UNDER_TORCHRUN} {command}"
     )
 
 
@@ -227,14 +220,13 @@ def _check_module(command: Sequence[str]) -> None:
 def _module_spec(name: str) -> ModuleSpec | None:
     """Find a module in the working folder and on Python's path, without importing it."""
     parts = name.split(".")
-    if not all(part.isidentifier() for part in parts):
-        return None
-    spec, qualified_name = _find_spec(parts[0], [os.getcwd(), *sys.path]), parts[0]
-    for part in parts[1:]:
-        if spec is None or spec.submodule_search_locations is None:
+    places: Iterable[str] | None = [os.getcwd(), *sys.path]
+    spec = None
+    for count, part in enumerate(parts, start=1):
+        if not part.isidentifier() or places is None:
             return None
-        qualified_name = f"{qualified_name}.{part}"
-        spec = _find_spec(qualified_name, spec.submodule_search_locations)
+        spec = _find_spec(".".join(parts[:count]), places)
+        places = None if spec is None else spec.submodule_search_locations
     return spec
 
 

@@ -1,13 +1,13 @@
 """The jobs of `dpscope attach`: a script on several device counts, one torchrun job after another. Imports no torch."""
 
+import itertools
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -20,7 +20,7 @@ from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.launch.jobs.torchrun import end_processes
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
@@ -48,83 +48,45 @@ def default_counts(devices: Devices) -> tuple[int, ...]:
     return doubling(min(2, usable_cores()) if devices.count is None else devices.count)
 
 
-def attach_command(count: int, out: Path, options: Sequence[str], script: Sequence[str]) -> list[str]:
-    """The torchrun command of one device count, which also works by hand."""
-    torchrun = (sys.executable, "-m", "dpscope.launch.attach.torchrun", "--standalone", f"--nproc-per-node={count}")
-    return [*torchrun, "-m", "dpscope.launch.attach", "--out", str(out), *options, *script]
-
-
-def job_environment(counts: Sequence[int]) -> dict[str, str]:
-    """This process's environment with one thread per process, unless the user has set OMP_NUM_THREADS.
-
-    torchrun sets it only for several processes, and cells with different threads could not be compared.
-    """
-    return {**({"OMP_NUM_THREADS": "1"} if max(counts) > 1 else {}), **os.environ}
-
-
 def repeats_there(out: Path) -> int:
     """Number of measured repeats in a run folder, over all cells."""
     run = RunFolder(out)
-    if not is_run_folder(out):
-        return 0
-    return sum(1 for planned in run.manifest().plan for _ in run.done_repeats(planned.cell))
+    return sum(len(run.done_repeats(one.cell)) for one in run.manifest().plan) if is_run_folder(out) else 0
 
 
-def run_jobs(commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None) -> int:
-    """Run the commands in turn with this process's input and output; returns the first exit status that is not 0.
+def run_job(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command with this process's input and output; returns its exit status, above 128 for a signal that ended it.
 
     Passes signals that end this process on to the job, and raises StoppedError when the job has ended. A job that is ended by
     a signal leaves no process behind.
     """
-    for command in commands:
-        token = uuid.uuid4().hex
-        job_variables = {**(os.environ if environment is None else environment), JOB_TOKEN_VARIABLE: token}
-        with _signals_passed_on() as signals:
-            job = subprocess.Popen(dying_with_process(os.getpid(), command), env=job_variables)
-            signals.pass_to(job)
-            status = job.wait()
-        if signals.received or status < 0:
-            end_processes(f"{JOB_TOKEN_VARIABLE}={token}")
-        if signals.received:
-            number = signals.received[0]
-            name = signal.Signals(number).name
-            raise StoppedError(f"stopped by {name}; `dpscope analyze` reports earlier measurements", 128 + number)
-        if status:
-            return status if status > 0 else 128 - status
-    return 0
+    token = uuid.uuid4().hex
+    received: list[int] = []
+    early: list[int] = []  # before the job has started
+    job: subprocess.Popen[bytes] | None = None
 
-
-class _PassedOn:
-    """Signals for a job: those that arrive before it has started are passed on when it has."""
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-        self._early: list[int] = []
-        self._job: subprocess.Popen[bytes] | None = None
-
-    def arrived(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
-        if self._job is None:
-            self._early.append(number)
+    def arrived(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if job is None:
+            early.append(number)
         elif number != signal.SIGINT or not _in_foreground():
-            self._job.send_signal(number)
-
-    def pass_to(self, job: subprocess.Popen[bytes]) -> None:
-        self._job = job
-        for number in self._early:  # also one from a terminal, which the job was not yet there to receive
             job.send_signal(number)
 
-
-@contextmanager
-def _signals_passed_on() -> Iterator[_PassedOn]:
-    """Take the signals that end a process, for a job that is started in this context."""
-    signals = _PassedOn()
-    before = {one: signal.signal(one, signals.arrived) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    before = {one: signal.signal(one, arrived) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
-        yield signals
+        job = subprocess.Popen(dying_with_process(os.getpid(), command), env={**environment, JOB_TOKEN_VARIABLE: token})
+        for number in early:  # also one from a terminal, which the job was not yet there to receive
+            job.send_signal(number)
+        status = job.wait()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    if received or status < 0:
+        end_processes(f"{JOB_TOKEN_VARIABLE}={token}")
+    if received:
+        name = signal.Signals(received[0]).name
+        raise StoppedError(f"stopped by {name}; `dpscope analyze` reports earlier measurements", 128 + received[0])
+    return status if status >= 0 else 128 - status
 
 
 def _in_foreground() -> bool:
@@ -144,7 +106,7 @@ class AttachedJob:
     """A script on some devices; `devices` None: on one device without torchrun."""
 
     devices: int | None
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # which also works by hand
     environment: Mapping[str, str] = field(repr=False, compare=False)
 
     @property
@@ -163,33 +125,26 @@ def plan_jobs(
     work_folders: Path | None = None,
 ) -> list[AttachedJob]:
     """The jobs in order: each count once, then the next repeat. With `work_folders` each job has an empty folder there."""
-    several = job_environment([count or 1 for count in counts])
+    # torchrun limits threads for several processes only, and cells with different threads could not be compared.
+    several = {**({"OMP_NUM_THREADS": "1"} if any((count or 1) > 1 for count in counts) else {}), **os.environ}
+    single = dict(several)
+    if found.count is not None:  # the first GPU alone: frameworks would use all visible ones
+        single["CUDA_VISIBLE_DEVICES"] = several.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     jobs = []
-    for _ in range(repeats):
-        for count in counts:
-            name = SINGLE if count is None else f"d{count}"
-            folder = [] if work_folders is None else ["--work-folder", str(_free_folder(work_folders, name))]
-            if count is None:
-                command = [sys.executable, "-m", "dpscope.launch.attach", "--out", str(out), *options, *folder, *script]
-            else:
-                command = attach_command(count, out, [*options, *folder], script)
-            jobs.append(AttachedJob(count, tuple(command), _one_device(several, found) if count is None else several))
+    for count in [*counts] * repeats:
+        name = SINGLE if count is None else f"d{count}"
+        folder = [] if work_folders is None else ["--work-folder", str(_free_folder(work_folders, name))]
+        torchrun = ("-m", "dpscope.launch.attach.torchrun", "--standalone", f"--nproc-per-node={count}")
+        python = (sys.executable, *(torchrun if count is not None else ()))
+        command = (*python, "-m", "dpscope.launch.attach", "--out", str(out), *options, *folder, *script)
+        jobs.append(AttachedJob(count, command, single if count is None else several))
     return jobs
-
-
-def _one_device(environment: Mapping[str, str], found: Devices) -> dict[str, str]:
-    """The environment with the first GPU only: frameworks would use all visible ones."""
-    if found.count is None:
-        return dict(environment)
-    first = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    return {**environment, "CUDA_VISIBLE_DEVICES": first}
 
 
 def _free_folder(folders: Path, name: str) -> Path:
     """A new folder with this name and the next free number."""
-    number = 0
-    while (folder := folders.absolute() / f"{name}-{number}").exists():
-        number += 1
+    numbered = (folders.absolute() / f"{name}-{number}" for number in itertools.count())
+    folder = next(path for path in numbered if not path.exists())
     try:
         folder.mkdir(parents=True)
     except OSError as error:
@@ -202,22 +157,14 @@ def record_jobs(out: Path, measured: Sequence[AttachedJob], failed: Mapping[Atta
     run = RunFolder(out)
     if not is_run_folder(out) or not (measured or failed):
         return
-    manifest = run.manifest()
+    manifest, code = run.manifest(), AttachCode.JOB_NOT_MEASURED
     now = tuple(f"{job.label}: " for job in (*measured, *failed))
-    kept = [
-        one
-        for one in manifest.findings
-        if one.code != AttachCode.JOB_NOT_MEASURED.code or not one.message.startswith(now)
-    ]
-    new = [_not_measured(job, status, out, manifest.script or "") for job, status in failed.items()]
-    if (findings := (*kept, *new)) != manifest.findings:
-        write_json(run.manifest_path, msgspec.structs.replace(manifest, findings=findings))
-
-
-def _not_measured(job: AttachedJob, status: int, out: Path, script: str) -> Finding:
-    ended = f"the script ended with status {status}" if status else "the script ended"
-    devices = SINGLE if job.devices is None else job.devices
-    command = f"dpscope attach --devices {devices} --out {shlex.quote(str(out))} -- {script}"
-    return AttachCode.JOB_NOT_MEASURED.finding(
-        f"{job.label}: {ended} before it was measured; see its output for the reason", f"fix the cause, then: {command}"
-    )
+    findings = [one for one in manifest.findings if one.code != code.code or not one.message.startswith(now)]
+    for job, status in failed.items():
+        ended = f"the script ended with status {status}" if status else "the script ended"
+        devices = SINGLE if job.devices is None else job.devices
+        command = f"dpscope attach --devices {devices} --out {shlex.quote(str(out))} -- {manifest.script or ''}"
+        message = f"{job.label}: {ended} before it was measured; see its output for the reason"
+        findings.append(code.finding(message, f"fix the cause, then: {command}"))
+    if tuple(findings) != manifest.findings:
+        write_json(run.manifest_path, msgspec.structs.replace(manifest, findings=tuple(findings)))

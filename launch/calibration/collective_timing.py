@@ -3,19 +3,25 @@
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 
+import msgspec
 import torch
 from torch import distributed
 
 from dpscope.launch.calibration.settings import contended_bytes
+from dpscope.launch.jobs.process_group import collective_limit_s, join_limit_s, join_process_group, nccl_engine
+from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace
+from dpscope.profiling.machine.host_memory import free_host_bytes, keep_freed_memory
 from dpscope.profiling.records.calibration import (
     CalibrationPoint,
     CalibrationSettings,
     Collective,
     Contention,
     NotTimed,
+    TimedCollectives,
 )
 from dpscope.profiling.records.finding import counted
 
@@ -25,6 +31,7 @@ _WHOLE = ("all_reduce", "broadcast", "reduce")  # one buffer, no shares
 _SLEEP_CYCLES = 1_000_000  # GPU sleep per call, under a millisecond, in which the host enqueues ahead
 _CPU_SIDE, _GPU_SIDE = 128, 1024  # of the square matrices in a piece of computation: at most 0.1 ms at 20 TFLOP/s
 _PIECES = 20  # at least, to time one
+_CPU_SHARE, _GPU_SHARE = 0.8, 0.9  # of free memory that buffers may take
 
 
 @dataclass(frozen=True)
@@ -37,9 +44,109 @@ class Subgroup:
     device: torch.device
     free_bytes: int  # minimum over the ranks
 
+    @property
+    def several_nodes(self) -> int | None:
+        """Its nodes as they are stored: None for one."""
+        return self.nodes if self.nodes > 1 else None
+
+
+def measure(
+    settings: CalibrationSettings,
+    place: TorchrunPlace,
+    report: ReportProgress,
+    keep: Callable[[TimedCollectives], None] = lambda _: None,
+) -> TimedCollectives:
+    """Time everything in `settings` in this process of a job; rank 0's result has every point. `nccl_log` times nothing.
+
+    `keep` gets the collectives before contention is timed, so that a failure then does not lose them.
+    """
+    device = _join(settings, place)
+    subgroups = _subgroups(settings, device, place.local_world_size)
+    points: list[CalibrationPoint] = []
+    left_out: list[NotTimed] = []
+    for subgroup in _in_turn(subgroups):
+        if settings.nccl_log:
+            call_each_size(settings, subgroup, report)
+            continue
+        for collective in settings.collectives:
+            timed, missing = time_collective(collective, settings, subgroup, report)
+            points += timed
+            left_out += missing
+    if settings.nccl_log:
+        found = TimedCollectives(backend=distributed.get_backend())
+        distributed.destroy_process_group()
+        return found
+    # Ranks may share a GPU.
+    gpus = min(settings.job.per_node, torch.cuda.device_count()) if device.type == "cuda" else 0
+    properties = [torch.cuda.get_device_properties(index) for index in range(gpus)]
+    found = TimedCollectives(
+        backend=distributed.get_backend(),
+        device_names=tuple(one.name for one in properties) * place.nodes or ("cpu",) * place.world_size,
+        device_uuids=tuple(str(getattr(one, "uuid", "")) for one in properties),
+        points=tuple(points),
+        left_out=tuple(left_out),
+        nccl_engine=nccl_engine(device),
+    )
+    keep(found)
+    reduced = {(one.devices, one.nodes) for one in points if one.collective == "all_reduce"}
+    contention = tuple(
+        time_contention(settings, subgroup, report)
+        for subgroup in _in_turn(subgroups)
+        if (subgroup.devices, subgroup.several_nodes) in reduced
+    )
+    distributed.destroy_process_group()
+    return msgspec.structs.replace(found, contention=contention)
+
+
+def _join(settings: CalibrationSettings, place: TorchrunPlace) -> torch.device:
+    """Join the job's process group; returns this process's device.
+
+    The limit of its collectives is almost the job's: ranks outside of a subgroup wait in a barrier until it is timed.
+    """
+    if settings.device == "cpu":
+        device = torch.device("cpu")
+        torch.set_num_threads(1)
+        keep_freed_memory()
+    else:
+        device = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(device)
+    join_process_group(device, join_limit_s(device, settings.timeout_s))
+    return device
+
+
+def _subgroups(settings: CalibrationSettings, device: torch.device, on_each_node: int) -> list[Subgroup | None]:
+    """The subgroup of every device count, None for those without this rank; all ranks create them in the same order.
+
+    The job has `on_each_node` consecutive ranks on each node.
+    """
+    timeout = timedelta(seconds=collective_limit_s(device, settings.timeout_s))
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] * _GPU_SHARE
+    else:
+        free = free_host_bytes() * _CPU_SHARE / distributed.get_world_size()
+    least = torch.tensor([int(free)], dtype=torch.int64, device=device)
+    distributed.all_reduce(least, op=distributed.ReduceOp.MIN)
+    subgroups: list[Subgroup | None] = []
+    for layout in settings.groups:
+        ranks = [node * on_each_node + local for node in range(layout.nodes) for local in range(layout.per_node)]
+        group = distributed.new_group(ranks, timeout=timeout)
+        if isinstance(group, distributed.ProcessGroup) and distributed.get_rank() in ranks:
+            subgroups.append(Subgroup(group, layout.nodes, layout.devices, device, int(least)))
+        else:
+            subgroups.append(None)
+    return subgroups
+
+
+def _in_turn(subgroups: Sequence[Subgroup | None]) -> Iterable[Subgroup]:
+    """This rank's subgroups; before each is left, all ranks of the job wait for its own."""
+    for subgroup in subgroups:
+        if subgroup is not None:
+            yield subgroup
+        distributed.barrier()
+
 
 def time_collective(
-    collective: Collective, settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]
+    collective: Collective, settings: CalibrationSettings, subgroup: Subgroup, report: ReportProgress
 ) -> tuple[list[CalibrationPoint], list[NotTimed]]:
     """Time every size of one collective on one subgroup; all its ranks must call this and get the same result."""
     refusal = _refusal(collective, settings, subgroup)
@@ -48,19 +155,33 @@ def time_collective(
     fitting, left_out = sizes_that_fit(collective, settings, subgroup.devices, subgroup.free_bytes)
     times_us: dict[int, list[float]] = {size: [] for size in fitting}
     shortest_us: dict[int, list[float]] = {size: [] for size in fitting}
+    timed = _time_cuda if subgroup.device.type == "cuda" else _time_cpu
     for part, iterations in enumerate(shares_of_iterations(settings.iterations)):
         for size in fitting:
             report(f"{collective} on {counted(subgroup.devices, 'device')} at {size} B")
             call = make_call(collective, size, settings.dtype, subgroup)
             warm_up = settings.warmup_iterations if part == 0 else 1
-            local_us = _time(call, warm_up, iterations, subgroup)
+            local_us = timed(call, warm_up + iterations, subgroup)[warm_up:]
             times_us[size] += slowest_us(local_us, subgroup)
             shortest_us[size] += [-one for one in slowest_us([-own for own in local_us], subgroup)]
-    points = [_point(collective, size, settings.dtype, subgroup, times_us[size], shortest_us[size]) for size in fitting]
-    return points, left_out
+    item = getattr(torch, settings.dtype).itemsize
+    shares = 1 if collective in _WHOLE else subgroup.devices
+    return [
+        CalibrationPoint(
+            collective=collective,
+            devices=subgroup.devices,
+            size_bytes=(count := size // item // shares) * shares * item,
+            count=count,
+            dtype=settings.dtype,
+            times_us=tuple(times_us[size]),
+            shortest_us=tuple(shortest_us[size]),
+            nodes=subgroup.several_nodes,
+        )
+        for size in fitting
+    ], left_out
 
 
-def call_each_size(settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]) -> None:
+def call_each_size(settings: CalibrationSettings, subgroup: Subgroup, report: ReportProgress) -> None:
     """Call each collective once with each size, untimed; all ranks of the subgroup must call this."""
     for collective in settings.collectives:
         if _refusal(collective, settings, subgroup) is not None:
@@ -78,29 +199,6 @@ def shares_of_iterations(iterations: int) -> list[int]:
     """
     rounds = min(ROUNDS, iterations)
     return [len(range(start, iterations, rounds)) for start in range(rounds)]
-
-
-def _point(
-    collective: Collective,
-    size_bytes: int,
-    dtype: str,
-    subgroup: Subgroup,
-    times_us: list[float],
-    shortest_us: list[float],
-) -> CalibrationPoint:
-    item, devices = getattr(torch, dtype).itemsize, subgroup.devices
-    share = size_bytes // item // devices
-    whole = size_bytes // item if collective in _WHOLE else share * devices
-    return CalibrationPoint(
-        collective=collective,
-        devices=devices,
-        size_bytes=whole * item,
-        count=whole if collective in _WHOLE else share,
-        dtype=dtype,
-        times_us=tuple(times_us),
-        shortest_us=tuple(shortest_us),
-        nodes=subgroup.nodes if subgroup.nodes > 1 else None,
-    )
 
 
 def _refusal(collective: Collective, settings: CalibrationSettings, subgroup: Subgroup) -> str | None:
@@ -123,15 +221,11 @@ def sizes_that_fit(
     copies = 2 if settings.device == "cpu" else 1  # gloo makes a copy of the buffer
     shares = 1 / devices if collective in ("all_gather", "reduce_scatter") else 0.0
     needed = {size: round(size * (copies + shares)) for size in settings.sizes}
+    reason = f"needs {{:.3g}} GB on every rank, {free_bytes / 1e9:.3g} GB are free there"
     left_out = [
-        NotTimed(
-            collective=collective,
-            devices=devices,
-            size_bytes=size,
-            reason=f"needs {needed[size] / 1e9:.3g} GB on every rank, {free_bytes / 1e9:.3g} GB are free there",
-        )
-        for size in settings.sizes
-        if needed[size] > free_bytes
+        NotTimed(collective, devices, size, reason.format(size_needed / 1e9))
+        for size, size_needed in needed.items()
+        if size_needed > free_bytes
     ]
     return [size for size in settings.sizes if needed[size] <= free_bytes], left_out
 
@@ -165,19 +259,13 @@ def make_call(collective: Collective, size_bytes: int, dtype: str, subgroup: Sub
     return calls[collective]
 
 
-def _time(call: Callable[[], object], warm_up: int, iterations: int, subgroup: Subgroup) -> list[float]:
-    """Microseconds of every iteration on this rank, without the warm-up."""
-    timed = _time_cuda if subgroup.device.type == "cuda" else _time_cpu
-    return timed(call, warm_up + iterations, subgroup)[warm_up:]
-
-
 def _time_cpu(call: Callable[[], object], runs: int, subgroup: Subgroup) -> list[float]:
     times_us = []
     for _ in range(runs):
         distributed.barrier(group=subgroup.group)
         began = time.perf_counter_ns()
         call()
-        times_us.append((time.perf_counter_ns() - began) / 1e3)
+        times_us.append(_since(began))
     return times_us
 
 
@@ -194,7 +282,7 @@ def _time_cuda(call: Callable[[], object], runs: int, subgroup: Subgroup) -> lis
     torch.cuda.synchronize(subgroup.device)
     torch.cuda._sleep(_SLEEP_CYCLES * runs)  # type: ignore[no-untyped-call]
     for _ in range(runs):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before, after = _event(), _event()
         distributed.all_reduce(token, group=subgroup.group)
         before.record()
         call()
@@ -212,15 +300,9 @@ def slowest_us(times_us: list[float], subgroup: Subgroup) -> list[float]:
     return slowest
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """One iteration on one rank; field names as in `Contention`."""
-
-    alone_us: float
-    two_in_flight_us: float
-    beside_compute_us: float
-    compute_alone_us: float  # per piece of computation
-    compute_beside_us: float
+_Sample = tuple[float, float, float, float, float]
+_SAMPLED = ("alone_us", "two_in_flight_us", "beside_compute_us", "compute_alone_us", "compute_beside_us")
+"""One iteration on one rank, by its fields in `Contention`; computation by the piece."""
 
 
 class _Work:
@@ -228,8 +310,7 @@ class _Work:
 
     def __init__(self, size_bytes: int, dtype: str, subgroup: Subgroup) -> None:
         kind = getattr(torch, dtype)
-        cuda = subgroup.device.type == "cuda"
-        side = _GPU_SIDE if cuda else _CPU_SIDE
+        side = _GPU_SIDE if subgroup.device.type == "cuda" else _CPU_SIDE
         self.group, self.device = subgroup.group, subgroup.device
         self.buffers = [torch.zeros(size_bytes // kind.itemsize, dtype=kind, device=self.device) for _ in range(2)]
         self._matrix = torch.ones(side, side, device=self.device)
@@ -241,12 +322,17 @@ class _Work:
         assert begun is not None  # with async_op
         return begun
 
+    def reduce(self, count: int) -> None:
+        """Reduce so many buffers, started at once, to their end."""
+        for one in [self.begin(index) for index in range(count)]:
+            one.wait()
+
     def compute(self, pieces: int = 1) -> None:
         for _ in range(pieces):
             torch.mm(self._matrix, self._matrix, out=self._product)
 
 
-def time_contention(settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]) -> Contention:
+def time_contention(settings: CalibrationSettings, subgroup: Subgroup, report: ReportProgress) -> Contention:
     """Time two all-reduces at once, and one during computation; all ranks must call this and get the same result.
 
     Computation uses the threads of a training process (OMP_NUM_THREADS).
@@ -254,52 +340,48 @@ def time_contention(settings: CalibrationSettings, subgroup: Subgroup, report: C
     size = contended_bytes(settings.sizes)
     report(f"two all_reduces at once, one during computation, on {counted(subgroup.devices, 'device')} at {size} B")
     work = _Work(size, settings.dtype, subgroup)
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
     once = _once_cuda if subgroup.device.type == "cuda" else _once_cpu
     samples = [once(work) for _ in range(settings.warmup_iterations + settings.iterations)]
-    timed = samples[settings.warmup_iterations :]
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)
+    times_us = zip(*samples[settings.warmup_iterations :], strict=True)
     return Contention(
         collective="all_reduce",
         devices=subgroup.devices,
         size_bytes=size,
-        nodes=subgroup.nodes if subgroup.nodes > 1 else None,
-        **{
-            one.name: tuple(slowest_us([getattr(sample, one.name) for sample in timed], subgroup))
-            for one in fields(_Sample)
-        },
+        nodes=subgroup.several_nodes,
+        **{name: tuple(slowest_us([*one], subgroup)) for name, one in zip(_SAMPLED, times_us, strict=True)},
     )
 
 
 def _once_cpu(work: _Work) -> _Sample:
     """On the CPU, the collective's progress is queried after every piece of computation."""
-    alone_us = _until_done(work, 1)
-    two_us = _until_done(work, 2)
-    distributed.barrier(group=work.group)
-    pieces, began = 0, time.perf_counter_ns()
+
+    def reduced_us(count: int) -> float:
+        began = _begin_together(work)
+        work.reduce(count)
+        return _since(began)
+
+    alone_us, two_us = reduced_us(1), reduced_us(2)
+    pieces, began = 0, _begin_together(work)
     while pieces < _PIECES or _since(began) < alone_us:
         work.compute()
         pieces += 1
     piece_us = _since(began) / pieces
-    distributed.barrier(group=work.group)
-    pieces, began = 0, time.perf_counter_ns()
+    pieces, began = 0, _begin_together(work)
     reducing = work.begin(0)
     while not reducing.is_completed():
         work.compute()
         pieces += 1
     beside_us = _since(began)
     reducing.wait()
-    return _Sample(alone_us, two_us, beside_us, piece_us, beside_us / max(1, pieces))
+    return alone_us, two_us, beside_us, piece_us, beside_us / max(1, pieces)
 
 
-def _until_done(work: _Work, count: int) -> float:
-    """Microseconds until `count` all-reduces, started at once, have all ended."""
+def _begin_together(work: _Work) -> int:
     distributed.barrier(group=work.group)
-    began = time.perf_counter_ns()
-    for one in [work.begin(index) for index in range(count)]:
-        one.wait()
-    return _since(began)
+    return time.perf_counter_ns()
 
 
 def _since(began_ns: int) -> float:
@@ -309,16 +391,15 @@ def _since(began_ns: int) -> float:
 def _once_cuda(work: _Work) -> _Sample:
     """Time by device events, after a small all-reduce that synchronises the devices while the host enqueues ahead."""
 
-    def timed(run: Callable[[], object]) -> float:
+    def timed(run: Callable[[int], object], count: int) -> float:
         before, after = _begin(work), _event()
-        run()
+        run(count)
         after.record()
         torch.cuda.synchronize(work.device)
         return float(before.elapsed_time(after)) * 1e3
 
-    alone_us = timed(lambda: work.begin(0).wait())
-    two_us = timed(lambda: [one.wait() for one in [work.begin(0), work.begin(1)]])
-    piece_us = timed(lambda: work.compute(_PIECES)) / _PIECES
+    alone_us, two_us = timed(work.reduce, 1), timed(work.reduce, 2)
+    piece_us = timed(work.compute, _PIECES) / _PIECES
     pieces = max(_PIECES, math.ceil(2 * alone_us / piece_us))  # computing lasts longer than the collective
     aside = torch.cuda.Stream(work.device)  # type: ignore[no-untyped-call]
     before, reduced, computed = _begin(work), _event(), _event()
@@ -333,7 +414,7 @@ def _once_cuda(work: _Work) -> _Sample:
     overlapped = pieces - max(0.0, whole_us - beside_us) / piece_us  # pieces that ran during the collective
     # A collective that ends before one piece does gives no information.
     piece_beside_us = min(beside_us, whole_us) / overlapped if overlapped >= 1 else piece_us
-    return _Sample(alone_us, two_us, beside_us, piece_us, piece_beside_us)
+    return alone_us, two_us, beside_us, piece_us, piece_beside_us
 
 
 def _begin(work: _Work) -> torch.cuda.Event:

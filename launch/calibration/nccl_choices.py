@@ -4,7 +4,7 @@ Tested with logs that a job writes to the configured place, not on a GPU.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -40,21 +40,23 @@ def set_log_variables(folder: Path) -> None:
 
 
 def recorded_choices(
-    settings: CalibrationSettings, run_job: LogJob, environment: Mapping[str, str] = os.environ
+    settings: CalibrationSettings, run_job: LogJob
 ) -> tuple[tuple[CalibratedChoices, ...], tuple[Finding, ...]]:
     """NCCL's choices on every device count, from one job each; a finding if they could not be read.
 
     If the user has set one of the variables, no job is started. Raises StoppedError if a signal ends a job.
     """
-    if users := [name for name in log_variables(Path()) if name in environment]:
+    if users := [name for name in log_variables(Path()) if name in os.environ]:
         verb = "is" if len(users) == 1 else "are"
         reason = f"what NCCL chose was not recorded: {', '.join(users)} {verb} set in the environment"
         return (), (NcclCode.NCCL_CHOICES_NOT_READ.finding(reason),)
     choices: list[CalibratedChoices] = []
     findings: list[Finding] = []
+    limited = msgspec.structs.replace(settings, nccl_log=True, timeout_s=min(_LONGEST_S, settings.timeout_s))
     for layout in settings.groups:
+        groups = ((), (str(layout),)) if layout.nodes > 1 else ((layout.devices,), ())
         try:
-            log = run_job(_one_count(settings, layout), layout)
+            log = run_job(msgspec.structs.replace(limited, devices=groups[0], layouts=groups[1]), layout)
         except StoppedError:
             raise
         except DpscopeError as error:
@@ -65,34 +67,16 @@ def recorded_choices(
     return tuple(choices), tuple(findings)
 
 
-def _one_count(settings: CalibrationSettings, layout: Layout) -> CalibrationSettings:
-    several = layout.nodes > 1
-    return msgspec.structs.replace(
-        settings,
-        nccl_log=True,
-        devices=() if several else (layout.devices,),
-        layouts=(str(layout),) if several else (),
-        timeout_s=min(_LONGEST_S, settings.timeout_s),
-    )
-
-
 def read_job_log(folder: Path, settings: CalibrationSettings, layout: Layout) -> NcclLog:
-    """The log of a job, with the choices at the calibration's sizes only.
+    """The log of a job, with the choices at the calibration's sizes only, also rounded down to shares of equal length.
 
     Raises DpscopeError if NCCL wrote none, or one with another number of ranks.
     """
-    files = sorted(folder.glob("nccl.*.log"))
-    if not files:
+    if not (files := sorted(folder.glob("nccl.*.log"))):
         raise DpscopeError("NCCL wrote no log")
     log = read_nccl_logs(files)
-    if not log.communicators or log.communicators[0].ranks != layout.devices:
+    if not log.communicators or log.communicators[0].ranks != (devices := layout.devices):
         raise DpscopeError(f"NCCL's log has no communicator of {layout.devices} ranks")
-    sizes = set(_call_sizes(settings.sizes, layout.devices))
+    sizes = {size // item // devices * devices * item for size in settings.sizes for item in _ITEM_BYTES}
+    sizes.update(settings.sizes)
     return msgspec.structs.replace(log, choices=tuple(one for one in log.choices if one.size_bytes in sizes), hosts=())
-
-
-def _call_sizes(sizes: Collection[int], devices: int) -> Iterator[int]:
-    """The sizes, and the sizes rounded down to shares of equal length."""
-    for size in sizes:
-        yield size
-        yield from (size // item // devices * devices * item for item in _ITEM_BYTES)

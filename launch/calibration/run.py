@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dpscope.launch.calibration.nccl_choices import read_job_log, recorded_choices
-from dpscope.launch.calibration.worker import TimedCollectives, collectives_path
+from dpscope.launch.calibration.worker import collectives_path
 from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter, SeveralNodesJob, attend_job, check_done
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.stop_request import StopRequest
@@ -24,13 +24,13 @@ from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
-    CalibratedChoices,
     Calibration,
     CalibrationSettings,
     NcclLog,
+    TimedCollectives,
 )
-from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.links import Interconnect, LinkRate
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.store.errors import DpscopeError
@@ -53,89 +53,72 @@ def run_calibration(
     links. The job's processes end with this call in any case, and signals end it early. If the job fails, exceeds its time limit
     or is stopped, or nothing could be timed, prints the last lines of the failed ranks and raises DpscopeError.
     """
-    with _job_folder(starter, scratch) as folder:
-        measured, lost = _run_job(settings, folder, console, starter)
-    if not measured.points:
-        raise DpscopeError(f"nothing could be timed: {measured.left_out[0].reason}; see --collectives and --max-bytes")
-    choices, unread = _choices(settings, console, starter, scratch)
-    nvml = open_nvml() if settings.device == "cuda" else None
-    links = interconnect(nvml, measured.device_uuids)
-    environment = collect_environment(nvml, on_gpus=settings.device == "cuda")
+    findings = []
+    with _ended_job(settings, console, starter, scratch, "Calibrating") as (folder, outcome, stop):
+        timed = collectives_without_contention(outcome, folder)
+        if timed is None:
+            check_done(outcome, "calibration failed, nothing is saved", stop, console)
+            timed = read_json(folder.result_path, TimedCollectives)
+        else:
+            reason = f"how collectives and computing slow each other could not be timed: {outcome.message}"
+            findings.append(PlanCode.CONTENTION_NOT_TIMED.finding(reason))
+    if not timed.points:
+        raise DpscopeError(f"nothing could be timed: {timed.left_out[0].reason}; see --collectives and --max-bytes")
+
+    def read_log(one: CalibrationSettings, layout: Layout) -> NcclLog:
+        with _ended_job(one, console, starter, scratch, "Reading what NCCL chooses") as (folder, outcome, stop):
+            check_done(outcome, "its job failed", stop, console)
+            return read_job_log(folder.path, one, layout)
+
+    cuda, processes, cores = settings.device == "cuda", settings.job.per_node, usable_cores()
+    choices, unread = recorded_choices(settings, read_log) if cuda else ((), ())
+    nvml = open_nvml() if cuda else None
+    links = interconnect(nvml, timed.device_uuids)
+    rates = {
+        one.devices: rate
+        for one in settings.groups
+        if (rate := link or (group_rate(links, range(one.devices)) if one.nodes == 1 else None)) is not None
+    }
+    if not cuda and processes > cores:
+        crowded = f"{processes} processes share {counted(cores, 'core')}: they wait for cores, not only for data"
+        findings.insert(0, PlanCode.CORES_OVERSUBSCRIBED.finding(crowded))
+    environment = collect_environment(nvml, on_gpus=cuda)
     return Calibration(
         schema_version=CALIBRATION_SCHEMA_VERSION,
         dpscope_version=importlib.metadata.version("dpscope"),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         source="measured",
         settings=settings,
-        backend=measured.backend,
-        nccl_engine=measured.nccl_engine,
+        backend=timed.backend,
+        nccl_engine=timed.nccl_engine,
         environment=environment,
-        device_names=measured.device_names,
-        points=measured.points,
-        left_out=measured.left_out,
-        contention=measured.contention,
+        device_names=timed.device_names,
+        points=timed.points,
+        left_out=timed.left_out,
+        contention=timed.contention,
         interconnect=links,
-        links=_rates(settings, links, link),
-        findings=(
-            *machine_findings(environment, settings.device, settings.job.per_node),
-            *_findings(settings),
-            *lost,
-            *unread,
-        ),
+        links=rates,
+        findings=(*machine_findings(environment, settings.device, processes), *findings, *unread),
         hosts=starter.hosts(environment),
         nccl=choices,
     )
 
 
 @contextmanager
-def _job_folder(starter: JobStarter, scratch: Path | None) -> Iterator[JobFolder]:
-    """A temporary folder for one job; in `scratch` if several nodes read it, else a local one, which is faster."""
+def _ended_job(
+    settings: CalibrationSettings, console: Console, starter: JobStarter, scratch: Path | None, title: str
+) -> Iterator[tuple[JobFolder, JobOutcome, StopRequest]]:
+    """Run a job to its end in a temporary folder; in `scratch` if several nodes read it, else a local one, which is faster."""
     shared = None if starter.count == 1 else scratch
     folder = JobFolder(Path(tempfile.mkdtemp(prefix=_SHARED_PREFIX if shared else "dpscope-calibrate-", dir=shared)))
     try:
-        yield folder
+        write_json(folder.settings_path, settings)
+        job, stop = _job(settings, folder), StopRequest()
+        with stop.listening():
+            outcome = attend_job(job.command, folder, job.threads, settings.timeout_s, title, stop, console, starter)
+        yield folder, outcome, stop
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)
-
-
-def _choices(
-    settings: CalibrationSettings, console: Console, starter: JobStarter, scratch: Path | None
-) -> tuple[tuple[CalibratedChoices, ...], tuple[Finding, ...]]:
-    """NCCL's choices, from untimed jobs; nothing on the CPU, where gloo runs."""
-    if settings.device != "cuda":
-        return (), ()
-
-    def run_job(one: CalibrationSettings, layout: Layout) -> NcclLog:
-        with _job_folder(starter, scratch) as folder:
-            outcome, stop = _attended(one, folder, console, starter, "Reading what NCCL chooses")
-            check_done(outcome, "its job failed", stop, console)
-            return read_job_log(folder.path, one, layout)
-
-    return recorded_choices(settings, run_job)
-
-
-def _attended(
-    settings: CalibrationSettings, folder: JobFolder, console: Console, starter: JobStarter, title: str
-) -> tuple[JobOutcome, StopRequest]:
-    """Run a job to its end, with its settings in its folder."""
-    write_json(folder.settings_path, settings)
-    job = _job(settings, folder)
-    stop = StopRequest()
-    with stop.listening():
-        outcome = attend_job(job.command, folder, job.threads, settings.timeout_s, title, stop, console, starter)
-    return outcome, stop
-
-
-def _run_job(
-    settings: CalibrationSettings, folder: JobFolder, console: Console, starter: JobStarter
-) -> tuple[TimedCollectives, tuple[Finding, ...]]:
-    """Run the job and read its measurements, with a finding if it ended before contention was timed."""
-    outcome, stop = _attended(settings, folder, console, starter, "Calibrating")
-    if (collectives := collectives_without_contention(outcome, folder)) is not None:
-        reason = f"how collectives and computing slow each other could not be timed: {outcome.message}"
-        return collectives, (PlanCode.CONTENTION_NOT_TIMED.finding(reason),)
-    check_done(outcome, "calibration failed, nothing is saved", stop, console)
-    return read_json(folder.result_path, TimedCollectives), ()
 
 
 def _job(settings: CalibrationSettings, folder: JobFolder) -> SeveralNodesJob:
@@ -160,22 +143,3 @@ def collectives_without_contention(outcome: JobOutcome, folder: JobFolder) -> Ti
         return None
     timed = read_json_if_there(collectives_path(folder), TimedCollectives)
     return timed if timed is not None and timed.points else None
-
-
-def _rates(settings: CalibrationSettings, links: Interconnect, stated: LinkRate | None) -> dict[int, LinkRate]:
-    """The specified rate of the links of each device count, where known."""
-    if stated is not None:
-        return dict.fromkeys((one.devices for one in settings.groups), stated)
-    rates = {count: group_rate(links, range(count)) for count in settings.devices}
-    return {count: rate for count, rate in rates.items() if rate is not None}
-
-
-def _findings(settings: CalibrationSettings) -> list[Finding]:
-    processes = settings.job.per_node
-    if settings.device == "cuda" or processes <= usable_cores():
-        return []
-    return [
-        PlanCode.CORES_OVERSUBSCRIBED.finding(
-            message=f"{processes} processes share {counted(usable_cores(), 'core')}: they wait for cores, not only for data"
-        )
-    ]

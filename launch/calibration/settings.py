@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 from dpscope.launch.jobs.devices import Devices, doubling, resolve_devices
 from dpscope.profiling.records.calibration import MEASURED_COLLECTIVES, CalibrationSettings, Collective
@@ -44,29 +44,39 @@ class CalibrationFlags:
 
     def resolved(self, nodes: int = 1) -> CalibrationSettings:
         """The settings on so many nodes; raises DpscopeError that names the flag, its value and an alternative."""
-        dtype, iterations, warmup = self.dtype, self.iterations, self.warmup_iterations
-        _check("--dtype", dtype, dtype in ITEM_BYTES, choose_from(dtype, ITEM_BYTES))
-        kinds = ("auto", "cuda", "cpu")
+        kinds, known = ("auto", "cuda", "cpu"), cast(tuple[Collective, ...], MEASURED_COLLECTIVES)
+        named = (
+            known
+            if self.collectives is None
+            else [part.strip() for part in self.collectives.split(",") if part.strip()]
+        )
+        unknown = next((name for name in named if name not in known), "")
+        _check("--dtype", self.dtype, self.dtype in ITEM_BYTES, choose_from(self.dtype, ITEM_BYTES))
         _check("--device", self.device, self.device in kinds, choose_from(self.device, kinds))
-        _check("--iterations", iterations, iterations >= 1, "give 1 or more; from 5 on there are intervals")
-        _check("--warmup", warmup, warmup >= 1, "give 1 or more: the first call sets up connections")
+        _check("--iterations", self.iterations, self.iterations >= 1, "give 1 or more; from 5 on there are intervals")
+        _check(
+            "--warmup",
+            self.warmup_iterations,
+            self.warmup_iterations >= 1,
+            "give 1 or more: the first call sets up connections",
+        )
         _check("--timeout", self.timeout_s, self.timeout_s > 0, "give the seconds the job may take")
-        chosen = _collectives(self.collectives)
+        _check("--collectives", self.collectives, bool(named) and not unknown, choose_from(unknown, known))
         smallest, largest = _bytes("--min-bytes", self.min_bytes), _bytes("--max-bytes", self.max_bytes)
         _check("--max-bytes", self.max_bytes, largest >= smallest, f"give at least --min-bytes {self.min_bytes}")
         present = resolve_devices(cast(Literal["auto", "cuda", "cpu"], self.device))
         counts, layouts = _device_counts(self.devices, present, nodes)
-        least = max((*counts, *(one.devices for one in layouts))) * ITEM_BYTES[dtype]
+        least = max((*counts, *(one.devices for one in layouts))) * ITEM_BYTES[self.dtype]
         _check("--min-bytes", self.min_bytes, smallest >= least, f"give {least} or more: one element for each device")
         return CalibrationSettings(
             device=present.kind,
             devices=counts,
-            collectives=chosen,
-            dtype=dtype,
+            collectives=tuple(name for name in known if name in named),
+            dtype=self.dtype,
             min_bytes=smallest,
             max_bytes=largest,
-            iterations=iterations,
-            warmup_iterations=warmup,
+            iterations=self.iterations,
+            warmup_iterations=self.warmup_iterations,
             timeout_s=self.timeout_s,
             layouts=tuple(map(str, layouts)),
         )
@@ -84,58 +94,29 @@ def _bytes(flag: str, text: str) -> int:
         raise DpscopeError(f"{flag} {error}") from error
 
 
-def _collectives(text: str | None) -> tuple[Collective, ...]:
-    measured = cast(tuple[Collective, ...], MEASURED_COLLECTIVES)
-    assert set(measured) <= set(get_args(Collective))
-    if text is None:
-        return measured
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    unknown = [name for name in names if name not in measured]
-    _check("--collectives", text, bool(names) and not unknown, choose_from(next(iter(unknown), ""), measured))
-    return tuple(name for name in measured if name in names)
-
-
 def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tuple[int, ...], tuple[Layout, ...]]:
     """Device counts on one node, and layouts over several."""
-    if present.kind == "cuda":
-        assert present.count is not None
-        if present.count < 2 and nodes == 1:
-            raise DpscopeError(
-                "--device cuda: one GPU is visible and a collective needs two; "
-                "check CUDA_VISIBLE_DEVICES, or measure the CPU with --device cpu"
-            )
+    if present.count == 1 and nodes == 1:
+        raise DpscopeError(
+            "--device cuda: one GPU is visible and a collective needs two; "
+            "check CUDA_VISIBLE_DEVICES, or measure the CPU with --device cpu"
+        )
+    most = present.count or 2
     if text is None:
-        most = present.count or 2
         return tuple(one for one in doubling(most) if one > 1), tuple(Layout(one, most) for one in doubling(nodes)[1:])
-    parts = [part.strip() for part in text.split(",")]
+    on_one_node = [part.strip() for part in text.split(",") if "x" not in part]
     try:
-        layouts = tuple(sorted({parse_layout(part) for part in parts if "x" in part}))
+        layouts = tuple(sorted({parse_layout(part) for part in text.split(",") if "x" in part}))
     except ValueError as error:
         raise DpscopeError(f"--devices {text}: {error}") from error
-    parts = [part for part in parts if "x" not in part]
-    whole = all(part.isdecimal() for part in parts)
-    advice = "give device counts of 2 or more, such as 2,4; over several nodes, such as 2x4"
-    _check("--devices", text, whole and min((*map(int, parts), 2)) >= 2 and bool(parts or layouts), advice)
-    counts = tuple(sorted({int(part) for part in parts}))
-    most = max((*counts, *(one.per_node for one in layouts)))
-    if present.count is not None:
-        _check(
-            "--devices",
-            text,
-            most <= present.count,
-            f"this machine has {counted(present.count, 'GPU')} that torch can use; give no more",
-        )
+    whole = all(part.isdecimal() and int(part) >= 2 for part in on_one_node)
+    _check("--devices", text, whole, "give device counts of 2 or more, such as 2,4; over several nodes, such as 2x4")
+    counts = tuple(sorted(set(map(int, on_one_node))))
+    enough = present.count is None or max((*counts, *(one.per_node for one in layouts))) <= most
+    _check("--devices", text, enough, f"this machine has {counted(most, 'GPU')} that torch can use; give no more")
     spanned = max((one.nodes for one in layouts), default=1)
-    _check(
-        "--devices",
-        text,
-        spanned <= nodes,
-        f"the command runs on {counted(nodes, 'node')}; start it on {spanned}, with --nodes",
-    )
-    _check(
-        "--nodes",
-        nodes,
-        spanned >= nodes,
-        f"--devices {text} spans {spanned}; add a count over all {nodes}, such as {nodes}x1",
-    )
+    started = f"the command runs on {counted(nodes, 'node')}; start it on {spanned}, with --nodes"
+    _check("--devices", text, spanned <= nodes, started)
+    unused = f"--devices {text} spans {spanned}; add a count over all {nodes}, such as {nodes}x1"
+    _check("--nodes", nodes, spanned >= nodes, unused)
     return counts, layouts

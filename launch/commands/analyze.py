@@ -8,85 +8,82 @@ import typer
 
 from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, OptionValues, Request
+from dpscope.launch.commands.command import Idle, OptionValues, Request, setting_option
+from dpscope.profiling.records.config import Reporting
+from dpscope.profiling.records.settings import declarations
+from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
+
+
+def _traces(values: OptionValues) -> bool:
+    return not options.any_run(values)
 
 
 def _no_report(values: OptionValues) -> bool:
     """Whether `analyze` prints something else than a run's report, of which the terminal shows more or less."""
-    return not options.any_run(values) or values["classic"] or values["output_format"] != "table"
+    return _traces(values) or values["classic"] or values["output_format"] != "table"
 
 
 IDLE = (
+    Idle("classic", _traces, "trace files alone hold no epochs; give a run folder"),
+    Idle("verbose quiet", _no_report, "it only applies to a run's report without --format and --tables"),
     Idle(
-        ("classic",), lambda values: not options.any_run(values), "trace files alone hold no epochs; give a run folder"
-    ),
-    Idle(("verbose", "quiet"), _no_report, "it only applies to a run's report without --format and --tables"),
-    Idle(
-        ("figures", "open_page"),
+        "figures open_page",
         lambda values: _no_report(values) and values["report"] is None,
         "only a run's report, without --format and --tables, has a page and figures, and that of traces with --report",
     ),
     options.ONE_DETAIL,
     Idle(
-        ("target_efficiency",),
-        lambda values: not options.any_run(values),
+        "target_efficiency",
+        _traces,
         "efficiency needs a step on one device to compare with, which traces of one job do not hold; give a run folder",
     ),
+    Idle("target_accuracy", _traces, "traces hold no training; give a run folder"),
     Idle(
-        ("target_accuracy",), lambda values: not options.any_run(values), "traces hold no training; give a run folder"
-    ),
-    Idle(
-        ("link", "calibration", "flops"),
-        lambda values: not options.any_run(values) and values["output_format"] == "csv",
+        "link calibration flops",
+        lambda values: _traces(values) and values["output_format"] == "csv",
         "the CSV of traces has the steps alone; use --format table or json",
     ),
     Idle(
-        ("nccl_log",),
+        "nccl_log",
         lambda values: values["classic"] or values["output_format"] == "csv",
         "what NCCL chose is in the report and its tables and in JSON; omit --tables and --format csv",
     ),
-    Idle(("flops",), lambda values: values["classic"], "the tables of data-parallel studies hold no rates of FLOPs"),
+    Idle("flops", "classic", "the tables of data-parallel studies hold no rates of FLOPs"),
     Idle(
-        ("report",),
-        lambda values: options.any_run(values) and (values["classic"] or values["output_format"] != "table"),
+        "report",
+        lambda values: not _traces(values) and _no_report(values),
         "a run's tables are printed and nothing is written; omit --format and --tables",
     ),
-    Idle(("max_bytes", "max_events"), options.any_run, "a run's traces are read whole; give trace files"),
+    Idle("max_bytes max_events", options.any_run, "a run's traces are read whole; give trace files"),
     Idle(
-        ("topology", "hide_hosts"),
-        options.any_run,
-        "it applies to traces and partials; dpscope bundle hides a run's hosts",
+        "topology hide_hosts", options.any_run, "it applies to traces and partials; dpscope bundle hides a run's hosts"
+    ),
+    Idle("topology hide_hosts", lambda values: values["output_format"] == "csv", "the CSV of traces names no host"),
+    Idle(
+        "max_bytes max_events", options.any_partial, "partials are not read again as traces; give it to dpscope reduce"
     ),
     Idle(
-        ("topology", "hide_hosts"), lambda values: values["output_format"] == "csv", "the CSV of traces names no host"
-    ),
-    Idle(
-        ("max_bytes", "max_events"),
-        options.any_partial,
-        "partials are not read again as traces; give it to dpscope reduce",
-    ),
-    Idle(
-        ("link", "calibration", "nccl_log", "flops", "report", "target_efficiency"),
+        "link calibration nccl_log flops report target_efficiency",
         options.trainings_alone,
         "trainings alone hold no measured steps",
     ),
     Idle(
-        ("target_accuracy",),
-        lambda values: options.any_run(values) and not any(map(options.holds_trainings, values["paths"])),
+        "target_accuracy",
+        lambda values: not any(map(options.holds_trainings, values["paths"])),
         "nothing was trained in this folder",
     ),
     Idle(
-        ("target_accuracy",),
+        "target_accuracy",
         lambda values: values["output_format"] == "csv" or values["classic"],
         "the times to an accuracy are in no CSV and in none of --tables; use --format table, json, markdown or latex",
     ),
     Idle(
-        ("target_efficiency",),
+        "target_efficiency",
         lambda values: values["output_format"] in ("csv", "markdown", "latex") or values["classic"],
         "it is judged in the findings, which these tables do not hold; use --format table or json",
     ),
-    Idle(("classic",), lambda values: values["output_format"] == "json", "JSON holds every table; give one of them"),
+    Idle("classic", lambda values: values["output_format"] == "json", "JSON holds every table; give one of them"),
 )
 
 
@@ -98,13 +95,26 @@ class AnalyzeRequest(Request):
     output_format: Annotated[OutputFormat, typer.Option("--format", help="what to print")] = "table"
     classic: Annotated[bool, typer.Option("--tables", help="the tables of data-parallel studies")] = False
     link: options.Link = None
-    calibration: options.CalibrationFile = None
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", help="predict from it: calibration.json, a run folder, or nccl-tests' logs"),
+    ] = None
     nccl_log: options.NcclLogs = None
-    flops: options.Flops = None
-    report: options.ReportFolder = None
-    target_efficiency: options.TargetEfficiency = None
+    flops: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNT",
+            help="FLOPs of one step on one device, for jobs that did not count them: 1.2T; with MFU: 1.2T:bf16",
+        ),
+    ] = None
+    report: Annotated[Path | None, typer.Option("--report", help="where the report goes; a run's into its folder")] = (
+        None
+    )
+    target_efficiency: Annotated[float | None, setting_option(declarations(Reporting)["target_efficiency"])] = None
     target_accuracy: options.TargetAccuracy = None
-    figures: options.Figures = None
+    figures: Annotated[
+        str | None, typer.Option(help="files of figures next to the page: png, svg, pdf or some of them, or none")
+    ] = None
     max_bytes: options.MaxBytes = None
     max_events: options.MaxEvents = None
     verbose: options.Verbose = False
@@ -118,10 +128,12 @@ class AnalyzeRequest(Request):
 
 
 def analyze(request: AnalyzeRequest) -> None:
-    link, flops = options.read_link(request.link), options.read_flops(request.flops)
+    from dpscope.profiling.machine.gpu_speed import parse_flops
+
+    link, flops = options.read_link(request.link), options.read("--flops", request.flops, parse_flops)
     options.check_targets(request.target_efficiency, request.target_accuracy)
     limits = options.read_limits(request.max_bytes, request.max_events)
-    figure_formats = options.read_figures(request.figures)
+    figure_formats = _figure_formats(request.figures)
     runs = runs_among(request.paths)
     detail = options.detail(request.verbose, request.quiet)
     logs = tuple(request.nccl_log or ())
@@ -132,16 +144,9 @@ def analyze(request: AnalyzeRequest) -> None:
         from dpscope.analysis.output.many_ranks import HostOptions
         from dpscope.analysis.output.traced_report import TraceRequest, print_traces
 
-        of_traces = TraceRequest(
-            link,
-            request.calibration,
-            request.report,
-            figure_formats,
-            request.open_page,
-            HostOptions(request.topology, request.hide_hosts),
-            logs,
-            flops,
-        )
+        hosts = HostOptions(request.topology, request.hide_hosts)
+        report = (request.calibration, request.report, figure_formats, request.open_page)
+        of_traces = TraceRequest(link, *report, hosts, logs, flops)
         raise typer.Exit(print_traces(request.paths, request.output_format, limits, console, of_traces))
     from dpscope.analysis.output.analyze import Targets, print_run, show_run
 
@@ -153,6 +158,17 @@ def analyze(request: AnalyzeRequest) -> None:
     else:
         sound = print_run(runs[0], request.output_format, request.classic, targets, console)
     raise typer.Exit(0 if sound else 1)
+
+
+def _figure_formats(text: str | None) -> tuple[str, ...] | None:
+    """The formats that --figures names; raises DpscopeError for another."""
+    if text is None or text == "none":
+        return None if text is None else ()
+    formats = tuple(dict.fromkeys(text.split(",")))
+    known = ("png", "svg", "pdf", "none")
+    if unknown := [one for one in formats if one not in known[:3]]:
+        raise DpscopeError(f"--figures {text}: {unknown[0]!r} is no format; {choose_from(unknown[0], known)}")
+    return formats
 
 
 def runs_among(paths: list[Path]) -> list[Path]:

@@ -103,7 +103,7 @@ def attach(request: AttachRequest) -> None:
         failed: dict[attach_jobs.AttachedJob, int] = {}
         for job in attach_jobs.plan_jobs(counts, repeats, out, given, script, found, request.work_folders):
             before = attach_jobs.repeats_there(out)
-            status = attach_jobs.run_jobs([job.command], job.environment)
+            status = attach_jobs.run_job(job.command, job.environment)
             if attach_jobs.repeats_there(out) > before:
                 measured.append(job)
             if status or attach_jobs.repeats_there(out) == before:

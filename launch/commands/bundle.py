@@ -1,17 +1,14 @@
 """`dpscope bundle`: a run in one file, for someone else."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dpscope.launch.commands.command import Idle
 from dpscope.profiling.store.errors import DpscopeError
 
-if TYPE_CHECKING:
-    from dpscope.profiling.records.finding import Finding
-
-IDLE = (Idle(("output",), lambda values: values["list_only"], "--list writes nothing"),)
+IDLE = (Idle("output", "list_only", "--list writes nothing"),)
 
 
 def bundle(
@@ -27,7 +24,9 @@ def bundle(
     from rich.console import Console
 
     from dpscope.analysis.bundle.write import collect, write
+    from dpscope.analysis.output.analyze import Targets, report_of
     from dpscope.analysis.text.terminal import print_table, progress
+    from dpscope.profiling.records.finding import Finding
     from dpscope.profiling.store.folders import RunFolder
     from dpscope.profiling.store.ownership import check_overwritable
 
@@ -35,7 +34,11 @@ def bundle(
     if not list_only:
         check_overwritable(path)
     notes = _machine_notes()
-    findings = _findings(run, notes)
+    findings: list[Finding] = []
+    try:
+        findings += report_of(run, Targets()).findings
+    except DpscopeError as error:
+        notes["analysis"] = {"failed": str(error)}
     with progress("Packing traces") as update:
         packed = collect(run, findings, notes, progress=update)
     console = Console(markup=False)
@@ -63,7 +66,7 @@ def _machine_notes() -> dict[str, object]:
     from dpscope.profiling.machine.interconnect import interconnect
     from dpscope.profiling.machine.nvml import NvmlRecorder, driver_version, open_nvml
 
-    checks = [asdict(check) for check in run_doctor()]
+    checks = [{"name": name, **asdict(check)} for name, check in run_doctor().items()]
     notes: dict[str, object] = {"doctor": {"hostname": socket.gethostname(), "checks": checks}}
     if (nvml := open_nvml()) is not None:
         recorder = NvmlRecorder(nvml)
@@ -71,14 +74,3 @@ def _machine_notes() -> dict[str, object]:
         interconnect(recorder, [state.uuid or "" for state in usable_device_states(recorder, None)])
         notes["nvml"] = json.loads(recorder.to_json())
     return notes
-
-
-def _findings(run: Path, notes: dict[str, object]) -> "list[Finding]":
-    """The findings of the run as read here; why there are none, among the notes, where it cannot be read."""
-    from dpscope.analysis.output.analyze import Targets, report_of
-
-    try:
-        return list(report_of(run, Targets()).findings)
-    except DpscopeError as error:
-        notes["analysis"] = {"failed": str(error)}
-        return []

@@ -11,26 +11,22 @@ from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, default_texts
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.calibration import CalibrationSettings
-from dpscope.profiling.records.settings import Declared, field_declarations
+from dpscope.profiling.records.settings import Declared, declarations
 from dpscope.profiling.store.errors import DpscopeError
 
-_SETTINGS = {name: one for name, one in field_declarations(CalibrationSettings).items() if one.setting.help}
-_MEASURING = (*(one.option for one in _SETTINGS.values()), *("nodes", "node_rank", "rendezvous", "wait_for_nodes"))
+_SETTINGS = {name: one for name, one in declarations(CalibrationSettings).items() if one.setting.help}
+_MEASURING = " ".join((*(one.option for one in _SETTINGS.values()), "nodes node_rank rendezvous wait_for_nodes"))
 IDLE = (
     options.ONE_NODE,
-    Idle(_MEASURING, lambda values: values["from_nccl_tests"], "--from-nccl-tests reads logs and measures nothing"),
+    Idle(_MEASURING, "from_nccl_tests", "--from-nccl-tests reads logs and measures nothing"),
+    Idle(f"{_MEASURING} link", "predict", "--predict reads what was measured and measures nothing"),
     Idle(
-        (*_MEASURING, "link"),
-        lambda values: values["predict"] is not None,
-        "--predict reads what was measured and measures nothing",
-    ),
-    Idle(
-        ("out",),
-        lambda values: values["predict"] is not None and bool(values["logs"]),
+        "out",
+        lambda values: values["predict"] and values["logs"],
         "--predict writes nothing, and the calibration is named",
     ),
-    Idle(("output_format",), lambda values: values["predict"] is None, "only predictions (--predict) have a format"),
-    Idle(("in_place",), lambda values: not values["from_nccl_tests"], "only logs read with --from-nccl-tests have it"),
+    Idle("output_format", lambda values: not values["predict"], "only predictions (--predict) have a format"),
+    Idle("in_place", lambda values: not values["from_nccl_tests"], "only logs read with --from-nccl-tests have it"),
 )
 
 

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, NoReturn, get_type_hints
 
 import msgspec
 import typer
@@ -26,7 +26,6 @@ from dpscope.profiling.records.settings import (
     TARGETS,
     Declared,
     declarations,
-    plain_type,
     settings_of,
     value_text,
 )
@@ -42,14 +41,17 @@ if TYPE_CHECKING:
 OptionValues = Mapping[str, Any]
 
 _HEADINGS = {  # of options that are no settings of a run or a training, by parameter
-    **dict.fromkeys(("sync_batch_norm", "freeze_batch_norm"), COMPARED),
-    "dtype": DATA,
-    **dict.fromkeys(("detect", "detect_limit", "iterations", "collectives"), AMOUNT),
-    **dict.fromkeys(("min_bytes", "max_bytes", "max_events"), AMOUNT),
-    **dict.fromkeys(("calibration", "flops", "target_accuracy"), TARGETS),
-    **dict.fromkeys(("config", "out", "report", "fresh", "resume_from", "dry_run", "output_format", "classic"), FILES),
-    **dict.fromkeys(("figures", "open_page", "verbose", "quiet", "wandb", "wandb_online"), FILES),
-    **dict.fromkeys(("nodes", "node_rank", "rendezvous", "wait_for_nodes"), NODES),
+    parameter: heading
+    for heading, parameters in {
+        COMPARED: "sync_batch_norm freeze_batch_norm",
+        DATA: "dtype",
+        AMOUNT: "detect detect_limit iterations collectives min_bytes max_bytes max_events",
+        TARGETS: "calibration flops target_accuracy",
+        FILES: "config out report fresh resume_from dry_run output_format classic figures open_page verbose quiet wandb "
+        "wandb_online",
+        NODES: "nodes node_rank rendezvous wait_for_nodes",
+    }.items()
+    for parameter in parameters.split()
 }
 _DECLARED = {
     one.option: one for kind in (TrainConfig, RunConfig) for one in declarations(kind).values() if one.setting.help
@@ -70,13 +72,15 @@ def _place(parameter: str) -> tuple[int, int]:
     return (*HEADINGS, _OTHER).index(heading_of(parameter)), rank
 
 
-@dataclass(frozen=True)
-class Idle:
+class Idle(NamedTuple):
     """Parameters of a command that have no effect in a situation, and why."""
 
-    parameters: tuple[str, ...]
-    when: Callable[[OptionValues], bool]
+    parameters: str  # their names, separated by spaces
+    when: str | Callable[[OptionValues], bool]  # a parameter that has a value, or a condition
     why: str
+
+    def holds(self, values: OptionValues) -> bool:
+        return bool(values[self.when] if isinstance(self.when, str) else self.when(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,7 @@ def setting_option(one: Declared, command: str = "") -> Any:
 
 def _option_type(one: Declared) -> Any:
     """What the command line reads; text is read with the file's settings."""
-    kind = bool if one.setting.switch else str if one.setting.text is not None else plain_type(one.kind)
+    kind = bool if one.setting.switch else str if one.setting.text is not None else one.kind
     return kind if kind in (bool, int, float) or one.setting.listed else str
 
 
@@ -123,24 +127,18 @@ def _with_options(function: Callable[..., None], command: str) -> Callable[..., 
     settings = {one.option: one for one in kind.settings.values() if one.setting.help}
     hints = get_type_hints(kind, include_extras=True)
     annotated: Any = Annotated  # as a value, not as a type
-    parameters = [
-        inspect.Parameter(
-            option,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=annotated[_option_type(one) | None, setting_option(one, command)],
-        )
-        for option, one in settings.items()
+    options: list[tuple[str, Any, Any]] = [  # name, annotation and default
+        (name, annotated[_option_type(one) | None, setting_option(one, command)], None)
+        for name, one in settings.items()
     ]
-    parameters += [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(kind)
-        if field.name not in ("flags", "given")
+    options += [
+        (one.name, hints[one.name], inspect.Parameter.empty if one.default is MISSING else one.default)
+        for one in fields(kind)
+        if one.name not in ("flags", "given")
+    ]
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in options
     ]
 
     def called(**values: Any) -> None:
@@ -200,7 +198,7 @@ class Command(TyperCommand):
         stated = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
         flags = {parameter.name: parameter.opts[0] for parameter in self.params if parameter.name is not None}
         for rule in self.idle:
-            if (idle := [name for name in rule.parameters if name in stated]) and rule.when(ctx.params):
+            if (idle := [name for name in rule.parameters.split() if name in stated]) and rule.holds(ctx.params):
                 raise DpscopeError(f"{flags[idle[0]]} does nothing here: {rule.why}; omit it")
         if "out" not in stated and ctx.params.get("config") is not None:
             from dpscope.launch.planning.run_config import out_folder
@@ -215,22 +213,18 @@ class Command(TyperCommand):
 
 def config_defaults(config: msgspec.Struct) -> dict[str, str]:
     """The settings of a configuration by option, as `default_texts` shows them."""
-    return default_texts(
-        {
-            one.option: value
-            for one, value in zip(declarations(type(config)).values(), settings_of(config).values(), strict=True)
-        }
-    )
+    options = [one.option for one in declarations(type(config)).values()]
+    return default_texts(dict(zip(options, settings_of(config).values(), strict=True)))
 
 
 def default_texts(values: Mapping[str, object]) -> dict[str, str]:
     """Values of parameters by option; a switch that is off is left out."""
+
+    def text(value: object) -> str:
+        return "on" if value is True else f"{value:g}" if isinstance(value, float) else value_text(value)
+
     return {
-        f"--{name.replace('_', '-')}": "on"
-        if value is True
-        else f"{value:g}"
-        if isinstance(value, float)
-        else value_text(value)
+        f"--{name.replace('_', '-')}": text(value)
         for name, value in values.items()
         if value is not None and value is not False and value not in ((), ("off",))
     }

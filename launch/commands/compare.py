@@ -8,7 +8,7 @@ import typer
 from dpscope.launch.commands.command import Idle
 from dpscope.profiling.store.errors import DpscopeError
 
-IDLE = (Idle(("by",), lambda values: len(values["paths"]) < 3, "it orders three runs or more"),)
+IDLE = (Idle("by", lambda values: len(values["paths"]) < 3, "it orders three runs or more"),)
 
 
 def compare(

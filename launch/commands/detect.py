@@ -1,5 +1,6 @@
 """`dpscope run --detect 5%`: repeats until two such runs would show a change that large, or the time is over."""
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,12 @@ def parse_change(text: str) -> float:
     if not 0 < value < 1:
         raise DpscopeError(f"--detect {text}: not a change between 0 and 100%; write it as 5% or 0.05")
     return value
+
+
+def check_limit(limit_s: float | None) -> None:
+    """Raise DpscopeError for a --detect-limit that is no time."""
+    if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):
+        raise DpscopeError(f"--detect-limit {limit_s:g}: must be above 0 seconds")
 
 
 def first_round(config: RunConfig) -> RunConfig:

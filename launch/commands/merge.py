@@ -10,7 +10,7 @@ from dpscope.launch.commands.command import Idle
 
 IDLE = (
     Idle(
-        ("cell", "repeat"),
+        "cell repeat",
         lambda values: not any(map(options.holds_run, values["paths"])),
         "it chooses a job of a run folder, and none was named",
     ),

@@ -1,6 +1,5 @@
 """Options that several commands of `dpscope` share, the situations in which they have no effect, and how they are read."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,12 @@ import typer
 
 from dpscope.launch.commands.command import Idle, Request, setting_option
 from dpscope.profiling.records.config import Reporting
-from dpscope.profiling.records.settings import field_declarations
-from dpscope.profiling.records.typed_text import choose_from, parse_size
+from dpscope.profiling.records.settings import declarations
+from dpscope.profiling.records.typed_text import parse_size
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from dpscope.analysis.traces.reading.chunks import ReadLimits
-    from dpscope.profiling.machine.gpu_speed import StatedFlops
     from dpscope.profiling.records.links import LinkRate
 
 _Stated = TypeVar("_Stated")
@@ -25,58 +23,20 @@ DEFAULT_OUT = Path("runs/default")
 DEFAULT_DEVICES = "all GPUs in powers of two; 1,2 on the CPU"
 Out = Annotated[Path, typer.Option(help="the run folder; what is done there already is kept")]
 Config = Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="print every table and finding, not only the first screen")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print the report's path alone")]
 OpenPage = Annotated[bool, typer.Option("--open", help="open the report's page in the browser")]
-Detect = Annotated[
-    str | None,
-    typer.Option(metavar="CHANGE", help="instead of --repeats: as many as show a change of this size, such as 5%"),
-]
-DetectLimit = Annotated[
-    float | None, typer.Option(help="no repeat beyond the first three begins after so many seconds; default: 1800")
-]
-CalibrationFile = Annotated[
-    Path | None,
-    typer.Option("--calibration", help="predict from it: calibration.json, a run folder, or nccl-tests' logs"),
-]
-Flops = Annotated[
-    str | None,
-    typer.Option(
-        metavar="COUNT",
-        help="FLOPs of one step on one device, for jobs that did not count them: 1.2T; with MFU: 1.2T:bf16",
-    ),
-]
 NcclLogs = Annotated[
     list[Path] | None,
     typer.Option("--nccl-log", help="NCCL's own log (NCCL_DEBUG=INFO) of the job: a file or a folder; may be repeated"),
 ]
-ReportFolder = Annotated[Path | None, typer.Option("--report", help="where the report goes; a run's into its folder")]
 TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]
-Figures = Annotated[
-    str | None, typer.Option(help="files of figures next to the page: png, svg, pdf or some of them, or none")
-]
 MaxBytes = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="read no more of a trace than this, uncompressed, such as 4GB; default: 16 GiB"),
 ]
 MaxEvents = Annotated[int | None, typer.Option(help="refuse a trace with more events than this; default: 10 million")]
-Wandb = Annotated[bool, typer.Option("--wandb", help="mirror the scalars to wandb, offline unless WANDB_MODE is set")]
-WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="mirror them to wandb's server")]
-Nodes = Annotated[
-    str | None,
-    typer.Option(help="nodes that this command is started on, once on each: auto (from srun, mpirun, ...) or a number"),
-]
-NodeRank = Annotated[int | None, typer.Option(help="this node's number, from 0, if no launcher gives it")]
-Rendezvous = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="where the nodes meet, on node 0, if no launcher gives it")
-]
-WaitForNodes = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="how long nodes wait for each other; default: 300", min=1)
-]
-Link = Annotated[str | None, setting_option(field_declarations(Reporting)["link"])]
-TargetEfficiency = Annotated[float | None, setting_option(field_declarations(Reporting)["target_efficiency"])]
+Link = Annotated[str | None, setting_option(declarations(Reporting)["link"])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,31 +44,37 @@ class NodeOptions(Request):
     """Where the nodes of a command meet."""
 
     out: Path
-    nodes: Nodes = None
-    node_rank: NodeRank = None
-    rendezvous: Rendezvous = None
-    wait_for_nodes: WaitForNodes = None
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            help="nodes that this command is started on, once on each: auto (from srun, mpirun, ...) or a number"
+        ),
+    ] = None
+    node_rank: Annotated[int | None, typer.Option(help="this node's number, from 0, if no launcher gives it")] = None
+    rendezvous: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="where the nodes meet, on node 0, if no launcher gives it")
+    ] = None
+    wait_for_nodes: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="how long nodes wait for each other; default: 300", min=1)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorOptions(Request):
     """Where scalars are mirrored."""
 
-    wandb: Wandb = False
-    wandb_online: WandbOnline = False
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="mirror the scalars to wandb, offline unless WANDB_MODE is set")
+    ] = False
+    wandb_online: Annotated[bool, typer.Option("--wandb-online", help="mirror them to wandb's server")] = False
 
 
 PLAN_ALONE = "--dry-run prints the plan and makes no report"
-ONE_DETAIL = Idle(
-    ("verbose",), lambda values: values["quiet"], "--quiet prints the report's path alone; give one of them"
-)
-ONE_MIRROR = Idle(("wandb",), lambda values: values["wandb_online"], "--wandb-online mirrors already; give one of them")
-_MEETING = ("node_rank", "rendezvous", "wait_for_nodes")
+ONE_DETAIL = Idle("verbose", "quiet", "--quiet prints the report's path alone; give one of them")
+ONE_MIRROR = Idle("wandb", "wandb_online", "--wandb-online mirrors already; give one of them")
+_MEETING = "node_rank rendezvous wait_for_nodes"
 ONE_NODE = Idle(_MEETING, lambda values: values["nodes"] in (None, "1"), "without --nodes there is one node")
-NODES_IDLE = (
-    ONE_NODE,
-    Idle(_MEETING, lambda values: values["dry_run"], "--dry-run prints the plan and starts nothing on any node"),
-)
+NODES_IDLE = (ONE_NODE, Idle(_MEETING, "dry_run", "--dry-run prints the plan and starts nothing on any node"))
 
 
 def holds_run(path: Path) -> bool:
@@ -147,17 +113,11 @@ def read_link(text: str | None) -> "LinkRate | None":
     """The link that --link states; raises DpscopeError for a text that states none."""
     from dpscope.profiling.machine.link_specifications import parse_link
 
-    return _read("--link", text, parse_link)
+    return read("--link", text, parse_link)
 
 
-def read_flops(text: str | None) -> "StatedFlops | None":
-    """What --flops states; raises DpscopeError for a text that is no count."""
-    from dpscope.profiling.machine.gpu_speed import parse_flops
-
-    return _read("--flops", text, parse_flops)
-
-
-def _read(option: str, text: str | None, parse: Callable[[str], _Stated]) -> _Stated | None:
+def read(option: str, text: str | None, parse: Callable[[str], _Stated]) -> _Stated | None:
+    """An option's text, read; raises DpscopeError where `parse` raises ValueError."""
     try:
         return None if text is None else parse(text)
     except ValueError as error:
@@ -172,26 +132,9 @@ def check_targets(target_efficiency: float | None = None, target_accuracy: float
         raise DpscopeError(f"--target-efficiency {target_efficiency:g}: must be above 0 and at most 1; 0.8 is 80%")
 
 
-def read_figures(text: str | None) -> tuple[str, ...] | None:
-    """The formats that --figures names; raises DpscopeError for another."""
-    if text is None or text == "none":
-        return None if text is None else ()
-    formats = tuple(dict.fromkeys(text.split(",")))
-    known = ("png", "svg", "pdf", "none")
-    if unknown := [one for one in formats if one not in known[:3]]:
-        raise DpscopeError(f"--figures {text}: {unknown[0]!r} is no format; {choose_from(unknown[0], known)}")
-    return formats
-
-
-def check_seconds(option: str, seconds: float | None) -> None:
-    """Raises DpscopeError for a limit of time that is none."""
-    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
-        raise DpscopeError(f"{option} {seconds:g}: must be above 0 seconds")
-
-
 def read_size(option: str, text: str | None, unit_bytes: int = 1) -> float | None:
     """The bytes of a size such as ``4096``, ``4 MB`` or ``4MiB``; raises DpscopeError for a text that states none."""
-    return _read(option, text, lambda stated: parse_size(stated, unit_bytes))
+    return read(option, text, lambda stated: parse_size(stated, unit_bytes))
 
 
 def read_limits(max_bytes: str | None, max_events: int | None) -> "ReadLimits":

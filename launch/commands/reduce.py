@@ -2,22 +2,18 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
-
-if TYPE_CHECKING:
-    from dpscope.analysis.partials.reduce import Reduced
 
 IDLE = (
     Idle(
-        ("share", "jobs", "max_bytes", "max_events"),
-        options.any_partial,
-        "partials are joined by one task, which reads no trace",
+        "share jobs max_bytes max_events", options.any_partial, "partials are joined by one task, which reads no trace"
     ),
 )
 
@@ -56,16 +52,13 @@ def reduce(
         made = reduce_traces(
             paths, output, own, limits, jobs=jobs, progress=lambda done, of: update(f"{done} of {of} read")
         )
-    Console(markup=False).print(_summary(made), highlight=False, soft_wrap=True)
+    size_kb, known = made.path.stat().st_size / 1e3, f", {made.kept} of them already reduced" if made.kept else ""
+    Console(markup=False).print(
+        f"Written: {made.path} ({counted(made.ranks, 'rank')}{known}; {size_kb:.0f} kB). dpscope analyze reads it, alone or with "
+        "others.",
+        highlight=False,
+        soft_wrap=True,
+    )
     for one in made.unread:
         sys.stderr.write(f"dpscope: not read: {one.message}\n")
     raise typer.Exit(2 if made.unread else trace_status((), made.cut_short))
-
-
-def _summary(made: "Reduced") -> str:
-    from dpscope.profiling.records.finding import counted
-
-    size_kb = made.path.stat().st_size / 1e3
-    known = f", {made.kept} of them already reduced" if made.kept else ""
-    ranks = counted(made.ranks, "rank")
-    return f"Written: {made.path} ({ranks}{known}; {size_kb:.0f} kB). dpscope analyze reads it, alone or with others."

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, by_device, config_defaults, exit_after
@@ -16,16 +18,12 @@ if TYPE_CHECKING:
 DETECT_LIMIT_S = 1800.0
 IDLE = (
     *options.NODES_IDLE,
-    Idle(
-        ("verbose", "quiet", "open_page", "link", "target_efficiency", "wandb", "wandb_online"),
-        lambda values: values["dry_run"],
-        options.PLAN_ALONE,
-    ),
+    Idle("verbose quiet open_page link target_efficiency wandb wandb_online", "dry_run", options.PLAN_ALONE),
     options.ONE_DETAIL,
     options.ONE_MIRROR,
-    Idle(("repeats",), lambda values: values["detect"] is not None, "--detect chooses the repeats of each cell"),
-    Idle(("detect_limit",), lambda values: values["detect"] is None, "it limits --detect, which is not given"),
-    Idle(("detect_limit",), lambda values: values["dry_run"], "--dry-run plans the first repeats and takes no time"),
+    Idle("repeats", "detect", "--detect chooses the repeats of each cell"),
+    Idle("detect_limit", lambda values: not values["detect"], "it limits --detect, which is not given"),
+    Idle("detect_limit", "dry_run", "--dry-run plans the first repeats and takes no time"),
 )
 
 
@@ -35,19 +33,24 @@ class RunRequest(options.NodeOptions, options.MirrorOptions):
 
     settings: ClassVar[Mapping[str, Declared]] = declarations(RunConfig)
 
-    detect: options.Detect = None
-    detect_limit: options.DetectLimit = None
+    detect: Annotated[
+        str | None,
+        typer.Option(metavar="CHANGE", help="instead of --repeats: as many as show a change of this size, such as 5%"),
+    ] = None
+    detect_limit: Annotated[
+        float | None,
+        typer.Option(help="no repeat beyond the first three begins after so many seconds; default: 1800"),
+    ] = None
     config: options.Config = None
     out: options.Out = options.DEFAULT_OUT
-    fresh: options.Fresh = False
-    dry_run: options.DryRun = False
+    fresh: Annotated[bool, typer.Option("--fresh", help="measure every cell again")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")] = False
     verbose: options.Verbose = False
     quiet: options.Quiet = False
     open_page: options.OpenPage = False
 
 
 def run(request: RunRequest) -> None:
-    options.check_seconds("--detect-limit", request.detect_limit)
     detail = options.detail(request.verbose, request.quiet)
     from rich.console import Console
 
@@ -61,13 +64,18 @@ def run(request: RunRequest) -> None:
     nodes = place.count if place is not None else 1
     check_idle_options(settings, request.flags, nodes)
     if request.detect is not None:
-        from dpscope.launch.commands.detect import first_round, parse_change, run_until_detected
+        from dpscope.launch.commands.detect import check_limit, first_round, parse_change, run_until_detected
 
+        check_limit(request.detect_limit)
         change, settings = parse_change(request.detect), first_round(settings)
     if request.dry_run:
         describe_plan(settings, out, console, request.fresh, nodes)
         return
-    mirror = _cell_mirror(request.wandb_online) if request.wandb or request.wandb_online else None
+    mirror: CellMirror | None = None
+    if request.wandb or request.wandb_online:
+        from dpscope.profiling.mirrors.wandb_mirror import cell_mirror
+
+        mirror = cell_mirror(request.wandb_online)
     with on_all_nodes(place, request, settings.workload.device, console) as starter:
         if request.detect is None:
             outcome = run_sweep(settings, out, request.fresh, console, starter=starter)
@@ -102,10 +110,3 @@ def defaults() -> dict[str, str]:
         "--repeats": by_device(DEFAULT_REPEATS),
         "--ddp-alone": by_device({"cuda": "on", "cpu": "off"}),
     }
-
-
-def _cell_mirror(online: bool) -> "CellMirror":
-    """Imports wandb, which a run without it does not need."""
-    from dpscope.profiling.mirrors.wandb_mirror import cell_mirror
-
-    return cell_mirror(online)

@@ -1,12 +1,10 @@
 """A command started on several nodes: node 0 runs it, the others do their part of its jobs."""
 
 import functools
-import importlib.metadata
 import os
-import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -21,8 +19,7 @@ if TYPE_CHECKING:
 
     from dpscope.launch.jobs.attended_job import JobStarter, SeveralNodesJob
     from dpscope.launch.jobs.node_place import NodePlace
-    from dpscope.launch.nodes.board import Meeting, NodeInfo
-    from dpscope.launch.nodes.meeting import Found
+    from dpscope.launch.nodes.board import Found, NodeInfo, NodeStart
 
 _NODE_S_OWN = ("node_rank", "wait_for_nodes", "out")  # and compared in another way
 _WAIT_S = 300.0  # people start the command on one node after another
@@ -71,26 +68,20 @@ def on_all_nodes(
     out, given = folder or request.out, request.given
     options = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items() if name not in _NODE_S_OWN}
     options["--out"] = str(out)
-    wait_s = cast(float, given.get("wait_for_nodes", _WAIT_S))
-    resume_from = cast(str | None, given.get("resume_from"))
-    if place.rank > 0:
-        with _ended_at_once():
-            raise typer.Exit(_follow(place, out, options, lambda: _plan(out, resume_from), device, wait_s, note))
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.jobs.out_folder import check_writable
-    from dpscope.launch.nodes.meeting import opened_meeting
-    from dpscope.launch.nodes.team import Team
+    from dpscope.launch.nodes.board import NodeStart
+    from dpscope.launch.nodes.team import follow, led
 
+    plan = functools.partial(_plan, out, cast(str | None, given.get("resume_from")))
+    start = NodeStart(place, out, options, note, request.wait_for_nodes or _WAIT_S, plan)
+    if place.rank > 0:
+        with _ended_at_once():
+            raise typer.Exit(follow(start, functools.partial(_node_info, start, device)))
     check_writable(out)
     on_gpus = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device)).kind == "cuda"
-    with opened_meeting(place, out, options, on_gpus, note) as board:
-        team = Team(board, lambda: _plan(out, resume_from))
-        try:
-            team.gather(note, wait_s)
-            yield team
-        except DpscopeError as error:
-            team.dismiss(error.exit_status, f"Node 0: {error}")
-            raise
+    with led(start, on_gpus) as team:
+        yield team
 
 
 @contextmanager
@@ -110,64 +101,10 @@ def _ended_at_once() -> Iterator[None]:
         os._exit(error.exit_status if isinstance(error, DpscopeError) else error.exit_code)
 
 
-def _follow(
-    place: "NodePlace",
-    out: Path,
-    options: Mapping[str, str],
-    plan: "Callable[[], list[SeveralNodesJob]]",
-    device: str,
-    wait_s: float,
-    note: Callable[[str], None],
-) -> int:
-    from dpscope.launch.nodes.follower import Follower
-    from dpscope.launch.nodes.meeting import found_meeting
-
-    found = found_meeting(place, out, note, wait_s)
-    why = ""
-    try:
-        check_alike(place, found.meeting, options)
-        leader, info = f"node 0 ({found.meeting.hostname})", _node_info(place, found, device)
-        return Follower(out, info, found.board, leader, plan, note).follow()
-    except DpscopeError as error:
-        why = str(error)
-        raise
-    finally:
-        found.board.publish(left=why)
-        found.board.close()
-
-
-def check_alike(place: "NodePlace", meeting: "Meeting", options: Mapping[str, str]) -> None:
-    """Raise DpscopeError where this node was started otherwise than node 0."""
-    name, version = f"node {place.rank} ({socket.gethostname()})", importlib.metadata.version("dpscope")
-    if meeting.dpscope != version:
-        raise DpscopeError(f"{name} has dpscope {version}, node 0 has {meeting.dpscope}: install the same on all nodes")
-    if meeting.count != place.count:
-        raise DpscopeError(
-            f"--nodes: {name} was started as one of {place.count} nodes, node 0 as one of {meeting.count}; give the same number "
-            "on all nodes"
-        )
-    for option in sorted({*options, *meeting.options}):
-        own, first = (f"{option} {of[option]}" if option in of else f"no {option}" for of in (options, meeting.options))
-        if own != first:
-            raise DpscopeError(
-                f"{name} was started with {own}, node 0 with {first}: give the same command on all nodes"
-            )
-
-
-def check_devices(place: "NodePlace", meeting: "Meeting", on_gpus: bool) -> None:
-    """Raise DpscopeError where this node runs on the CPU and node 0 on GPUs, or the other way round."""
-    if on_gpus != meeting.on_gpus:
-        nodes = (f"node {place.rank} ({socket.gethostname()})", f"node 0 ({meeting.hostname})")
-        has, lacks = nodes if on_gpus else nodes[::-1]
-        raise DpscopeError(
-            f"--device: {has} has GPUs and {lacks} has none; start the command on nodes that all have them, or give --device cpu"
-        )
-
-
-def _node_info(place: "NodePlace", found: "Found", device: str) -> "NodeInfo":
+def _node_info(start: "NodeStart", device: str, found: "Found") -> "NodeInfo":
     """What this node is; raises DpscopeError where it cannot take part."""
     from dpscope.launch.jobs.devices import resolve_devices
-    from dpscope.launch.nodes.board import NodeInfo
+    from dpscope.launch.nodes.board import NodeInfo, check_devices
     from dpscope.profiling.machine.environment import collect_environment
     from dpscope.profiling.machine.interfaces import host_at
     from dpscope.profiling.machine.nvml import open_nvml
@@ -175,11 +112,11 @@ def _node_info(place: "NodePlace", found: "Found", device: str) -> "NodeInfo":
     try:
         devices = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device))
     except DpscopeError as error:
-        raise DpscopeError(f"node {place.rank} cannot take part: {error}") from error
+        raise DpscopeError(f"node {start.place.rank} cannot take part: {error}") from error
     on_gpus = devices.kind == "cuda"
-    check_devices(place, found.meeting, on_gpus)
+    check_devices(start, found.meeting, on_gpus)
     environment = collect_environment(open_nvml() if on_gpus else None, on_gpus=on_gpus)
-    return NodeInfo(host_at(place.rank, found.address, environment), found.node0_address, devices.count)
+    return NodeInfo(host_at(start.place.rank, found.address, environment), found.node0_address, devices.count)
 
 
 def _plan(out: Path, resume_from: str | None) -> "list[SeveralNodesJob]":

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,13 +16,10 @@ from dpscope.launch.commands.analyze import runs_among
 from dpscope.launch.commands.command import Idle
 from dpscope.profiling.store.errors import DpscopeError
 
-if TYPE_CHECKING:
-    from dpscope.profiling.records.links import LinkRate
-
 _REAPED_EVERY_S = 1.0
 IDLE = (
-    Idle(("link",), options.trainings_alone, "trainings alone hold no measured steps"),
-    Idle(("out",), options.any_run, "a run's TensorBoard folder lies in the run's own"),
+    Idle("link", options.trainings_alone, "trainings alone hold no measured steps"),
+    Idle("out", options.any_run, "a run's TensorBoard folder lies in the run's own"),
 )
 
 
@@ -41,7 +38,14 @@ def tensorboard(
     check_address(host, port)
     console = Console(markup=False)
     console.print("Writing the TensorBoard folder ...", highlight=False)
-    folder = _tensorboard_folder(paths, stated, out)
+    if runs := runs_among(paths):
+        from dpscope.analysis.output.analyze import write_tensorboard
+
+        folder = write_tensorboard(runs[0], stated)
+    else:
+        from dpscope.analysis.output.traced_report import TraceRequest, export_traces
+
+        folder = export_traces(paths, TraceRequest(stated), out)
     console.print("Starting TensorBoard ...", highlight=False)
 
     def announce(address: str) -> None:
@@ -49,17 +53,6 @@ def tensorboard(
 
     with contextlib.suppress(KeyboardInterrupt):
         serve(folder, host, port, announce)
-
-
-def _tensorboard_folder(paths: list[Path], stated: "LinkRate | None", out: Path | None) -> Path:
-    """Written of the one run that is named, or of the traces."""
-    if not (runs := runs_among(paths)):
-        from dpscope.analysis.output.traced_report import TraceRequest, export_traces
-
-        return export_traces(paths, TraceRequest(stated), out)
-    from dpscope.analysis.output.analyze import write_tensorboard
-
-    return write_tensorboard(runs[0], stated)
 
 
 def serve(folder: Path, host: str, port: int, announce: Callable[[str], None]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -12,12 +12,9 @@ from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.settings import Declared, declarations
 from dpscope.profiling.records.training import TrainConfig
 
-if TYPE_CHECKING:
-    from dpscope.profiling.mirrors.mirror import TrainingMirror
-
 IDLE = (
     *options.NODES_IDLE,
-    Idle(("target_accuracy", "wandb", "wandb_online"), lambda values: values["dry_run"], options.PLAN_ALONE),
+    Idle("target_accuracy wandb wandb_online", "dry_run", options.PLAN_ALONE),
     options.ONE_MIRROR,
 )
 _NO_OPTIONS = ("seed", "ddp_alone")  # there are --seeds; DDP on one device trains as single does
@@ -59,8 +56,14 @@ def train(request: TrainRequest) -> None:
         nodes = place.count if place is not None else 1
         describe_trainings(settings, out, console, request.fresh, request.resume_from, nodes)
         return
+    from dpscope.profiling.mirrors.mirror import TrainingMirror
+    from dpscope.profiling.mirrors.tensorboard_mirror import training_events
+    from dpscope.profiling.mirrors.wandb_mirror import wandb_mirror
+
     with on_all_nodes(place, request, settings.workload.device, console) as starter:
-        mirrors = _mirrors(request, settings)
+        mirrors: list[TrainingMirror] = [training_events(out, settings)]
+        if request.wandb or request.wandb_online:
+            mirrors.append(wandb_mirror(out, settings, request.wandb_online))
         outcome = run_trainings(settings, out, request.fresh, console, mirrors, request.resume_from, starter)
         starter.dismiss(outcome.exit_status, outcome.lost or "")
     if outcome.interrupted:
@@ -76,14 +79,3 @@ def defaults() -> dict[str, str]:
 
     chosen = config_defaults(load_train_config(None, {}))
     return chosen | {"--devices": options.DEFAULT_DEVICES, "--batch-size": str(TRAINING_BATCH_SIZE)}
-
-
-def _mirrors(request: TrainRequest, settings: TrainConfig) -> "list[TrainingMirror]":
-    """Where epochs are shown while they are trained: TensorBoard, and wandb if requested."""
-    from dpscope.profiling.mirrors.tensorboard_mirror import training_events
-    from dpscope.profiling.mirrors.wandb_mirror import wandb_mirror
-
-    mirrors: list[TrainingMirror] = [training_events(request.out, settings)]
-    if request.wandb or request.wandb_online:
-        mirrors.append(wandb_mirror(request.out, settings, request.wandb_online))
-    return mirrors

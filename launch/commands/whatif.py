@@ -1,7 +1,7 @@
 """`dpscope whatif`: the step of a configuration that was not measured, with its error."""
 
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,10 +14,8 @@ from dpscope.profiling.records.typed_text import MIB, choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
-    from dpscope.analysis.what_if.answers.bases import Question
-    from dpscope.analysis.what_if.answers.options import NamedScenario, WhatIfOptions
+    from dpscope.analysis.what_if.answers.options import WhatIfOptions
     from dpscope.analysis.what_if.answers.output import RunAnswer
-    from dpscope.analysis.what_if.answers.questions import Solution
 
 _TABLES = (".csv", ".tsv")
 _Text = str | None
@@ -32,23 +30,18 @@ def _reads_run(values: OptionValues) -> bool:
 
 
 IDLE = (
+    Idle("per_node batch_size", "measured", "the rows of --measured contain it"),
     Idle(
-        ("per_node", "batch_size"), lambda values: values["measured"] is not None, "the rows of --measured contain it"
-    ),
-    Idle(
-        (
-            *("cell", "link", "inter", "intra", "bucket_mb", "comm_hook", "accumulate", "overlap", "strategy"),
-            *("faster", "jitter", "solve", "need", "trace", "figure"),
-            *("base_devices", "base_batch_size", "base_bucket_mb"),
-        ),
+        "cell link inter intra bucket_mb comm_hook accumulate overlap strategy faster jitter solve need trace figure "
+        "base_devices base_batch_size base_bucket_mb",
         _reads_table,
         "a table of step times does not show its effect; give a run or a trace",
     ),
-    Idle(("measured",), lambda values: not _reads_table(values), "it is for a table, and a run or a trace was named"),
-    Idle(("cell",), lambda values: not _reads_run(values), "it chooses a cell of a run folder, and none was named"),
-    Idle(("base_devices", "base_batch_size", "base_bucket_mb", "gradient_bytes"), _reads_run, "a run contains it"),
+    Idle("measured", lambda values: not _reads_table(values), "it is for a table, and a run or a trace was named"),
+    Idle("cell", lambda values: not _reads_run(values), "it chooses a cell of a run folder, and none was named"),
+    Idle("base_devices base_batch_size base_bucket_mb gradient_bytes", _reads_run, "a run contains it"),
     Idle(
-        ("need",),
+        "need",
         lambda values: values["solve"] in (None, "bucket-mb", "strategy"),
         "it is the target of --solve inter, intra, faster or devices",
     ),
@@ -139,13 +132,12 @@ def _of_table(request: WhatIfRequest, requested: "WhatIfOptions", gradient_bytes
     if measured is not None:
         answer = what_if.score_table(table, measured, gradient_bytes)
     else:
+        devices = whole_numbers(requested.devices or "", "--devices")
         batches = requested.batch_size and whole_numbers(requested.batch_size, "--batch-size")
         each = whole_numbers(requested.per_node, "--per-node") if requested.per_node is not None else (None,)
         if len(each) > 1:
             raise DpscopeError(f"--per-node {requested.per_node}: give one number for a table")
-        answer = what_if.predict_table(
-            table, whole_numbers(requested.devices or "", "--devices"), each[0], batches or None, gradient_bytes
-        )
+        answer = what_if.predict_table(table, devices, each[0], batches or None, gradient_bytes)
     if request.output_format == "json":
         sys.stdout.write(answer.as_json() + "\n")
     elif request.output_format == "csv":
@@ -163,20 +155,17 @@ def _of_run_or_traces(
     request: WhatIfRequest, requested: "WhatIfOptions", bucket_bytes: float | None, gradient_bytes: float | None
 ) -> None:
     """By a replay of steps, of which the user states what traces may not show."""
-    from dpscope.analysis.what_if.answers.options import check_links, level_that_limits, scenarios_of, with_link
+    from dpscope.analysis.what_if.answers import options as scenario_options
 
-    scenarios = scenarios_of(requested)
-    _check(request, len(scenarios))
-    from rich.console import Console
-
+    scenarios = scenario_options.scenarios_of(requested)
+    need = _checked_need(request, len(scenarios))
     from dpscope.analysis.output.analyze import load
-    from dpscope.analysis.text.terminal import print_sentences, print_table, progress
-    from dpscope.analysis.text.text_table import render
-    from dpscope.analysis.what_if.answers import bases, output
+    from dpscope.analysis.text.terminal import progress
+    from dpscope.analysis.what_if.answers import bases, output, written
     from dpscope.analysis.what_if.answers.cell_errors import with_cell_errors
-    from dpscope.profiling.store.folders import is_run_folder
+    from dpscope.analysis.what_if.answers.questions import solve
 
-    if is_run_folder(request.paths[0]):
+    if options.holds_run(request.paths[0]):
         if len(request.paths) > 1:
             raise DpscopeError(f"{request.paths[0]} is a run folder: give it alone")
         run = load(request.paths[0])
@@ -187,18 +176,33 @@ def _of_run_or_traces(
         stated = bases.StatedJob(request.base_devices, request.base_batch_size, bucket_mb, gradient_bytes)
         with progress():
             found = bases.base_of_traces(request.paths, stated)
-    check_links(requested, found.base, [one for _, one in scenarios])
-    scenarios = with_link(requested, found.base, scenarios)
-    if request.solve == "link":
-        request = replace(request, solve=level_that_limits(found.base, scenarios[0][1]))
+    scenario_options.check_links(requested, found.base, [one for _, one in scenarios])
+    scenarios = scenario_options.with_link(requested, found.base, scenarios)
+    first = scenarios[0][1]
+    variable = scenario_options.level_that_limits(found.base, first) if request.solve == "link" else request.solve
     with progress("Predicting") as update:
         update("the run's other cells")
         found, own = with_cell_errors(found)
         update(counted(len(scenarios), "scenario"))
-        answer = output.run_answer(found, own, scenarios, _solved(found, request, scenarios))
-    if request.output_format == "json":
+        solution = None if variable is None else solve(found.base, first, found.costs, variable, need)
+        answer = output.run_answer(found, own, scenarios, solution)
+    _print_run_answer(answer, request.output_format)
+    if request.trace is not None:
+        written.write_replayed(answer, request.trace)
+    if request.figure is not None:
+        written.write_figure(answer, request.figure)
+
+
+def _print_run_answer(answer: "RunAnswer", output_format: Literal["table", "json", "csv"]) -> None:
+    from rich.console import Console
+
+    from dpscope.analysis.text.terminal import print_sentences, print_table, progress
+    from dpscope.analysis.text.text_table import render
+    from dpscope.analysis.what_if.answers import output
+
+    if output_format == "json":
         sys.stdout.write(answer.as_json() + "\n")
-    elif request.output_format == "csv":
+    elif output_format == "csv":
         sys.stdout.write(render(output.csv_table(answer), "csv"))
         sys.stderr.write(f"{answer.solution.sentence}\n" if answer.solution is not None else "")
     else:
@@ -214,52 +218,27 @@ def _of_run_or_traces(
                 print_table(console, table)
         console.print()
         print_sentences(console, saved + output.base_sentences(answer))
-    _write(answer, request)
 
 
-def _check(request: WhatIfRequest, scenarios: int) -> None:
+def _checked_need(request: WhatIfRequest, scenarios: int) -> tuple[str, float] | None:
+    """What --need states; raises DpscopeError for options that contradict it, each other or the number of scenarios."""
     from dpscope.analysis.what_if.answers.options import need_of
     from dpscope.analysis.what_if.answers.questions import SOLVABLE
+    from dpscope.analysis.what_if.answers.written import check_figure_name, check_trace_name
 
-    known = ("link", *SOLVABLE)
-    if request.solve is not None and request.solve not in known:
-        raise DpscopeError(f"--solve {request.solve!r}: {choose_from(request.solve, known)}")
-    targets = request.solve is not None and request.solve not in ("bucket-mb", "strategy")
-    if targets and request.need is None:
-        raise DpscopeError(f"--solve {request.solve} needs a target: --need efficiency=0.95 or --need step-ms=100")
-    if request.solve is not None and getattr(request, request.solve.replace("-", "_")) is not None:
-        raise DpscopeError(f"--solve {request.solve} finds that itself: leave --{request.solve} out")
-    if request.need is not None:
-        need_of(request.need)
-    if request.solve is not None and scenarios > 1:
+    solved, known = request.solve, ("link", *SOLVABLE)
+    if solved is not None:
+        if solved not in known:
+            raise DpscopeError(f"--solve {solved!r}: {choose_from(solved, known)}")
+        if solved not in ("bucket-mb", "strategy") and request.need is None:
+            raise DpscopeError(f"--solve {solved} needs a target: --need efficiency=0.95 or --need step-ms=100")
+        if getattr(request, solved.replace("-", "_")) is not None:
+            raise DpscopeError(f"--solve {solved} finds that itself: leave --{solved} out")
+    need = None if request.need is None else need_of(request.need)
+    if solved is not None and scenarios > 1:
         raise DpscopeError("--solve answers for one scenario: give one value for each other option")
     if request.trace is not None:
-        from dpscope.analysis.what_if.answers.written import check_trace_name
-
         check_trace_name(request.trace)
     if request.figure is not None:
-        from dpscope.analysis.what_if.answers.written import check_figure_name
-
         check_figure_name(request.figure)
-
-
-def _solved(found: "Question", request: WhatIfRequest, scenarios: "list[NamedScenario]") -> "Solution | None":
-    """The inverse request's answer; None if there is no such request."""
-    if request.solve is None:
-        return None
-    from dpscope.analysis.what_if.answers.options import need_of
-    from dpscope.analysis.what_if.answers.questions import solve
-
-    need = need_of(request.need) if request.need is not None else None
-    return solve(found.base, scenarios[0][1], found.costs, request.solve, need)
-
-
-def _write(answer: "RunAnswer", request: WhatIfRequest) -> None:
-    if request.trace is not None:
-        from dpscope.analysis.what_if.answers.written import write_replayed
-
-        write_replayed(answer, request.trace)
-    if request.figure is not None:
-        from dpscope.analysis.what_if.answers.written import write_figure
-
-        write_figure(answer, request.figure)
+    return need

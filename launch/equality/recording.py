@@ -45,7 +45,7 @@ class ForwardRecorder:
         self.outputs_wanted = outputs_wanted
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._passes: list[tuple[NDArray[np.uint64], dict[str, NDArray[Any]]]] = []
+        self._passes: list[tuple[NDArray[np.uint64], Arrays]] = []
 
         # Closures, not methods: a method would be copied with the module, and with it the recorder.
         def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -85,21 +85,16 @@ class ForwardRecorder:
         entered = np.zeros(len(batch), dtype=np.int64)
         outputs: Arrays = {}
         for samples, pass_outputs in passes:
-            rows = [_next_position(positions[sample]) for sample in samples.tolist()]
-            known = [row for row in rows if row is not None]
-            entered[known] += 1
+            rows = []  # of the batch, for the samples that are in it
+            present = [bool(positions[sample]) for sample in samples.tolist()]
+            for sample in samples[present].tolist():
+                positions[sample].rotate(-1)  # equal samples (padding) take turns
+                rows.append(positions[sample][-1])
+            entered[rows] += 1
             for call, values in pass_outputs.items():
                 whole = outputs.setdefault(call, np.full((len(batch), values.shape[1]), np.nan, values.dtype))
-                whole[known] = values[[row is not None for row in rows]]
+                whole[rows] = values[present]
         return entered, outputs
-
-
-def _next_position(positions: deque[int]) -> int | None:
-    """Position in the batch of the next of several equal samples; None for a sample that is not in the batch."""
-    if not positions:
-        return None
-    positions.rotate(-1)  # equal samples (padding) take turns
-    return positions[-1]
 
 
 def _some_elements(output: Tensor) -> NDArray[Any]:
@@ -139,51 +134,21 @@ def _hash(tensor: NDArray[Any]) -> int:
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(tensor).data, digest_size=8).digest(), "little")
 
 
-class SampleHistory:
-    """Every sample of the training: its step, epoch, index, fingerprint, and how often it entered the model."""
-
-    def __init__(self, forward: ForwardRecorder) -> None:
-        self._forward = forward
-        self._columns: dict[str, list[NDArray[Any]]] = {}
-        self.first_outputs: Arrays = {}  # per module call of the first step
-
-    def add(self, step: int, epoch: int, indices: Sequence[int], inputs: Any) -> None:
-        """Add the batch of one step, after its forward pass."""
-        batch = fingerprints(inputs)
-        entered, outputs = self._forward.take(batch)
-        if step == 0:
-            self.first_outputs = outputs
-            self._forward.outputs_wanted = False
-        row = {
-            "step": np.full(len(batch), step),
-            "epoch": np.full(len(batch), epoch),
-            "index": np.asarray(indices, dtype=np.int64),
-            "fingerprint": batch,
-            "entered": entered,
-        }
-        for name, values in row.items():
-            self._columns.setdefault(name, []).append(values)
-
-    def arrays(self) -> Arrays:
-        """With the names in dpscope.profiling.records.equality."""
-        samples = {f"sample_{name}": np.concatenate(parts) for name, parts in self._columns.items()}
-        return samples | {f"output.{index}": values for index, values in enumerate(self.first_outputs.values())}
-
-
 class TrainingRecorder:
     """Everything that one process records of its training."""
 
     def __init__(self, model: nn.Module, forward: ForwardRecorder) -> None:
         self._model = model  # FSDP replaces its parameters, which keep their names
-        elements = [parameter.numel() for parameter in self._named.values()]
+        self._forward = forward
         self._parameters = tuple(
-            ParameterRecord(name=name, elements=count, stored=min(count, STORED_ELEMENTS))
-            for name, count in zip(self._named, elements, strict=True)
+            ParameterRecord(name=name, elements=one.numel(), stored=min(one.numel(), STORED_ELEMENTS))
+            for name, one in self._named.items()
         )
-        self._gradients = TensorHistory("gradient", elements)
-        self._weights = TensorHistory("weight", elements)
+        elements = [one.elements for one in self._parameters]
+        self._gradients, self._weights = TensorHistory("gradient", elements), TensorHistory("weight", elements)
         self._losses: list[float] = []
-        self.samples = SampleHistory(forward)
+        self._samples: dict[str, list[NDArray[Any]]] = defaultdict(list)
+        self._first_outputs: Arrays = {}  # per module call of the first step
 
     @property
     def _named(self) -> dict[str, nn.Parameter]:
@@ -200,6 +165,18 @@ class TrainingRecorder:
         self._losses.append(loss)
         self._weights.add([_flat(parameter) for parameter in self._named.values()])
 
+    def add_samples(self, step: int, epoch: int, indices: Sequence[int], inputs: Any) -> None:
+        """Add the samples of a step's batch, after its forward pass, with how often each entered the model."""
+        batch = fingerprints(inputs)
+        entered, outputs = self._forward.take(batch)
+        if step == 0:
+            self._first_outputs = outputs
+            self._forward.outputs_wanted = False
+        row = {"step": np.full(len(batch), step), "epoch": np.full(len(batch), epoch), "entered": entered}
+        row |= {"index": np.asarray(indices, dtype=np.int64), "fingerprint": batch}
+        for name, values in row.items():
+            self._samples[name].append(values)
+
     def save(
         self,
         folder: Path,
@@ -209,7 +186,7 @@ class TrainingRecorder:
         shuffled: bool,
         whole_weights: bool,
     ) -> None:
-        """Write this process's arrays, and then the record that describes them."""
+        """Write this process's arrays, named in dpscope.profiling.records.equality, and then the record that describes them."""
         record_path, arrays_path = rank_paths(folder, rank)
         named = self._named
         last_weights = {  # all processes take part in gathering sharded ones
@@ -221,20 +198,14 @@ class TrainingRecorder:
             "loss": np.array(self._losses),
             **self._gradients.arrays(),
             **self._weights.arrays(),
-            **self.samples.arrays(),
+            **{f"sample_{name}": np.concatenate(parts) for name, parts in self._samples.items()},
+            **{f"output.{index}": values for index, values in enumerate(self._first_outputs.values())},
             **(last_weights if whole_weights else {}),
         }
         with atomic_path(arrays_path) as temporary, open(temporary, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        record = RankRecord(
-            rank=rank,
-            steps=len(self._losses),
-            parameters=self._parameters,
-            module_calls=tuple(self.samples.first_outputs),
-            batch_norms=tuple(batch_norms),
-            random_layers=tuple(random_layers),
-            shuffled=shuffled,
-        )
+        calls, norms, layers = (tuple(names) for names in (self._first_outputs, batch_norms, random_layers))
+        record = RankRecord(rank, len(self._losses), self._parameters, calls, norms, layers, shuffled)
         write_json(record_path, record)
 
 

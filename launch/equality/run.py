@@ -1,6 +1,6 @@
 """Checks the settings of `dpscope equal` and runs its jobs in turn. Imports torch only if there may be GPUs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +17,6 @@ from dpscope.launch.planning.run_config import load_config, raising_user_errors
 from dpscope.launch.planning.variants import too_few_devices, uncompilable
 from dpscope.launch.workload.data_files import check_data, download_data
 from dpscope.launch.workload.model_size import checked_model_size
-from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.equality import (
     EQUALITY_FOLDER,
     EQUALITY_NAME,
@@ -54,8 +53,14 @@ def equality_settings(
     """
     given = load_config(None, {**DEFAULTS, **flags})
     devices = resolve_devices(given.workload.device)
+    if given.matrix.batch_growth is not None or len(given.matrix.batch_sizes or (0,)) != 1:
+        raise DpscopeError(f"--batch-size {flags.get('batch_size')}: one global batch is compared; give one")
+    (batch_size,) = given.matrix.batch_sizes or (EQUALITY_BATCH_SIZES[devices.kind],)
+    samples = given.workload.samples  # by default epochs end within the steps
+    if not flags.get("samples"):
+        samples = samples_of_two_epochs(batch_size, given.measurement.steps or 0)
     with raising_user_errors():
-        one_batch = _with_batch(given, devices.kind, flags)
+        one_batch = with_settings(given, batch_sizes=(batch_size,), samples=samples)
     if one_batch.matrix.layouts and "strategy" not in flags:  # DataParallel has no processes on other nodes
         one_batch = with_settings(one_batch, strategies=("single", "ddp"))
     resolved = resolve(one_batch, devices, nodes=nodes)
@@ -77,21 +82,8 @@ def equality_settings(
         precision=precision,
         freeze_batch_norm=freeze_batch_norm,
         sync_batch_norm=sync_batch_norm,
-        jobs=_jobs(config, devices.kind, freeze_batch_norm),
+        jobs=tuple(_jobs(config, devices.kind, freeze_batch_norm)),
     )
-
-
-def _with_batch(config: RunConfig, kind: DeviceType, flags: Mapping[str, object]) -> RunConfig:
-    """The configuration with a global batch, and with epochs that end within the steps unless samples are given."""
-    if config.matrix.batch_growth is not None or len(config.matrix.batch_sizes or (0,)) != 1:
-        raise DpscopeError(f"--batch-size {flags.get('batch_size')}: one global batch is compared; give one")
-    batch_size = config.matrix.batch_sizes[0] if config.matrix.batch_sizes else EQUALITY_BATCH_SIZES[kind]
-    samples = (
-        config.workload.samples
-        if flags.get("samples")
-        else samples_of_two_epochs(batch_size, config.measurement.steps or 0)
-    )
-    return with_settings(config, batch_sizes=(batch_size,), samples=samples)
 
 
 def samples_of_two_epochs(batch_size: int, steps: int) -> int:
@@ -151,26 +143,20 @@ def _check_sync(strategies: tuple[Strategy, ...], kind: DeviceType, freeze_batch
         )
 
 
-def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> tuple[EqualityJob, ...]:
-    """A job for each strategy, the reference first: it also measures rounding. A single device also trains with its batch
-    divided into shares. A compiled strategy is compared with the same strategy without compilation.
+def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> Iterator[EqualityJob]:
+    """A job for each strategy, the reference first: it also measures rounding.
+
+    A single device also trains with its batch divided into shares. A compiled strategy is compared with the same strategy without
+    compilation.
     """
-    cells: dict[Cell, None] = {}
-    for strategy in config.matrix.strategies:
-        for mode in dict.fromkeys(("off", *config.matrix.compile)):
-            cell = _cell(config, kind, strategy, mode)
-            if uncompilable(cell) is None:
-                cells.setdefault(cell)
-    jobs = []
-    for index, cell in enumerate(cells):
-        trainings = [EqualityTraining(kind="compared")]
-        if index == 0:
-            trainings.append(EqualityTraining(kind="rounding"))
+    modes = dict.fromkeys(("off", *config.matrix.compile))
+    cells = [_cell(config, kind, strategy, mode) for strategy in config.matrix.strategies for mode in modes]
+    for index, cell in enumerate(dict.fromkeys(cell for cell in cells if uncompilable(cell) is None)):
+        trainings = [EqualityTraining("compared"), *([EqualityTraining("rounding")] if index == 0 else [])]
         if cell.traits.baseline and cell.options.compile == "off" and not frozen:
-            trainings.append(EqualityTraining(kind="in_shares", shares=config.matrix.counts[0]))
-            trainings.append(EqualityTraining(kind="rounding_in_shares", shares=config.matrix.counts[0]))
-        jobs.append(EqualityJob(cell=cell, trainings=tuple(trainings)))
-    return tuple(jobs)
+            shares = config.matrix.counts[0]
+            trainings += [EqualityTraining("in_shares", shares), EqualityTraining("rounding_in_shares", shares)]
+        yield EqualityJob(cell=cell, trainings=tuple(trainings))
 
 
 def _cell(config: EqualityConfig, kind: DeviceType, strategy: Strategy, mode: CompileMode = "off") -> Cell:
@@ -194,51 +180,30 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console, starte
     check_equality_place(out)
 
     with held(out, console, starter):
-        _clear(out)
+        (out / EQUALITY_NAME).unlink(missing_ok=True)
+        if (earlier := read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)) is not None:
+            for job in earlier.jobs:
+                remove_written(out, job.folder(out))
+            remove_empty_folders(out / EQUALITY_FOLDER)
         write_json(out / EQUALITY_FOLDER / SETTINGS_NAME, settings)
         download_data(settings.config.workload)
-        stop = StopRequest()
+        stop, timeout_s = StopRequest(), settings.config.timeout_s
         with stop.listening():
-            for number, job in enumerate(settings.jobs, start=1):
-                title = f"[{number}/{len(settings.jobs)}] {job.cell.name}"
-                _run_job(settings, job, out, title, stop, console, starter)
-
-
-def _clear(out: Path) -> None:
-    """Remove the files of the comparison in the stored settings."""
-    (out / EQUALITY_NAME).unlink(missing_ok=True)
-    if (earlier := read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)) is not None:
-        for job in earlier.jobs:
-            remove_written(out, job.folder(out))
-        remove_empty_folders(out / EQUALITY_FOLDER)
-
-
-def _run_job(
-    settings: EqualitySettings,
-    job: EqualityJob,
-    out: Path,
-    title: str,
-    stop: StopRequest,
-    console: Console,
-    starter: JobStarter,
-) -> None:
-    started = _started(settings, job, out)
-    timeout_s = settings.config.timeout_s
-    outcome = attend_job(started.command, started.folder, started.threads, timeout_s, title, stop, console, starter)
-    check_done(outcome, f"{job.cell.name} failed, nothing is compared", stop, console)
-    console.print(Text(f"{title}: done"), soft_wrap=True)
+            for number, one in enumerate(planned_comparisons(out), start=1):
+                title = f"[{number}/{len(settings.jobs)}] {one.title}"
+                outcome = attend_job(one.command, one.folder, one.threads, timeout_s, title, stop, console, starter)
+                check_done(outcome, f"{one.title} failed, nothing is compared", stop, console)
+                console.print(Text(f"{title}: done"), soft_wrap=True)
 
 
 def planned_comparisons(out: Path) -> list[SeveralNodesJob]:
     """The jobs of the comparison whose settings are in `out`."""
     settings = read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
-    return [] if settings is None else [_started(settings, job, out) for job in settings.jobs]
-
-
-def _started(settings: EqualitySettings, job: EqualityJob, out: Path) -> SeveralNodesJob:
-    folder = JobFolder(job.folder(out))
-    command = (
-        *torchrun_prefix(job.cell.processes, folder, nodes=job.cell.nodes),
-        *("-m", "dpscope.launch.equality.worker", str(out), job.cell.name),
-    )
-    return SeveralNodesJob(job.cell.name, command, folder, settings.threads_per_process, in_run=False)
+    if settings is None:
+        return []
+    jobs = []
+    for cell, folder in ((job.cell, JobFolder(job.folder(out))) for job in settings.jobs):
+        worker = ("-m", "dpscope.launch.equality.worker", str(out), cell.name)
+        command = (*torchrun_prefix(cell.processes, folder, nodes=cell.nodes), *worker)
+        jobs.append(SeveralNodesJob(cell.name, command, folder, settings.threads_per_process, in_run=False))
+    return jobs

@@ -18,7 +18,6 @@ from dpscope.launch.workload.input_pipeline import BatchStream, MicroBatching, o
 from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.nested import called, mapped, moved
 from dpscope.launch.workload.strategies import wrap_for
-from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, EqualityTraining
 from dpscope.profiling.records.run import Cell
@@ -68,14 +67,15 @@ def batch_norms_by_batch(model: nn.Module) -> list[str]:
 def to_double(model: nn.Module) -> nn.Module:
     """The model in double precision; it still takes batches in single precision."""
 
-    def doubled(tensor: Tensor) -> Tensor:
-        return tensor.double() if tensor.is_floating_point() else tensor
-
     def widen(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        return mapped(doubled, inputs), mapped(doubled, named)
+        return mapped(_doubled, inputs), mapped(_doubled, named)
 
     model.register_forward_pre_hook(widen, with_kwargs=True)
     return model.double()
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def nudge(model: nn.Module, seed: int) -> None:
@@ -99,24 +99,20 @@ def run_job(
     """Run and save all trainings of a job in this process; `report` gets the name of each at its start."""
     torch.set_num_threads(settings.threads_per_process)
     device = devices_of(job.cell, settings.device, place)[0]
-    _compute_reproducibly()
-    if job.cell.per_device:
-        join_process_group(device, join_limit_s(device, settings.config.timeout_s))
-    for training in job.trainings:
-        report(training.kind.replace("_", " "))
-        _Process(settings, job.cell, training, place, device).train(job.folder(out) / training.kind)
-        limit_collectives(device, settings.config.timeout_s)
-    if distributed.is_initialized():
-        distributed.barrier()
-        distributed.destroy_process_group()
-
-
-def _compute_reproducibly() -> None:
-    """Full precision and fixed algorithms: TF32 has 10 bits of mantissa, and benchmarks choose algorithms by timing."""
+    # Full precision and fixed algorithms: TF32 has 10 bits of mantissa, and benchmarks choose algorithms by timing.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
+    if job.cell.per_device:
+        join_process_group(device, join_limit_s(device, settings.config.timeout_s))
+    for training in job.trainings:
+        report(training.kind.replace("_", " "))
+        _train(settings, job.cell, training, place.rank, device, job.folder(out) / training.kind)
+        limit_collectives(device, settings.config.timeout_s)
+    if distributed.is_initialized():
+        distributed.barrier()
+        distributed.destroy_process_group()
 
 
 class _RecordedBatches:
@@ -134,95 +130,50 @@ class _RecordedBatches:
         return getattr(self._batches, name)
 
 
-class _Process:
-    """One process of one training."""
-
-    def __init__(
-        self,
-        settings: EqualitySettings,
-        cell: Cell,
-        training: EqualityTraining,
-        place: TorchrunPlace,
-        device: torch.device,
-    ) -> None:
-        self._settings = settings
-        self._cell = cell
-        self._training = training
-        self._rank = place.rank
-        self._device = device
-
-    def train(self, folder: Path) -> None:
-        """Take the steps and save their record."""
-        torch.manual_seed(self._settings.config.workload.seed)
-        built = build_model(self._settings.config.workload.model)
-        model = built.model.to(self._device).train()
-        random_layers = switch_off_random_layers(model)
-        if self._training.shares > 1 and not batch_norms_by_batch(model):
-            return  # dividing the batch would make no difference
-        if self._settings.freeze_batch_norm:
-            freeze_batch_norm(model, self._first_inputs(built))
-        if self._settings.sync_batch_norm and self._cell.per_device:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        if self._settings.precision == "float64":
-            model = to_double(model)
-        if self._training.kind in ("rounding", "rounding_in_shares"):
-            nudge(model, self._settings.config.workload.seed)
-        forward = ForwardRecorder(model, outputs_wanted=self._cell.options.compile == "off")
-        recorder = TrainingRecorder(model, forward)
-        self._take_steps(model, self._stream(built), recorder, built)
-        shuffled = self._settings.config.workload.data != "synthetic"
-        whole_weights = self._training.kind == "compared" and self._rank == 0
-        recorder.save(folder, self._rank, batch_norms_by_batch(model), random_layers, shuffled, whole_weights)
-
-    def _take_steps(
-        self, model: nn.Module, batches: BatchStream, recorder: TrainingRecorder, built: BuiltModel
-    ) -> None:
-        recorded = _RecordedBatches(batches)
-        micro_batching = MicroBatching(count=self._training.shares)
-        config = self._settings.config
-        with starting_up():  # the optimizer and DDP import torch's compiler
-            train_step = TrainStep(
-                wrap_for(model, self._cell, self._device),
-                cast(BatchStream, recorded),
-                config.optimizer,
-                config.workload.amp,
-                self._device,
-                micro_batching,
-                built=self._in_double(built),
-            )
-
-        def before_the_optimizer(optimizer: Any, arguments: Any, keywords: Any) -> None:
-            recorder.add_gradients()
-
-        train_step.optimizer.register_step_pre_hook(before_the_optimizer)
-        for step in range(self._settings.steps):
-            train_step()
-            assert train_step.last_loss is not None
-            recorder.add_step(train_step.last_loss.item())
-            recorder.samples.add(step, batches.epoch, batches.samples, recorded.inputs)
-        batches.close()
-
-    def _in_double(self, built: BuiltModel) -> BuiltModel:
-        """The model with its own loss, if any, computed from targets in the training's precision."""
-        loss = built.loss
-        if loss is None or self._settings.precision != "float64":
-            return built
-
-        def in_double(outputs: Any, targets: Any) -> torch.Tensor:
-            return loss(outputs, mapped(lambda one: one.double() if one.is_floating_point() else one, targets))
-
-        return dataclasses.replace(built, loss=in_double)
-
-    def _stream(self, built: BuiltModel) -> BatchStream:
-        rank = self._rank if self._cell.per_device else 0
-        return open_stream(self._settings.config.workload, self._fed(self._cell.per_device), built, rank, self._device)
-
-    def _fed(self, one_share: bool) -> Cell:
-        """The cell that determines the batches: a single device gets DataParallel's batches, padding included."""
-        share = self._settings.global_batch_size // self._settings.devices
-        return Cell(strategy="ddp" if one_share else "dp", devices=self._settings.devices, batch_size=share)
-
-    def _first_inputs(self, built: BuiltModel) -> Any:
-        """The first global batch, the same for every process."""
-        workload = msgspec.structs.replace(self._settings.config.workload, workers=0, workers_total=None)
-        return moved(open_stream(workload, self._fed(False), built, 0, self._device).next_batch()[0], self._device)
+def _train(
+    settings: EqualitySettings,
+    cell: Cell,
+    training: EqualityTraining,
+    rank: int,
+    device: torch.device,
+    folder: Path,
+) -> None:
+    """Take the steps of one training in this process and save their record."""
+    workload, share = settings.config.workload, settings.global_batch_size // settings.devices
+    # A single device gets DataParallel's batches, padding included.
+    whole_batches = Cell(strategy="dp", devices=settings.devices, batch_size=share)
+    torch.manual_seed(workload.seed)
+    built = build_model(workload.model)
+    model = built.model.to(device).train()
+    random_layers = switch_off_random_layers(model)
+    if training.shares > 1 and not batch_norms_by_batch(model):
+        return  # dividing the batch would make no difference
+    if settings.freeze_batch_norm:
+        here = msgspec.structs.replace(workload, workers=0, workers_total=None)
+        inputs = open_stream(here, whole_batches, built, 0, device).next_batch()[0]  # the same for every process
+        freeze_batch_norm(model, moved(inputs, device))
+    if settings.sync_batch_norm and cell.per_device:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    if settings.precision == "float64":
+        model = to_double(model)
+        if (loss := built.loss) is not None:  # computed from targets in the training's precision
+            built = dataclasses.replace(built, loss=lambda outputs, targets: loss(outputs, mapped(_doubled, targets)))
+    if training.kind in ("rounding", "rounding_in_shares"):
+        nudge(model, workload.seed)
+    recorder = TrainingRecorder(model, ForwardRecorder(model, outputs_wanted=cell.options.compile == "off"))
+    fed = msgspec.structs.replace(whole_batches, strategy="ddp") if cell.per_device else whole_batches
+    batches = open_stream(workload, fed, built, rank if cell.per_device else 0, device)
+    recorded, optimizer, amp = _RecordedBatches(batches), settings.config.optimizer, workload.amp
+    stream, parts = cast(BatchStream, recorded), MicroBatching(count=training.shares)
+    with starting_up():  # the optimizer and DDP import torch's compiler
+        train_step = TrainStep(wrap_for(model, cell, device), stream, optimizer, amp, device, parts, built)
+    train_step.optimizer.register_step_pre_hook(lambda *_: recorder.add_gradients())
+    for step in range(settings.steps):
+        train_step()
+        assert train_step.last_loss is not None
+        recorder.add_step(train_step.last_loss.item())
+        recorder.add_samples(step, batches.epoch, batches.samples, recorded.inputs)
+    batches.close()
+    whole_weights = training.kind == "compared" and rank == 0
+    shuffled = workload.data != "synthetic"
+    recorder.save(folder, rank, batch_norms_by_batch(model), random_layers, shuffled, whole_weights)

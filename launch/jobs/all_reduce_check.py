@@ -5,7 +5,6 @@
 
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,14 +29,6 @@ from dpscope.profiling.store.folders import JobFolder
 
 _ELEMENTS = 1 << 20
 _JOB_S = 300.0  # imports from a cold file system take minutes
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What this process is part of."""
-
-    kind: str
-    folder: JobFolder
 
 
 class _Answer(Stored, frozen=True):
@@ -66,19 +57,21 @@ def all_reduce_once(kind: DeviceType, processes: int, console: Console) -> str:
         shutil.rmtree(folder.path, ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class _Job:
+    folder: JobFolder
+    kind: str
+
+
 def main() -> None:
     """Reduce in this process of the job."""
-    work(_read, _answer)
-
-
-def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
-    return _Job(kind=arguments[1], folder=JobFolder(Path(arguments[0])))
+    work(lambda arguments, place: _Job(JobFolder(Path(arguments[0])), arguments[1]), _answer)
 
 
 def _answer(job: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
-    ran = _reduce(job.kind, place)
+    backend = _reduce(job.kind, place)
     if place.rank == 0:
-        write_json(job.folder.result_path, _Answer(backend=ran))
+        write_json(job.folder.result_path, _Answer(backend=backend))
 
 
 def _reduce(kind: str, place: TorchrunPlace) -> str:

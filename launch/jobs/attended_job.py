@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.jobs.job_files import read_progress, remove_job_files
-from dpscope.launch.jobs.job_outcome import JobOutcome, interrupted, job_outcome, judged_by_kernel, node_lost
+from dpscope.launch.jobs.job_files import remove_job_files
+from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
-from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
+from dpscope.launch.jobs.torchrun import TorchrunJob
 from dpscope.profiling.records.run import Environment, Host
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import JobFolder, RunFolder, remove_temporaries
@@ -102,20 +102,10 @@ def follow_job(
             job.ask_to_end(grace_s)
     finally:
         warn_about_leftover_processes(job.end(), console)
-    outcome = judged_by_kernel(_outcome(job, how, exit_status, timeout_s), job.memory_kills_before)
+    outcome = job_outcome(job.folder, how, exit_status, timeout_s, job.lost, job.rank_location, job.memory_kills_before)
     remove_job_files(job.folder.path)
     remove_temporaries(job.folder.path)  # of processes that were killed while they wrote
     return outcome
-
-
-def _outcome(job: TorchrunJob, how: JobWait, exit_status: int | None, timeout_s: float) -> JobOutcome:
-    last_pass = read_progress(job.folder.path)
-    if how == "stopped":
-        return interrupted(job.folder, last_pass)
-    if how == "lost":
-        assert job.lost is not None
-        return node_lost(job.folder, job.lost, last_pass)
-    return job_outcome(job.folder, exit_status, timeout_s, last_pass, job.rank_location)
 
 
 def check_done(outcome: JobOutcome, what: str, stop: StopRequest, console: Console) -> None:

@@ -1,7 +1,9 @@
 """Selects the devices of a run, and never falls back to the CPU silently. Imports torch only if there may be GPUs."""
 
+import contextlib
 import glob
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -17,7 +19,6 @@ DeviceType = Literal["cuda", "cpu"]
 
 _AMD_DEVICE = Path("/dev/kfd")
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
-_ROCM = "ROCm"
 
 
 @dataclass(frozen=True)
@@ -64,36 +65,24 @@ def _unusable_message(present: PresentGpus | None, torch_version: str, built_for
             f"CUDA_VISIBLE_DEVICES={listed}: CUDA does not accept {name!r} on this machine, which has "
             f"{counted(present.count, 'GPU')}; use indices from 0 to {present.count - 1} or UUIDs (nvidia-smi -L), each once"
         )
+    for_rocm = built_for is not None and built_for.startswith("ROCm")
+    build = "a CPU build" if built_for is None else f"built for {built_for if for_rocm else f'CUDA {built_for}'}"
+    driver = f", driver {present.driver}" if present.driver else ", a driver that does not answer"
     if present.maker == "AMD":
-        seen, fix = "", _fix_for_amd(built_for)
+        driver, fix = "", "install a ROCm build of torch"
+        if for_rocm:
+            fix = "let this user open /dev/kfd and /dev/dri/render* (groups render and video)"
+    elif built_for is None or for_rocm:
+        fix = "install a CUDA build of torch"
+    elif present.driver is None:
+        fix = "install or load the NVIDIA driver (nvidia-smi must work)"
     else:
-        seen = f", driver {present.driver}" if present.driver else ", a driver that does not answer"
-        fix = _fix_for_nvidia(present, built_for)
+        fix = f"install a driver new enough for CUDA {built_for}, or a torch built for an older CUDA"
     return (
-        f"this machine has {counted(present.count, f'{present.maker} GPU')} (seen by {present.seen_by}{seen}), but torch "
-        f"{torch_version} ({_build_text(built_for)}) cannot use {'it' if present.count == 1 else 'them'}; {fix}; "
+        f"this machine has {counted(present.count, f'{present.maker} GPU')} (seen by {present.seen_by}{driver}), but torch "
+        f"{torch_version} ({build}) cannot use {'it' if present.count == 1 else 'them'}; {fix}; "
         "or measure the CPU on purpose with --device cpu"
     )
-
-
-def _build_text(built_for: str | None) -> str:
-    if built_for is None:
-        return "a CPU build"
-    return f"built for {built_for if built_for.startswith(_ROCM) else f'CUDA {built_for}'}"
-
-
-def _fix_for_amd(built_for: str | None) -> str:
-    if built_for is None or not built_for.startswith(_ROCM):
-        return "install a ROCm build of torch"
-    return "let this user open /dev/kfd and /dev/dri/render* (groups render and video)"
-
-
-def _fix_for_nvidia(present: PresentGpus, built_for: str | None) -> str:
-    if built_for is None or built_for.startswith(_ROCM):
-        return "install a CUDA build of torch"
-    if present.driver is None:
-        return "install or load the NVIDIA driver (nvidia-smi must work)"
-    return f"install a driver new enough for CUDA {built_for}, or a torch built for an older CUDA"
 
 
 def doubling(most: int) -> tuple[int, ...]:
@@ -130,14 +119,12 @@ def present_gpus() -> PresentGpus | None:
     nvml = open_nvml()
     if count := query(nvml, "nvmlDeviceGetCount"):
         return PresentGpus(count, "NVML", driver_version(nvml))
-    listed = _listed_by_nvidia_smi()
-    if listed:
-        return PresentGpus(listed, "nvidia-smi", driver_version(nvml))
-    files = [path for path in glob.glob("/dev/nvidia*") if path.removeprefix("/dev/nvidia").isdigit()]
-    if files:
-        return PresentGpus(len(files), "/dev/nvidia*", driver_version(nvml))
-    if amd := _amd_gpus():
-        return PresentGpus(amd, str(_AMD_NODES.parent.parent), driver=None, maker="AMD")
+    if count := _listed_by_nvidia_smi():
+        return PresentGpus(count, "nvidia-smi", driver_version(nvml))
+    if count := sum(path.removeprefix("/dev/nvidia").isdigit() for path in glob.glob("/dev/nvidia*")):
+        return PresentGpus(count, "/dev/nvidia*", driver_version(nvml))
+    if count := _amd_gpus():
+        return PresentGpus(count, str(_AMD_NODES.parent.parent), driver=None, maker="AMD")
     return None
 
 
@@ -152,21 +139,15 @@ def _amd_gpus() -> int:
     """
     if not _AMD_DEVICE.exists() or any(map(_hidden_by, ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"))):
         return 0
-    return sum(map(_has_simd_units, _AMD_NODES.glob("*/properties")))
-
-
-def _has_simd_units(properties: Path) -> bool:
-    try:
-        lines = properties.read_text().splitlines()
-    except OSError:  # a GPU that the container's control group denies
-        return False
-    values = [line.split() for line in lines]
-    return any(len(one) == 2 and one[0] == "simd_count" and int(one[1]) > 0 for one in values)
+    count = 0
+    for properties in _AMD_NODES.glob("*/properties"):
+        with contextlib.suppress(OSError):  # a GPU that the container's control group denies
+            count += re.search(r"^simd_count\s+[1-9]", properties.read_text(), re.MULTILINE) is not None
+    return count
 
 
 def _listed_by_nvidia_smi() -> int:
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    if (program := shutil.which("nvidia-smi")) is None:
         return 0
     try:
         listing = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=False)

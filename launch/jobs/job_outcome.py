@@ -3,11 +3,11 @@
 import re
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from dpscope.launch.jobs.job_files import FailureNote, looks_like_out_of_memory, read_failures
+from dpscope.launch.jobs.job_files import FailureNote, looks_like_out_of_memory, read_failures, read_progress
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.store.folders import JobFolder
 
@@ -18,10 +18,15 @@ _PREFIX = re.compile(r"^\[rank(\d+)\]:")
 _EXIT = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*exitcode\s*:\s*(-?\d+)")
 # What NCCL's watchdog logs, of both of torch's engines, before it aborts its process.
 _WATCHDOG = re.compile(
-    r"^\[rank(\d+)\]:.*?(Watchdog caught collective operation timeout: .+|timeout - collective operation timed out.*)"
+    r"^\[rank(\d+)\]:.*?(Watchdog caught collective operation timeout: .+|timeout - collective operation timed out.*)",
+    re.MULTILINE,
 )
 # torchrun ends the other ranks with SIGTERM, NCCL's watchdog aborts: consequences of a failure elsewhere.
 _CONSEQUENT_SIGNALS = {signal.SIGTERM, signal.SIGABRT, signal.SIGINT}
+
+
+JobWait = Literal["exited", "timed_out", "stopped", "lost"]
+"""How waiting for a job ended; lost: one of its nodes was lost."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,6 @@ class JobOutcome:
     status: CellStatus
     message: str = ""
     log_tail: tuple[str, ...] = ()
-    signal: int | None = None  # that killed the process which failed first
 
 
 def memory_kills() -> int | None:
@@ -43,71 +47,41 @@ def memory_kills() -> int | None:
     return int(counted[1]) if counted else None
 
 
-def judged_by_kernel(outcome: JobOutcome, kills_before: int | None) -> JobOutcome:
-    """The outcome, changed to out of memory if a process was killed and the kernel's count has grown since `kills_before`.
-
-    SIGKILL alone is not enough: a person, a batch system or another program may have sent it.
-    """
-    kills = memory_kills()
-    killed = outcome.status == "crashed" and outcome.signal == signal.SIGKILL
-    if not killed or kills is None or kills_before is None or kills <= kills_before:
-        return outcome
-    return replace(outcome, status="out_of_memory")
-
-
 def job_outcome(
     folder: JobFolder,
-    exit_status: int | None,
-    timeout_s: float,
-    last_pass: str | None,
+    how: JobWait,
+    exit_status: int | None = None,
+    timeout_s: float = 0.0,
+    lost: str | None = None,
     rank_location: Callable[[int | None], str] = lambda rank: "",
+    kills_before: int | None = None,
 ) -> JobOutcome:
-    """The outcome of a job; `exit_status` is torchrun's, None if the job passed its time limit.
+    """The outcome of a job; `exit_status` is that of a torchrun that exited.
 
-    `rank_location` returns on which of several nodes a rank ran, such as `` on node 1 (gpu07)``.
+    `lost` names the node that was lost and the evidence. `rank_location` returns on which of several nodes a rank ran, such as
+    `` on node 1 (gpu07)``. A killed rank ran out of memory if `memory_kills` has grown beyond `kills_before`, its number at the
+    job's start: a person, a batch system or another program may send SIGKILL as well.
     """
+    log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
+    last_pass = read_progress(folder.path)
+    where = f"in its {last_pass} pass" if last_pass else "before its first pass"
+    if how == "stopped":
+        message = f"interrupted ({where}); the same command resumes the run"
+        return JobOutcome("interrupted", message, _log_tail(log, None))
     if folder.status() == "ok":
-        return JobOutcome(status="ok")
-    log = _log(folder)
+        return JobOutcome("ok")
+    if how == "lost":
+        message = f"{lost} ({where}); the same command on all nodes resumes the run"
+        return JobOutcome("crashed", message, _log_tail(log, None))
     if exit_status is None:
-        message = f"passed its time limit of {timeout_s:g} s ({_where(last_pass)}); raise --timeout if it was only slow"
-        return JobOutcome(status="timed_out", message=message, log_tail=_log_tail(log, None))
-    first = _first_failure(
-        read_failures(folder.path),
-        {int(rank): int(status) for rank, status in _EXIT.findall(log)},
-        exit_status,
-        _timed_out_collective(log),
-    )
-    return JobOutcome(
-        status="out_of_memory"
-        if first.status == "crashed" and looks_like_out_of_memory(first.message)
-        else first.status,
-        message=f"{first.message}{rank_location(first.rank)} ({_where(last_pass)})",
-        log_tail=_log_tail(log, first.rank),
-        signal=first.signal,
-    )
-
-
-def interrupted(folder: JobFolder, last_pass: str | None) -> JobOutcome:
-    """The outcome of a job that was stopped on request."""
-    message = f"interrupted ({_where(last_pass)}); the same command resumes the run"
-    return JobOutcome(status="interrupted", message=message, log_tail=_log_tail(_log(folder), None))
-
-
-def node_lost(folder: JobFolder, lost: str, last_pass: str | None) -> JobOutcome:
-    """The outcome of a job on several nodes that lost a node; `lost` names it and the evidence."""
-    if folder.status() == "ok":
-        return JobOutcome(status="ok")
-    message = f"{lost} ({_where(last_pass)}); the same command on all nodes resumes the run"
-    return JobOutcome(status="crashed", message=message, log_tail=_log_tail(_log(folder), None))
-
-
-def _log(folder: JobFolder) -> str:
-    return folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
-
-
-def _where(last_pass: str | None) -> str:
-    return f"in its {last_pass} pass" if last_pass else "before its first pass"
+        message = f"passed its time limit of {timeout_s:g} s ({where}); raise --timeout if it was only slow"
+        return JobOutcome("timed_out", message, _log_tail(log, None))
+    first = _first_failure(read_failures(folder.path), log, exit_status)
+    lacked = looks_like_out_of_memory(first.message)
+    if first.signal == signal.SIGKILL and kills_before is not None:
+        lacked = lacked or (memory_kills() or 0) > kills_before
+    status = "out_of_memory" if first.status == "crashed" and lacked else first.status
+    return JobOutcome(status, f"{first.message}{rank_location(first.rank)} ({where})", _log_tail(log, first.rank))
 
 
 class _Failure(NamedTuple):
@@ -119,34 +93,24 @@ class _Failure(NamedTuple):
     signal: int | None = None
 
 
-def _timed_out_collective(log: str) -> _Failure | None:
-    """The first collective that NCCL's watchdog aborted, with its message: a signal ends the rank, which writes no note."""
-    found = next((match for line in log.splitlines() if (match := _WATCHDOG.search(line))), None)
-    return None if found is None else _Failure(int(found[1]), f"rank {found[1]}: NCCL: {found[2].strip()}")
-
-
-def _first_failure(
-    notes: Sequence[FailureNote], exits: dict[int, int], torchrun_status: int, timed_out: _Failure | None
-) -> _Failure:
+def _first_failure(notes: Sequence[FailureNote], log: str, torchrun_status: int) -> _Failure:
     """The failure that caused the others."""
+    exits = {int(rank): int(status) for rank, status in _EXIT.findall(log)}
     killed = [rank for rank, status in exits.items() if status < 0 and -status not in _CONSEQUENT_SIGNALS]
     causes = [note for note in notes if note.kind == "out_of_memory"]
     if not causes and killed:
         rank, number = killed[0], -exits[killed[0]]
         return _Failure(rank, f"rank {rank} was killed by {_signal_text(number)}", signal=number)
     causes = causes or [note for note in notes if not note.peer_lost]
-    if not causes and timed_out is not None:
-        return timed_out
-    causes = causes or list(notes)
-    if causes:
-        return _Failure(causes[0].rank, f"rank {causes[0].rank}: {causes[0].message}", causes[0].kind)
-    if exits:
-        rank, status = next(iter(exits.items()))
+    if not causes and (aborted := _WATCHDOG.search(log)):  # a signal ends the rank, which writes no note
+        return _Failure(int(aborted[1]), f"rank {aborted[1]}: NCCL: {aborted[2].strip()}")
+    for note in causes or notes:
+        return _Failure(note.rank, f"rank {note.rank}: {note.message}", note.kind)
+    for rank, status in exits.items():
         ended = f"was ended by {_signal_text(-status)}" if status < 0 else f"ended with exit status {status}"
         return _Failure(rank, f"rank {rank} {ended}")
     if torchrun_status < 0:
-        killer = -torchrun_status
-        return _Failure(None, f"torchrun was killed by {_signal_text(killer)}", signal=killer)
+        return _Failure(None, f"torchrun was killed by {_signal_text(-torchrun_status)}", signal=-torchrun_status)
     return _Failure(None, f"torchrun ended with exit status {torchrun_status} and no result")
 
 

@@ -3,10 +3,9 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 from rich.console import Console
@@ -25,41 +24,33 @@ _STYLES = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
 
 
 class SweepProgress:
-    """A live line while a job runs, which stays if the job fails; plain lines without a terminal. Use as a context manager."""
+    """A live line while a job runs, which stays if the job fails; plain lines without a terminal."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self._console = console
-        self._total = total
-        self._title = ""
-        self._started = 0.0
-        self._state: str | None = None
+        self._console, self._total = console, total
+        self._title, self._state = "", ""
+        self._started_s = 0.0
         self._time_left_s: float | None = None
-        # Without a terminal the live line would be repeated at every refresh.
-        self._live = Live(get_renderable=self._line, console=console, refresh_per_second=2, transient=True)
 
-    def __enter__(self) -> "SweepProgress":
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+    @contextmanager
+    def shown(self) -> Iterator["SweepProgress"]:
+        """Show the line until the block ends."""
+        live = Live(get_renderable=self._line, console=self._console, refresh_per_second=2, transient=True)
+        with live if self._console.is_terminal else nullcontext():  # elsewhere each refresh would repeat the line
+            yield self
 
     def start(self, number: int, name: str, time_left_s: float | None) -> None:
         """The `number`-th job begins; `time_left_s` is the estimated time of all remaining jobs, None while unknown."""
         self._title = f"[{number}/{self._total}] {name}"
-        self._started = time.monotonic()
-        self._state = None
-        self._time_left_s = time_left_s
+        self._started_s, self._time_left_s = time.monotonic(), time_left_s
+        self.state(None)
         if not self._console.is_terminal:
             left = "" if time_left_s is None else f", about {duration_text(time_left_s)} left"
             self._console.print(Text(f"{self._title}: started{left}"))
 
     def state(self, state: str | None) -> None:
         """Set the running job's state, such as its pass; None before its first."""
-        self._state = state
+        self._state = state or "starting"
 
     def finish(self, status: CellStatus, duration_s: float, message: str) -> None:
         """The running job has ended; `message` is the reason if it is not ok."""
@@ -73,12 +64,11 @@ class SweepProgress:
     def _line(self) -> Text:
         if not self._title:
             return Text("")
-        elapsed = time.monotonic() - self._started
-        state = self._state or "starting"
-        left = (
-            "" if self._time_left_s is None else f"; about {duration_text(max(0.0, self._time_left_s - elapsed))} left"
-        )
-        return Text(f"{self._title}: {state}, {duration_text(elapsed)}{left}")
+        elapsed_s = time.monotonic() - self._started_s
+        text = f"{self._title}: {self._state}, {duration_text(elapsed_s)}"
+        if self._time_left_s is not None:
+            text += f"; about {duration_text(max(0.0, self._time_left_s - elapsed_s))} left"
+        return Text(text)
 
 
 def duration_text(seconds: float) -> str:
@@ -168,15 +158,10 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         starter: JobStarter = THIS_HOST,
     ) -> None:
         """`timeout_s` is each job's time limit; a job that is stopped has `grace_s` to save what it has."""
-        self.starter = starter
-        self.jobs = jobs
-        self.console = console
-        self.progress = SweepProgress(console, len(jobs))
-        self.stop = StopRequest()
-        self._run = run
-        self._threads = threads
-        self._timeout_s = timeout_s
-        self._grace_s = grace_s
+        self.jobs, self.console, self.starter = jobs, console, starter
+        self.progress, self.stop = SweepProgress(console, len(jobs)), StopRequest()
+        self._run, self._threads = run, threads
+        self._timeout_s, self._grace_s = timeout_s, grace_s
 
     @abstractmethod
     def finished(self, job: JobT) -> ResultT | None:
@@ -204,7 +189,7 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
 
     def work_off(self) -> Iterator[ResultT]:
         """Run the jobs that are not finished; yields the result of every job that is reached, in order."""
-        with self.progress, self.stop.listening():
+        with self.progress.shown(), self.stop.listening():
             for index, job in enumerate(self.jobs):
                 yield self.finished(job) or self._attempt(index, job)
                 if self.stop.requested or self.starter.lost is not None:
@@ -213,19 +198,17 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
     def _attempt(self, index: int, job: JobT) -> ResultT:
         self.prepare(job)
         self.progress.start(index + 1, job.name, self.time_left_s(index))
-        reason = self.reason_to_skip(job)
         started_s = time.monotonic()
-        outcome = self._run_job(job) if reason is None else JobOutcome(status="skipped", message=reason)
+        if (reason := self.reason_to_skip(job)) is not None:
+            outcome = JobOutcome("skipped", reason)
+        else:
+            on_state = self.watch(job)
+            running = self.starter.start(job.command, job.folder, self._threads, self._run)
+            outcome = follow_job(running, self._timeout_s, on_state, self.stop, self.console, self._grace_s)
+            on_state(None)
         took_s = time.monotonic() - started_s
         result = self.store(job, outcome, took_s)
         self.progress.finish(result.status, took_s, result.message)
         if result.status not in ("ok", "skipped"):
             self.console.print(Text(f"  its log: {job.folder.log_path}"), soft_wrap=True)
         return result
-
-    def _run_job(self, job: JobT) -> JobOutcome:
-        on_state = self.watch(job)
-        running = self.starter.start(job.command, job.folder, self._threads, self._run)
-        outcome = follow_job(running, self._timeout_s, on_state, self.stop, self.console, self._grace_s)
-        on_state(None)
-        return outcome

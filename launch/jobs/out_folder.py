@@ -135,22 +135,29 @@ def locked(folder: Path, wait: bool, note: Callable[[str], None]) -> Iterator[No
         descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise _unwritable(folder, error, folder) from error
+
+    def unlockable(reason: str) -> None:
+        note(f"note: {folder} cannot be locked ({reason}): start no other dpscope with the same --out")
+
     try:
-        _lock(descriptor, folder, wait, note)
+        if not _lock(descriptor, wait, unlockable):
+            raise DpscopeError(f"--out {folder}: another dpscope is writing it; wait for it, or name another")
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, folder: Path, wait: bool, note: Callable[[str], None]) -> None:
+def _lock(descriptor: int, wait: bool = False, note: Callable[[str], None] = lambda reason: None) -> bool:
+    """Lock an open file or folder; False if another process has. `note` gets the reason where the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise DpscopeError(f"--out {folder}: another dpscope is writing it; wait for it, or name another") from error
+    except BlockingIOError:
+        return False
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        note(f"note: {folder} cannot be locked ({error.strerror}): start no other dpscope with the same --out")
+        note(str(error.strerror))
+    return True
 
 
 def claim(folder: Path) -> None:
@@ -159,32 +166,17 @@ def claim(folder: Path) -> None:
     Raises DpscopeError if another process has claimed it.
     """
     descriptor = os.open(folder, os.O_RDONLY)
-    for attempt in range(_CLAIM_ATTEMPTS):  # `claimed` holds it for an instant
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for _ in range(_CLAIM_ATTEMPTS):  # `claimed` holds it for an instant
+        if _lock(descriptor):
             return
-        except BlockingIOError as error:
-            if attempt == _CLAIM_ATTEMPTS - 1:
-                raise DpscopeError(
-                    f"{folder}: another job is measuring it; wait for that one, then start again"
-                ) from error
-            time.sleep(_CLAIM_POLL_S)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            return
+        time.sleep(_CLAIM_POLL_S)
+    raise DpscopeError(f"{folder}: another job is measuring it; wait for that one, then start again")
 
 
 def claimed(folder: Path) -> bool:
     """Whether a living process has claimed the folder; False where the file system has no locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
+        return not _lock(descriptor)
     finally:
         os.close(descriptor)
-    return False

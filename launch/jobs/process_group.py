@@ -70,12 +70,17 @@ def join_process_group(device: torch.device, timeout_s: float, engine: NcclEngin
     Raises DpscopeError if torch cannot run NCCL on the chosen engine.
     """
     timeout = timedelta(seconds=timeout_s)
-    store = _store_of_this_attempt(timeout)
+    place: dict[str, Any] = {}
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":  # hosts count their own restarts
+        # torch 2.15 keeps one store for all attempts, which still holds the addresses of processes that have ended.
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+        place = {"store": PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": world_size}
     if device.type == "cuda":
         choose_nccl_engine(engine)
-        distributed.init_process_group("nccl", timeout=timeout, device_id=device, **store)
+        distributed.init_process_group("nccl", timeout=timeout, device_id=device, **place)
     else:
-        distributed.init_process_group("gloo", timeout=timeout, **store)
+        distributed.init_process_group("gloo", timeout=timeout, **place)
 
 
 def choose_nccl_engine(engine: NcclEngine) -> None:
@@ -84,16 +89,15 @@ def choose_nccl_engine(engine: NcclEngine) -> None:
     torch >= 2.15 registers one of its two engines at import, by TORCH_DIST_USE_NCCL2, whose value is restored afterwards.
     Older versions only have the legacy engine.
     """
-    if engine == "default":
-        return
     c10d = distributed.distributed_c10d
-    value = "0" if engine == "legacy" else "1"
-    if not hasattr(c10d, "ProcessGroupNCCL2"):
-        if engine == "legacy":
-            return
+    both = hasattr(c10d, "ProcessGroupNCCL2")
+    if engine == "default" or (engine == "legacy" and not both):
+        return
+    if not both:
         raise DpscopeError(
             f"--nccl-engine {engine}: torch {torch.__version__} does not have it; omit it, or use legacy"
         )
+    value = "0" if engine == "legacy" else "1"
     if not hasattr(c10d, "_register_builtin_nccl_backend"):  # private: a later torch may have another way
         if default_engine(distributed, os.environ) == ENGINES[engine]:
             return
@@ -109,18 +113,6 @@ def choose_nccl_engine(engine: NcclEngine) -> None:
         os.environ.pop(ENGINE_VARIABLE)
         if before is not None:
             os.environ[ENGINE_VARIABLE] = before
-
-
-def _store_of_this_attempt(timeout: timedelta) -> dict[str, Any]:
-    """A store for processes that torchrun restarted on one host, separate from that of the failed attempt.
-
-    torch 2.15 keeps one store for all attempts, which still holds the addresses of processes that have ended.
-    """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if attempt == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1":  # hosts count their own restarts
-        return {}
-    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-    return {"store": PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": world_size}
 
 
 def nccl_engine(device: torch.device) -> str | None:
@@ -142,13 +134,10 @@ def rank_0_value(number: int, device: torch.device) -> int:
 
 def synchronise(devices: Sequence[torch.device]) -> None:
     """Wait for a process's devices and for the other processes of its job."""
-    _finish_work(devices)
+    gpus = [device for device in devices if device.type == "cuda"]
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)
     if distributed.is_initialized():
         distributed.barrier()
-        _finish_work(devices)
-
-
-def _finish_work(devices: Sequence[torch.device]) -> None:
-    for device in devices:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)

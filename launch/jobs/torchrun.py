@@ -9,16 +9,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 from dpscope.launch.jobs.job_files import STARTED_AT_VARIABLE, read_progress
-from dpscope.launch.jobs.job_outcome import memory_kills
+from dpscope.launch.jobs.job_outcome import JobWait, memory_kills
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, dying_with_process, has_token
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import JobFolder, RunFolder, remove_torchrun_logs
-
-JobWait = Literal["exited", "timed_out", "stopped", "lost"]
-"""How waiting for a job ended; lost: one of its nodes was lost."""
 
 _POLL_S = 0.1
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
@@ -67,11 +63,10 @@ def _number_option(command: Sequence[str], option: str) -> int:
 
 def on_node(command: Sequence[str], node: int, address: str, port: int, folder: JobFolder) -> list[str]:
     """A command over several nodes as one of them runs it, with its rank, the rendezvous and its folder."""
-    of_node = {
-        part.partition("=")[0]: part for part in (*_place(node, address, port), f"--log-dir={_torchrun_folder(folder)}")
-    }
+    of_node = (*_place(node, address, port), f"--log-dir={_torchrun_folder(folder)}")
+    replaced = {part.partition("=")[0]: part for part in of_node}
     end = list(command).index("-m", 3)  # of torchrun's own options
-    return [sys.executable, *(of_node.get(part.partition("=")[0], part) for part in command[1:end]), *command[end:]]
+    return [sys.executable, *(replaced.get(part.partition("=")[0], part) for part in command[1:end]), *command[end:]]
 
 
 def _torchrun_folder(folder: JobFolder) -> Path:
@@ -103,15 +98,15 @@ class TorchrunJob:
         self.folder = folder
         self.processes_per_node = processes_on_a_node(command)
         self.memory_kills_before = memory_kills()  # processes that the kernel had killed on this host before
-        self._token = f"{JOB_TOKEN_VARIABLE}={uuid.uuid4().hex}"
-        name, _, value = self._token.partition("=")
+        token = uuid.uuid4().hex
+        self._token = f"{JOB_TOKEN_VARIABLE}={token}"
         environment = {
             "OMP_NUM_THREADS": str(threads),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, in which the manifest lists the devices
             **({} if interface is None else {"GLOO_SOCKET_IFNAME": interface}),
             **os.environ,
-            name: value,
-            **({} if run is None else dict([_run_token(run)])),
+            **({} if run is None else {RUN_TOKEN_VARIABLE: str(run.path.resolve())}),
+            JOB_TOKEN_VARIABLE: token,
             STARTED_AT_VARIABLE: str(time.time()),
         }
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -165,11 +160,7 @@ class TorchrunJob:
 
 def end_leftovers(run: RunFolder) -> list[int]:
     """End processes that earlier sweeps of this run folder left on this host; returns the ids of those that survive."""
-    return end_processes("=".join(_run_token(run)))
-
-
-def _run_token(run: RunFolder) -> tuple[str, str]:
-    return RUN_TOKEN_VARIABLE, str(run.path.resolve())
+    return end_processes(f"{RUN_TOKEN_VARIABLE}={run.path.resolve()}")
 
 
 def end_processes(token: str, started: subprocess.Popen[bytes] | None = None) -> list[int]:
@@ -201,5 +192,5 @@ def _signal(processes: Sequence[int], started: subprocess.Popen[bytes] | None, n
 
 def processes_with(token: str) -> list[int]:
     """Ids of the live processes that have `token` (NAME=value) in their environment, this one excepted."""
-    ids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-    return [process_id for process_id in ids if process_id != os.getpid() and has_token(process_id, token)]
+    ids = {int(folder.name) for folder in Path("/proc").glob("[0-9]*")} - {os.getpid()}
+    return [process_id for process_id in sorted(ids) if has_token(process_id, token)]

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from dpscope.launch.jobs.job_files import remove_job_files, started_at, write_failure, write_progress
+from dpscope.launch.jobs.job_files import PROGRESS_NAME, STARTED_AT_VARIABLE, remove_job_files, write_failure
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_text
 from dpscope.profiling.store.folders import JobFolder
 
 
@@ -98,7 +99,7 @@ def work(
 
     `do` gets the job, this process's place in it, the Unix time at which it began, and a function that reports progress.
     """
-    began_s = min(started_at(), time.time())
+    began_s = float(os.environ.get(STARTED_AT_VARIABLE, time.time()))  # of torchrun
     try:
         place = torchrun_place(os.environ)
         job = read_job(sys.argv[1:], place)
@@ -107,7 +108,7 @@ def work(
 
     def report(state: str) -> None:
         if place.rank == 0:
-            write_progress(job.folder.path, state)
+            write_text(job.folder.path / PROGRESS_NAME, state)
 
     try:
         do(job, place, began_s, report)

@@ -25,7 +25,7 @@ from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Layout, Matrix
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, Environment, PlannedCell
+from dpscope.profiling.records.run import Environment, PlannedCell
 from dpscope.profiling.records.run_codes import NcclCode
 from dpscope.profiling.records.strategies import shard_groups
 from dpscope.profiling.store.errors import DpscopeError
@@ -42,6 +42,7 @@ _START_S: dict[DeviceType, float] = {"cuda": 14.0, "cpu": 5.0}  # torchrun, impo
 _GB_PER_S: dict[DeviceType, float] = {"cuda": 5.0, "cpu": 0.5}  # assumed in the estimate of time
 
 Pair = tuple[Collective, Layout]
+_ORDER: tuple[Collective, ...] = MEASURED_COLLECTIVES  # type: ignore[assignment]
 
 
 def plan_calibration(
@@ -52,7 +53,7 @@ def plan_calibration(
     DDP needs all-reduces and broadcasts of buffers, DataParallel broadcasts and reduces, FSDP all-gathers and reduce-scatters;
     dp-host uses no link. A calibration from nccl-tests' logs, which the user provides, is not extended.
     """
-    missing = needed_pairs(plan) - _held(stored)
+    missing = needed_pairs(plan) - (_held(stored) if stored is not None else set())
     if not config.measurement.calibrate or not missing or (stored is not None and stored.source != "measured"):
         return None
     sizes = calibrated_sizes(config.matrix, size)
@@ -70,16 +71,18 @@ def plan_calibration(
     )
 
 
-_ORDER: tuple[Collective, ...] = MEASURED_COLLECTIVES  # type: ignore[assignment]
-
-
 def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
     """The collectives that the planned cells run, each with its layout of devices."""
     pairs: set[Pair] = set()
     for cell in (planned.cell for planned in plan if planned.skip_reason is None and planned.cell.devices > 1):
         layout = Layout(cell.nodes, cell.devices // cell.nodes)
-        if cell.traits.sharded:
-            pairs |= _sharded_pairs(cell)
+        if cell.traits.sharded:  # within a group, and HSDP's between groups, which are the nodes if there are several
+            groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
+            nodes = cell.nodes if groups == 1 else 1
+            within = Layout(nodes, shards // nodes)
+            pairs |= {("all_gather", within), ("reduce_scatter", within)}
+            if groups > 1:
+                pairs.add(("all_reduce", Layout(groups, 1) if cell.nodes > 1 else Layout(1, groups)))
         else:
             pairs |= {(kind, layout) for kind in _ORDER if kind in cell.traits.collectives}
         if cell.traits.reducer and cell.options.broadcast_buffers == "on":
@@ -87,21 +90,8 @@ def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
     return pairs
 
 
-def _sharded_pairs(cell: Cell) -> set[Pair]:
-    """FSDP's collectives within a group, and HSDP's between groups, which are the nodes if there are several."""
-    groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
-    nodes = cell.nodes if groups == 1 else 1
-    within = Layout(nodes, shards // nodes)
-    pairs: set[Pair] = {("all_gather", within), ("reduce_scatter", within)}
-    if groups > 1:
-        pairs.add(("all_reduce", Layout(groups, 1) if cell.nodes > 1 else Layout(1, groups)))
-    return pairs
-
-
-def _held(stored: Calibration | None) -> set[Pair]:
-    if stored is None:
-        return set()
-    return {(point.collective, _layout(stored, point)) for point in stored.points}
+def _held(calibration: Calibration) -> set[Pair]:
+    return {(point.collective, _layout(calibration, point)) for point in calibration.points}
 
 
 def _layout(calibration: Calibration, timed: CalibrationPoint | Contention) -> Layout:
@@ -160,8 +150,8 @@ def calibrate_first(
         return ()
     try:
         measured = run_calibration(settings, console, starter=starter, scratch=run.path)
-        stored = stored_calibration(run)
-        if stored is not None and _same_machine(stored, environment) and stored.nccl_engine == measured.nccl_engine:
+        stored = of_this_machine(stored_calibration(run), environment)
+        if stored is not None and stored.environment is not None and stored.nccl_engine == measured.nccl_engine:
             measured = _together(stored, measured)
         write_json(run.calibration_path, measured)
     except StoppedError:
@@ -172,21 +162,17 @@ def calibrate_first(
     return tuple(one for one in measured.findings if one.code in passed_on)
 
 
-def _same_machine(stored: Calibration, environment: Environment) -> bool:
-    return stored.environment is not None and not machine_differences(stored.environment, environment)
-
-
 def of_this_machine(stored: Calibration | None, environment: Environment) -> Calibration | None:
     """The calibration unless it was measured on another machine; logs do not name theirs."""
-    if stored is None or stored.environment is None:
+    if stored is None or stored.environment is None or not machine_differences(stored.environment, environment):
         return stored
-    return stored if _same_machine(stored, environment) else None
+    return None
 
 
 def _together(stored: Calibration, measured: Calibration) -> Calibration:
     """Both calibrations' points as one with the later time, without fits, which readers compute."""
-    timed = {_layout(measured, one) for one in measured.contention}
-    kept = tuple(point for point in stored.points if (point.collective, _layout(stored, point)) not in _held(measured))
+    timed, held = {_layout(measured, one) for one in measured.contention}, _held(measured)
+    kept = tuple(point for point in stored.points if (point.collective, _layout(stored, point)) not in held)
     chosen = {(one.devices, one.nodes) for one in measured.nccl}
     slowed = tuple(one for one in stored.contention if _layout(stored, one) not in timed)
     return msgspec.structs.replace(

@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import distributed
@@ -35,11 +36,9 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import (
-    Cell,
     CellResult,
     DeviceState,
     Environment,
-    ParameterSizes,
     RankResult,
     cell_workload,
 )
@@ -65,7 +64,7 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
         limit_s = join_limit_s(devices[0], job.config.measurement.timeout_s)
         join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     with starting_up():  # the optimizer and DDP import torch's compiler
-        process, sizes = _prepare(job, place, devices, report)
+        process, known = _prepare(job, place, devices, report)
     if job.kind == "cuda":  # by now every process of the job uses its devices
         own = _own_process_ids(place.node)
         process = dataclasses.replace(process, device_states=lambda: _device_states(job, place, own))
@@ -73,7 +72,7 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     process.step.batches.close()
     report("saving")
     save_samples(job.folder.samples_path(place.node, place.rank), measured.samples)
-    rank = _rank_result(job, place, process, sizes, measured, before)
+    rank = _rank_result(process, known, measured, before)
     write_json(job.folder.rank_path(place.node, place.rank), rank)
     if distributed.is_initialized():
         distributed.barrier()
@@ -82,19 +81,13 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
         result = CellResult(cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - began)
         write_json(job.folder.result_path, result)
         if job.by_hand:
-            sys.stdout.write(summary(job, measured) + "\n")
+            steps_us = [sample.step_us for sample in measured.samples if sample.measuring_pass == "timed"]
+            step = f"median step {statistics.median(steps_us) / 1e3:.4g} ms ({counted(len(steps_us), 'step')})"
+            sys.stdout.write(
+                f"{job.cell.name}, repeat {job.repeat}: {step}.\nNext: dpscope analyze {job.folder.run.path}\n"
+            )
     if distributed.is_initialized():
         distributed.destroy_process_group()
-
-
-def summary(job: WorkerJob, measured: PassResults) -> str:
-    """What a cell that was started by hand prints at its end: its step time, and the command for the report."""
-    steps_us = [sample.step_us for sample in measured.samples if sample.measuring_pass == "timed"]
-    median_ms = statistics.median(steps_us) / 1e3
-    return (
-        f"{job.cell.name}, repeat {job.repeat}: median step {median_ms:.4g} ms ({counted(len(steps_us), 'step')}).\n"
-        f"Next: dpscope analyze {job.folder.run.path}"
-    )
 
 
 def _wait_for_all_files(folder: RepeatFolder, world_size: int, timeout_s: float = _LATE_FILES_S) -> None:
@@ -112,35 +105,21 @@ def _wait_for_all_files(folder: RepeatFolder, world_size: int, timeout_s: float 
 
 def _prepare(
     job: WorkerJob, place: TorchrunPlace, devices: tuple[torch.device, ...], report: Callable[[str], None]
-) -> tuple[CellProcess, ParameterSizes]:
-    workload = cell_workload(job.config.workload, job.cell)
+) -> tuple[CellProcess, dict[str, Any]]:
+    """The process, ready to train, and the fields of its result that are known before it does."""
+    workload, cell, device = cell_workload(job.config.workload, job.cell), job.cell, devices[0]
     torch.manual_seed(workload.seed)
     built = build_model(workload.model)
     sizes = parameter_sizes(built.model)
-    repeats = [folder for _, folder in job.folder.run.repeats(job.cell)]
-    flops = cell_step_flops(repeats, built, job.cell, workload.amp) if place.rank == 0 else None
-    model = with_precision(built.model.to(devices[0]), workload.amp, devices[0])
-    units = sharded_units(model, job.cell.strategy) if job.cell.traits.sharded else ()
-    wrapped = wrap_for(model.train(), job.cell, devices[0])
-    data_rank = place.rank if job.cell.per_device else 0
-    batches = open_stream(workload, job.cell, built, data_rank, devices[0])
-    process = CellProcess(
-        config=job.config,
-        cell=job.cell,
-        node=place.node,
-        rank=place.rank,
-        devices=devices,
-        model=wrapped,
-        step=TrainStep(
-            wrapped, batches, job.config.optimizer, workload.amp, devices[0], micro_batching(job.cell), built=built
-        ),
-        folder=job.folder,
-        report=report,
-        units=units,
-        tokens=built.tokens,
-        flops=flops,
-    )
-    return process, sizes
+    repeats = [folder for _, folder in job.folder.run.repeats(cell)]
+    flops = cell_step_flops(repeats, built, cell, workload.amp) if place.rank == 0 else None
+    model = with_precision(built.model.to(device), workload.amp, device)
+    units = sharded_units(model, cell.strategy) if cell.traits.sharded else ()
+    wrapped = wrap_for(model.train(), cell, device)
+    batches = open_stream(workload, cell, built, place.rank if cell.per_device else 0, device)
+    step = TrainStep(wrapped, batches, job.config.optimizer, workload.amp, device, micro_batching(cell), built)
+    known = {"model": sizes, "units": units, "tokens_per_sample": built.tokens, "flops": flops}
+    return CellProcess(job, place, devices, wrapped, step, report), known
 
 
 def _device_states(
@@ -166,41 +145,39 @@ def _own_process_ids(node: int) -> tuple[int, ...] | None:
 
 
 def _rank_result(
-    job: WorkerJob,
-    place: TorchrunPlace,
-    process: CellProcess,
-    sizes: ParameterSizes,
-    measured: PassResults,
-    before: tuple[DeviceState, ...],
+    process: CellProcess, known: dict[str, Any], measured: PassResults, before: tuple[DeviceState, ...]
 ) -> RankResult:
-    loss = process.step.last_loss
-    environment = _environment_of_host(job, place)
-    unlike = () if environment is None else host_findings(job.folder.run.manifest().environment, environment)
+    job, place, devices, batches = process.job, process.place, process.devices, process.step.batches
+    names = ("cpu",) * (job.cell.devices if job.cell.traits.host_copies else 1)
+    if devices[0].type == "cuda":
+        names = tuple(torch.cuda.get_device_name(device) for device in devices)
+    environment: Environment | None = None
+    unlike: tuple[Finding, ...] = ()
+    if place.node > 0 and place.local_rank == 0:  # rank 0's host is in the manifest
+        environment = collect_environment(open_nvml() if job.kind == "cuda" else None, on_gpus=job.kind == "cuda")
+        unlike = host_findings(job.folder.run.manifest().environment, environment)
     return RankResult(
+        **known,
         rank=place.rank,
         node=place.node,
         local_rank=place.local_rank,
         world_size=place.world_size,
-        device_names=_device_names(job.cell, process.devices),
+        device_names=names,
         threads=torch.get_num_threads(),
         backend=distributed.get_backend() if distributed.is_initialized() else None,
-        nccl_engine=nccl_engine(process.devices[0]),
-        loader_workers=process.step.batches.loader_workers,
-        steps_per_epoch=process.step.batches.steps_per_epoch,
-        model=sizes,
+        nccl_engine=nccl_engine(devices[0]),
+        loader_workers=batches.loader_workers,
+        steps_per_epoch=batches.steps_per_epoch,
         blocks=measured.blocks,
         memory=measured.memory,
         device_states_before=before,
         device_states_after=measured.under_load,
         findings=(
             *findings_at_moments(before, measured.under_load),
-            *precision_findings(cell_workload(job.config.workload, job.cell).amp, process.devices),
+            *precision_findings(cell_workload(job.config.workload, job.cell).amp, devices),
             *unlike,
         ),
-        last_loss=None if loss is None else loss.item(),
-        units=process.units,
-        tokens_per_sample=process.tokens,
-        flops=process.flops,
+        last_loss=None if process.step.last_loss is None else process.step.last_loss.item(),
         matmul_peak=measured.matmul_peak,
         compilation=measured.compilation,
         state_bytes=held_bytes(process.model, process.step.optimizer),
@@ -219,16 +196,3 @@ def precision_findings(amp: Amp, devices: Sequence[torch.device]) -> list[Findin
     emulating = [one for one in devices if torch.cuda.get_device_capability(one) < _BF16_UNITS]
     names = sorted({torch.cuda.get_device_name(one) for one in emulating})
     return [PlanCode.BF16_EMULATED.finding(f"{name} has no units for bf16: it is emulated there.") for name in names]
-
-
-def _environment_of_host(job: WorkerJob, place: TorchrunPlace) -> Environment | None:
-    """The environment of a host other than rank 0's, which is in the manifest."""
-    if place.node == 0 or place.local_rank > 0:
-        return None
-    return collect_environment(open_nvml() if job.kind == "cuda" else None, on_gpus=job.kind == "cuda")
-
-
-def _device_names(cell: Cell, devices: tuple[torch.device, ...]) -> tuple[str, ...]:
-    if devices[0].type == "cuda":
-        return tuple(torch.cuda.get_device_name(device) for device in devices)
-    return ("cpu",) * (cell.devices if cell.traits.host_copies else 1)

@@ -1,10 +1,12 @@
 """The plan of a run on this machine: cells, jobs, commands, estimates. Imports no torch."""
 
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -15,7 +17,7 @@ from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.jobs.out_folder import check_run_place
 from dpscope.launch.jobs.torchrun import torchrun_command
 from dpscope.launch.measuring.calibration import calibration_seconds, described, plan_calibration, stored_calibration
-from dpscope.launch.measuring.job_repeat import standalone_worker_command
+from dpscope.launch.measuring.worker_arguments import WORKER_SETTINGS
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
 from dpscope.launch.planning.manifest import (
     CellEstimate,
@@ -24,20 +26,16 @@ from dpscope.launch.planning.manifest import (
     estimate_cell,
     estimate_findings,
 )
-from dpscope.launch.planning.run_config import setting_text
+from dpscope.launch.planning.run_config import flag_name, setting_text
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import ModelSize, checked_model_size
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, ResolvedConfig, RunConfig
 from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.run import Cell, Manifest, PlannedCell
-from dpscope.profiling.records.settings import settings_of
+from dpscope.profiling.records.run import Cell, CellOptions, Manifest, PlannedCell
+from dpscope.profiling.records.settings import idle_settings, settings_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder, is_run_folder
-
-
-def _title(cell: Cell, repeat: int) -> str:
-    return f"{cell.name} repeat {repeat}"
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class PlannedJob:
 
     @property
     def name(self) -> str:
-        return _title(self.cell, self.repeat)
+        return f"{self.cell.name} repeat {self.repeat}"
 
 
 @dataclass(frozen=True)
@@ -71,15 +69,20 @@ class PlanDescription:
     calibration: CalibrationSettings | None  # before the cells
 
     @property
+    def to_do(self) -> list[PlannedJob]:
+        """The remaining jobs."""
+        return [job for job in self.jobs if not job.done]
+
+    @property
     def duration_s(self) -> float:
         """Estimated time of the calibration and the remaining jobs."""
         first = calibration_seconds(self.calibration) if self.calibration is not None else 0.0
-        return first + sum(job.estimate.duration_s for job in self.jobs if not job.done)
+        return first + sum(job.estimate.duration_s for job in self.to_do)
 
     @property
     def disk_bytes(self) -> int:
         """Estimated disk usage of the remaining jobs."""
-        return sum(job.estimate.bytes for job in self.jobs if not job.done)
+        return sum(job.estimate.bytes for job in self.to_do)
 
 
 def plan_run(
@@ -89,38 +92,56 @@ def plan_run(
 
     `repeats_by_cell` reduces the number of repeats of cells, by name; cells may span up to `nodes` nodes.
     """
-    fewer = repeats_by_cell or {}
     devices = resolve_devices(config.workload.device)
-    resolved = resolve(config, devices, nodes=nodes)
+    kind, resolved = devices.kind, resolve(config, devices, nodes=nodes)
     check_data(resolved.workload)
     run = RunFolder(out)
-    _check_out(run, resolved, fresh)
-    plan = make_plan(resolved.matrix, resolved.workload.samples, devices.kind)
-    plan = plan if fresh or not is_run_folder(out) else _as_begun(plan, run.manifest())
+    check_run_place(run.path)
+    begun = run.manifest() if is_run_folder(out) and not fresh else None
+    plan = make_plan(resolved.matrix, resolved.workload.samples, kind)
+    if begun is not None:
+        _check_same_settings(out, begun, resolved)
+        had = {planned.cell for planned in begun.plan}  # an older version had no DDP on one device
+        plan = tuple(one for one in plan if one.cell in had or not (one.cell.traits.reducer and one.cell.devices == 1))
     size = checked_model_size(resolved.workload, resolved.optimizer)
-    jobs = tuple(
-        _planned_job(run, planned.cell, repeat, resolved, devices.kind, size, fresh)
-        for repeat in range(resolved.measurement.repeats)
-        for planned in plan
-        if planned.skip_reason is None and repeat < fewer.get(planned.cell.name, resolved.measurement.repeats)
+    cells = [planned.cell for planned in plan if planned.skip_reason is None]
+    estimates = {cell: estimate_cell(cell, resolved, kind, size) for cell in cells}
+    repeats, fewer, jobs = resolved.measurement.repeats, repeats_by_cell or {}, []
+    for repeat in range(repeats):
+        for cell in (one for one in cells if repeat < fewer.get(one.name, repeats)):
+            folder, command = run.repeat(cell, repeat), tuple(torchrun_command(run.path, cell, repeat))
+            result = None if fresh else folder.result()
+            done = result is not None and result.status == "ok"
+            jobs.append(PlannedJob(cell, repeat, folder, estimates[cell], command, done))
+    findings = (
+        *plan_findings(resolved.workload, resolved.matrix, kind),
+        *baseline_findings(plan),
+        *estimate_findings(plan, resolved, kind, size),
     )
+    first = None
+    if any(not job.done for job in jobs):
+        first = plan_calibration(plan, resolved, kind, size, stored_calibration(run))
     return PlanDescription(
         config=resolved,
-        device_type=devices.kind,
+        device_type=kind,
         threads_per_process=threads_per_process(resolved.matrix),
         plan=plan,
-        jobs=jobs,
-        findings=(
-            *plan_findings(resolved.workload, resolved.matrix, devices.kind),
-            *baseline_findings(plan),
-            *estimate_findings(plan, resolved, devices.kind, size),
-        ),
-        estimate_basis=estimate_basis(devices.kind, size),
+        jobs=tuple(jobs),
+        findings=findings,
+        estimate_basis=estimate_basis(kind, size),
         model_size=size,
-        calibration=plan_calibration(plan, resolved, devices.kind, size, stored_calibration(run))
-        if any(not job.done for job in jobs)
-        else None,
+        calibration=first,
     )
+
+
+def _check_same_settings(out: Path, begun: Manifest, config: ResolvedConfig) -> None:
+    before = settings_of(begun.config)
+    for field, now in settings_of(config).items():
+        if field not in MAY_CHANGE and before[field] != now:
+            raise DpscopeError(
+                f"--out {out}: holds a run with {setting_text(field, before[field])}, not {setting_text(field, now)}; use "
+                "the same settings to resume it, --fresh to redo it, or another --out"
+            )
 
 
 def planned_cells(out: Path) -> list[SeveralNodesJob]:
@@ -131,7 +152,7 @@ def planned_cells(out: Path) -> list[SeveralNodesJob]:
     manifest = run.manifest()
     return [
         SeveralNodesJob(
-            _title(planned.cell, repeat),
+            f"{planned.cell.name} repeat {repeat}",
             tuple(torchrun_command(run.path, planned.cell, repeat)),
             run.repeat(planned.cell, repeat),
             manifest.threads_per_process,
@@ -143,40 +164,6 @@ def planned_cells(out: Path) -> list[SeveralNodesJob]:
     ]
 
 
-def _as_begun(plan: tuple[PlannedCell, ...], begun: Manifest) -> tuple[PlannedCell, ...]:
-    """The plan without DDP on one device if an older version began the run without it."""
-    known = {planned.cell for planned in begun.plan}
-    return tuple(one for one in plan if one.cell in known or not (one.cell.traits.reducer and one.cell.devices == 1))
-
-
-def _planned_job(
-    run: RunFolder, cell: Cell, repeat: int, config: ResolvedConfig, kind: DeviceType, size: ModelSize, fresh: bool
-) -> PlannedJob:
-    folder = run.repeat(cell, repeat)
-    result = None if fresh else folder.result()
-    return PlannedJob(
-        cell=cell,
-        repeat=repeat,
-        folder=folder,
-        estimate=estimate_cell(cell, config, kind, size),
-        command=tuple(torchrun_command(run.path, cell, repeat)),
-        done=result is not None and result.status == "ok",
-    )
-
-
-def _check_out(run: RunFolder, config: ResolvedConfig, fresh: bool) -> None:
-    check_run_place(run.path)
-    if fresh or not is_run_folder(run.path):
-        return
-    before = settings_of(run.manifest().config)
-    for field, now in settings_of(config).items():
-        if field not in MAY_CHANGE and before[field] != now:
-            raise DpscopeError(
-                f"--out {run.path}: holds a run with {setting_text(field, before[field])}, not {setting_text(field, now)}; use "
-                "the same settings to resume it, --fresh to redo it, or another --out"
-            )
-
-
 def describe_plan(
     config: RunConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1
 ) -> PlanDescription:
@@ -186,36 +173,60 @@ def describe_plan(
     settings.
     """
     description = plan_run(config, out, fresh, nodes=nodes)
-    print_plan(description, console)
+    table = Table(Column("cell: -d devices, -b batch per device", no_wrap=True), "repeats", "done", "time per repeat")
+    _print_left_out(description, console)
+    for cell in (planned.cell for planned in description.plan if planned.skip_reason is None):
+        jobs = [job for job in description.jobs if job.cell == cell]
+        done = sum(job.done for job in jobs)
+        table.add_row(cell.name, str(len(jobs)), str(done), duration_text(jobs[0].estimate.duration_s))
+    console.print(table)
+    lines = []
+    if (first := description.calibration) is not None:
+        lines.append(f"{described(first)}: about {duration_text(calibration_seconds(first))}")
+    lines.append(
+        f"{description.device_type}, {counted(description.threads_per_process, 'thread')} per process; "
+        f"{counted(len(description.to_do), 'job')} to do: about {_cost(description)} (an estimate: {description.estimate_basis})."
+    )
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    _print_findings(description, console)
     begun = is_run_folder(out) and not fresh
-    for job in (one for one in description.jobs if not one.done):
-        command = job.command if begun else standalone_worker_command(description.config, job.cell, job.repeat, out)
+    for job in description.to_do:
+        command = job.command if begun else _standalone_command(description.config, job.cell, job.repeat, out)
         console.print(Text(shlex.join(command)), soft_wrap=True)
     return description
 
 
-def print_plan(description: PlanDescription, console: Console) -> None:
-    """Print the cells of a run and the estimated time and disk usage."""
-    _print_cells(description, console)
-    if (first := description.calibration) is not None:
-        console.print(
-            f"{described(first)}: about {duration_text(calibration_seconds(first))}", highlight=False, soft_wrap=True
-        )
-    to_do = sum(not job.done for job in description.jobs)
-    console.print(
-        f"{description.device_type}, {counted(description.threads_per_process, 'thread')} per process; "
-        f"{counted(to_do, 'job')} to do: about {_cost(description)} (an estimate: {description.estimate_basis}).",
-        highlight=False,
-        soft_wrap=True,
-    )
-    _print_findings(description, console)
+def _standalone_command(config: ResolvedConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
+    """torchrun and a worker with flags for everything in which `config`, which is resolved, departs from the defaults.
+
+    The threads are those of the whole run, which a worker that sees one cell cannot know. Over several nodes the same command is
+    given on each, with the first one's name.
+    """
+    strategy = cell.traits.stands_for or cell.strategy
+    left_out = {*idle_settings(config), *(["amp"] if cell.options.amp else [])}
+    settings = [name for name in WORKER_SETTINGS if name not in left_out]
+    meeting = (f"--nnodes={cell.nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST0:29500", "--rdzv-id=1")
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", *(("--standalone",) if cell.nodes == 1 else meeting)),
+        *(f"--nproc-per-node={cell.processes // cell.nodes}", "-m", "dpscope.launch.worker", "--out", str(out)),
+        *("--strategy", strategy, "--batch-size", str(cell.batch_size)),
+        *(("--devices", str(cell.devices)) if cell.traits.threaded else ()),
+        *_flags(config, RunConfig(), settings),
+        *_flags(cell.options, CellOptions(), CellOptions.__struct_fields__),
+        *("--threads", str(threads_per_process(config.matrix)), "--repeat", str(repeat)),
+    ]
+
+
+def _flags(chosen: msgspec.Struct, defaults: msgspec.Struct, names: Sequence[str]) -> list[str]:
+    values, usual = settings_of(chosen), settings_of(defaults)
+    flags = [(flag_name(name), values[name]) for name in names if values[name] != usual[name]]
+    return [part for flag, value in flags for part in ([flag] if value is True else [flag, str(value)])]
 
 
 def print_beginning(description: PlanDescription, console: Console) -> None:
     """Print the plan of a run in a few lines."""
-    for planned in description.plan:
-        if planned.skip_reason is not None:
-            console.print(Text(_left_out(planned)), soft_wrap=True)
+    _print_left_out(description, console)
     done = sum(job.done for job in description.jobs)
     cells = len({job.cell for job in description.jobs})
     already = f", {done} done already" if done else ""
@@ -227,26 +238,16 @@ def print_beginning(description: PlanDescription, console: Console) -> None:
     _print_findings(description, console)
 
 
+def _print_left_out(description: PlanDescription, console: Console) -> None:
+    for planned in description.plan:
+        if planned.skip_reason is not None:
+            console.print(Text(f"{planned.cell.name} is left out: {planned.skip_reason}"), soft_wrap=True)
+
+
 def _cost(description: PlanDescription) -> str:
     return f"{duration_text(description.duration_s)} and {description.disk_bytes / 1e6:.0f} MB of disk"
-
-
-def _left_out(planned: PlannedCell) -> str:
-    return f"{planned.cell.name} is left out: {planned.skip_reason}"
 
 
 def _print_findings(description: PlanDescription, console: Console) -> None:
     for finding in description.findings:
         console.print(Text(f"{finding.severity}: {finding.message} {finding.next_step}"), soft_wrap=True)
-
-
-def _print_cells(description: PlanDescription, console: Console) -> None:
-    table = Table(Column("cell: -d devices, -b batch per device", no_wrap=True), "repeats", "done", "time per repeat")
-    for planned in description.plan:
-        jobs = [job for job in description.jobs if job.cell == planned.cell]
-        if planned.skip_reason is not None:
-            console.print(Text(_left_out(planned)), soft_wrap=True)
-            continue
-        done = sum(job.done for job in jobs)
-        table.add_row(planned.cell.name, str(len(jobs)), str(done), duration_text(jobs[0].estimate.duration_s))
-    console.print(table)

@@ -20,11 +20,10 @@ from dpscope.launch.planning.manifest import (
     new_manifest,
 )
 from dpscope.launch.workload.data_files import download_data
-from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, RunConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Environment, Manifest
+from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Manifest
 from dpscope.profiling.records.settings import settings_of, with_settings
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import CELLS_NAME, RunFolder, is_run_folder, remove_empty_folders, remove_written
@@ -48,7 +47,7 @@ def run_sweep(
     `plan_run`; `starter` starts the jobs on its nodes. Raises DpscopeError for a mistake of the user before anything starts.
     """
     description = plan_run(config, out, fresh, repeats_by_cell, starter.count)
-    if repeats_by_cell is None or _to_do(description):  # --detect prints its choice itself
+    if repeats_by_cell is None or description.to_do:  # --detect prints its choice itself
         print_beginning(description, console)
     run = RunFolder(out)
 
@@ -89,8 +88,12 @@ def _open_manifest(
     mixed: tuple[Finding, ...] = ()
     if had is not None:
         check_same_conditions(run.path, had, manifest)
-        mixed = commit_findings(had.environment.commit, manifest.environment.commit) if _to_do(description) else ()
-    settings = _calibration(run, description, manifest.environment)
+        mixed = commit_findings(had.environment.commit, manifest.environment.commit) if description.to_do else ()
+    settings = None
+    if description.to_do:  # a stored calibration of another machine does not count
+        stored = of_this_machine(stored_calibration(run), manifest.environment)
+        size, kind = description.model_size, description.device_type
+        settings = plan_calibration(description.plan, description.config, kind, size, stored)
     failures = calibrate_first(run, settings, manifest.environment, console, starter)
     if had is None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -113,19 +116,6 @@ def _open_manifest(
     return updated
 
 
-def _to_do(description: PlanDescription) -> bool:
-    return not all(job.done for job in description.jobs)
-
-
-def _calibration(run: RunFolder, description: PlanDescription, here: Environment) -> CalibrationSettings | None:
-    """What the plan needs timed, ignoring a stored calibration of another machine."""
-    if not _to_do(description):
-        return None
-    stored = of_this_machine(stored_calibration(run), here)
-    size, kind = description.model_size, description.device_type
-    return plan_calibration(description.plan, description.config, kind, size, stored)
-
-
 class _Sweep(JobQueue[PlannedJob, CellResult]):
     """The jobs of one run."""
 
@@ -146,13 +136,9 @@ class _Sweep(JobQueue[PlannedJob, CellResult]):
         job.folder.clear()
 
     def store(self, job: PlannedJob, outcome: JobOutcome, took_s: float) -> CellResult:
-        result = job.folder.result() if outcome.status == "ok" else None
-        if result is None:
-            return self._record_failure(job, outcome, took_s)
-        self._took_s[job.cell.name] = took_s
-        return result
-
-    def _record_failure(self, job: PlannedJob, outcome: JobOutcome, took_s: float) -> CellResult:
+        if outcome.status == "ok" and (result := job.folder.result()) is not None:
+            self._took_s[job.cell.name] = took_s
+            return result
         job.folder.clear_measurements()
         result = CellResult(
             cell=job.cell,

@@ -1,23 +1,26 @@
-"""A worker's job, from torchrun's environment, its arguments and the run's manifest. Imports no torch."""
+"""A worker's job, from torchrun's environment, its arguments and the run's manifest. Imports no torch.
+
+Rank 0 chooses the repeat of a job that was started by hand and writes it down; the other ranks wait for that. If each rank
+searched for the first free repeat, they might find different ones: a network file system shows another host's files up to a
+minute late, and another job may end in between.
+"""
 
 import argparse
+import contextlib
+import os
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from dpscope.launch.jobs.devices import Devices, DeviceType, resolve_devices
-from dpscope.launch.jobs.out_folder import check_run_place, locked
+import msgspec
+
+from dpscope.launch.jobs.devices import DeviceType, resolve_devices
+from dpscope.launch.jobs.job_files import JOB_NAME
+from dpscope.launch.jobs.out_folder import check_run_place, claimed, locked
 from dpscope.launch.jobs.worker_process import TorchrunPlace, check_nodes, check_process_count
-from dpscope.launch.measuring.job_repeat import (
-    POLL_S,
-    WAIT_FOR_RANK_0_S,
-    WORKER_SETTINGS,
-    chosen_repeat,
-    manifest_containing,
-    manifest_with,
-)
 from dpscope.launch.planning.cells import resolve
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import flag_name, given_settings, load_config
@@ -29,16 +32,34 @@ from dpscope.launch.planning.variants import (
     uncompilable,
 )
 from dpscope.launch.workload.data_files import OWN_MODELS, check_data
+from dpscope.profiling.machine.conditions import (
+    ConditionDifference,
+    machine_differences,
+    setting_differences,
+    variable_differences,
+)
 from dpscope.profiling.machine.environment import usable_cores
-from dpscope.profiling.records.config import RunConfig, Workload
+from dpscope.profiling.records.config import MAY_CHANGE, Measurement, Optimizer, RunConfig, Workload
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import SWITCHES, VARIANTS, Amp, Matrix
 from dpscope.profiling.records.run import Cell, CellOptions, Manifest, PlannedCell
 from dpscope.profiling.records.settings import declarations, settings_of, with_settings
 from dpscope.profiling.records.strategies import STRATEGY_LIST, strategy_on, traits_of
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import RepeatFolder, RunFolder
+from dpscope.profiling.store.files import write_json, write_text
+from dpscope.profiling.store.folders import RESULT_NAME, RepeatFolder, RunFolder, is_run_folder
+
+WORKER_SETTINGS = tuple(
+    name
+    for part in (Workload, Optimizer, Measurement)
+    for name in part.__struct_fields__
+    if name not in MAY_CHANGE  # only a sweep needs them; the rest of a run's settings is in the cell
+)
+WAIT_FOR_RANK_0_S = 120.0
+POLL_S = 0.2
+
+_JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -57,13 +78,20 @@ class WorkerJob:
 def job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> WorkerJob:
     """The job in the arguments; rank 0 adds one that was started by hand to the run's manifest."""
     options = vars(_parser().parse_args(arguments))
-    out: Path = options.pop("out")
+    run = RunFolder(options.pop("out"))
     cell_name, repeat = options.pop("cell"), options.pop("repeat")
     if cell_name is None:
-        return _job_by_hand(RunFolder(out), options, repeat, place)
+        return _job_by_hand(run, options, repeat, place)
     if given := [flag_name(name) for name, value in options.items() if value is not None]:
         raise DpscopeError(f"--cell {cell_name} takes its settings from the run's manifest: omit {', '.join(given)}")
-    return _planned_job(RunFolder(out), cell_name, repeat, place)
+    manifest = run.manifest()
+    cells = {planned.cell.name: planned.cell for planned in manifest.plan if planned.skip_reason is None}
+    if cell_name not in cells:
+        raise DpscopeError(f"--cell {cell_name}: not in {run.manifest_path}; it has {', '.join(cells)}")
+    cell = cells[cell_name]
+    check_process_count(cell, place)
+    check_nodes(cell, place)
+    return _job(run, manifest, cell, repeat, place)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,31 +119,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: TorchrunPlace) -> WorkerJob:
-    manifest = run.manifest()
-    cells = {planned.cell.name: planned.cell for planned in manifest.plan if planned.skip_reason is None}
-    if cell_name not in cells:
-        raise DpscopeError(f"--cell {cell_name}: not in {run.manifest_path}; it has {', '.join(cells)}")
-    cell = cells[cell_name]
-    check_process_count(cell, place)
-    check_nodes(cell, place)
-    _check_threads_as_begun(run, manifest, cell, place)
-    chosen = chosen_repeat(run, cell, repeat, place)
-    return WorkerJob(
-        config=manifest.config,
-        cell=cell,
-        repeat=chosen,
-        kind=manifest.device_type,
-        threads=manifest.threads_per_process,
-        folder=run.repeat(cell, chosen),
-    )
-
-
-def _check_threads_as_begun(run: RunFolder, manifest: Manifest, cell: Cell, place: TorchrunPlace) -> None:
+def _job(
+    run: RunFolder,
+    manifest: Manifest,
+    cell: Cell,
+    repeat: int | None,
+    place: TorchrunPlace,
+    config: RunConfig | None = None,
+) -> WorkerJob:
+    """The job that measures a cell of the manifest; `config` is that of a job started by hand."""
     threads = manifest.threads_per_process
-    check_threads(
-        cell, place.local_world_size, threads, f"{run.path}, begun with {counted(threads, 'thread')} a process"
-    )
+    begun = f"{run.path}, begun with {counted(threads, 'thread')} a process"
+    _check_threads(cell, place.local_world_size, threads, begun)
+    chosen = chosen_repeat(run, cell, repeat, place)
+    folder, kind = run.repeat(cell, chosen), manifest.device_type
+    return WorkerJob(config or manifest.config, cell, chosen, kind, threads, folder, by_hand=config is not None)
 
 
 def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None, place: TorchrunPlace) -> WorkerJob:
@@ -134,47 +152,128 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         devices=count,
         batch_size=config.matrix.batch_sizes[0],
         options=_only_options(config.matrix, config.workload.amp),
-        nodes=place.nodes if not traits_of(strategy).one_process else 1,
+        nodes=place.nodes if on_this_host is not None else 1,
     )
     check_process_count(cell, place)
     _check_measurable(cell, config.workload)
     if threads is not None:
-        check_threads(cell, place.local_world_size, threads, f"--threads {threads}")
+        _check_threads(cell, place.local_world_size, threads, f"--threads {threads}")
+    if place.rank > 0:
+        manifest = _after_rank_0(
+            lambda: _manifest_containing(run, config, cell, threads), run, f"has added no {cell.name}"
+        )
+        return _job(run, manifest, cell, repeat, place, config)
+    # What the largest cell will leave each process: that is on all GPUs, as for `dpscope run`; on the CPU on two devices or,
+    # where the run begins with more, on as many.
+    most = max(2, count if on_this_host is None else on_this_host, devices.count or 1)
+    own_threads = threads or max(1, usable_cores() // most)
+    wanted = new_manifest(config, devices.kind, own_threads, (PlannedCell(cell=cell),), on_this_host, Path.cwd())
+    check_run_place(run.path)
+    with locked(run.path, wait=True, note=_note):
+        manifest = _manifest_with(run, wanted, threads)
+        job = _job(run, manifest, cell, repeat, place, config)
+        write_json(run.manifest_path, manifest)
+    return job
+
+
+def _after_rank_0(find: Callable[[], _Found | None], run: RunFolder, what: str) -> _Found:
+    """What rank 0 has written, once it is visible; raises DpscopeError, which says `what` it has not done, if it never is."""
+    deadline = time.monotonic() + WAIT_FOR_RANK_0_S
+    while (found := find()) is None:
+        if time.monotonic() > deadline:
+            raise DpscopeError(
+                f"--out {run.path}: rank 0 {what} there in {WAIT_FOR_RANK_0_S:g} s; name one folder that all nodes share, and "
+                "check rank 0's messages"
+            )
+        time.sleep(POLL_S)
+    return found
+
+
+def chosen_repeat(run: RunFolder, cell: Cell, repeat: int | None, place: TorchrunPlace) -> int:
+    """The repeat to measure, by default the next free one; raises DpscopeError for one that is measured already."""
+    # Identifies one attempt of a job: the same in all its processes, and in no other attempt's.
+    this_job = " ".join(os.environ.get(name, "-") for name in _JOB_VARIABLES)
+
+    def of_this_job() -> int | None:
+        for number, folder in run.repeats(cell):
+            with contextlib.suppress(FileNotFoundError):
+                if (folder.path / JOB_NAME).read_text() == this_job:
+                    return number
+        return None
+
+    if repeat is None and place.rank > 0:
+        return _after_rank_0(of_this_job, run, f"has chosen no repeat of {cell.name}")
+    chosen = repeat if repeat is not None else 0
+    while repeat is None and run.repeat(cell, chosen).result_path.exists():  # an unfinished one is repeated
+        chosen += 1
+    if chosen < 0:
+        raise DpscopeError(f"--repeat {chosen}: must be 0 or more")
+    folder = run.repeat(cell, chosen)
+    if folder.status() == "ok":
+        raise DpscopeError(
+            f"--repeat {chosen}: {cell.name} is measured already, in {folder.path}; omit --repeat to add the next "
+            "free one, or remove that folder to measure it again"
+        )
     if place.rank == 0:
-        own_threads = threads or threads_by_default(count if on_this_host is None else on_this_host, devices)
-        wanted = new_manifest(config, devices.kind, own_threads, (PlannedCell(cell=cell),), on_this_host, Path.cwd())
-        check_run_place(run.path)
-        with locked(run.path, wait=True, note=_note):
-            manifest = manifest_with(run, wanted, threads)
-            _check_threads_as_begun(run, manifest, cell, place)
-            chosen = chosen_repeat(run, cell, repeat, place)
-            write_json(run.manifest_path, manifest)
-    else:
-        manifest = _entered_by_rank_0(run, config, cell, threads)
-        _check_threads_as_begun(run, manifest, cell, place)
-        chosen = chosen_repeat(run, cell, repeat, place)
-    return WorkerJob(
-        config=config,
-        cell=cell,
-        repeat=chosen,
-        kind=devices.kind,
-        threads=manifest.threads_per_process,
-        folder=run.repeat(cell, chosen),
-        by_hand=True,
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if repeat is None and place.world_size > 1:
+            write_text(folder.path / JOB_NAME, this_job)
+    return chosen
+
+
+def _manifest_with(run: RunFolder, wanted: Manifest, threads: int | None) -> Manifest:
+    """The run's manifest, extended by the cell in the plan of `wanted`; `wanted` itself if the run has no results.
+
+    `threads` is the requested number per process; default: the run's. Raises DpscopeError if cells were measured, or are being
+    measured, with other settings or on another machine.
+    """
+    if not is_run_folder(run.path):
+        return wanted
+    stored = run.manifest()
+    differences = [
+        *_setting_differences(stored, wanted.config, threads),
+        *machine_differences(stored.environment, wanted.environment, partly=["GPUs", "cores"]),
+        *variable_differences(stored.environment, wanted.environment),
+    ]
+    if differences:
+        repeats = [path for path in (run.path / "cells").glob("*/*") if path.is_dir()]
+        if any((path / RESULT_NAME).exists() for path in repeats):
+            raise DpscopeError(
+                f"{run.path} was measured with {differences[0]}: its cells could not be compared; "
+                "give the same settings or another --out"
+            )
+        if any(claimed(path) for path in repeats):
+            raise DpscopeError(
+                f"{run.path}: another job is measuring there with {differences[0]}: wait for it and give the same settings, "
+                "or another --out"
+            )
+        return wanted
+    if set(wanted.plan) <= set(stored.plan):
+        return stored
+    lists = ("strategies", "devices", "batch_sizes", *VARIANTS)
+    both = {name: (*getattr(stored.config.matrix, name), *getattr(wanted.config.matrix, name)) for name in lists}
+    return msgspec.structs.replace(
+        stored,
+        config=with_settings(stored.config, **both),
+        plan=(*stored.plan, *wanted.plan),
+        findings=tuple(dict.fromkeys((*stored.findings, *wanted.findings))),
     )
 
 
-def _entered_by_rank_0(run: RunFolder, config: RunConfig, cell: Cell, threads: int | None) -> Manifest:
-    """The run's manifest once rank 0 has added this job; raises DpscopeError if that does not become visible."""
-    deadline = time.monotonic() + WAIT_FOR_RANK_0_S
-    while (manifest := manifest_containing(run, config, cell, threads)) is None:
-        if time.monotonic() > deadline:
-            raise DpscopeError(
-                f"--out {run.path}: rank 0 has added no {cell.name} there in {WAIT_FOR_RANK_0_S:g} s; name one folder "
-                "that all nodes share, and check rank 0's messages"
-            )
-        time.sleep(POLL_S)
-    return manifest
+def _manifest_containing(run: RunFolder, config: RunConfig, cell: Cell, threads: int | None) -> Manifest | None:
+    """The run's manifest if it has this cell with these settings and threads, else None."""
+    manifest = run.manifest() if is_run_folder(run.path) else None
+    if manifest is None or PlannedCell(cell=cell) not in manifest.plan:
+        return None
+    return None if _setting_differences(manifest, config, threads) else manifest
+
+
+def _setting_differences(stored: Manifest, config: RunConfig, threads: int | None) -> list[ConditionDifference]:
+    """Settings that differ and must be equal for cells to be comparable."""
+    differences = setting_differences(stored.config, config, WORKER_SETTINGS)
+    if threads not in (None, stored.threads_per_process):
+        differences.append(ConditionDifference("threads", stored.threads_per_process, threads))
+    return differences
 
 
 def _check_one_cell(matrix: Matrix, stated: Container[str]) -> None:
@@ -242,16 +341,7 @@ def _device_count(matrix: Matrix, place: TorchrunPlace, gpus: int | None) -> int
     return matrix.devices[0]
 
 
-def threads_by_default(local_devices: int, devices: Devices) -> int:
-    """Threads of each process of a run that begins with a cell of so many devices on this host.
-
-    What the largest cell will leave each: that is on all GPUs, as for `dpscope run`; on the CPU on two devices or, where
-    it begins with more, on as many.
-    """
-    return max(1, usable_cores() // max(2, local_devices, devices.count or 1))
-
-
-def check_threads(cell: Cell, local_processes: int, threads: int, where: str) -> None:
+def _check_threads(cell: Cell, local_processes: int, threads: int, where: str) -> None:
     """Raise DpscopeError, beginning with `where`, when this host's share of a cell has more threads than cores.
 
     One thread each is the minimum: where that is too many, the run has a finding about it.

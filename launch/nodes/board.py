@@ -1,21 +1,48 @@
-"""Sealed states that nodes exchange in a torch.distributed.TCPStore, and which nodes are alive. Imports no torch."""
+"""How nodes meet in a torch.distributed.TCPStore, and the sealed states that they exchange there. Imports no torch.
+
+Node 0 opens the store and announces it in the run folder for the others.
+"""
 
 import hashlib
 import hmac
 import ipaddress
 import itertools
+import queue
+import secrets
+import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from dpscope.launch.jobs.attended_job import SeveralNodesJob
+from dpscope.launch.jobs.node_place import Address, NodePlace
+from dpscope.profiling.machine.interfaces import interface_addresses, listening_socket
 from dpscope.profiling.records.run import Host
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import read_json_if_there, write_json
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
+
+LOST_S = 15.0  # without a sign of life: longer than a machine that swaps or a busy switch needs
+SEEN_WITHIN_S = 10.0  # a network's file system shows a new file of another host late
+NOTE_EVERY_S = 15.0
+THREAD_NAME = "dpscope-nodes"
+_POLL_S = 0.2
+_CALL_S = timedelta(seconds=3.0)
+_ATTEMPT_S = 15.0  # at an address: torch waits for ever for the answer of what accepts a connection and is silent
+_PREFIX = ".tmp-nodes-"
+_NOT_NODE_0 = "what listens there is not node 0 of this command"
+_SEAL_DIGITS = 64  # hexadecimal, of SHA-256
+_Kind = TypeVar("_Kind")
 
 
 class Meeting(msgspec.Struct, frozen=True):
@@ -63,13 +90,6 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left: str | None = None  # why the node takes no further part
 
 
-LOST_S = 15.0  # without a sign of life: longer than a machine that swaps or a busy switch needs
-THREAD_NAME = "dpscope-nodes"
-_POLL_S = 0.2
-_SEAL_DIGITS = 64  # hexadecimal, of SHA-256
-_Kind = TypeVar("_Kind")
-
-
 class NodeLostError(DpscopeError):
     """A node of a command is lost."""
 
@@ -90,9 +110,7 @@ class Board:
         """`store` has the run's prefix already."""
         self.joined: dict[int, NodeInfo] = {}  # the other nodes that have joined
         self.states: dict[int, State] = {other: State() for other in others}
-        self._store = store
-        self._secret = secret
-        self._node = node
+        self._store, self._secret, self._node = store, secret, node
         self._state = State()  # this node's
         self._info: NodeInfo | None = None  # this node's, until it is written
         self._heard_s = dict.fromkeys(self.states, time.monotonic())
@@ -121,10 +139,10 @@ class Board:
         try:
             while not last:
                 last = self._closed.wait(_POLL_S)
-                if self._info is not None:
-                    self._write(f"{self._node}/info", self._info)
+                if (info := self._info) is not None:
                     self._info = None
-                self._write(f"{self._node}/state", msgspec.structs.replace(self._state, beat=next(beats)))
+                    self._write("info", info)
+                self._write("state", msgspec.structs.replace(self._state, beat=next(beats)))
                 for other in set(self.states) - set(self._failures):
                     self._hear(other)
         except RuntimeError:  # torch.distributed.DistError: the store, which is in node 0's process, is gone
@@ -139,7 +157,8 @@ class Board:
         except ValueError as error:
             self._failures[other] = f"a message in its name was not sent by a node of this run ({error})"
 
-    def _write(self, key: str, value: NodeInfo | State) -> None:
+    def _write(self, name: str, value: NodeInfo | State) -> None:
+        key = f"{self._node}/{name}"
         self._store.set(key, sealed(self._secret, key, value))
 
     def _read(self, key: str, kind: type[_Kind]) -> _Kind | None:
@@ -174,3 +193,185 @@ def printable(value: Any) -> Any:
 
 def _seal(secret: str, name: str, content: bytes) -> bytes:
     return hmac.new(secret.encode(), name.encode() + b"\0" + content, hashlib.sha256).hexdigest().encode()
+
+
+@dataclass(frozen=True)
+class NodeStart:
+    """How a command was started on this node."""
+
+    place: NodePlace
+    out: Path  # shared by the nodes
+    options: Mapping[str, str]  # equal on all nodes
+    note: Callable[[str], None]  # prints a line
+    wait_s: float  # for the other nodes
+    plan: Callable[[], Sequence[SeveralNodesJob]] = tuple
+    """Reads the jobs planned over several nodes from `out`: every node derives the same, and none is sent a command."""
+
+    @property
+    def name(self) -> str:
+        """Such as ``node 1 (gpu07)``."""
+        return f"node {self.place.rank} ({socket.gethostname()})"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Node 0, as another node found it."""
+
+    board: Board
+    meeting: Meeting
+    address: str  # of this node
+    node0_address: str
+
+
+@contextmanager
+def opened_meeting(start: NodeStart, on_gpus: bool) -> Iterator[Board]:
+    """Open node 0's board and announce it in the run folder until the block ends."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # of torch._C
+
+    place = start.place
+    with _listener(place) as listener:
+        host, port = listener.getsockname()[:2]
+        everywhere = ipaddress.ip_address(host.partition("%")[0]).is_unspecified
+        own = "localhost" if everywhere else host
+        store = TCPStore(own, port, None, True, _CALL_S, False, master_listen_fd=listener.detach())
+    store.set(_public(place), "")
+    hosts = (socket.gethostname(), *interface_addresses().values()) if everywhere else (host,)
+    stated = (version("dpscope"), socket.gethostname(), place.count, dict(start.options), on_gpus, place.job)
+    meeting = Meeting(*stated, tuple(dict.fromkeys(hosts)), port, secrets.token_hex(16))
+    board = Board(PrefixStore(meeting.prefix, store), meeting.secret, 0, range(1, place.count))
+    path = start.out / f"{_PREFIX}{secrets.token_hex(8)}"
+    try:
+        write_json(path, meeting, mode=0o600)
+        at = "all addresses" if everywhere else host
+        start.note(f"Node 0 of {place.count} ({socket.gethostname()}) is waiting for the others on {at}, port {port}.")
+        yield board
+    finally:
+        path.unlink(missing_ok=True)
+        board.close()
+
+
+def found_meeting(start: NodeStart) -> Found:
+    """Look for node 0 at the rendezvous and at addresses in the run folder; raises DpscopeError if it is not found."""
+    place, out, wait_s = start.place, start.out, start.wait_s
+    began_s = noted_s = time.monotonic()
+    start.note(
+        f"Node {place.rank} of {place.count} ({socket.gethostname()}) is looking for node 0 at {place.address or out}."
+    )
+    unseen_s: float | None = None  # since when node 0 responds without its file being visible
+    reasons: dict[Address, str] = {}
+    while (now_s := time.monotonic()) - began_s < wait_s:
+        meetings = _meetings(place, out)
+        announced = [Address(host, meeting.port) for meeting in meetings for host in meeting.hosts]
+        stated = [] if place.address is None else [place.address]
+        for address in dict.fromkeys((*stated, *announced) if place.port_stated else (*announced, *stated)):
+            if isinstance(answer := _answer(place, address, meetings), Found):
+                return answer
+            reasons[address] = answer or _NOT_NODE_0
+            if not answer and now_s - (unseen_s := unseen_s or now_s) > SEEN_WITHIN_S:
+                raise DpscopeError(
+                    f"--out {out}: {start.name} does not see what node 0 at {address} wrote there (it looked in "
+                    f"{out.absolute()}); name one folder that all nodes share"
+                )
+        seen = ", ".join(f"{address}: {why}" for address, why in reasons.items()) or f"no trace of it in {out}"
+        if now_s - noted_s > NOTE_EVERY_S:
+            noted_s = now_s
+            start.note(f"Still looking for node 0, {now_s - began_s:.0f} s of {wait_s:g} s: {seen}.")
+        time.sleep(_POLL_S)
+    raise DpscopeError(
+        f"{start.name} did not find node 0 within {wait_s:g} s ({seen}): check that it is running, that it can be reached, and "
+        "that all nodes share that folder"
+    )
+
+
+def _answer(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found | str:
+    """`_met` in a thread, because it may block for ever."""
+    answers: queue.SimpleQueue[Found | DpscopeError | str] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answers.put(_met(place, address, meetings)), name=THREAD_NAME, daemon=True).start()
+    try:
+        answer = answers.get(timeout=_ATTEMPT_S)
+    except queue.Empty:
+        return "what listens there does not answer"
+    if isinstance(answer, DpscopeError):
+        raise answer
+    return answer
+
+
+def _met(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found | DpscopeError | str:
+    """Node 0, or the reason; empty if node 0 of this start responds but none of the visible files is its."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # of torch._C
+
+    try:
+        with socket.create_connection((address.host, address.port), _CALL_S.total_seconds()) as probe:
+            near, far = (str(end[0]).removeprefix("::ffff:") for end in (probe.getsockname(), probe.getpeername()))
+        store = TCPStore(far, address.port, None, False, _CALL_S, False)
+        for meeting in meetings:
+            shared = PrefixStore(meeting.prefix, store)
+            if shared.check(["0/state"]):
+                claim = secrets.token_hex(8)
+                if shared.compare_set(f"{place.rank}/claim", "", claim) != claim.encode():
+                    return DpscopeError(
+                        f"--node-rank {place.rank}: another node was started with it; give each its own number"
+                    )
+                return Found(Board(shared, meeting.secret, place.rank, (0,)), meeting, near, far)
+        return "" if store.check([_public(place)]) else _NOT_NODE_0
+    except (OSError, RuntimeError) as error:
+        return getattr(error, "strerror", None) or _NOT_NODE_0
+
+
+def _public(place: NodePlace) -> str:
+    """A key by which nodes that see a different folder recognise node 0."""
+    return f"dpscope {place.job or 'by hand'}"
+
+
+def _listener(place: NodePlace) -> socket.socket:
+    """The store's socket; if the port that dpscope chose is taken, one on a free port, which the folder announces."""
+    host, port = (place.address.host, place.address.port) if place.address else (socket.gethostname(), 0)
+    try:
+        return listening_socket(host, port)
+    except OSError as error:
+        if place.port_stated or place.job is None:
+            raise DpscopeError(
+                f"--rendezvous {place.address}: cannot listen on port {port} ({error.strerror}); give another port"
+            ) from error
+        return listening_socket(host, 0)
+
+
+def _meetings(place: NodePlace, out: Path) -> list[Meeting]:
+    """Announcements for this start in a folder, newest first, including those that killed commands left."""
+    port = place.address.port if place.address is not None and place.port_stated else None
+    found = []
+    with suppress(OSError):
+        for path in sorted(out.glob(f"{_PREFIX}*"), key=lambda path: path.stat().st_mtime, reverse=True):
+            with suppress(DpscopeError):
+                found.append(read_json_if_there(path, Meeting))
+    return [one for one in found if one is not None and one.job == place.job and port in (None, one.port)]
+
+
+def check_alike(start: NodeStart, meeting: Meeting) -> None:
+    """Raise DpscopeError where this node was started otherwise than node 0."""
+    name, here = start.name, version("dpscope")
+    if meeting.dpscope != here:
+        raise DpscopeError(f"{name} has dpscope {here}, node 0 has {meeting.dpscope}: install the same on all nodes")
+    if meeting.count != start.place.count:
+        raise DpscopeError(
+            f"--nodes: {name} was started as one of {start.place.count} nodes, node 0 as one of {meeting.count}; give the same "
+            "number on all nodes"
+        )
+    for option in sorted({*start.options, *meeting.options}):
+        own, first = (
+            f"{option} {of[option]}" if option in of else f"no {option}" for of in (start.options, meeting.options)
+        )
+        if own != first:
+            raise DpscopeError(
+                f"{name} was started with {own}, node 0 with {first}: give the same command on all nodes"
+            )
+
+
+def check_devices(start: NodeStart, meeting: Meeting, on_gpus: bool) -> None:
+    """Raise DpscopeError where this node runs on the CPU and node 0 on GPUs, or the other way round."""
+    if on_gpus != meeting.on_gpus:
+        nodes = (start.name, f"node 0 ({meeting.hostname})")
+        has, lacks = nodes if on_gpus else nodes[::-1]
+        raise DpscopeError(
+            f"--device: {has} has GPUs and {lacks} has none; start the command on nodes that all have them, or give --device cpu"
+        )

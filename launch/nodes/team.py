@@ -1,19 +1,40 @@
-"""Node 0 and the nodes that have joined it: starts jobs on all of them, watches them and ends them together. Imports no torch."""
+"""Nodes that have met: node 0 starts jobs on all of them, watches them and ends them together; the others run their parts.
+
+Imports no torch.
+"""
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dpscope.launch.jobs.attended_job import JobStarter, SeveralNodesJob
-from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob, command_nodes, on_node, processes_on_a_node
-from dpscope.launch.nodes.board import Board, NodeLostError
-from dpscope.launch.nodes.meeting import NOTE_EVERY_S
+from dpscope.launch.jobs.job_outcome import JobWait
+from dpscope.launch.jobs.stop_request import StopRequest
+from dpscope.launch.jobs.torchrun import TorchrunJob, command_nodes, end_leftovers, on_node, processes_on_a_node
+from dpscope.launch.nodes.board import (
+    NOTE_EVERY_S,
+    SEEN_WITHIN_S,
+    Board,
+    Found,
+    NodeInfo,
+    NodeLostError,
+    NodeStart,
+    State,
+    check_alike,
+    found_meeting,
+    opened_meeting,
+)
 from dpscope.profiling.machine.interfaces import free_port, host_at, interface_of
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Environment, Host
@@ -26,23 +47,24 @@ _SELF_END_S = 8.0  # in which torchrun ends by itself after another node's: its 
 _REPORT_S = 15.0  # for a node's report on its part of a job that has ended
 _AT_SUCCESS_S = 60.0  # the same after success: no node is ended before it has ended by itself
 _LOSS_SEEN_S = 17.0  # longer than a node may be silent
+_STOP_S = 60.0  # after a signal to another node: node 0 lets a job end by itself first
+_LONGEST_JOB_S = 1e8  # on another node: node 0 keeps the time
+_LOG_BYTES = 256 << 10  # of the end of another node's log
 _POLL_S = 0.1
 
 
 class Team(JobStarter):
     """All nodes, led by this one; starts jobs on one node or on several."""
 
-    def __init__(self, board: Board, plan: Callable[[], Sequence[SeveralNodesJob]]) -> None:
-        """`plan` reads the jobs planned over several nodes from the run folder."""
+    def __init__(self, board: Board, start: NodeStart) -> None:
         self.others = sorted(board.states)
         self.count = 1 + len(self.others)
-        self._board = board
-        self._plan = plan
-        self._attempt = 0
-        self._stopping = False
+        self._board, self._start = board, start
+        self._attempt, self._stopping = 0, False
 
-    def gather(self, note: Callable[[str], None], wait_s: float) -> None:
+    def gather(self) -> None:
         """Wait for all nodes; raises DpscopeError if one does not join, or cannot take part."""
+        note, wait_s = self._start.note, self._start.wait_s
         began_s = noted_s = time.monotonic()
         joined: set[int] = set()
         while len(joined) < len(self.others):
@@ -82,9 +104,7 @@ class Team(JobStarter):
         return f"node {node} ({hosts.get(node, 'not joined')})"
 
     def hosts(self, environment: Environment) -> tuple[Host, ...]:
-        node0 = msgspec.structs.replace(
-            host_at(0, self._address, environment), environment=None
-        )  # it is the manifest's
+        node0 = msgspec.structs.replace(host_at(0, self._address, environment), environment=None)  # in the manifest
         return node0, *(self._board.joined[node].host for node in self.others)
 
     @property
@@ -98,7 +118,7 @@ class Team(JobStarter):
         if (nodes := command_nodes(command)) == 1:
             return NodesJob(command, folder, threads, run, None, self, [])
         self.check_gpus(processes_on_a_node(command))
-        plan, port, address = self._plan(), free_port(), self._address
+        plan, port, address = self._start.plan(), free_port(), self._address
         index = [job.command for job in plan].index(tuple(command))
         self._begin(job=index, digest=plan[index].digest, port=port)
         part = on_node(command, 0, address, port, folder)
@@ -166,8 +186,7 @@ class NodesJob(TorchrunJob):
         team: Team,
         others: Sequence[int],
     ) -> None:
-        self._team = team
-        self._others = others
+        self._team, self._others = team, others
         self._failed_at_s: float | None = None  # when another node's torchrun failed
         self._exit_status: int | None = None
         super().__init__(command, folder, threads, run, interface)
@@ -226,3 +245,123 @@ class NodesJob(TorchrunJob):
                 break
             time.sleep(_POLL_S)
         return self.lost is not None
+
+
+@contextmanager
+def led(start: NodeStart, on_gpus: bool) -> Iterator[Team]:
+    """Node 0, once all nodes have joined; a DpscopeError of the block dismisses them with its message."""
+    with opened_meeting(start, on_gpus) as board:
+        team = Team(board, start)
+        try:
+            team.gather()
+            yield team
+        except DpscopeError as error:
+            team.dismiss(error.exit_status, f"Node 0: {error}")
+            raise
+
+
+def follow(start: NodeStart, info: Callable[[Found], NodeInfo]) -> int:
+    """Any other node: look for node 0 and take part until the end; returns node 0's exit status.
+
+    `info` describes this node. Raises NodeLostError if node 0 is lost, DpscopeError if it is not found, was started otherwise,
+    or starts a job that is not planned.
+    """
+    found = found_meeting(start)
+    why = ""
+    try:
+        check_alike(start, found.meeting)
+        return _Follower(start, info(found), found.board, f"node 0 ({found.meeting.hostname})").follow()
+    except DpscopeError as error:
+        why = str(error)
+        raise
+    finally:
+        found.board.publish(left=why)
+        found.board.close()
+
+
+@dataclass
+class _Follower:
+    """A node that runs its part of each planned job that node 0, `leader`, starts."""
+
+    start: NodeStart
+    info: NodeInfo
+    board: Board
+    leader: str
+    stop: StopRequest = field(default_factory=StopRequest)
+    stopped_at_s: float | None = None
+
+    def follow(self) -> int:
+        done = 0
+        with self.stop.listening():
+            self.board.publish(self.info)
+            while (state := self.board.states[0]).left is None:
+                if (lost := self.board.lost(0)) is not None:
+                    raise NodeLostError(f"{self.leader} was lost: {lost}")
+                if self._stop_ignored():
+                    self.start.note(f"{self.leader} does not respond to the signal to stop.")
+                    return self.stop.exit_status
+                if state.attempt != done:
+                    done = state.attempt
+                    self.board.publish(attempt=done, ended=False)
+                    self.board.publish(ended=True, exit_status=self._run(state))
+                time.sleep(_POLL_S)
+            if state.left:
+                self.start.note(state.left)
+            return state.exit_status or 0
+
+    def _run(self, begun: State) -> int | None:
+        """Run this node's part of an attempt until it ends by itself or node 0 ends it.
+
+        Returns torchrun's exit status if it ended by itself; leaves no process, and its log in the job's folder.
+        """
+        if begun.job is None:
+            end_leftovers(RunFolder(self.start.out))
+            return 0
+        job, node = self._planned(begun.job, begun.digest), self.info.host.node
+        if node >= command_nodes(job.command):
+            return 0
+
+        def over() -> bool:
+            now = self.board.states[0]
+            ended = now.attempt != begun.attempt or now.grace_s is not None or now.left is not None
+            return ended or self._stop_ignored() or self.board.lost(0) is not None
+
+        self.start.note(f"{job.title}: started")
+        folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-node-")))
+        command = on_node(job.command, node, self.info.node0_address, begun.port, folder)
+        run = RunFolder(self.start.out) if job.in_run else None
+        try:
+            part = TorchrunJob(command, folder, job.threads, run, self.info.host.interface)
+            try:
+                how, exit_status = part.wait(_LONGEST_JOB_S, lambda state: None, over)
+                grace_s = 0.0 if self.board.lost(0) else self.board.states[0].grace_s or 0.0
+                if how == "stopped" and grace_s > 0:
+                    part.ask_to_end(grace_s)
+            finally:
+                part.end()
+            with contextlib.suppress(OSError):
+                job.folder.node_log_path(node).write_bytes(folder.log_path.read_bytes()[-_LOG_BYTES:])
+        finally:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        self.start.note(f"{job.title}: ended")
+        return exit_status
+
+    def _planned(self, index: int, digest: str) -> SeveralNodesJob:
+        """The job that node 0 means, as this node derives it; node 0's files may become visible late."""
+        deadline = time.monotonic() + SEEN_WITHIN_S
+        while time.monotonic() < deadline:
+            plan = self.start.plan()
+            if 0 <= index < len(plan) and plan[index].digest == digest:
+                return plan[index]
+            time.sleep(_POLL_S)
+        raise DpscopeError(
+            f"--out {self.start.out}: node 0 began job {index}, which node {self.info.host.node} does not find in the plan; "
+            "check that all nodes share the folder"
+        )
+
+    def _stop_ignored(self) -> bool:
+        """Whether this node was requested to stop, has notified node 0, and got no response."""
+        if self.stop.requested and self.stopped_at_s is None:
+            self.stopped_at_s = time.monotonic()
+            self.board.publish(signal=self.stop.signal_number or 0)
+        return self.stopped_at_s is not None and time.monotonic() - self.stopped_at_s > _STOP_S

@@ -1,47 +1,31 @@
 """What will be measured: the cells of a run, for this machine. Imports no torch unless a model's name needs it."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType, doubling, resolve_devices
 from dpscope.launch.planning.run_config import check_idle, flag_name, raising_user_errors
-from dpscope.launch.planning.variants import (
-    alone_options,
-    other_options,
-    strategy_options,
-    too_few_devices,
-    too_large,
-    uncompilable,
-)
+from dpscope.launch.planning.variants import alone_options, strategy_options, too_few_devices, too_large, uncompilable
 from dpscope.launch.workload.data_files import CIFAR_RESNET, SMALL_RESNET, TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
-from dpscope.profiling.records.config import Measurement, ResolvedConfig, ResolvedMeasurement, RunConfig, Workload
+from dpscope.profiling.records.config import ResolvedConfig, ResolvedMeasurement, RunConfig, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import (
     BY_CUDA_GRAPHS,
     Amp,
-    CompileMode,
     Layout,
     Matrix,
     ResolvedMatrix,
     check_micro_batches,
     layouts_of,
-    parse_layout,
 )
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, CellOptions, PlannedCell
+from dpscope.profiling.records.run import Cell, PlannedCell
 from dpscope.profiling.records.settings import declarations
-from dpscope.profiling.records.strategies import (
-    Strategy,
-    any_reducer,
-    spans_nodes,
-    strategy_on,
-    strategy_order,
-    traits_of,
-)
+from dpscope.profiling.records.strategies import any_reducer, spans_nodes, strategy_on, strategy_order, traits_of
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (128, 512), "cpu": (32,)}
@@ -58,12 +42,15 @@ def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None
     `nodes` are the hosts that the command was started on, each with this one's devices. Of a job started by hand that may
     span several hosts, `on_this_host` is how many of its processes, a device each, run here.
     """
-    chosen = {
-        "workload": resolved_workload(config.workload, devices.kind),
-        "measurement": _resolved_measurement(config.measurement, devices.kind),
+    workload, requested = resolved_workload(config.workload, devices.kind), config.measurement
+    steps = requested.steps if requested.steps or requested.epochs else DEFAULT_STEPS[devices.kind]
+    chosen = {"steps": steps, "repeats": requested.repeats or DEFAULT_REPEATS[devices.kind]}
+    parts = {
+        "workload": workload,
+        "measurement": ResolvedMeasurement(**{**msgspec.structs.asdict(requested), **chosen}),
         "matrix": resolved_matrix(config.matrix, devices, on_this_host, nodes),
     }
-    return ResolvedConfig(**{**msgspec.structs.asdict(config), **chosen})
+    return ResolvedConfig(**{**msgspec.structs.asdict(config), **parts})
 
 
 def resolved_workload(workload: Workload, kind: DeviceType) -> Workload:
@@ -85,45 +72,48 @@ def _check_precisions(precisions: Sequence[Amp], kind: DeviceType) -> None:
         raise DpscopeError("--amp fp16 on the CPU: not supported there; use --amp bf16 or --amp off")
 
 
-def _check_compile(modes: Sequence[CompileMode], kind: DeviceType) -> None:
-    for mode in (one for one in modes if one in BY_CUDA_GRAPHS and kind == "cpu"):
-        other = BY_CUDA_GRAPHS[mode]
-        raise DpscopeError(f"--compile {mode} on the CPU: only CUDA graphs distinguish it from {other}; use {other}")
-
-
-def _resolved_measurement(measurement: Measurement, kind: DeviceType) -> ResolvedMeasurement:
-    steps = measurement.steps if measurement.steps or measurement.epochs else DEFAULT_STEPS[kind]
-    chosen = {"steps": steps, "repeats": measurement.repeats or DEFAULT_REPEATS[kind]}
-    return ResolvedMeasurement(**{**msgspec.structs.asdict(measurement), **chosen})
-
-
 def resolved_matrix(
     matrix: Matrix, devices: Devices, on_this_host: int | None = None, nodes: int = 1
 ) -> ResolvedMatrix:
     """The matrix for this machine's devices, as `resolve` chooses it; raises DpscopeError."""
+    on_cpu = devices.kind == "cpu"
     _check_precisions(matrix.amp_variants, devices.kind)
-    _check_compile(matrix.compile, devices.kind)
-    if devices.kind == "cpu" and matrix.nccl_engine != ("default",):
+    if on_cpu and (mode := next((one for one in matrix.compile if one in BY_CUDA_GRAPHS), None)):
+        other = BY_CUDA_GRAPHS[mode]
+        raise DpscopeError(f"--compile {mode} on the CPU: only CUDA graphs distinguish it from {other}; use {other}")
+    if on_cpu and matrix.nccl_engine != ("default",):
         raise DpscopeError(
             f"--nccl-engine {','.join(matrix.nccl_engine)} on the CPU: gloo runs there, not NCCL; omit it"
         )
-    counts, layouts = matrix.devices, matrix.layouts
+    counts, layouts = matrix.devices, layouts_of(matrix)
     if counts is None:
         counts = (1, 2) if devices.count is None else doubling(devices.count)
-        whole_nodes = tuple(str(Layout(count, max(counts))) for count in doubling(nodes)[1:])
+        whole_nodes = tuple(Layout(count, max(counts)) for count in doubling(nodes)[1:])
         layouts = whole_nodes if spans_nodes(matrix.strategies) else ()
     _check_layouts(counts, layouts, matrix.strategies, nodes)
     if on_this_host is None:
-        _check_device_count("--devices", max((*counts, *(parse_layout(one).per_node for one in layouts))), devices)
+        _check_device_count("--devices", max((*counts, *(one.per_node for one in layouts))), devices)
     else:
         _check_device_count("--nproc-per-node", on_this_host, devices)
-    everywhere = (*counts, *(parse_layout(one).devices for one in layouts))
-    sizes = matrix.batch_sizes or _default_batch_sizes(matrix, devices.kind, everywhere)
-    ddp_alone = devices.kind == "cuda" if matrix.ddp_alone is None else matrix.ddp_alone
-    chosen = {"devices": counts, "layouts": layouts, "batch_sizes": sizes, "ddp_alone": ddp_alone}
+    everywhere = {*counts, *(one.devices for one in layouts)}
+    sizes = matrix.batch_sizes or DEFAULT_BATCH_SIZES[devices.kind]
+    if matrix.scaling != "weak":
+        multiple = math.lcm(*everywhere)  # a global batch that every device count divides
+        if not matrix.batch_sizes:
+            sizes = tuple(sorted({math.ceil(size / multiple) * multiple for size in sizes}))
+        for count, size in ((count, size) for count in sorted(everywhere) for size in sizes if size % count):
+            raise DpscopeError(
+                f"--batch-size {size} with --scaling {matrix.scaling}: a global batch of {size} "
+                f"cannot be split over {counted(count, 'device')}; choose a multiple of {count}"
+            )
+    chosen = {
+        "devices": counts,
+        "layouts": tuple(map(str, layouts)),
+        "batch_sizes": sizes,
+        "ddp_alone": not on_cpu if matrix.ddp_alone is None else matrix.ddp_alone,
+    }
     with raising_user_errors():
         resolved = ResolvedMatrix(**{**msgspec.structs.asdict(matrix), **chosen})
-        _check_split(resolved)
         check_micro_batches(resolved)
     return resolved
 
@@ -139,10 +129,10 @@ def check_idle_options(config: RunConfig, flags: Collection[str], nodes: int = 1
         check_idle(resolve(config, resolve_devices(config.workload.device), nodes=nodes), given)
 
 
-def _check_layouts(counts: Sequence[int], layouts: Sequence[str], strategies: Sequence[str], nodes: int) -> None:
+def _check_layouts(counts: Sequence[int], layouts: Sequence[Layout], strategies: Sequence[str], nodes: int) -> None:
     """Raise DpscopeError for cells over more nodes than there are, for none over the nodes that there are."""
-    written = ",".join((*map(str, counts), *layouts))
-    most = max((parse_layout(one).nodes for one in layouts), default=1)
+    written = ",".join(map(str, (*counts, *layouts)))
+    most = max((one.nodes for one in layouts), default=1)
     if layouts and not spans_nodes(strategies):
         raise DpscopeError(
             f"--devices {written}: only strategies with a process for each device span nodes, and --strategy "
@@ -154,13 +144,16 @@ def _check_layouts(counts: Sequence[int], layouts: Sequence[str], strategies: Se
             f"--devices {written}: {there} available, {most} are needed; start the same command on {counted(most, 'node')}, with "
             f"--nodes {most} or --nodes auto"
         )
+    given, example = f"--nodes {nodes} with --devices {written}", f"{nodes}x{max(counts, default=1)}"
+    if nodes > most > 1:
+        raise DpscopeError(
+            f"{given}: only {most} of the nodes would be used; name counts over all of them, such as {example}, or give "
+            f"--nodes {most}"
+        )
     if nodes > most:
         raise DpscopeError(
-            f"--nodes {nodes} with --devices {written}: only {most} of the nodes would be used; name counts over "
-            f"all of them, such as {nodes}x{max(counts, default=1)}, or give --nodes {most}"
-            if most > 1
-            else f"--nodes {nodes} with --devices {written} and --strategy {','.join(strategies)}: nothing spans nodes; "
-            f"name counts over all of them, such as --devices {nodes}x{max(counts, default=1)} with ddp, or omit --nodes"
+            f"{given} and --strategy {','.join(strategies)}: nothing spans nodes; name counts over all of them, such as "
+            f"--devices {example} with ddp, or omit --nodes"
         )
 
 
@@ -178,45 +171,25 @@ def _check_device_count(flag: str, count: int, devices: Devices) -> None:
         )
 
 
-def _default_batch_sizes(matrix: Matrix, kind: DeviceType, counts: Sequence[int]) -> tuple[int, ...]:
-    if matrix.scaling == "weak":
-        return DEFAULT_BATCH_SIZES[kind]
-    multiple = math.lcm(*counts)  # a global batch that every device count divides
-    return tuple(sorted({math.ceil(size / multiple) * multiple for size in DEFAULT_BATCH_SIZES[kind]}))
-
-
-def _check_split(matrix: ResolvedMatrix) -> None:
-    if matrix.scaling == "weak":
-        return
-    for devices in matrix.counts:
-        for batch_size in matrix.batch_sizes:
-            if batch_size % devices:
-                raise DpscopeError(
-                    f"--batch-size {batch_size} with --scaling {matrix.scaling}: a global batch of {batch_size} "
-                    f"cannot be split over {counted(devices, 'device')}; choose a multiple of {devices}"
-                )
-
-
 def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[PlannedCell, ...]:
-    """The cells of a matrix, small batches first, variants together; batches are per device.
-
-    `samples` are an epoch's.
+    """The cells of a matrix, small batches first, variants together; batches are per device, `samples` an epoch's.
 
     Weak scaling puts each listed batch on every device; strong scaling splits it, with single-device cells at
     the whole batch and at every share. Raises DpscopeError when nothing is left to measure.
     """
-    cells: dict[Cell, str | None] = {}
-    for count, nodes in (
-        *((one, 1) for one in matrix.devices),
-        *((one.devices, one.nodes) for one in layouts_of(matrix)),
-    ):
-        for size in _sizes(matrix, samples // count) if matrix.scaling != "strong" else ():
-            _add(cells, matrix, kind, count, size, nodes)
-        for size in _sizes(matrix, samples) if matrix.scaling != "weak" else ():
-            _add(cells, matrix, kind, count, size // count, nodes)
-            for strategy in (one for one in matrix.strategies if traits_of(one).baseline):
-                _add_each(cells, _cell(strategy, kind, 1, size // count), other_options(matrix))
-    planned = [PlannedCell(cell=cell, skip_reason=reason or too_large(cell, samples)) for cell, reason in cells.items()]
+    cells: dict[Cell, None] = {}
+    places = [*((one, 1) for one in matrix.devices), *((one.devices, one.nodes) for one in layouts_of(matrix))]
+    for count, nodes in places:
+        whole = _sizes(matrix, samples // count) if matrix.scaling != "strong" else []
+        shares = [size // count for size in _sizes(matrix, samples)] if matrix.scaling != "weak" else []
+        for size in (*whole, *shares):
+            cells |= dict.fromkeys(_cells(matrix, kind, count, size, nodes))
+        for size in shares:
+            cells |= dict.fromkeys(one for one in _cells(matrix, kind, 1, size) if one.traits.baseline)
+    planned = [
+        PlannedCell(cell=cell, skip_reason=too_few_devices(cell) or uncompilable(cell) or too_large(cell, samples))
+        for cell in cells
+    ]
     if all(entry.skip_reason for entry in planned):
         raise DpscopeError(
             f"nothing to measure: --strategy {','.join(matrix.strategies)} with --devices "
@@ -224,54 +197,33 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
             f"{','.join(str(size) for size in matrix.batch_sizes)} leaves no cell; "
             "single needs 1 device, dp and fsdp 2 or more, hsdp 4 or more, and a step takes no more samples than the data set has"
         )
-    key = lambda entry: (  # noqa: E731
-        entry.cell.batch_size,
-        entry.cell.devices,
-        entry.cell.nodes,
-        strategy_order(entry.cell.strategy),
-    )
-    return tuple(sorted(planned, key=key))
+    return tuple(sorted(planned, key=_plan_order))
 
 
-def _sizes(matrix: ResolvedMatrix, largest: int) -> tuple[int, ...]:
+def _plan_order(entry: PlannedCell) -> tuple[int, int, int, int]:
+    cell = entry.cell
+    return cell.batch_size, cell.devices, cell.nodes, strategy_order(cell.strategy)
+
+
+def _sizes(matrix: ResolvedMatrix, largest: int) -> list[int]:
     """The batch sizes; those that grow end at the largest."""
-    if matrix.batch_growth is None:
-        return matrix.batch_sizes
-    sizes, size = [], matrix.batch_sizes[0]
-    while size <= largest:
-        sizes.append(size)
-        size *= matrix.batch_growth
-    return tuple(sizes)
+    sizes = list(matrix.batch_sizes)
+    while matrix.batch_growth and (following := sizes[-1] * matrix.batch_growth) <= largest:
+        sizes.append(following)
+    return [size for size in sizes if matrix.batch_growth is None or size <= largest]
 
 
-def _add(
-    cells: dict[Cell, str | None], matrix: ResolvedMatrix, kind: DeviceType, count: int, size: int, nodes: int
-) -> None:
-    only_one = max(matrix.counts) == 1
+def _cells(matrix: ResolvedMatrix, kind: DeviceType, count: int, size: int, nodes: int = 1) -> Iterator[Cell]:
+    """The cells on a number of devices with `size` samples each; DDP is on one device only next to others, if requested."""
     for strategy in matrix.strategies:
         traits = traits_of(strategy)
-        if traits.one_process and nodes > 1:
-            continue
-        if traits.baseline:
-            if count == 1:
-                _add_each(cells, _cell(strategy, kind, 1, size), other_options(matrix))
-        elif count > 1 or only_one:
-            cell = _cell(strategy, kind, count, size, nodes)
-            _add_each(cells, cell, strategy_options(matrix, strategy), too_few_devices(cell))
-        elif traits.reducer and matrix.ddp_alone:
-            _add_each(cells, _cell(strategy, kind, 1, size), alone_options(matrix))
-
-
-def _add_each(
-    cells: dict[Cell, str | None], plain: Cell, options: Sequence[CellOptions], reason: str | None = None
-) -> None:
-    for chosen in options:
-        cell = msgspec.structs.replace(plain, options=chosen)
-        cells.setdefault(cell, reason or uncompilable(cell))
-
-
-def _cell(strategy: Strategy, kind: DeviceType, devices: int, batch_size: int, nodes: int = 1) -> Cell:
-    return Cell(strategy=strategy_on(strategy, kind), devices=devices, batch_size=batch_size, nodes=nodes)
+        if traits.baseline or count > 1 or max(matrix.counts) == 1:
+            options = strategy_options(matrix, strategy)
+        else:
+            options = alone_options(matrix, strategy) if traits.reducer and matrix.ddp_alone else ()
+        if not (traits.baseline and count > 1) and not (traits.one_process and nodes > 1):
+            for chosen in options:
+                yield Cell(strategy_on(strategy, kind), count, size, options=chosen, nodes=nodes)
 
 
 def threads_per_process(matrix: ResolvedMatrix) -> int:
@@ -284,38 +236,31 @@ def plan_findings(
 ) -> list[Finding]:
     """Findings about what in this plan may mislead a reader; `on_this_host` as for `resolve`."""
     findings = []
-    largest, cores = max(matrix.counts), usable_cores()
+    largest, cores, in_all = max(matrix.counts), usable_cores(), workload.workers_total
     here = matrix.most_on_a_node if on_this_host is None else on_this_host
+    each = 0 if workload.data == "synthetic" else workload.workers
+    workers = each * here if in_all is None or each == 0 else in_all
     if kind == "cpu" and here > cores:
         findings.append(
             PlanCode.CPU_OVERSUBSCRIBED.finding(
-                message=f"{counted(here, 'process')} share {counted(cores, 'core')}: they wait for each other, so times on "
+                f"{counted(here, 'process')} share {counted(cores, 'core')}: they wait for each other, so times on "
                 f"{counted(largest, 'device')} do not show scaling.",
-                next_step=f"Use --devices up to {cores} on this machine.",
+                f"Use --devices up to {cores} on this machine.",
             )
         )
-    if kind == "cuda":
-        findings += _few_cores(workload, here, cores)
-    if workload.data != "synthetic" and any_reducer(matrix.strategies) and 0 < (workload.workers_total or 0) < largest:
+    if kind == "cuda" and here + workers > cores:  # each GPU is fed by a process, which has loader workers
+        loaders = f" and {counted(workers, 'loader worker')}" if workers else ""
+        findings.append(
+            PlanCode.FEW_HOST_CORES.finding(
+                f"{counted(here, 'GPU')}{loaders} on {counted(cores, 'host core')}: GPUs wait for the processes that feed them."
+            )
+        )
+    if workload.data != "synthetic" and any_reducer(matrix.strategies) and in_all and in_all < largest:
         findings.append(
             PlanCode.LOADER_WORKERS_UNEVEN.finding(
-                message=f"{counted(workload.workers_total or 0, 'loader worker')} in all for {largest} DDP processes: some of "
+                f"{counted(in_all, 'loader worker')} in all for {largest} DDP processes: some of "
                 "the processes load their batches themselves, in the middle of a step, and the others wait for them.",
-                next_step=f"Use --workers-total {largest} or more, or 0 for all of them to load themselves.",
+                f"Use --workers-total {largest} or more, or 0 for all of them to load themselves.",
             )
         )
     return findings
-
-
-def _few_cores(workload: Workload, gpus: int, cores: int) -> list[Finding]:
-    """Whether a host has fewer cores than processes that feed its GPUs: one a GPU, and its loader workers."""
-    each = 0 if workload.data == "synthetic" else workload.workers
-    workers = each * gpus if workload.workers_total is None or each == 0 else workload.workers_total
-    if gpus + workers <= cores:
-        return []
-    loaders = f" and {counted(workers, 'loader worker')}" if workers else ""
-    return [
-        PlanCode.FEW_HOST_CORES.finding(
-            f"{counted(gpus, 'GPU')}{loaders} on {counted(cores, 'host core')}: GPUs wait for the processes that feed them."
-        )
-    ]

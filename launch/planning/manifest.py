@@ -56,13 +56,32 @@ def estimate_basis(kind: DeviceType, size: ModelSize) -> str:
 
 def estimate_cell(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> CellEstimate:
     """Time and disk of one repeat of a cell."""
-    step_s = _step_s(cell, config, kind, size)
-    duration_s = (
-        _START_S[kind] + _COMPILE_S.get(cell.options.compile, _COMPILE_S["default"]) + _steps(cell, config) * step_s
+    measurement = config.measurement
+    # The traced one, and DDP's counters pass, which is traced as well.
+    passes = 2 if cell.traits.reducer and cell.devices > 1 else 1
+    steps = passes * (measurement.traced_steps + _PROFILER_STEPS)
+    if measurement.epochs is None:
+        steps += measurement.warmup_steps + (measurement.steps or 0)
+    else:
+        steps += (1 + measurement.epochs) * math.ceil(config.workload.samples / cell.global_batch_size)
+    compile_s = _COMPILE_S.get(cell.options.compile, _COMPILE_S["default"])
+    return CellEstimate(
+        duration_s=_START_S[kind] + compile_s + steps * _step_s(cell, config, kind, size),
+        bytes=passes * cell.devices * (measurement.traced_steps + 1) * _TRACED_STEP_BYTES[kind] + 20_000,
     )
-    writers = cell.devices * _traced_passes(cell)
-    traced_bytes = writers * (config.measurement.traced_steps + 1) * _TRACED_STEP_BYTES[kind]
-    return CellEstimate(duration_s=duration_s, bytes=traced_bytes + 20_000)
+
+
+def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> float:
+    parameters = size.parameters / _YARDSTICK.parameters
+    assert _YARDSTICK.multiplications is not None
+    multiplications = (size.multiplications or _YARDSTICK.multiplications) / _YARDSTICK.multiplications
+    traffic = cell.traits.traffic if cell.devices > 1 else 0.0
+    if kind == "cuda":
+        return 0.014 + 0.001 * parameters + 5e-5 * multiplications * cell.batch_size + 0.01 * parameters * traffic
+    threads = threads_per_process(config.matrix)
+    one_s = 0.01 + (0.09 * parameters + 0.026 * multiplications * cell.batch_size) / threads
+    turns = max(1.0, cell.devices * threads / usable_cores())
+    return one_s * turns + (0.01 + 0.14 * parameters) * traffic
 
 
 def baseline_findings(plan: Sequence[PlannedCell]) -> list[Finding]:
@@ -84,43 +103,16 @@ def estimate_findings(
 ) -> list[Finding]:
     """Cells that will probably be ended by the time limit before they are measured."""
     planned = [one.cell for one in plan if not one.skip_reason]
-    durations = {cell.name: estimate_cell(cell, config, kind, size).duration_s for cell in planned}
-    over = {name: duration_s for name, duration_s in durations.items() if duration_s > config.measurement.timeout_s}
-    if not over:
+    durations_s = {cell.name: estimate_cell(cell, config, kind, size).duration_s for cell in planned}
+    limit_s = config.measurement.timeout_s
+    if not (over := [name for name, duration_s in durations_s.items() if duration_s > limit_s]):
         return []
     return [
         PlanCode.ESTIMATE_OVER_TIMEOUT.finding(
-            message=f"{', '.join(over)}: a repeat is estimated to take up to "
-            f"{duration_text(max(over.values()))} and is ended at "
-            f"its time limit of {config.measurement.timeout_s:g} s, unmeasured."
+            f"{', '.join(over)}: a repeat is estimated to take up to {duration_text(max(durations_s.values()))} and is "
+            f"ended at its time limit of {limit_s:g} s, unmeasured."
         )
     ]
-
-
-def _steps(cell: Cell, config: ResolvedConfig) -> int:
-    others = _traced_passes(cell) * (config.measurement.traced_steps + _PROFILER_STEPS)
-    if config.measurement.epochs is None:
-        return config.measurement.warmup_steps + (config.measurement.steps or 0) + others
-    return (1 + config.measurement.epochs) * math.ceil(config.workload.samples / cell.global_batch_size) + others
-
-
-def _traced_passes(cell: Cell) -> int:
-    """The traced one, and DDP's counters pass, which is traced as well."""
-    return 2 if cell.traits.reducer and cell.devices > 1 else 1
-
-
-def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> float:
-    parameters = size.parameters / _YARDSTICK.parameters
-    assert _YARDSTICK.multiplications is not None
-    multiplications = (size.multiplications or _YARDSTICK.multiplications) / _YARDSTICK.multiplications
-    several = cell.devices > 1
-    if kind == "cuda":
-        moved = 0.01 * parameters * several * cell.traits.traffic
-        return 0.014 + 0.001 * parameters + 5e-5 * multiplications * cell.batch_size + moved
-    threads = threads_per_process(config.matrix)
-    one_s = 0.01 + (0.09 * parameters + 0.026 * multiplications * cell.batch_size) / threads
-    turns = max(1.0, cell.devices * threads / usable_cores())
-    return one_s * turns + (0.01 + 0.14 * parameters) * several * cell.traits.traffic
 
 
 def new_manifest(
@@ -188,17 +180,14 @@ def most_on_several_nodes(cells: Iterable[Cell]) -> int:
 
 def hosts_findings(first: Environment, hosts: Sequence[Host]) -> tuple[Finding, ...]:
     """`host_findings` of all nodes of a command."""
-    environments = (host.environment for host in hosts if host.environment is not None)
-    return tuple(finding for one in environments for finding in host_findings(first, one))
+    return tuple(one for host in hosts if host.environment for one in host_findings(first, host.environment))
 
 
 def host_findings(first: Environment, other: Environment) -> tuple[Finding, ...]:
     """Conditions that make a job over several hosts unfair, found on another host than the first."""
-    differences = machine_differences(first, other, partly=["GPUs"])
-    if not differences:
+    if not (differences := machine_differences(first, other, partly=["GPUs"])):
         return ()
-    finding = PlanCode.MIXED_HOSTS.finding(
-        message=f"{other.hostname} is unlike {first.hostname}, on which the run began ({'; '.join(map(str, differences))}): "
-        "every synchronous step waits for the slowest host."
+    message = (
+        f"{other.hostname} is unlike {first.hostname}, on which the run began ({'; '.join(map(str, differences))})"
     )
-    return (finding,)
+    return (PlanCode.MIXED_HOSTS.finding(f"{message}: every synchronous step waits for the slowest host."),)

@@ -5,11 +5,11 @@ import io
 import os.path
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -17,15 +17,7 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
 from dpscope.profiling.records.matrix import Amp, Matrix, check_micro_batches
 from dpscope.profiling.records.run import Cell, PublishedValue
-from dpscope.profiling.records.settings import (
-    ConfigPart,
-    Declared,
-    SettingError,
-    declarations,
-    field_declarations,
-    idle_settings,
-    value_text,
-)
+from dpscope.profiling.records.settings import Declared, SettingError, declarations, idle_settings, value_text
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.records.typed_text import choose_from, nearest
 from dpscope.profiling.store.errors import DpscopeError, unreadable
@@ -61,7 +53,6 @@ def published_of(
     return [one for one in own if (one.strategy, one.devices, one.batch_size) in wanted]
 
 
-_Part = TypeVar("_Part", bound=ConfigPart)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 _REPLACED = {"link_gbps": 'it is link now, with a unit: link = "25GB/s" (bytes) or link = "200Gb/s" (bits)'}
@@ -76,19 +67,24 @@ def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig
     not given. Raises DpscopeError naming field, value and fix.
     """
     given, origins = given_settings(config_path, flags, declarations(RunConfig))
-    if given.get("link") is not None:
-        given["link"] = _checked_link(str(given["link"]), origins["link"])
-    if given.get("published") is not None:
+    if (link := given.get("link")) is not None:
+        given["link"] = str(link)
+        try:
+            parse_link(str(link))
+        except ValueError as error:
+            raise DpscopeError(f"{origins['link']} {error}") from error
+    if (table := given.get("published")) is not None:
         folder = config_path.parent if config_path is not None and flags.get("published") is None else Path()
-        given["published"] = _checked_published(folder / str(given["published"]), origins["published"])
-    workload = build_part(Workload, given, origins)
+        read_published(folder / str(table), origins["published"])
+        given["published"] = os.path.normpath(folder / str(table))
+    workload = build(Workload, given, origins)
     with raising_user_errors(origins):
         config = RunConfig(
             workload=workload,
-            optimizer=build_part(Optimizer, given, origins),
-            measurement=build_part(Measurement, given, origins),
+            optimizer=build(Optimizer, given, origins),
+            measurement=build(Measurement, given, origins),
             matrix=build_matrix(given, origins, workload.amp),
-            reporting=build_part(Reporting, given, origins),
+            reporting=build(Reporting, given, origins),
         )
     check_idle(config, origins)
     return config
@@ -127,18 +123,14 @@ def given_settings(
 
 def _read_setting(one: Declared, value: object, origin: str) -> dict[str, object]:
     """The values that a setting's text stands for, also those of the other settings that it sets."""
-    if one.parse is None:
-        return {}
     if isinstance(value, list | tuple) and one.setting.joins(value):
         value = ",".join(map(str, value))
-    if not isinstance(value, str | int | float):
+    if one.parse is None or not isinstance(value, str | int | float):
         return {}
     parsed = read_text(str(value), one.parse, origin, one.setting.example)
-    if not one.setting.sets:
-        return {one.name: parsed}
-    assert isinstance(parsed, tuple)
-    others = dict(zip(one.setting.sets, parsed[1:], strict=True))
-    return {one.name: parsed[0], **{name: part for name, part in others.items() if part}}
+    values = parsed if one.setting.sets else (parsed,)
+    own, *others = zip((one.name, *one.setting.sets), values, strict=True)
+    return dict([own, *((name, part) for name, part in others if part)])
 
 
 def out_folder(config_path: Path | None) -> Path | None:
@@ -175,15 +167,13 @@ def _field_name(key: str, origin: str, declared: Mapping[str, Declared]) -> str:
     return by_option.get(name, name)
 
 
-def build_part(kind: type[_Part], given: Mapping[str, object], origins: Mapping[str, str]) -> _Part:
-    """A part of a configuration from the settings that are given; raises DpscopeError."""
-    values = {name: value for name, value in given.items() if name in kind.__struct_fields__}
-    return build(kind, values, origins)
+def build(kind: type[_Struct], given: Mapping[str, object], origins: Mapping[str, str]) -> _Struct:
+    """A part or a configuration from those of the given values that are its fields', lists as tuples or lists.
 
-
-def build(kind: type[_Struct], values: Mapping[str, object], origins: Mapping[str, str]) -> _Struct:
-    """A part or a configuration from its fields' values, lists as tuples or lists; raises DpscopeError."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    Raises DpscopeError.
+    """
+    own = {name: value for name, value in given.items() if name in kind.__struct_fields__}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -193,24 +183,9 @@ def build(kind: type[_Struct], values: Mapping[str, object], origins: Mapping[st
         raise DpscopeError(_conversion_message(str(error), kind, values, origins)) from error
 
 
-def _checked_link(text: str, origin: str) -> str:
-    """The text, which states a link; raises DpscopeError for one that states none."""
-    try:
-        parse_link(text)
-    except ValueError as error:
-        raise DpscopeError(f"{origin} {error}") from error
-    return text
-
-
-def _checked_published(path: Path, origin: str) -> str:
-    """The path of a table of published values; raises DpscopeError for one that is none."""
-    read_published(path, origin)
-    return os.path.normpath(path)
-
-
 def build_matrix(given: Mapping[str, object], origins: Mapping[str, str], amp: Amp) -> Matrix:
-    """As `build_part`, of batches that can be cut into micro-batches; `amp` is the workload's precision, no variant of it."""
-    matrix = build_part(Matrix, given, origins)
+    """As `build`, of batches that can be cut into micro-batches; `amp` is the workload's precision, no variant of it."""
+    matrix = build(Matrix, given, origins)
     others = tuple(one for one in matrix.amp_variants if one != amp)
     matrix = msgspec.structs.replace(matrix, amp_variants=others)
     with raising_user_errors(origins):
@@ -227,7 +202,7 @@ def raising_user_errors(origins: Mapping[str, str] | None = None) -> Iterator[No
         raise DpscopeError(error.message(lambda name: (origins or {}).get(name, flag_name(name)))) from error
 
 
-def read_text(text: str, parse: Callable[[str], object], origin: str, example: str) -> object:
+def read_text(text: str, parse: Callable[[str], Any], origin: str, example: str) -> Any:
     """What `parse` makes of a text; its ValueError becomes a DpscopeError that names where the text stood."""
     try:
         return parse(text)
@@ -241,32 +216,25 @@ def _conversion_message(
     """One line on a value that does not fit its field of `kind`, from msgspec's error."""
     where = re.search(r"at `\$\.(\w+)", error)
     field = where[1] if where else ""
-    reason = error.partition(" - at ")[0]
-    declared = field_declarations(kind).get(field)
+    value, reason = values.get(field), error.partition(" - at ")[0]
+    declared = declarations(kind).get(field)
     if declared is not None and "Invalid enum value" in reason:
-        reason = f"unknown; {_choice(declared.choices, values.get(field))}"
+        parts, known = value if isinstance(value, list | tuple) else (value,), declared.choices
+        reason = f"unknown; {choose_from(next((one for one in parts if one not in known), value), known)}"
     elif declared is not None:
         reason = f"must be {_in_words(declared.kind)}"
-    return f"{origins.get(field, flag_name(field))} {value_text(values.get(field))}: {reason}"
+    return f"{origins.get(field, flag_name(field))} {value_text(value)}: {reason}"
 
 
-def _choice(known: Sequence[str], value: object) -> str:
-    """What to give in place of the first value that is not known."""
-    given = value if isinstance(value, list | tuple) else (value,)
-    return choose_from(next((one for one in given if one not in known), value), known)
-
-
-def _in_words(kind: object) -> str:
+def _in_words(kind: Any) -> str:
     """What values of a field's type are called."""
     members = get_args(kind)
     if get_origin(kind) is tuple:
         return f"a list of values, each {_in_words(members[0])}"
     if get_origin(kind) is Literal:
-        return " or ".join(str(member) for member in members)
+        return " or ".join(map(str, members))
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return (
-        words[kind] if isinstance(kind, type) else " or ".join(_in_words(one) for one in members if one is not NoneType)
-    )
+    return words.get(kind) or " or ".join(_in_words(one) for one in members if one is not NoneType)
 
 
 def setting_text(field: str, value: object) -> str:

@@ -2,8 +2,6 @@
 
 import itertools
 
-import msgspec
-
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import SHARDED_HOOKS, Amp, CompileMode, Matrix, Variants
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -19,8 +17,6 @@ def too_few_devices(cell: Cell) -> str | None:
     least = cell.traits.least_devices
     if cell.traits.threaded and cell.devices < least:
         return PASS_THROUGH_REASON
-    if not cell.traits.one_process and not cell.traits.hybrid and cell.devices < least:
-        return f"{cell.strategy} needs two devices or more; ddp on one device shows what wrapping costs"
     if cell.traits.hybrid:
         groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
         if cell.nodes > 1 and shards < 2:
@@ -30,6 +26,8 @@ def too_few_devices(cell: Cell) -> str | None:
                 f"hsdp shards within groups and replicates across them: {counted(cell.devices, 'device')} cannot make two groups "
                 "of two or more"
             )
+    elif cell.devices < least:
+        return f"{cell.strategy} needs two devices or more; ddp on one device shows what wrapping costs"
     return None
 
 
@@ -51,57 +49,35 @@ def too_large(cell: Cell, samples: int) -> str | None:
     return f"a step takes {counted(cell.global_batch_size, 'sample')} and the data set has {samples:,}"
 
 
-def ddp_options(matrix: Matrix) -> tuple[CellOptions, ...]:
-    """The options of DDP's cells: every combination of the variants, the defaults' first if it is among them.
+def strategy_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, ...]:
+    """The options of a strategy's cells on several devices: every combination of the values of the variants it has.
 
+    DDP has all of them, the others micro-batches, precisions and compilation, FSDP also the types in which gradients are reduced.
     Without overlap a bucket holds everything, so bucket sizes make no difference there.
     """
-    values_of = {name: getattr(matrix, name) for name in Variants.__struct_fields__}
-    values_of["amp_variants"] = _precisions(matrix)
+    traits = traits_of(strategy)
+    names = Variants.__struct_fields__ if traits.reducer else ("accumulate", "amp_variants", "compile", "comm_hook")
+    values = {name: getattr(matrix, name) for name in names}
+    values["amp_variants"] = (None, *matrix.amp_variants)  # the run's own first
+    if not traits.reducer:
+        hooks = SHARDED_HOOKS if traits.sharded else ()
+        values["comm_hook"] = [hook for hook in matrix.comm_hook if hook in hooks] or ["none"]
     found: dict[CellOptions, None] = {}
-    for values in itertools.product(*values_of.values()):
-        chosen = dict(zip(values_of, values, strict=True))
+    for combination in itertools.product(*values.values()):
+        chosen = dict(zip(values, combination, strict=True))
         chosen["amp"] = chosen.pop("amp_variants")
-        if chosen["bucket_mb"] == "default" or chosen["overlap"] == "off":
+        if chosen.get("bucket_mb") == "default" or chosen.get("overlap") == "off":
             chosen["bucket_mb"] = None
         found.setdefault(CellOptions(**chosen))
     return tuple(found)
 
 
-def other_options(matrix: Matrix) -> tuple[CellOptions, ...]:
-    """The options of single, DataParallel and `replicate` cells: micro-batches, precisions, compiled or not."""
-    return tuple(
-        CellOptions(accumulate=count, amp=amp, compile=mode)
-        for count, amp, mode in itertools.product(matrix.accumulate, _precisions(matrix), matrix.compile)
-    )
-
-
-def sharded_options(matrix: Matrix) -> tuple[CellOptions, ...]:
-    """The options of FSDP's cells: those of the others, and the types in which gradients are reduced."""
-    hooks = [hook for hook in matrix.comm_hook if hook in SHARDED_HOOKS] or ["none"]
-    return tuple(
-        msgspec.structs.replace(options, comm_hook=hook) for options in other_options(matrix) for hook in hooks
-    )
-
-
-def strategy_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, ...]:
-    """The options of a strategy's cells on several devices."""
-    if traits_of(strategy).reducer:
-        return ddp_options(matrix)
-    return sharded_options(matrix) if traits_of(strategy).sharded else other_options(matrix)
-
-
-def alone_options(matrix: Matrix) -> tuple[CellOptions, ...]:
+def alone_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, ...]:
     """The options of DDP on one device: of DDP's cells the first with each number of micro-batches, precision and compilation.
 
     What the others do otherwise is done to messages, and there is none on one device.
     """
     first: dict[tuple[int, Amp | None, CompileMode], CellOptions] = {}
-    for options in ddp_options(matrix):
+    for options in strategy_options(matrix, strategy):
         first.setdefault((options.accumulate, options.amp, options.compile), options)
     return tuple(first.values())
-
-
-def _precisions(matrix: Matrix) -> tuple[Amp | None, ...]:
-    """Of cells: the run's own, then the others."""
-    return (None, *matrix.amp_variants)

@@ -1,17 +1,18 @@
 """From a TOML file and flags to the configuration and cells of trainings, with their learning rates. Imports no torch."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType
+from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_matrix, resolved_workload
 from dpscope.launch.planning.run_config import (
     build,
     build_matrix,
-    build_part,
     check_idle,
     given_settings,
     raising_user_errors,
@@ -21,11 +22,10 @@ from dpscope.launch.workload.data_files import SMALL_RESNET
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
-from dpscope.profiling.records.matrix import Matrix
-from dpscope.profiling.records.run import Cell, PlannedCell
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import check_settings, declarations, top_level_settings, value_text
 from dpscope.profiling.records.strategies import strategy_order, traits_of
-from dpscope.profiling.records.training import LearningRateScaling, PlannedTraining, ResolvedTrainConfig, TrainConfig
+from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainingFolder
 
@@ -53,24 +53,8 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
     if values["data"] != "digits":  # elsewhere loading takes long enough to have workers for it
         values.setdefault("workers", Workload().workers)
     values.setdefault("workers", 0)
-    workload = build_part(Workload, values, origins)
+    workload = build(Workload, values, origins)
     matrix = build_matrix(values, origins, workload.amp)
-    parts = {"workload": workload, "optimizer": build_part(Optimizer, values, origins), "matrix": matrix}
-    _check_shared(workload, matrix, origins)
-    config = build(
-        TrainConfig, parts | {name: values[name] for name in top_level_settings(TrainConfig) if name in values}, origins
-    )
-    config = msgspec.structs.replace(
-        config, seeds=tuple(dict.fromkeys(config.seeds)), milestones=tuple(sorted(set(config.milestones)))
-    )
-    with raising_user_errors(origins):
-        check_settings(config)
-    check_idle(config, origins)
-    return config
-
-
-def _check_shared(workload: Workload, matrix: Matrix, origins: dict[str, str]) -> None:
-    """Raise DpscopeError for settings that are valid for a measurement and not for a training."""
     if workload.data == "synthetic":
         raise DpscopeError(
             f"{origins['data']} synthetic: one random batch teaches nothing; train on digits, cifar10 or fake"
@@ -84,25 +68,31 @@ def _check_shared(workload: Workload, matrix: Matrix, origins: dict[str, str]) -
             f"{origins['batch_sizes']} {value_text(matrix.batch_sizes)}x{matrix.batch_growth}: name each batch size to train "
             "with, such as 32,128"
         )
+    parts = {"workload": workload, "optimizer": build(Optimizer, values, origins), "matrix": matrix}
+    own = {name: values[name] for name in top_level_settings(TrainConfig) if name in values}
+    config = build(TrainConfig, parts | own, origins)
+    seeds, milestones = tuple(dict.fromkeys(config.seeds)), tuple(sorted(set(config.milestones)))
+    config = msgspec.structs.replace(config, seeds=seeds, milestones=milestones)
+    with raising_user_errors(origins):
+        check_settings(config)
+    check_idle(config, origins)
+    return config
 
 
 def scaled_learning_rate(config: TrainConfig, cell: Cell) -> float:
-    """A cell's learning rate, before warm-up and milestones."""
-    return config.optimizer.learning_rate * scaling_factor(config.learning_rate_scaling, batch_growth(config, cell))
-
-
-def batch_growth(config: TrainConfig, cell: Cell) -> int:
-    """A cell's global batch divided by that of the single device that it is compared with: 1 under strong scaling."""
-    return cell.devices if config.matrix.scaling == "weak" else 1
-
-
-def scaling_factor(scaling: LearningRateScaling, growth: float) -> float:
-    """Factor of the learning rate for a global batch that grows by `growth`.
+    """A cell's learning rate, before warm-up and milestones, by the growth of its global batch.
 
     linear: P. Goyal et al., Accurate, Large Minibatch SGD (arXiv:1706.02677), which holds while batches are small against
     the gradient's noise; sqrt: A. Krizhevsky, One weird trick (arXiv:1404.5997), which keeps the noise's variance.
     """
-    return {"none": 1.0, "sqrt": math.sqrt(growth), "linear": growth}[scaling]
+    growth = _batch_growth(config, cell)
+    factors = {"none": 1.0, "sqrt": math.sqrt(growth), "linear": growth}
+    return config.optimizer.learning_rate * factors[config.learning_rate_scaling]
+
+
+def _batch_growth(config: TrainConfig, cell: Cell) -> int:
+    """A cell's global batch divided by that of the single device that it is compared with: 1 under strong scaling."""
+    return cell.devices if config.matrix.scaling == "weak" else 1
 
 
 TRAINING_BATCH_SIZE = 32
@@ -129,17 +119,14 @@ def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[Plan
     planned whether or not 1 is among the device counts. Raises DpscopeError when nothing is left to train.
     """
     matrix = config.matrix
-    with_single = (
-        matrix.devices if not any(traits_of(one).baseline for one in matrix.strategies) else (1, *matrix.devices)
-    )
-    planned = make_plan(
-        msgspec.structs.replace(matrix, devices=with_single, ddp_alone=False), config.workload.samples, kind
-    )
+    with_single = (1, *matrix.devices) if any(traits_of(one).baseline for one in matrix.strategies) else matrix.devices
+    shared = msgspec.structs.replace(matrix, devices=with_single, ddp_alone=False)
+    planned = make_plan(shared, config.workload.samples, kind)
     # Strong scaling measures single devices at every share as well; to learn from, the whole batch's is the one.
     chosen = [one for one in planned if not one.cell.traits.baseline or one.cell.batch_size in matrix.batch_sizes]
     chosen.sort(
         key=lambda one: (
-            one.cell.batch_size if config.matrix.scaling == "weak" else one.cell.global_batch_size,
+            one.cell.batch_size if matrix.scaling == "weak" else one.cell.global_batch_size,
             one.cell.devices,
             one.cell.nodes,
             strategy_order(one.cell.strategy),
@@ -147,74 +134,54 @@ def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[Plan
     )
     if all(one.skip_reason for one in chosen):
         raise DpscopeError(f"nothing to train: {chosen[0].cell.name}: {chosen[0].skip_reason}")
-    return tuple(_planned_training(config, one) for one in chosen)
-
-
-def _planned_training(config: TrainConfig, planned: PlannedCell) -> PlannedTraining:
     samples = config.workload.samples
-    return PlannedTraining(
-        planned=planned,
-        learning_rate=scaled_learning_rate(config, planned.cell),
-        train_samples=samples,
-        repeated_samples=-samples % planned.cell.devices,  # as DistributedSampler does
+    return tuple(
+        PlannedTraining(
+            planned=one,
+            learning_rate=scaled_learning_rate(config, one.cell),
+            train_samples=samples,
+            repeated_samples=-samples % one.cell.devices,  # as DistributedSampler does
+        )
+        for one in chosen
     )
 
 
 def train_findings(
     config: ResolvedTrainConfig, plan: tuple[PlannedTraining, ...], kind: DeviceType
-) -> tuple[Finding, ...]:
+) -> Iterator[Finding]:
     """Findings about settings of this plan that may mislead a reader."""
-    found = [*plan_findings(config.workload, config.matrix, kind)]
-    late = [milestone for milestone in config.milestones if milestone >= config.epochs]
-    if late:
-        found.append(
-            LearningCode.MILESTONE_AFTER_THE_END.finding(
-                message=f"--milestones {value_text(late)}: with {counted(config.epochs, 'epoch')} the learning rate is never cut "
-                "there; "
-                "a milestone takes effect after that many epochs.",
-                next_step=f"Use milestones below {config.epochs}, or more --epochs.",
-            )
+    yield from plan_findings(config.workload, config.matrix, kind)
+    epochs = counted(config.epochs, "epoch")
+    if late := [milestone for milestone in config.milestones if milestone >= config.epochs]:
+        yield LearningCode.MILESTONE_AFTER_THE_END.finding(
+            f"--milestones {value_text(late)}: with {epochs} the learning rate is never cut there; "
+            "a milestone takes effect after that many epochs.",
+            f"Use milestones below {config.epochs}, or more --epochs.",
         )
     if config.warmup_epochs >= config.epochs:
-        found.append(
-            LearningCode.WARMUP_TO_THE_END.finding(
-                message=f"--warmup-epochs {config.warmup_epochs}: with {counted(config.epochs, 'epoch')} the learning rate "
-                "grows to "
-                "the end of the training.",
-                next_step=f"Use fewer than {config.epochs} warm-up epochs.",
-            )
+        yield LearningCode.WARMUP_TO_THE_END.finding(
+            f"--warmup-epochs {config.warmup_epochs}: with {epochs} the learning rate grows to the end of the training.",
+            f"Use fewer than {config.epochs} warm-up epochs.",
         )
-    return (*found, *_scaling_findings(config, plan), *_repeated_findings(plan))
-
-
-def _scaling_findings(config: TrainConfig, plan: tuple[PlannedTraining, ...]) -> list[Finding]:
-    if config.learning_rate_scaling == "none" or any(batch_growth(config, one.cell) > 1 for one in plan):
-        return []
-    return [
-        LearningCode.LEARNING_RATE_NOT_SCALED.finding(
-            message=f"--learning-rate-scaling {config.learning_rate_scaling}: no cell has a larger global batch than the "
+    if config.learning_rate_scaling != "none" and all(_batch_growth(config, one.cell) == 1 for one in plan):
+        yield LearningCode.LEARNING_RATE_NOT_SCALED.finding(
+            f"--learning-rate-scaling {config.learning_rate_scaling}: no cell has a larger global batch than the "
             f"single device it is compared with, so that all learn with {config.optimizer.learning_rate:g}."
         )
-    ]
-
-
-def _repeated_findings(plan: tuple[PlannedTraining, ...]) -> list[Finding]:
-    repeated = {one.cell.devices: one.repeated_samples for one in plan if one.repeated_samples}
-    if not repeated:
-        return []
-    counts = ", ".join(f"{samples} of them with {counted(devices, 'device')}" for devices, samples in repeated.items())
-    return [
-        LearningCode.SAMPLES_PADDED.finding(
-            message=f"{counted(plan[0].train_samples, 'sample')} cannot be shared evenly: an epoch trains twice on {counts}. "
-            "Loss and accuracy of training count them twice; none is left out, and no test sample is repeated.",
-            next_step="Nothing, unless the data set is so small that this matters: then use device counts that divide it.",
+    if repeated := {one.cell.devices: one.repeated_samples for one in plan if one.repeated_samples}:
+        counts = ", ".join(
+            f"{samples} of them with {counted(devices, 'device')}" for devices, samples in repeated.items()
         )
-    ]
+        yield LearningCode.SAMPLES_PADDED.finding(
+            f"{counted(plan[0].train_samples, 'sample')} cannot be shared evenly: an epoch trains twice on {counts}. "
+            "Loss and accuracy of training count them twice; none is left out, and no test sample is repeated.",
+            "Nothing, unless the data set is so small that this matters: then use device counts that divide it.",
+        )
 
 
 @dataclass(frozen=True)
 class TrainJob:
-    """The training of a job's processes, and its folder."""
+    """A training, a cell with a seed, and its folder in the run folder."""
 
     config: ResolvedTrainConfig
     cell: Cell
@@ -223,6 +190,29 @@ class TrainJob:
     threads: int
     folder: TrainingFolder
     resume_from: Path | None = None  # the checkpoint to begin from, unless the training has one itself
+
+    @property
+    def name(self) -> str:
+        """As it is shown."""
+        return f"{self.cell.name} seed {self.seed}"
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command that trains it."""
+        # On several nodes, torchrun's agents would restart their processes independently: the same command resumes instead.
+        restarts = self.config.max_restarts if self.cell.nodes == 1 else 0
+        return (
+            *torchrun_prefix(self.cell.processes, self.folder, restarts, self.cell.nodes),
+            *("-m", "dpscope.launch.training.worker", "--out", str(self.folder.path.parents[2])),
+            *("--cell", self.cell.name, "--seed", str(self.seed)),
+            *(("--resume-from", str(self.resume_from)) if self.resume_from is not None else ()),
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether it has been trained for all its epochs."""
+        result = self.folder.result()
+        return result is not None and result.status == "ok" and result.epochs >= self.config.epochs
 
     @property
     def checkpoints(self) -> CheckpointFolder:

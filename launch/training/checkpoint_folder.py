@@ -9,7 +9,6 @@ file per rank, without a digest, which is not replaced as a whole.
 import hashlib
 import os
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -21,9 +20,6 @@ from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import atomic_path, decoded
 
 _MARK = b"dpscope checkpoint\n"
-_ZIP_START = b"PK\x03\x04"
-_ZIP_END = b"PK\x05\x06"  # of the end record: 22 bytes, the last two the comment's length
-_ZIP_END_BYTES = 22
 _LONGEST_COMMENT_BYTES = 0xFFFF
 _WHAT_TO_DO = "give --resume-from previous for the one before it, another file, or --fresh to start over"
 
@@ -41,15 +37,15 @@ class CheckpointFolder:
         Once `last.pt` has been written, it is complete at every moment.
         """
         if self.last.exists():
-            give_name(self.last, self.previous)
+            _give_name(self.last, self.previous)
         write_sealed(self.last, description, write)
         if best:
-            give_name(self.last, self.best)
+            _give_name(self.last, self.best)
 
     def go_back(self) -> CheckpointDescription:
         """Replace the last checkpoint by the previous one; raises DpscopeError unless that exists and is complete."""
         description = verify(self.previous)
-        give_name(self.previous, self.last)
+        _give_name(self.previous, self.last)
         return description
 
     def remove_unfinished(self) -> None:
@@ -74,7 +70,7 @@ def write_sealed(path: Path, description: CheckpointDescription, write: Callable
         os.fsync(file.fileno())
 
 
-def give_name(file: Path, name: Path) -> None:
+def _give_name(file: Path, name: Path) -> None:
     """Give a file a second name, replacing any file of that name; copies it where links are not supported."""
     with atomic_path(name) as temporary:
         temporary.unlink()
@@ -88,60 +84,37 @@ def verify(path: Path) -> CheckpointDescription:
     """The description of a complete and unchanged checkpoint; raises DpscopeError for any other file."""
     try:
         with open(path, "rb") as file:
-            body_bytes, digest, encoded = _read_seal(path, file)
-            if _digest(file, body_bytes, encoded) != digest:
-                raise DpscopeError(f"{path} is damaged: its bytes are not those that were written; {_WHAT_TO_DO}")
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LONGEST_COMMENT_BYTES - 2))
+            before, mark, seal = file.read().rpartition(_MARK)
+            comment_bytes = len(mark + seal)
+            digest, _, encoded = seal.partition(b"\n")
+            length = comment_bytes.to_bytes(4, "little")[:2]
+            whole = before.endswith(length) and _digest(file, size - comment_bytes - 2, encoded) == digest
     except OSError as error:
         raise DpscopeError(f"the checkpoint: {unreadable(path, error)}; check the path") from error
-    return _description(path, encoded)
-
-
-def _digest(file: BinaryIO, body_bytes: int, encoded: bytes) -> bytes:
-    """Hexadecimal SHA-256 of a file's first bytes and the description."""
-    digest = hashlib.sha256()
-    file.seek(0)
-    left = body_bytes
-    while block := file.read(min(left, 1 << 20)):
-        digest.update(block)
-        left -= len(block)
-    digest.update(encoded)
-    return digest.hexdigest().encode()
-
-
-def _read_seal(path: Path, file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Number of bytes that the digest covers, the digest, the description."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    if file.read(len(_ZIP_START)) != _ZIP_START:
-        raise DpscopeError(f"{path} is no checkpoint, or damaged from its first byte on; {_WHAT_TO_DO}")
-    tail_bytes = min(size, _ZIP_END_BYTES + _LONGEST_COMMENT_BYTES)
-    file.seek(size - tail_bytes)
-    tail = file.read()
-    start = tail.rfind(_MARK)
-    end_record = tail[max(0, start - _ZIP_END_BYTES) : max(0, start)]
-    if not end_record.startswith(_ZIP_END):
-        if zipfile.is_zipfile(path):
-            raise DpscopeError(
-                f"{path} is a file of PyTorch's or a zip archive, but no checkpoint of dpscope's; name one"
-            )
-        raise DpscopeError(f"{path} is torn: its end is missing; {_WHAT_TO_DO}")
-    comment = tail[start:]
-    if int.from_bytes(end_record[-2:], "little") != len(comment):
-        raise DpscopeError(f"{path} is torn: its last bytes are missing, or others follow them; {_WHAT_TO_DO}")
-    digest, _, encoded = comment[len(_MARK) :].partition(b"\n")
-    return size - len(comment) - 2, digest, encoded
-
-
-def _description(path: Path, encoded: bytes) -> CheckpointDescription:
-    """Decode a description with a correct digest: one that cannot be decoded was written by another version."""
+    if not mark:
+        raise DpscopeError(f"{path} is no checkpoint of dpscope's, or is torn: its end is missing; {_WHAT_TO_DO}")
+    if not whole:
+        raise DpscopeError(f"{path} is damaged or torn: its bytes are not those that were written; {_WHAT_TO_DO}")
     version = msgspec.json.decode(encoded, type=_Version)
-    try:
+    try:  # with a correct digest, one that cannot be decoded was written by another version
         if version.format_version == CHECKPOINT_FORMAT_VERSION:
             return decoded(encoded, CheckpointDescription)
         reason = f"it has format {version.format_version}, this dpscope reads {CHECKPOINT_FORMAT_VERSION}"
     except msgspec.ValidationError as error:
         reason = str(error)
     raise DpscopeError(f"{path} was written by dpscope {version.dpscope_version} ({reason}); go on with that version")
+
+
+def _digest(file: BinaryIO, body_bytes: int, encoded: bytes) -> bytes:
+    """Hexadecimal SHA-256 of a file's first bytes and the description."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while block := file.read(min(body_bytes - file.tell(), 1 << 20)):
+        digest.update(block)
+    digest.update(encoded)
+    return digest.hexdigest().encode()
 
 
 class _Version(msgspec.Struct):

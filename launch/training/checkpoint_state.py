@@ -1,4 +1,4 @@
-"""The content of a training's checkpoint: collected from all processes, restored in each of them.
+"""The checkpoints of a running training: when it is saved, what of, collected from all processes and restored in each.
 
 Everything is a tensor or a plain Python value, so that `torch.load(weights_only=True)` reads it:
 
@@ -14,10 +14,12 @@ and distributes the model's. It cannot load every optimizer (torch 2.14: `set_op
 momentum and for parameters without gradient), so the optimizer's tensors are gathered and distributed here.
 """
 
+import math
 import pickle
 import random
 import warnings
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,39 +30,110 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.launch.training.checkpoint_folder import CheckpointFolder
+from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.loop import TrainState
-from dpscope.launch.training.resume import Resumption
+from dpscope.launch.training.resume import Resumption, resumption
+from dpscope.launch.training.stop_agreement import StopAgreement, host_group
 from dpscope.launch.workload.strategies import is_sharded
-from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 
 Content = dict[str, Any]
 
 
-def save_checkpoint(
-    folder: CheckpointFolder,
-    state: TrainState,
-    devices: Sequence[torch.device],
-    description: CheckpointDescription,
-    group: distributed.ProcessGroup | None,
-    best: bool,
-) -> None:
-    """Save a training as its last checkpoint. Every process of the job must call this; rank 0 writes.
+class TrainCheckpoints:
+    """Saves a training after every epoch, every `checkpoint_steps`, and when it is stopped; restores it.
 
-    `group` is a host group of the processes, None for a single process; `devices` are this process's.
+    Every process of the job has one and calls the same methods in the same order. Rank 0 writes.
     """
-    rank = 0 if group is None else distributed.get_rank(group)
-    model = whole_model_state(state.model, is_sharded(state.step.model))
-    optimizer = whole_optimizer_state(state.step.optimizer)
-    own = _rank_state(state, devices)
-    ranks: list[Any] = [own]
-    if group is not None:
-        ranks = [None] * distributed.get_world_size(group)
-        distributed.gather_object(own, ranks if rank == 0 else None, dst=0, group=group)
-    if rank == 0:
+
+    def __init__(
+        self,
+        job: TrainJob,
+        begun: CheckpointDescription,
+        place: TorchrunPlace,
+        devices: tuple[torch.device, ...],
+        stop: StopRequest,
+    ) -> None:
+        """`begun` describes the training before its first step; `devices` are this process's."""
+        self._job = job
+        self._folder = job.checkpoints
+        self._training = begun
+        self._place = place
+        self._devices = devices
+        self._group = host_group()
+        self._agreement = StopAgreement(stop, self._group)
+        self._stopping = False
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Differences from the conditions under which the training began."""
+        return self._training.findings
+
+    def go_on(self, state: TrainState) -> None:
+        """Restore a training that has not begun from its checkpoint, if it has one; raises as `resumption` does.
+
+        Raises DpscopeError unless every process of the job continues from the same step.
+        """
+        if (found := resumption(self._job)) is not None:
+            content = read_checkpoint(found.path)
+            state.step.learn_graph()
+            self._restore(state, found, content)
+            self._training = msgspec.structs.replace(self._training, findings=(*found.had.findings, *found.findings))
+        if self._group is not None:
+            places: list[tuple[int, int] | None] = [None] * self._place.world_size
+            distributed.all_gather_object(places, (state.epochs, state.steps), group=self._group)
+            if len(set(places)) != 1:
+                raise DpscopeError(
+                    f"{self._folder.path}: the processes read different checkpoints there; --out must be a folder that all "
+                    "nodes share"
+                )
+        if self._place.rank == 0:
+            self._folder.remove_unfinished()
+
+    def pause_after_step(self, state: TrainState) -> bool:
+        """Whether a checkpoint is due or a process was requested to stop. On CUDA the step is queued, not finished."""
+        self._stopping = self._agreement.reached()
+        every = self._training.config.checkpoint_steps
+        return self._stopping or (every is not None and state.steps % every == 0)
+
+    def paused(self, state: TrainState) -> bool:
+        """Save the training in the middle of an epoch; returns whether a process was requested to stop."""
+        self._save(state, best=False)
+        return self._stopping
+
+    def after_epoch(self, state: TrainState) -> bool:
+        """Save the end of an epoch; returns whether a process was requested to stop."""
+        *earlier, last = (record.test_accuracy for record in state.records)
+        self._save(state, best=last > max(earlier, default=-math.inf))
+        return self._agreement.settle()
+
+    def _save(self, state: TrainState, best: bool) -> None:
+        wrapped, rank = state.step.model, self._place.rank
+        model = whole_model_state(state.model, is_sharded(wrapped))
+        optimizer = whole_optimizer_state(state.step.optimizer)
+        apart = isinstance(wrapped, DistributedDataParallel) and not wrapped.broadcast_buffers
+        own = {
+            "generators": rng_states(self._devices),
+            "sums": state.sums.values.cpu(),
+            "buffers": {name: buffer.cpu() for name, buffer in state.model.named_buffers()} if apart else None,
+        }
+        ranks: list[Any] = [own]
+        if self._group is not None:
+            ranks = [None] * self._place.world_size
+            distributed.gather_object(own, ranks if rank == 0 else None, dst=0, group=self._group)
+        if rank > 0:
+            return
+        description = msgspec.structs.replace(
+            self._training,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            epochs=state.epochs,
+            step=state.steps,
+            test_accuracy=state.records[-1].test_accuracy if state.records else None,
+        )
         content = {
             "description": msgspec.to_builtins(description),
             "model": model,
@@ -71,7 +144,38 @@ def save_checkpoint(
             "epochs": msgspec.to_builtins(state.records),
             "unfinished": {"train_s": state.train_s, "learning_rate": state.learning_rate},
         }
-        folder.write(description, lambda file: torch.save(content, file), best)
+        self._folder.write(description, lambda file: torch.save(content, file), best)
+
+    def _restore(self, state: TrainState, found: Resumption, content: Content) -> None:
+        """Restore a checkpoint's state in a process that has not begun.
+
+        A rank that the checkpoint does not have keeps its generators. With another global batch than the checkpoint's, the
+        schedule of learning rates stays the process's own. Only the records of epochs that this cell trained are kept. Raises
+        DpscopeError if the model is another one.
+        """
+        cell, place, ranks = self._job.cell, self._place, content["ranks"]
+        own = ranks[place.rank] if place.rank < len(ranks) else None
+        try:
+            load_model_state(state.model, content["model"], is_sharded(state.step.model))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise DpscopeError(
+                f"{found.path} does not fit the model: {reason[:300]}; start over with --fresh"
+            ) from error
+        if own is not None and own["buffers"] is not None:
+            state.model.load_state_dict(own["buffers"], strict=False)
+        state.epochs, state.steps = found.had.epochs, found.had.step
+        records = msgspec.convert(content["epochs"], list[EpochRecord])
+        state.records = [record for record in records if record.cell == cell.name]
+        state.train_s, state.learning_rate = content["unfinished"]["train_s"], content["unfinished"]["learning_rate"]
+        state.step.scaler.load_state_dict(content["scaler"])
+        _restore_rates(state, content, found.had.cell.global_batch_size == cell.global_batch_size)
+        if len(ranks) == place.world_size:
+            state.sums.values.copy_(ranks[place.rank]["sums"])
+        elif place.rank == 0:  # of another number of ranks, rank 0 takes the total
+            state.sums.values.copy_(torch.stack([one["sums"] for one in ranks]).sum(dim=0))
+        if own is not None:
+            set_rng_states(own["generators"], self._devices)
 
 
 def whole_model_state(model: nn.Module, sharded: bool) -> Content:
@@ -140,54 +244,6 @@ def read_checkpoint(path: Path) -> Content:
     return content
 
 
-def restore(
-    state: TrainState,
-    devices: Sequence[torch.device],
-    place: TorchrunPlace,
-    found: Resumption,
-    content: Content,
-    cell: Cell,
-) -> None:
-    """Restore a checkpoint's state in a process of a cell that has not begun.
-
-    A rank that the checkpoint does not have keeps its generators. With another global batch than the checkpoint's, the schedule
-    of learning rates stays the process's own. Only the records of epochs that this cell trained are kept. Raises DpscopeError
-    if the model is another one.
-    """
-    stored_ranks = content["ranks"][place.rank : place.rank + 1]
-    _restore_model(state, found.path, content["model"], stored_ranks)
-    state.epochs, state.steps = found.had.epochs, found.had.step
-    records = msgspec.convert(content["epochs"], list[EpochRecord])
-    state.records = [record for record in records if record.cell == cell.name]
-    state.train_s, state.learning_rate = content["unfinished"]["train_s"], content["unfinished"]["learning_rate"]
-    state.step.scaler.load_state_dict(content["scaler"])
-    _restore_rates(state, content, found.had.cell.global_batch_size == cell.global_batch_size)
-    state.sums.values.copy_(_sums(content["ranks"], place))
-    for own in stored_ranks:
-        set_rng_states(own["generators"], devices)
-
-
-def _rank_state(state: TrainState, devices: Sequence[torch.device]) -> dict[str, Any]:
-    wrapped = state.step.model
-    apart = isinstance(wrapped, DistributedDataParallel) and not wrapped.broadcast_buffers
-    return {
-        "generators": rng_states(devices),
-        "sums": state.sums.values.cpu(),
-        "buffers": {name: buffer.cpu() for name, buffer in state.model.named_buffers()} if apart else None,
-    }
-
-
-def _restore_model(state: TrainState, path: Path, weights: Content, stored_ranks: Sequence[dict[str, Any]]) -> None:
-    try:
-        load_model_state(state.model, weights, is_sharded(state.step.model))
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise DpscopeError(f"{path} does not fit the model: {reason[:300]}; start over with --fresh") from error
-    for own in stored_ranks:
-        if own["buffers"] is not None:
-            state.model.load_state_dict(own["buffers"], strict=False)
-
-
 def _restore_rates(state: TrainState, content: Content, same_batch: bool) -> None:
     """Restore optimizer and schedule; with another global batch, advance the process's own schedule to the epoch."""
     optimizer = state.step.optimizer
@@ -204,15 +260,6 @@ def _restore_rates(state: TrainState, content: Content, same_batch: bool) -> Non
             for _ in range(state.step.batches.steps_per_epoch):
                 state.schedule.after_step()
             state.schedule.after_epoch()
-
-
-def _sums(ranks: Sequence[dict[str, Any]], place: TorchrunPlace) -> Tensor:
-    """A rank's sums; if the checkpoint has another number of ranks, rank 0 takes the total."""
-    if len(ranks) == place.world_size:
-        own: Tensor = ranks[place.rank]["sums"]
-        return own
-    total = torch.stack([one["sums"] for one in ranks]).sum(dim=0)
-    return total if place.rank == 0 else torch.zeros_like(total)
 
 
 def rng_states(devices: Sequence[torch.device]) -> dict[str, Any]:

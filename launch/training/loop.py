@@ -1,11 +1,10 @@
-"""Learning rates, epochs of training and testing, and the hooks between them, timed separately; tests of a model."""
+"""The state of a training: its learning rates and sums over samples; tests of its model."""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -37,10 +36,6 @@ class LearningSums:
         # Loss, correct answers, samples: whole numbers are exact in float64 up to 2^53.
         self.values = torch.zeros(3, dtype=torch.float64, device=device)
 
-    def clear(self) -> None:
-        """Reset the sums."""
-        self.values.zero_()
-
     def add(self, logits: Tensor, labels: Tensor, mean_loss: Tensor) -> None:
         """Add samples with their mean loss; a sample of several tokens counts by its share of correct ones."""
         classes = -1 if logits.ndim == labels.ndim + 1 and logits.shape[:-1] == labels.shape else 1
@@ -55,12 +50,7 @@ class LearningSums:
         if distributed.is_initialized():
             distributed.all_reduce(total)
         loss, correct, samples = total.tolist()
-        mean_loss = loss / samples
-        return Learned(
-            loss=mean_loss if torch.isfinite(total[0]) else None,
-            accuracy=100 * correct / samples,
-            samples=round(samples),
-        )
+        return Learned(loss / samples if math.isfinite(loss) else None, 100 * correct / samples, round(samples))
 
 
 def check_learnable(name: str, built: BuiltModel) -> None:
@@ -128,12 +118,8 @@ def _buffers_of_rank_zero(model: nn.Module) -> Iterator[None]:
     for buffer in buffers:
         distributed.broadcast(buffer, src=0)
     yield
-    _copy(own, buffers)
-
-
-def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    for source, target in zip(sources, targets, strict=True):
-        target.copy_(source)
+    for buffer, kept in zip(buffers, own, strict=True):
+        buffer.copy_(kept)
 
 
 class LearningRateSchedule:
@@ -191,71 +177,3 @@ class TrainState:
     steps: int = 0
     train_s: float = 0.0
     learning_rate: float = 0.0
-
-
-EpochEnded = Callable[[Learned, Learned, float], None]
-"""Called with an epoch's training results, its test results, and the seconds of the test."""
-
-
-class TrainHooks(Protocol):
-    """What happens between steps and epochs; every process of a job calls the same hooks in the same order."""
-
-    def pause_after_step(self, state: TrainState) -> bool:
-        """Whether to pause here, the same on every process. On CUDA the step is queued, not finished."""
-
-    def paused(self, state: TrainState) -> bool:
-        """All steps are finished and their time is counted; whether to stop here, the same on every process."""
-
-    def after_epoch(self, state: TrainState) -> bool:
-        """An epoch is trained, tested and recorded, here with `state.steps` 0; whether to stop, as above."""
-
-
-def train(
-    state: TrainState,
-    epochs: int,
-    synchronise: Callable[[], None],
-    test: Callable[[], Learned],
-    epoch_ended: EpochEnded,
-    hooks: TrainHooks,
-) -> bool:
-    """Train until `epochs` are finished, from wherever `state` is; False when a hook stopped it before.
-
-    `synchronise` waits for this process's devices and for the other processes; `epoch_ended` records an epoch.
-    """
-    while state.epochs < epochs:
-        if _train_epoch(state, synchronise, hooks):
-            return False
-        began_s = time.perf_counter()
-        tested = test()
-        synchronise()
-        epoch_ended(state.sums.over_all_processes(), tested, time.perf_counter() - began_s)
-        state.schedule.after_epoch()
-        state.epochs += 1
-        state.steps, state.train_s = 0, 0.0
-        state.sums.clear()
-        if hooks.after_epoch(state) and state.epochs < epochs:
-            return False
-    return True
-
-
-def _train_epoch(state: TrainState, synchronise: Callable[[], None], hooks: TrainHooks) -> bool:
-    """Take what is left of an epoch's steps; True when a hook stopped it."""
-    batches = state.step.batches
-    synchronise()
-    began_s = time.perf_counter()
-    batches.start_epoch(state.epochs, state.steps)
-    while state.steps < batches.steps_per_epoch:
-        state.learning_rate = state.schedule.learning_rate
-        state.step()
-        state.schedule.after_step()
-        state.steps += 1
-        if hooks.pause_after_step(state):
-            synchronise()
-            state.train_s += time.perf_counter() - began_s
-            if hooks.paused(state):
-                return True
-            synchronise()
-            began_s = time.perf_counter()
-    synchronise()
-    state.train_s += time.perf_counter() - began_s
-    return False

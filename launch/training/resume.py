@@ -49,7 +49,16 @@ def resumption(job: TrainJob, own: OwnCheckpoint = "last") -> Resumption | None:
     This is a checkpoint of this training, chosen by `own`, or, if it has none, the job's `resume_from`. Raises DpscopeError for
     a checkpoint that is incomplete or has other settings.
     """
-    path = job.resume_from if own == "none" else _origin(job, own == PREVIOUS)
+    mine, path = job.checkpoints, job.resume_from
+    if own == PREVIOUS and mine.previous.exists():
+        path = mine.previous
+    elif own != "none" and mine.last.exists():
+        if own == PREVIOUS:
+            raise DpscopeError(
+                f"--resume-from {PREVIOUS}: {mine.path} holds none before its last one; remove {job.folder.path} to start this "
+                "training over"
+            )
+        path = mine.last
     if path is None:
         return None
     had = verify(path)
@@ -60,18 +69,6 @@ def resumption(job: TrainJob, own: OwnCheckpoint = "last") -> Resumption | None:
             "train; give more epochs"
         )
     return Resumption(path=path, had=had, findings=what_differs(had, job.cell, job.kind, job.threads))
-
-
-def _origin(job: TrainJob, go_back: bool) -> Path | None:
-    own = job.checkpoints
-    if go_back and own.previous.exists():
-        return own.previous
-    if go_back and own.last.exists():
-        raise DpscopeError(
-            f"--resume-from {PREVIOUS}: {own.path} holds none before its last one; remove {job.folder.path} to start this "
-            "training over"
-        )
-    return own.last if own.last.exists() else job.resume_from
 
 
 def restore_progress(found: Resumption, folder: TrainingFolder) -> None:
@@ -131,25 +128,30 @@ def _differences(
     had: CheckpointDescription, cell: Cell, device_type: DeviceType, threads_per_process: int
 ) -> Iterator[str]:
     then = had.cell
+    together, before = (one.batch_size // one.options.accumulate for one in (cell, then))  # samples of a micro-batch
+    repeated, repeated_before = (-had.train_samples % one.devices for one in (cell, then))  # by DistributedSampler
     if (then.strategy, then.devices) != (cell.strategy, cell.devices):
         yield "gradients are summed in another order, so results differ in their last digits from this step on"
     if then.global_batch_size != cell.global_batch_size:
         yield (
             f"a step trains on {counted(cell.global_batch_size, 'sample')} instead of {then.global_batch_size}, an epoch has "
             f"{counted(math.ceil(had.train_samples / cell.global_batch_size), 'step')} instead of {had.steps_per_epoch}, "
-            "and learning "
-            "rates are those of this cell"
+            "and learning rates are those of this cell"
         )
     elif then.devices != cell.devices:
         yield "the global batches stay the same, divided among other devices"
-    if _normalised_together(then) != _normalised_together(cell):
+    if together != before:
+        yield f"batch norm, if the model has it, takes its statistics over {counted(together, 'sample')} instead of {before}"
+    if repeated != repeated_before:
+        yield f"an epoch repeats {counted(repeated, 'sample')} instead of {repeated_before}"
+    if then.processes != cell.processes:
+        first, end = sorted((then.processes, cell.processes))
+        ranks = f"rank {first}" if end == first + 1 else f"ranks {first} to {end - 1}"
         yield (
-            f"batch norm, if the model has it, takes its statistics over {counted(_normalised_together(cell), 'sample')} "
-            f"instead of {_normalised_together(then)}"
+            f"{ranks} had no random numbers (of dropout) yet and draw new ones from the seed"
+            if cell.processes > then.processes
+            else f"the random numbers (of dropout) of {ranks} come to an end"
         )
-    if _repeated(had, then) != _repeated(had, cell):
-        yield f"an epoch repeats {counted(_repeated(had, cell), 'sample')} instead of {_repeated(had, then)}"
-    yield from _random_streams(then.processes, cell.processes)
     if then.variant != cell.variant:
         yield f"the variant is {cell.variant or 'the default'} instead of {then.variant or 'the default'}"
     if had.device_type != device_type:
@@ -159,24 +161,3 @@ def _differences(
             f"a process computes with {counted(threads_per_process, 'thread')} instead of {had.threads_per_process}, "
             "which sum in another order"
         )
-
-
-def _random_streams(then: int, now: int) -> Iterator[str]:
-    if now > then:
-        yield f"{_ranks(then, now)} had no random numbers (of dropout) yet and draw new ones from the seed"
-    if now < then:
-        yield f"the random numbers (of dropout) of {_ranks(now, then)} come to an end"
-
-
-def _ranks(first: int, end: int) -> str:
-    return f"rank {first}" if end == first + 1 else f"ranks {first} to {end - 1}"
-
-
-def _normalised_together(cell: Cell) -> int:
-    """Samples that batch norm normalises together: those of a device's micro-batch."""
-    return cell.batch_size // cell.options.accumulate
-
-
-def _repeated(had: CheckpointDescription, cell: Cell) -> int:
-    """Samples an epoch repeats so that all devices have the same number (DistributedSampler)."""
-    return -had.train_samples % cell.devices

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter
 from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.job_queue import JobQueue, Outcome, SweepProgress, held
+from dpscope.launch.jobs.job_queue import JobQueue, Outcome, held
 from dpscope.launch.planning.manifest import check_same_machine, hosts_findings, most_on_several_nodes
 from dpscope.launch.training.planned_jobs import PlannedTrainJob, TrainDescription, plan_trainings, print_train_plan
 from dpscope.launch.training.resume import describe_saved_state, restore_progress
@@ -21,7 +21,6 @@ from dpscope.profiling.machine.environment import collect_environment, machine_f
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.mirrors.mirror import TrainingMirror
 from dpscope.profiling.mirrors.tensorboard_mirror import events_folder
-from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.training import (
     TRAIN_SCHEMA_VERSION,
     EpochRecord,
@@ -80,90 +79,6 @@ def _new(description: TrainDescription, starter: JobStarter) -> TrainManifest:
     )
 
 
-class TrainLogFile:
-    """train.json: every epoch of every training of a run folder, in the order of the plan."""
-
-    def __init__(self, folder: TrainFolder, manifest: TrainManifest) -> None:
-        """Starts with the epochs of earlier calls."""
-        self._path = folder.log_path
-        self._epochs = {
-            (one.cell.name, seed): folder.training(one.cell, seed).epochs()
-            for seed in manifest.config.seeds
-            for one in manifest.plan
-        }
-        self._findings: list[Finding] = []
-
-    def add(self, findings: Sequence[Finding]) -> None:
-        self._findings += findings
-
-    def update(self, job: PlannedTrainJob, records: Sequence[EpochRecord]) -> None:
-        """Set the epochs of one training, and write the file."""
-        self._epochs[job.cell.name, job.seed] = list(records)
-        self.write()
-
-    def write(self) -> None:
-        """Write the file atomically."""
-        epochs = tuple(record for records in self._epochs.values() for record in records)
-        log = TrainLog(schema_version=TRAIN_SCHEMA_VERSION, epochs=epochs, findings=tuple(self._findings))
-        write_json(self._path, log)
-
-
-class TrainingWatch:
-    """Follows one running training by its file of epochs."""
-
-    def __init__(
-        self,
-        job: PlannedTrainJob,
-        epochs: int,
-        progress: SweepProgress,
-        console: Console,
-        on_epochs: Callable[[Sequence[EpochRecord]], None],
-    ) -> None:
-        """`epochs` is their total number; `on_epochs` gets all records so far whenever there is a new one."""
-        self._job = job
-        self._epochs = epochs
-        self._progress = progress
-        self._console = console
-        self._on_epochs = on_epochs
-        known = job.folder.epochs()
-        self._known = len(known)
-        self._last_epoch = known[-1].epoch if known else 0
-        self._changed_ns = -1
-
-    def state(self, state: str | None) -> None:
-        """Look for a new epoch; called many times a second with the job's state."""
-        records = self._new_records()
-        if records:
-            for record in records[self._known :]:
-                if not self._console.is_terminal:
-                    self._console.print(Text(f"{self._job.name} {epoch_line(record, self._epochs)}"), soft_wrap=True)
-            self._known, self._last_epoch = len(records), records[-1].epoch
-            self._on_epochs(records)
-        epoch = min(self._last_epoch + 1, self._epochs)
-        self._progress.state(f"epoch {epoch} of {self._epochs}" if state == "training" else state)
-
-    def _new_records(self) -> list[EpochRecord]:
-        """All epochs, if their file has changed."""
-        path = self._job.folder.epochs_path
-        changed_ns = path.stat().st_mtime_ns if path.exists() else -1
-        if changed_ns == self._changed_ns:
-            return []
-        self._changed_ns = changed_ns
-        return self._job.folder.epochs()
-
-
-def epoch_line(record: EpochRecord, epochs: int) -> str:
-    return (
-        f"epoch {record.epoch}/{epochs}: train loss {_loss(record.train_loss)}, {record.train_accuracy:.2f}%; "
-        f"test loss {_loss(record.test_loss)}, {record.test_accuracy:.2f}%; learning rate {record.learning_rate:.4g}; "
-        f"{record.train_s:.2f} s, test {record.evaluation_s:.2f} s"
-    )
-
-
-def _loss(loss: float | None) -> str:
-    return "NA (not finite)" if loss is None else f"{loss:.4f}"
-
-
 _SAVING_GRACE_S = 35.0  # torchrun gives its workers 30 seconds, as Slurm does by default
 
 
@@ -211,7 +126,7 @@ def _remove_trainings(folder: TrainFolder) -> None:
 
 
 class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
-    """The jobs of one call."""
+    """The jobs of one call; train.json follows them: every epoch of every training, in the order of the plan."""
 
     def __init__(
         self,
@@ -225,27 +140,35 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
         timeout_s, threads = description.config.timeout_s, manifest.threads_per_process
         run = RunFolder(folder.path)
         super().__init__(run, description.jobs, threads, timeout_s, console, _SAVING_GRACE_S, starter)
-        self._epochs = description.config.epochs
         self._mirrors = mirrors
-        self._log = TrainLogFile(folder, manifest)
-        self._log.add(manifest.findings)
+        self._log_path = folder.log_path
+        self._epochs = {  # with those of earlier calls
+            (one.cell.name, seed): folder.training(one.cell, seed).epochs()
+            for seed in manifest.config.seeds
+            for one in manifest.plan
+        }
+        self._findings = list(manifest.findings)
         self._took_s: list[float] = []
 
     def train(self) -> tuple[TrainResult, ...]:
         """Train what is not trained."""
-        self._log.write()
+        self._write_log()
         results = []
         with contextlib.ExitStack() as stack:
             for mirror in self._mirrors:
                 stack.callback(mirror.close)  # in any case, so that nothing written is lost
             for result in self.work_off():
                 results.append(result)
-                self._log.add(result.findings)
-        self._log.write()
+                self._findings += result.findings
+        self._write_log()
         return tuple(results)
 
+    def _write_log(self) -> None:
+        epochs = tuple(record for records in self._epochs.values() for record in records)
+        write_json(self._log_path, TrainLog(TRAIN_SCHEMA_VERSION, epochs, tuple(self._findings)))
+
     def finished(self, job: PlannedTrainJob) -> TrainResult | None:
-        return job.folder.result() if job.done(self._epochs) else None
+        return job.folder.result() if job.done else None
 
     def prepare(self, job: PlannedTrainJob) -> None:
         job.folder.clear_attempt()
@@ -253,21 +176,30 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
             restore_progress(job.resumption, job.folder)
 
     def watch(self, job: PlannedTrainJob) -> Callable[[str | None], None]:
-        def on_epochs(records: Sequence[EpochRecord]) -> None:
-            self._log.update(job, records)
-            for mirror in self._mirrors:
-                mirror.write(records)
+        epochs, path = job.config.epochs, job.folder.epochs_path
+        known, changed_ns = job.folder.epochs(), -1
 
-        return TrainingWatch(job, self._epochs, self.progress, self.console, on_epochs).state
+        def look(state: str | None) -> None:
+            """Look for a new epoch in the training's file, if that has changed."""
+            nonlocal known, changed_ns
+            written_ns = path.stat().st_mtime_ns if path.exists() else -1
+            if written_ns != changed_ns and (records := job.folder.epochs()):
+                for record in () if self.console.is_terminal else records[len(known) :]:
+                    self.console.print(Text(f"{job.name} {_epoch_line(record, epochs)}"), soft_wrap=True)
+                known = self._epochs[job.cell.name, job.seed] = records
+                self._write_log()
+                for mirror in self._mirrors:
+                    mirror.write(records)
+            changed_ns = written_ns
+            epoch = min(known[-1].epoch + 1 if known else 1, epochs)
+            self.progress.state(f"epoch {epoch} of {epochs}" if state == "training" else state)
+
+        return look
 
     def store(self, job: PlannedTrainJob, outcome: JobOutcome, took_s: float) -> TrainResult:
-        result = job.folder.result() if outcome.status == "ok" else None
-        if result is None:
-            return self._record_failure(job, outcome, took_s)
-        self._took_s.append(took_s)
-        return result
-
-    def _record_failure(self, job: PlannedTrainJob, outcome: JobOutcome, took_s: float) -> TrainResult:
+        if outcome.status == "ok" and (result := job.folder.result()) is not None:
+            self._took_s.append(took_s)
+            return result
         result = TrainResult(
             cell=job.cell,
             seed=job.seed,
@@ -285,5 +217,16 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
         """The average time of the finished trainings, for each that is left."""
         if not self._took_s:
             return None
-        left = sum(not job.done(self._epochs) for job in self.jobs[index:])
+        left = sum(not job.done for job in self.jobs[index:])
         return left * sum(self._took_s) / len(self._took_s)
+
+
+def _epoch_line(record: EpochRecord, epochs: int) -> str:
+    train, test = (
+        "NA (not finite)" if loss is None else f"{loss:.4f}" for loss in (record.train_loss, record.test_loss)
+    )
+    return (
+        f"epoch {record.epoch}/{epochs}: train loss {train}, {record.train_accuracy:.2f}%; "
+        f"test loss {test}, {record.test_accuracy:.2f}%; learning rate {record.learning_rate:.4g}; "
+        f"{record.train_s:.2f} s, test {record.evaluation_s:.2f} s"
+    )

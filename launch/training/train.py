@@ -1,25 +1,24 @@
 """One process's part of a training: process group, model, data, epochs, records."""
 
-import functools
 import importlib.metadata
 import math
 import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.nn.functional import cross_entropy
 
 from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, synchronise
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
 from dpscope.launch.training.cells import TrainJob
-from dpscope.launch.training.checkpoint_schedule import TrainCheckpoints
+from dpscope.launch.training.checkpoint_state import TrainCheckpoints
 from dpscope.launch.training.loop import (
     Learned,
     LearningRateSchedule,
@@ -28,13 +27,11 @@ from dpscope.launch.training.loop import (
     check_learnable,
     evaluate,
     shard,
-    train,
 )
 from dpscope.launch.workload.image_sets import check_classes, random_words, test_images
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.strategies import compiled_so_far, is_sharded, wrap_for
-from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.ddp_counters import parameter_sizes
 from dpscope.profiling.records.finding import Finding, counted
@@ -64,9 +61,8 @@ def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Ca
     checkpoints = TrainCheckpoints(job, _begun(job, state), place, devices, stop)
     checkpoints.go_on(state)
     report("training")
-    record = functools.partial(_record, job, place, state)
     with stop.listening():
-        finished = train(state, job.config.epochs, functools.partial(synchronise, devices), test, record, checkpoints)
+        finished = _Training(job, place, devices, state, test, checkpoints).run()
     state.step.batches.close()
     if place.rank == 0 and finished:
         result = TrainResult(
@@ -118,7 +114,11 @@ def _begun(job: TrainJob, state: TrainState) -> CheckpointDescription:
 def prepare(
     job: TrainJob, place: TorchrunPlace, devices: tuple[torch.device, ...]
 ) -> tuple[TrainState, Callable[[], Learned]]:
-    """The state of a training that has not begun, and its test."""
+    """The state of a training that has not begun, and its test.
+
+    All devices test together under DataParallel; else each process tests its share of the samples, under DDP with its own copy
+    of the model. FSDP gathers the model in every forward pass, so that all processes need the same number of them.
+    """
     cell, device = job.cell, devices[0]
     workload = cell_workload(job.workload, cell)
     _seed_all(job.seed)
@@ -142,25 +142,13 @@ def prepare(
     fed = replace(built, loss=counted_loss)
     step = TrainStep(wrapped, batches, job.optimizer, workload.amp, device, micro_batching(cell), fed)
     schedule = LearningRateSchedule(step.optimizer, job.config, batches.steps_per_epoch)
-    state = TrainState(model=model, step=step, schedule=schedule, sums=sums)
-    return state, _test(job, place, built, wrapped, precise, device)
-
-
-def _test(
-    job: TrainJob, place: TorchrunPlace, built: BuiltModel, wrapped: nn.Module, precise: nn.Module, device: torch.device
-) -> Callable[[], Learned]:
-    """The test: on all devices under DataParallel; else each process tests its share of the samples.
-
-    A DDP process tests with its own copy of the model. FSDP gathers the model in every forward pass, so that all processes need
-    the same number of them.
-    """
     images = test_images(job.workload, built)
-    samples = shard(len(images), place.rank, place.world_size)
-    shares = 1 if job.cell.per_device else job.cell.devices
-    tested = precise if job.cell.per_device else wrapped
+    tested, shares = (precise, 1) if cell.per_device else (wrapped, cell.devices)
     batch_size = shares * job.config.eval_batch_size
     together = math.ceil(math.ceil(len(images) / place.world_size) / batch_size) if is_sharded(wrapped) else None
-    return lambda: evaluate(tested, images, samples, batch_size, device, together, built.loss)
+    samples = shard(len(images), place.rank, place.world_size)
+    state = TrainState(model=model, step=step, schedule=schedule, sums=sums)
+    return state, lambda: evaluate(tested, images, samples, batch_size, device, together, built.loss)
 
 
 def _seed_all(seed: int) -> None:
@@ -169,32 +157,81 @@ def _seed_all(seed: int) -> None:
     np.random.seed(seed % (1 << 32))
 
 
-def _record(
-    job: TrainJob, place: TorchrunPlace, state: TrainState, learned: Learned, tested: Learned, evaluation_s: float
-) -> None:
-    """Record an epoch; rank 0 saves it."""
-    cell = job.cell
-    record = EpochRecord(
-        cell=cell.name,
-        strategy=cell.strategy,
-        devices=cell.devices,
-        variant=cell.variant,
-        batch_size=cell.batch_size,
-        global_batch_size=cell.global_batch_size,
-        seed=job.seed,
-        epoch=state.epochs + 1,
-        train_loss=learned.loss,
-        train_accuracy=learned.accuracy,
-        test_loss=tested.loss,
-        test_accuracy=tested.accuracy,
-        learning_rate=state.learning_rate,
-        train_s=state.train_s,
-        evaluation_s=evaluation_s,
-        trained_s=sum(one.train_s for one in state.records) + state.train_s,
-        ended_at_s=time.time(),
-        train_samples=learned.samples,
-        test_samples=tested.samples,
-    )
-    state.records.append(record)
-    if place.rank == 0:
-        write_json(job.folder.epochs_path, state.records)
+@dataclass(frozen=True)
+class _Training:
+    """The epochs of a training in one process, trained and tested, each timed separately."""
+
+    job: TrainJob
+    place: TorchrunPlace
+    devices: tuple[torch.device, ...]
+    state: TrainState
+    test: Callable[[], Learned]
+    checkpoints: TrainCheckpoints
+
+    def run(self) -> bool:
+        """Train until all epochs are finished, from wherever the state is; False when a signal stopped it before."""
+        state, epochs = self.state, self.job.config.epochs
+        while state.epochs < epochs:
+            if self._stopped_in_epoch():
+                return False
+            began_s = time.perf_counter()
+            tested = self.test()
+            synchronise(self.devices)
+            self._record(state.sums.over_all_processes(), tested, time.perf_counter() - began_s)
+            state.schedule.after_epoch()
+            state.epochs += 1
+            state.steps, state.train_s = 0, 0.0
+            state.sums.values.zero_()
+            if self.checkpoints.after_epoch(state) and state.epochs < epochs:
+                return False
+        return True
+
+    def _stopped_in_epoch(self) -> bool:
+        """Take what is left of an epoch's steps; True when a signal stopped it."""
+        state, batches = self.state, self.state.step.batches
+        synchronise(self.devices)
+        began_s = time.perf_counter()
+        batches.start_epoch(state.epochs, state.steps)
+        while state.steps < batches.steps_per_epoch:
+            state.learning_rate = state.schedule.learning_rate
+            state.step()
+            state.schedule.after_step()
+            state.steps += 1
+            if self.checkpoints.pause_after_step(state):
+                synchronise(self.devices)
+                state.train_s += time.perf_counter() - began_s
+                if self.checkpoints.paused(state):
+                    return True
+                synchronise(self.devices)
+                began_s = time.perf_counter()
+        synchronise(self.devices)
+        state.train_s += time.perf_counter() - began_s
+        return False
+
+    def _record(self, learned: Learned, tested: Learned, evaluation_s: float) -> None:
+        """Record an epoch; rank 0 saves it."""
+        state, cell = self.state, self.job.cell
+        record = EpochRecord(
+            cell=cell.name,
+            strategy=cell.strategy,
+            devices=cell.devices,
+            variant=cell.variant,
+            batch_size=cell.batch_size,
+            global_batch_size=cell.global_batch_size,
+            seed=self.job.seed,
+            epoch=state.epochs + 1,
+            train_loss=learned.loss,
+            train_accuracy=learned.accuracy,
+            test_loss=tested.loss,
+            test_accuracy=tested.accuracy,
+            learning_rate=state.learning_rate,
+            train_s=state.train_s,
+            evaluation_s=evaluation_s,
+            trained_s=sum(one.train_s for one in state.records) + state.train_s,
+            ended_at_s=time.time(),
+            train_samples=learned.samples,
+            test_samples=tested.samples,
+        )
+        state.records.append(record)
+        if self.place.rank == 0:
+            write_json(self.job.folder.epochs_path, state.records)

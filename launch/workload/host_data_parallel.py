@@ -56,8 +56,8 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         scattered, start = [], 0
         for index, chunk in enumerate(torch.empty(sizes.pop()).chunk(len(device_ids))):
             with named_range(replica_range(SCATTER, index)):
-                share = functools.partial(_copied_part, start=start, length=len(chunk))
-                scattered.append(mapped(share, (tuple(inputs), dict(keywords))))
+                part = functools.partial(torch.narrow, dim=0, start=start, length=len(chunk))
+                scattered.append(mapped(torch.clone, mapped(part, (tuple(inputs), dict(keywords)))))
             start += len(chunk)
         return tuple(zip(*scattered, strict=True))
 
@@ -97,10 +97,6 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         return joined
 
 
-def _copied_part(tensor: Tensor, start: int, length: int) -> Tensor:
-    return tensor.narrow(0, start, length).clone()
-
-
 class _JoinReplicas(torch.autograd.Function):
     """Forward concatenates the replicas' outputs; backward runs their graphs and sums the gradients for the master."""
 
@@ -135,13 +131,9 @@ def _sum_gradients(gradients: Sequence[tuple[Tensor | None, ...]]) -> list[Tenso
     for index, of_replica in enumerate(gradients):
         with named_range(replica_range(GRADIENT_REDUCE, index)):
             for position, gradient in enumerate(of_replica):
-                total = totals[position]
-                if gradient is None:
-                    continue
-                if total is None:
-                    totals[position] = gradient.clone()
-                else:
-                    total.add_(gradient)
+                if gradient is not None:
+                    total = totals[position]
+                    totals[position] = gradient.clone() if total is None else total.add_(gradient)
     return totals
 
 

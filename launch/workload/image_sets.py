@@ -24,8 +24,7 @@ _TRAINED_OF_EACH = 144
 _WHITE = 16  # the largest value of a pixel
 
 
-@dataclass(frozen=True)
-class Digits:
+class Digits(NamedTuple):
     """All images (1797 x 3 x 32 x 32, uint8), labels (int64), and the indices of the training and the test images."""
 
     images: Tensor
@@ -47,25 +46,12 @@ def load_digits() -> Digits:
         rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     pixels = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8)).float()
     large = nn.functional.interpolate(pixels, scale_factor=4, mode="bilinear", align_corners=False)
-    labels = rows[:, -1].astype(np.int64)
-    training, test = _split(labels)
-    return Digits(
-        images=(large * (255 / _WHITE)).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous(),
-        labels=torch.from_numpy(labels),
-        training=torch.from_numpy(training),
-        test=torch.from_numpy(test),
-    )
-
-
-def _split(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the training and the test images, each ascending."""
-    words = random_words(0, 0, range(len(labels)))
-    training = []
-    for digit in range(10):
-        images = np.flatnonzero(labels == digit)
-        training.append(images[np.argsort(words[images])][:_TRAINED_OF_EACH])
-    chosen = np.sort(np.concatenate(training))
-    return chosen, np.setdiff1d(np.arange(len(labels)), chosen)
+    images = (large * (255 / _WHITE)).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
+    labels, words = rows[:, -1].astype(np.int64), random_words(0, 0, range(len(rows)))
+    of_digits = (np.flatnonzero(labels == digit) for digit in range(10))
+    training = np.sort(np.concatenate([one[np.argsort(words[one])][:_TRAINED_OF_EACH] for one in of_digits]))
+    test = np.setdiff1d(np.arange(len(labels)), training)
+    return Digits(images, *(torch.from_numpy(one) for one in (labels, training, test)))
 
 
 @dataclass(frozen=True)
@@ -131,19 +117,20 @@ class EpochSamples(NamedTuple):
     samples: Sequence[int]
 
 
-class StoredImages(Dataset[Any]):
-    """Images in memory as bytes (N x C x H x W, uint8), augmented and normalised batch by batch."""
+class LabelledImages(NamedTuple):
+    """Images (N x C x H x W, uint8) and labels (N, int64) in memory, with the mean and deviation of each channel, 0 to 1."""
 
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        mean: Sequence[float],
-        deviation: Sequence[float],
-        augmentation: Augmentation | None,
-    ) -> None:
-        self._images = images
-        self._labels = labels
+    images: Tensor
+    labels: Tensor
+    mean: Sequence[float]
+    deviation: Sequence[float]
+
+
+class StoredImages(Dataset[Any]):
+    """Images in memory as bytes, augmented and normalised batch by batch."""
+
+    def __init__(self, stored: LabelledImages, augmentation: Augmentation | None) -> None:
+        self._images, self._labels, mean, deviation = stored
         self._offset = 255 * torch.tensor(mean)[:, None, None]
         self._scale = 1 / (255 * torch.tensor(deviation)[:, None, None])
         self._augmentation = augmentation
@@ -165,25 +152,18 @@ class TransformedImages(Dataset[Any]):
     Random choices follow from (seed, epoch, sample), as in `Augmentation`: all strategies train on the same images.
     """
 
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        mean: Sequence[float],
-        deviation: Sequence[float],
-        augmentation: Augmentation | None,
-    ) -> None:
+    def __init__(self, stored: LabelledImages, augmentation: Augmentation | None) -> None:
         from torchvision.transforms import v2
 
-        self._images = images.permute(0, 2, 3, 1).contiguous().numpy()
-        self._labels = labels
+        self._images = stored.images.permute(0, 2, 3, 1).contiguous().numpy()
+        self._labels = stored.labels
         self._seed = augmentation.seed if augmentation is not None else 0
         steps: list[Any] = []
         if augmentation is not None:
             steps.append(v2.RandomCrop(self._images.shape[1], padding=augmentation.shift))
             steps += [v2.RandomHorizontalFlip()] if augmentation.flip else []
-        steps += [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(deviation))]
-        self._transform = v2.Compose(steps)
+        normalise = v2.Normalize(list(stored.mean), list(stored.deviation))
+        self._transform = v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalise])
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -207,13 +187,7 @@ class FakeImages(Dataset[Any]):
         from torchvision import transforms
         from torchvision.datasets import FakeData
 
-        self._images = FakeData(
-            size=count,
-            image_size=built.input_shape,
-            num_classes=built.classes,
-            transform=transforms.ToTensor(),
-            random_offset=first,
-        )
+        self._images = FakeData(count, built.input_shape, built.classes, transforms.ToTensor(), random_offset=first)
 
     def __len__(self) -> int:
         return len(self._images)
@@ -256,7 +230,8 @@ def test_images(workload: Workload, built: BuiltModel) -> ImageSet:
 
 def _images(workload: Workload, built: BuiltModel, train: bool, augmentation: Augmentation | None) -> ImageSet:
     if workload.data in ("cifar10", "digits"):
-        return (_cifar10 if workload.data == "cifar10" else _digits)(workload, train, augmentation)
+        stored = _cifar10(workload, train) if workload.data == "cifar10" else _digits(train)
+        return (TransformedImages if workload.transforms == "per-image" else StoredImages)(stored, augmentation)
     first, count = (0, workload.samples) if train else (workload.samples, max(1, workload.samples // 5))
     return FakeImages(built, first, count) if built.make_batch is None else MadeSamples(built.make_batch, first, count)
 
@@ -275,7 +250,7 @@ def check_classes(workload: Workload, built: BuiltModel) -> None:
         )
 
 
-def _cifar10(workload: Workload, train: bool, augmentation: Augmentation | None) -> ImageSet:
+def _cifar10(workload: Workload, train: bool) -> LabelledImages:
     from torchvision.datasets import CIFAR10
 
     try:
@@ -285,14 +260,10 @@ def _cifar10(workload: Workload, train: bool, augmentation: Augmentation | None)
             f"--data cifar10: {workload.data_dir} cannot be read ({error}); download it again with --download"
         ) from error
     images = torch.from_numpy(files.data).permute(0, 3, 1, 2).contiguous()
-    return _image_set(workload)(images, torch.tensor(files.targets), CIFAR_MEAN, CIFAR_DEVIATION, augmentation)
+    return LabelledImages(images, torch.tensor(files.targets), CIFAR_MEAN, CIFAR_DEVIATION)
 
 
-def _digits(workload: Workload, train: bool, augmentation: Augmentation | None) -> ImageSet:
-    digits, mean, deviation = load_digits(), (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3
+def _digits(train: bool) -> LabelledImages:
+    digits = load_digits()
     chosen = digits.training if train else digits.test
-    return _image_set(workload)(digits.images[chosen], digits.labels[chosen], mean, deviation, augmentation)
-
-
-def _image_set(workload: Workload) -> type[StoredImages] | type[TransformedImages]:
-    return TransformedImages if workload.transforms == "per-image" else StoredImages
+    return LabelledImages(digits.images[chosen], digits.labels[chosen], (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3)

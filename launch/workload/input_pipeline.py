@@ -41,8 +41,7 @@ def part_sizes(share: int, count: int) -> list[int]:
 
 def by_micro_batches(shares: Sequence[_Share], count: int) -> list[_Share]:
     """The parts of equally long shares in the order of the batch: part 0 of each share, then part 1, ..."""
-    ordered = []
-    start = 0
+    ordered, start = [], 0
     for size in part_sizes(len(shares[0]), count):
         ordered += [share[start : start + size] for share in shares]
         start += size
@@ -119,12 +118,12 @@ class SyntheticBatches:
     def close(self) -> None: ...
 
 
-class RankOrderBatchSampler(Sampler[list[int]]):
+class RankOrderBatchSampler(Sampler[EpochSamples]):
     """Batches that consist of the shares of `ranks` in rank order; each share is what DDP would give that rank.
 
     A DDP process passes its own rank, DataParallel and a single device pass all. Micro-batches are consecutive in a batch,
     each with its shares in rank order. `whole_only` omits a short last batch, if it is not the only one; an epoch begins at
-    `first_step`.
+    `first_step`. `ahead` holds the batches that are being loaded, in order.
     """
 
     def __init__(
@@ -138,6 +137,7 @@ class RankOrderBatchSampler(Sampler[list[int]]):
         self.whole_only = False
         self.epoch = 0
         self.first_step = 0
+        self.ahead: deque[EpochSamples] = deque()
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle for `epoch`, the same way on every rank."""
@@ -149,42 +149,25 @@ class RankOrderBatchSampler(Sampler[list[int]]):
         whole, rest = divmod(len(self._samplers[0]), self._batch_size)
         return whole if self.whole_only and whole else whole + (rest > 0)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[EpochSamples]:
+        self.ahead.clear()
         shares = [list(sampler) for sampler in self._samplers]
         for start in range(self.first_step * self._batch_size, len(self) * self._batch_size, self._batch_size):
             batch = [share[start : start + self._batch_size] for share in shares]
-            yield [index for part in by_micro_batches(batch, self._micro_batches) for index in part]
-
-
-class _BatchRequests(Sampler[EpochSamples]):
-    """A sampler's batches with their epoch, which loader workers do not know; `ahead` holds those being loaded, in order."""
-
-    def __init__(self, sampler: RankOrderBatchSampler) -> None:
-        self._sampler = sampler
-        self.ahead: deque[EpochSamples] = deque()
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __iter__(self) -> Iterator[EpochSamples]:
-        self.ahead.clear()
-        for samples in self._sampler:
-            self.ahead.append(EpochSamples(self._sampler.epoch, samples))
+            samples = [index for part in by_micro_batches(batch, self._micro_batches) for index in part]
+            self.ahead.append(EpochSamples(self.epoch, samples))  # loader workers do not know the epoch
             yield self.ahead[-1]
 
 
 class LoadedBatches:
     """A BatchStream from a DataLoader, epoch after epoch."""
 
-    def __init__(
-        self, loader: DataLoader[Any], sampler: RankOrderBatchSampler, requests: _BatchRequests, workers: int
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], sampler: RankOrderBatchSampler) -> None:
         self._loader = loader
         self._sampler = sampler
-        self._requests = requests
         self._iterator: Iterator[Batch] = iter(())
         self.steps_per_epoch = len(sampler)
-        self.loader_workers = workers
+        self.loader_workers = loader.num_workers
         self.epoch = -1
         self.samples: Sequence[int] = ()
 
@@ -193,7 +176,7 @@ class LoadedBatches:
         if batch is None:
             self.start_epoch(self.epoch + 1)
             batch = next(self._iterator)
-        self.samples = self._requests.ahead.popleft().samples
+        self.samples = self._sampler.ahead.popleft().samples
         inputs, targets = batch
         return inputs, targets
 
@@ -218,25 +201,20 @@ def open_stream(
 ) -> BatchStream:
     """The batches of one process of a cell; `rank` is 0 where one process feeds all devices."""
     ranks = range(rank, rank + 1) if cell.per_device else range(cell.devices)
+    parts = cell.options.accumulate
     if workload.data == "synthetic":
         make_batch = built.make_batch or functools.partial(random_batch, built)
         shares = [make_batch(workload.seed + share, cell.batch_size) for share in ranks]
-        batch = joined_batches(
-            shares, lambda parts: torch.cat(by_micro_batches(parts, cell.options.accumulate)).to(device)
-        )
-        steps = math.ceil(workload.samples / cell.global_batch_size)
+        batch = joined_batches(shares, lambda tensors: torch.cat(by_micro_batches(tensors, parts)).to(device))
         indices = [list(range(share * cell.batch_size, (share + 1) * cell.batch_size)) for share in ranks]
-        samples = [index for part in by_micro_batches(indices, cell.options.accumulate) for index in part]
-        return SyntheticBatches(batch, samples, steps)
+        samples = [index for part in by_micro_batches(indices, parts) for index in part]
+        return SyntheticBatches(batch, samples, math.ceil(workload.samples / cell.global_batch_size))
     images = training_images(workload, built, augment)
-    sampler = RankOrderBatchSampler(
-        images, cell.devices, ranks, cell.batch_size, workload.seed, cell.options.accumulate
-    )
-    requests = _BatchRequests(sampler)
+    sampler = RankOrderBatchSampler(images, cell.devices, ranks, cell.batch_size, workload.seed, parts)
     workers = loader_workers(workload, cell, rank)
     loader: DataLoader[Any] = DataLoader(
         images,
-        batch_sampler=cast(Any, requests),  # a loader passes on whatever its batch sampler yields
+        batch_sampler=cast(Any, sampler),  # a loader passes on whatever its batch sampler yields
         collate_fn=_whole_batch,
         num_workers=workers,
         pin_memory=workload.pin_memory,
@@ -244,7 +222,7 @@ def open_stream(
         worker_init_fn=_bind_to_parent if workers else None,
         generator=torch.Generator().manual_seed(workload.seed + rank),
     )
-    return LoadedBatches(loader, sampler, requests, workers)
+    return LoadedBatches(loader, sampler)
 
 
 def loader_workers(workload: Workload, cell: Cell, rank: int) -> int:
@@ -252,7 +230,7 @@ def loader_workers(workload: Workload, cell: Cell, rank: int) -> int:
     if workload.workers_total is None:
         return workload.workers
     whole, rest = divmod(workload.workers_total, cell.processes)
-    return whole + (1 if rank < rest else 0)
+    return whole + (rank < rest)
 
 
 def _whole_batch(batch: Any) -> Any:

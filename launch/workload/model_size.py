@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpscope.launch.workload.data_files import CIFAR_RESNET, GPTS, IMAGE_SHAPES, SMALL_RESNET
 from dpscope.profiling.records.config import Optimizer, Workload
@@ -55,18 +55,13 @@ def checked_model_size(workload: Workload, optimizer: Optimizer | None = None) -
     except MemoryError as error:
         raise DpscopeError(f"--model {workload.model}: this host does not have enough memory to build it") from error
     check_classes(workload, built)
-    if optimizer is not None and built.make_optimizer is not None:
-        _check_own_optimizer(workload.model, optimizer)
-    return size_of(built, IMAGE_SHAPES.get(workload.data))
-
-
-def _check_own_optimizer(model: str, requested: Optimizer) -> None:
-    for name in ("momentum", "weight_decay"):
-        if (value := getattr(requested, name)) != getattr(Optimizer(), name):
+    for name in ("momentum", "weight_decay") if optimizer is not None and built.make_optimizer is not None else ():
+        if (value := getattr(optimizer, name)) != getattr(Optimizer(), name):
             raise DpscopeError(
-                f"--{name.replace('_', '-')} {value:g} does nothing here: {model} has its own optimizer, which takes only "
-                "--lr; omit it"
+                f"--{name.replace('_', '-')} {value:g} does nothing here: {workload.model} has its own optimizer, which takes "
+                "only --lr; omit it"
             )
+    return size_of(built, IMAGE_SHAPES.get(workload.data))
 
 
 @contextmanager
@@ -96,10 +91,10 @@ def size_of(built: "BuiltModel", image_shape: tuple[int, ...] | None = None) -> 
     samples = 2  # batch norm does not take one
     try:
         with FlopCounterMode(display=False) as counter:
+            inputs: Any = torch.zeros(samples, *(image_shape or built.input_shape))
             if built.make_batch is not None:
-                called(model.to("meta"), mapped(lambda tensor: tensor.to("meta"), built.make_batch(0, samples)[0]))
-            else:
-                model.to("meta")(torch.zeros(samples, *(image_shape or built.input_shape), device="meta"))
+                inputs = built.make_batch(0, samples)[0]
+            called(model.to("meta"), mapped(lambda tensor: tensor.to("meta"), inputs))
     except Exception:  # the user's forward pass may need values
         return ModelSize(parameters=parameters, multiplications=None)
     return ModelSize(parameters=parameters, multiplications=counter.get_total_flops() // 2 // samples)

@@ -126,14 +126,8 @@ class Gpt(nn.Module):
         return logits
 
 
-def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy over all tokens of all samples."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def build_gpt(name: str) -> BuiltModel:
-    """The GPT of that name, with batches of random tokens."""
-    size = GPT_SIZES[name]
+def _gpt(size: GptSize) -> BuiltModel:
+    """A GPT with batches of random tokens; its loss is the mean cross entropy over all tokens of all samples."""
 
     def make_batch(seed: int, samples: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -145,7 +139,7 @@ def build_gpt(name: str) -> BuiltModel:
         input_shape=(size.context,),
         classes=size.vocabulary,
         make_batch=make_batch,
-        loss=next_token_loss,
+        loss=lambda logits, targets: functional.cross_entropy(logits.flatten(0, 1), targets.flatten()),
         tokens=size.context,
     )
 
@@ -182,7 +176,7 @@ def build_model(name: str) -> BuiltModel:
     if name == SMALL_RESNET:
         return BuiltModel(model=SmallResNet())
     if name in GPTS:
-        return build_gpt(name)
+        return _gpt(GPT_SIZES[name])
     return _users_model(name) if ":" in name else _torchvision_model(name)
 
 
@@ -202,19 +196,10 @@ def check_model(name: str) -> None:
         return
     if ":" in name:
         _user_function(name)
-    else:
-        _check_torchvision_name(name)
-
-
-def classification_models() -> list[str]:
-    """Names of torchvision's classification models."""
+        return
     from torchvision import models
 
-    return sorted(models.list_models(module=models))
-
-
-def _check_torchvision_name(name: str) -> None:
-    known = classification_models()
+    known = sorted(models.list_models(module=models))  # for classification
     if name not in known:
         close = nearest(name, [*OWN_MODELS, *known], most=3)
         hint = f"did you mean {', '.join(close)}? Otherwise" if close else f"{CIFAR_RESNET} is the default;"
@@ -227,7 +212,7 @@ def _check_torchvision_name(name: str) -> None:
 def _torchvision_model(name: str) -> BuiltModel:
     from torchvision import models
 
-    _check_torchvision_name(name)
+    check_model(name)
     # By default these two return auxiliary outputs in training.
     options = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
     model: nn.Module = models.get_model(name, weights=None, **options)
@@ -263,14 +248,11 @@ def _error_text(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} in {error.filename}, line {error.lineno}"
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    frames = traceback.extract_tb(error.__traceback__)
-    not_the_users = (__file__, importlib.__file__)
-    users = [
-        f"{text} in {one.filename}, line {one.lineno}"
-        for one in frames
-        if not (one.filename in not_the_users or one.filename.startswith("<frozen") or "site-packages" in one.filename)
+    others = (__file__, importlib.__file__, "<frozen", "site-packages")
+    frames = [
+        one for one in traceback.extract_tb(error.__traceback__) if not any(name in one.filename for name in others)
     ]
-    return users[-1] if users else text
+    return f"{text} in {frames[-1].filename}, line {frames[-1].lineno}" if frames else text
 
 
 def _users_model(name: str) -> BuiltModel:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpscope.launch.workload.input_pipeline import random_batch
@@ -48,48 +48,37 @@ def count_step_flops(built: BuiltModel, batch_size: int, amp: Amp, compiled: boo
     Matrix products, convolutions and attention count, with two FLOPs per multiply-add, as in torch.utils.flop_counter; the rest
     of a step is memory-bound. Attention counts in full, even if a mask omits half of it.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # takes 0.2 s to import, and only one repeat counts
+
     if compiled:
         return StepFlops(missing="compiled graphs are not counted")
+    make_batch = built.make_batch or functools.partial(random_batch, built)
     try:
         with torch.random.fork_rng(devices=[]):
-            total, convolutions, foreign = _counted(built, batch_size)
+            model = _on_meta(built.model).train()
+            inputs, targets = mapped(lambda tensor: tensor.to("meta"), make_batch(0, batch_size))
+            with FlopCounterMode(display=False) as counter, _Operators() as operators:
+                loss: Tensor = (built.loss or nn.functional.cross_entropy)(called(model, inputs), targets)
+                loss.backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
         return StepFlops(missing=f"the step does not run on shapes alone ({type(error).__name__}: {reason})")
-    if foreign:
-        return StepFlops(missing=f"operators that are not torch's are not counted: {', '.join(sorted(foreign))}")
+    if foreign := sorted(operators.foreign):
+        return StepFlops(missing=f"operators that are not torch's are not counted: {', '.join(foreign)}")
+    counts = counter.get_flop_counts()["Global"]
     return StepFlops(
-        total=total,
-        convolutions=convolutions,
+        total=counter.get_total_flops(),
+        convolutions=sum(count for operator, count in counts.items() if "convolution" in str(operator)),
         product_precision=_precision(amp, torch.backends.cuda.matmul),
         convolution_precision=_precision(amp, torch.backends.cudnn),
     )
 
 
-def _counted(built: BuiltModel, batch_size: int) -> tuple[int, int, set[str]]:
-    """All FLOPs, the convolutions' part of them, and operators that are not counted."""
-    from torch.utils.flop_counter import FlopCounterMode  # takes 0.2 s to import, and only one repeat counts
-
-    model = _on_meta(built.model).train()
-    make_batch = built.make_batch or functools.partial(random_batch, built)
-    inputs, targets = mapped(lambda tensor: tensor.to("meta"), make_batch(0, batch_size))
-    with FlopCounterMode(display=False) as counter, _Operators() as operators:
-        outputs = called(model, inputs)
-        loss: torch.Tensor = (built.loss or nn.functional.cross_entropy)(outputs, targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-    counts = counter.get_flop_counts()["Global"]
-    convolutions = sum(count for operator, count in counts.items() if "convolution" in str(operator))
-    return counter.get_total_flops(), convolutions, operators.foreign
-
-
 def _on_meta(model: nn.Module) -> nn.Module:
     """A copy of the model with its parameters and buffers on the meta device, without their values."""
-    held: dict[int, Any] = {}
-    for parameter in model.parameters():
-        empty = torch.empty_like(parameter, device="meta")
-        held[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        held[id(buffer)] = torch.empty_like(buffer, device="meta")
+    held: dict[int, Any] = {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
+    for one in model.parameters():
+        held[id(one)] = nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
     return copy.deepcopy(model, held)
 
 
@@ -117,17 +106,15 @@ def matmul_peak(amp: Amp) -> MatmulPeak:
     peak_tflops, best_side = 0.0, _SIDES[0]
     for side in _SIDES:
         first, second, product = (torch.full((side, side), 0.5, dtype=dtype) for _ in range(3))
-        torch.mm(first, second, out=product)
-        shortest_s = min(_product_s(first, second, product) for _ in range(_PRODUCTS))
+        took_s = []
+        for _ in range(_PRODUCTS + 1):
+            began_s = time.perf_counter()
+            torch.mm(first, second, out=product)
+            took_s.append(time.perf_counter() - began_s)
+        shortest_s = min(took_s[1:])
         tflops = 2 * side**3 / shortest_s / 1e12
         if tflops > peak_tflops:
             peak_tflops, best_side = tflops, side
         if shortest_s > _LONG_PRODUCT_S:
             break
     return MatmulPeak(peak_tflops, best_side, str(dtype).removeprefix("torch."), torch.get_num_threads())
-
-
-def _product_s(first: torch.Tensor, second: torch.Tensor, product: torch.Tensor) -> float:
-    began_s = time.perf_counter()
-    torch.mm(first, second, out=product)
-    return time.perf_counter() - began_s

@@ -7,7 +7,7 @@ inside DDP (torch 2.15), is compiled too.
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.profiling.instruments.trace_recorder import named_range
-from dpscope.profiling.records.matrix import CommHook, CompileMode
+from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
 from dpscope.profiling.records.run import Cell, CellOptions, Compilation, ShardedUnit
 from dpscope.profiling.records.strategies import (
@@ -65,15 +65,9 @@ def sharded_units(model: nn.Module, strategy: str) -> tuple[ShardedUnit, ...]:
         own = [one for one in model.get_submodule(name).parameters() if id(one) not in seen]
         seen.update(id(one) for one in own)
         if own:
-            units.append(
-                ShardedUnit(
-                    name=name,
-                    shapes=tuple(tuple(one.shape) for one in own),
-                    trained=tuple(one.requires_grad for one in own),
-                    element_bytes=tuple(one.element_size() for one in own),
-                    resharded=bool(name) and traits_of(strategy).reshards,
-                )
-            )
+            shapes, trained = (tuple(one.shape) for one in own), (one.requires_grad for one in own)
+            element_bytes, resharded = (one.element_size() for one in own), bool(name) and traits_of(strategy).reshards
+            units.append(ShardedUnit(name, tuple(shapes), tuple(trained), tuple(element_bytes), resharded))
     return tuple(units)
 
 
@@ -87,16 +81,8 @@ def shard_model(model: nn.Module, cell: Cell, device: torch.device) -> None:
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
     policy = MixedPrecisionPolicy(reduce_dtype=_REDUCED_IN[cell.options.comm_hook])
     reshard = None if cell.traits.reshards else False
-    for name in block_names(model):
+    for name in (*block_names(model), ""):
         fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-    fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-
-
-def replicated(model: nn.Module, device: torch.device) -> None:
-    """All-reduce a model's gradients in buckets, as DDP does, without a wrapping module; buffers are not synchronised."""
-    from torch.distributed._composable.replicate import replicate
-
-    replicate(model, device_id=device)
 
 
 def is_composed(model: nn.Module) -> bool:
@@ -144,14 +130,10 @@ def compile_model(model: nn.Module, cell: Cell) -> None:
     mode = cell.options.compile
     if mode == "off":
         return
-    for name in block_names(model) if cell.traits.sharded else ():
-        _compile_forward(model.get_submodule(name), mode)
-    _compile_forward(model, mode)
-
-
-def _compile_forward(module: nn.Module, mode: CompileMode) -> None:
     how: dict[str, Any] = {"backend": mode} if mode == "aot_eager" else {"mode": mode}
-    module.forward = torch.compile(_with_unique_code(module.forward), **how)
+    for name in (*(block_names(model) if cell.traits.sharded else ()), ""):
+        module = model.get_submodule(name)
+        module.forward = torch.compile(_with_unique_code(module.forward), **how)
 
 
 def _with_unique_code(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,23 +170,21 @@ _DataParallel: Any = nn.DataParallel
 class NamedDataParallel(_DataParallel):  # type: ignore[misc]
     """`nn.DataParallel` with its four phases named in the trace."""
 
-    def scatter(
-        self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[int | torch.device]
-    ) -> Any:
+    def scatter(self, *arguments: Any) -> Any:
         with named_range(SCATTER):
-            return super().scatter(inputs, kwargs, device_ids)
+            return super().scatter(*arguments)
 
-    def replicate(self, module: nn.Module, device_ids: Sequence[int | torch.device]) -> Any:
+    def replicate(self, *arguments: Any) -> Any:
         with named_range(REPLICATE):
-            return super().replicate(module, device_ids)
+            return super().replicate(*arguments)
 
-    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> Any:
+    def parallel_apply(self, *arguments: Any) -> Any:
         with named_range(PARALLEL_APPLY):
-            return super().parallel_apply(replicas, inputs, kwargs)
+            return super().parallel_apply(*arguments)
 
-    def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
+    def gather(self, *arguments: Any) -> Any:
         with named_range(GATHER):
-            return super().gather(outputs, output_device)
+            return super().gather(*arguments)
 
 
 def reduce_in_bf16(state: Any, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
@@ -224,8 +204,10 @@ _PLAIN_POWERSGD_STEPS = 3  # DDP rebuilds its buckets in the first; all are over
 def wrap_for(model: nn.Module, cell: Cell, device: torch.device) -> nn.Module:
     """Compile and wrap a model, already on `device`, this process's first one, for a cell; FSDP and `replicate` work in place."""
     compile_model(model, cell)
-    if cell.strategy == "replicate":
-        replicated(model, device)
+    if cell.strategy == "replicate":  # gradients are reduced in buckets, as by DDP; buffers are not synchronised
+        from torch.distributed._composable.replicate import replicate
+
+        replicate(model, device_id=device)
     elif cell.traits.sharded:
         shard_model(model, cell, device)
     else:
@@ -268,30 +250,34 @@ def wrap(
 def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -> DistributedDataParallel:
     # Passed only if requested: torch 2.15 warns about the argument, and torch 2.8 has no other name for it.
     buffers: dict[str, Any] = {} if options.broadcast_buffers == "on" else {"broadcast_buffers": False}
+    bucket_mb = options.bucket_mb
+    if (
+        options.overlap == "off"
+    ):  # DDP closes a bucket when it reaches its capacity: one above the size of all gradients
+        trained = (one for one in model.parameters() if one.requires_grad)
+        bucket_mb = math.ceil(sum(one.numel() * one.element_size() for one in trained) / MIB) + 1
     wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
-        bucket_cap_mb=_all_in_one_mb(model) if options.overlap == "off" else options.bucket_mb,
+        bucket_cap_mb=bucket_mb,
         gradient_as_bucket_view=options.gradient_as_bucket_view == "on",
         static_graph=options.static_graph == "on",
         **buffers,
         **_further_arguments(options, device),
     )
+    state = None
+    if (
+        options.comm_hook == "powersgd"
+    ):  # torch's defaults: error feedback, no compression of what shrinks by less than half
+        state = PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=POWERSGD_RANK,
+            start_powerSGD_iter=_PLAIN_POWERSGD_STEPS,
+            min_compression_rate=POWERSGD_LEAST_COMPRESSION,
+        )
     if options.comm_hook != "none":
-        wrapped.register_comm_hook(_hook_state(options), _HOOKS[options.comm_hook])
+        wrapped.register_comm_hook(state, _HOOKS[options.comm_hook])
     return wrapped
-
-
-def _hook_state(options: CellOptions) -> PowerSGDState | None:
-    """PowerSGD with torch's defaults: rank 1, error feedback, no compression of what shrinks by less than half."""
-    if options.comm_hook != "powersgd":
-        return None
-    return PowerSGDState(
-        process_group=None,
-        matrix_approximation_rank=POWERSGD_RANK,
-        start_powerSGD_iter=_PLAIN_POWERSGD_STEPS,
-        min_compression_rate=POWERSGD_LEAST_COMPRESSION,
-    )
 
 
 def _further_arguments(options: CellOptions, device: torch.device) -> dict[str, Any]:
@@ -314,8 +300,3 @@ def _further_arguments(options: CellOptions, device: torch.device) -> dict[str, 
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[arguments["mixed_precision"]]
         arguments["mixed_precision"] = _MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
     return arguments
-
-
-def _all_in_one_mb(model: nn.Module) -> int:
-    """A bucket capacity above the size of all gradients: DDP closes a bucket when it reaches its capacity."""
-    return math.ceil(sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad) / MIB) + 1

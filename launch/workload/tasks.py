@@ -49,45 +49,40 @@ def model_from_dictionary(name: str, made: Mapping[str, Any]) -> BuiltModel:
             raise DpscopeError(f"{function}: {key} is of type {type(made[key]).__name__}; give a function")
     if made.get("make_batch") is None and made.get("loss") is not None:
         raise DpscopeError(f"{function}: a custom loss needs make_batch, which provides its targets; add make_batch")
-    shape, classes, tokens = (made.get(key) for key in ("input_shape", "classes", "tokens"))
-    built = BuiltModel(
-        model=made["module"],
-        input_shape=(3, 32, 32) if shape is None else checked_shape(function, shape),
-        classes=10 if classes is None else checked_count(function, "classes", classes),
-        make_batch=made.get("make_batch"),
-        loss=made.get("loss"),
-        make_optimizer=made.get("optimizer"),
-        tokens=None if tokens is None else checked_count(function, "tokens", tokens),
-    )
-    if built.make_batch is not None:
-        _check_batch(function, built.make_batch)
-    return built
+    numbers: dict[str, Any] = {
+        name: checked_count(function, name, made[name]) for name in ("classes", "tokens") if made.get(name) is not None
+    }
+    if made.get("input_shape") is not None:
+        numbers["input_shape"] = checked_shape(function, made["input_shape"])
+    make_batch, loss, optimizer = (made.get(key) for key in ("make_batch", "loss", "optimizer"))
+    if make_batch is not None:
+        _check_batch(function, make_batch)
+    return BuiltModel(made["module"], make_batch=make_batch, loss=loss, make_optimizer=optimizer, **numbers)
 
 
 def checked_shape(function: str, value: object) -> tuple[int, ...]:
     """A sample's shape from a user's function; raises DpscopeError unless it consists of positive whole numbers."""
-    sizes = [_whole(one) for one in value] if isinstance(value, tuple | list) else []
-    known = tuple(one for one in sizes if one is not None)
-    if not sizes or len(known) < len(sizes):
+    sizes = tuple(_whole(one) for one in value) if isinstance(value, tuple | list) else ()
+    if not all(sizes) or not sizes:
         raise DpscopeError(
             f"{function}: input_shape is {_shown(value)}; give the shape of a sample without the batch, such as (3, 32, 32)"
         )
-    return known
+    return sizes
 
 
 def checked_count(function: str, key: str, value: object) -> int:
     """A number from a user's function; raises DpscopeError unless it is a whole number of at least 1."""
-    if (count := _whole(value)) is None:
+    if not (count := _whole(value)):
         raise DpscopeError(f"{function}: {key} is {_shown(value)}; give a whole number, 1 or more")
     return count
 
 
-def _whole(value: object) -> int | None:
+def _whole(value: object) -> int:
+    """A positive whole number of any type; 0 for another value."""
     try:
-        count = operator.index(value)  # type: ignore[arg-type]
+        return 0 if isinstance(value, bool) else max(0, operator.index(value))  # type: ignore[arg-type]
     except TypeError:
-        return None
-    return count if count > 0 and not isinstance(value, bool) else None
+        return 0
 
 
 def _shown(value: object) -> str:

@@ -4,6 +4,7 @@ The timed pass runs it, so it does little besides training; benchmarks/timed_pas
 (docs/measures.md).
 """
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -54,14 +55,20 @@ class TrainStep:
         self._graph: Tensor | None = None
         self._micro_batching = micro_batching
         self._composed = is_composed(model)
+        is_ddp = isinstance(model, DistributedDataParallel)
+        # Whether DDP's reducer reduces the gradients, under DDP or `replicate`.
+        self._reduces_in_buckets = is_ddp or (self._composed and not is_sharded(model))
         static_graph = bool(getattr(model, "static_graph", False))
         # DDP learns a static graph from its first backward pass, which therefore must reduce, and then waits only for the
         # gradients of that pass.
-        self._graph_to_learn = isinstance(model, DistributedDataParallel) and static_graph
+        self._graph_to_learn = is_ddp and static_graph
         self._needs_all_gradients = self._reduces_in_buckets and not static_graph
         self._device = device
         self._loss = (built.loss if built is not None else None) or nn.functional.cross_entropy
-        self.optimizer = _optimizer(model, optimizer, built)
+        make = (built.make_optimizer if built is not None else None) or functools.partial(
+            torch.optim.SGD, momentum=optimizer.momentum, weight_decay=optimizer.weight_decay
+        )
+        self.optimizer = make(model.parameters(), optimizer.learning_rate)
         # Only fp16's range is short enough to need its gradients scaled.
         self.scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
         self._scaled = self.scaler.is_enabled()
@@ -77,7 +84,11 @@ class TrainStep:
         if self._micro_batching.count == 1:
             loss = self._add_gradients(inputs, targets)
         else:
-            loss = self._add_parts(self._micro_batching.cut(inputs, targets), samples)
+            losses, parts = [], self._micro_batching.cut(inputs, targets)
+            for index, part in enumerate(parts):
+                with nullcontext() if index == len(parts) - 1 else self._without_reduction():
+                    losses.append(self._add_gradients(*part, batch_size(part[0]) / samples))
+            loss = torch.stack(losses).sum()
         self._check_gradients()
         self._graph_to_learn = False
         with named_range(OPTIMIZER):
@@ -106,14 +117,6 @@ class TrainStep:
             self._check_gradients()
             self.optimizer.zero_grad(set_to_none=True)
         self._graph_to_learn = False
-
-    def _add_parts(self, parts: list[tuple[Any, Any]], samples: int) -> Tensor:
-        """Forward and backward of each micro-batch in turn; returns the whole batch's mean loss."""
-        losses = []
-        for index, (inputs, targets) in enumerate(parts):
-            with nullcontext() if index == len(parts) - 1 else self._without_reduction():
-                losses.append(self._add_gradients(inputs, targets, batch_size(inputs) / samples))
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _add_gradients(self, inputs: Any, targets: Any, weight: float = 1.0) -> Tensor:
         """Forward and backward of a part of the batch; returns its share of the batch's mean loss."""
@@ -151,25 +154,10 @@ class TrainStep:
             return self.model.no_sync()
         return unreduced(self.model) if self._composed else nullcontext()
 
-    @property
-    def _reduces_in_buckets(self) -> bool:
-        """Whether DDP's reducer reduces the gradients, under DDP or `replicate`."""
-        ddp = isinstance(self.model, DistributedDataParallel)
-        return ddp or (self._composed and not is_sharded(self.model))
-
 
 def _in_full(tensor: Tensor) -> Tensor:
     """A tensor in half precision as single precision, in which losses are computed."""
     return tensor.float() if tensor.dtype in _HALVES else tensor
-
-
-def _optimizer(model: nn.Module, settings: Optimizer, built: BuiltModel | None) -> torch.optim.Optimizer:
-    """The model's own optimizer with the requested learning rate, else SGD."""
-    if built is not None and built.make_optimizer is not None:
-        return built.make_optimizer(model.parameters(), settings.learning_rate)
-    return torch.optim.SGD(
-        model.parameters(), lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
 
 
 def with_precision(model: nn.Module, amp: str, device: torch.device) -> nn.Module:

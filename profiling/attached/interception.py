@@ -11,7 +11,6 @@ from torch._compile import _disable_dynamo
 from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
 from dpscope.profiling.attached.settings import BACKWARDS_WITHOUT_STEP
 
@@ -23,12 +22,7 @@ class Patch:
     """A function of a torch class or module that calls `before` and `after` with its own arguments until `stop`."""
 
     def __init__(
-        self,
-        owner: Any,
-        name: str,
-        *,
-        before: Callable[..., None] | None = None,
-        after: Callable[..., None] | None = None,
+        self, owner: Any, name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
     ) -> None:
         original = vars(owner)[name]
         self._active = True
@@ -67,9 +61,8 @@ class ModuleCalls:
     def __init__(self) -> None:
         # Keyed by the exact class: a subclass reports only its own modules.
         self._listeners: dict[type[nn.Module], dict[int, CallListener]] = {}
-        self._calls: dict[
-            type[nn.Module], tuple[object, object]
-        ] = {}  # the class's new `__call__` and its original or None
+        # Of each class its new `__call__`, and the original or None.
+        self._calls: dict[type[nn.Module], tuple[object, object]] = {}
 
     def add(self, module: nn.Module, listener: CallListener) -> None:
         """Call `listener` with the module and its arguments; the module must live until it is removed."""
@@ -125,23 +118,13 @@ def _hide_caller(error: BaseException) -> None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
-class BackwardCount:
-    """Counts backward passes. Calls `on_limit` once after BACKWARDS_WITHOUT_STEP passes, unless it was stopped before."""
+class BackwardCount(Patch):
+    """Counts backward passes until it is stopped. Calls `on_limit` after BACKWARDS_WITHOUT_STEP passes, and counts no more."""
 
     def __init__(self, on_limit: Callable[[], None]) -> None:
         self.count = 0
         self._on_limit = on_limit
-        self._patch: Patch | None = None
-
-    def listen(self) -> None:
-        """Start to count."""
-        self._patch = Patch(torch.autograd, "backward", after=self._count)
-
-    def stop(self) -> None:
-        """Count no further passes."""
-        if self._patch is not None:
-            self._patch.stop()
-            self._patch = None
+        super().__init__(torch.autograd, "backward", after=self._count)
 
     def _count(self, *args: Any, **kwargs: Any) -> None:
         self.count += 1
@@ -151,48 +134,34 @@ class BackwardCount:
 
 
 class OptimizerHook:
-    """Calls a function after each step of any optimizer."""
+    """Calls a function, which must be a plain one, after each step of any optimizer."""
 
-    def __init__(self) -> None:
-        self._hook: RemovableHandle | None = None
-
-    def listen(self, listener: StepListener) -> None:
-        """Call `listener`, which must be a plain function, from now on."""
+    def __init__(self, listener: StepListener) -> None:
         # A compiled optimizer calls the hook after its graph, not within it. torch's private decorator loads the compiler when
         # it is first called, after optimizers have loaded it anyway; the public one loads it at once.
         self._hook = register_optimizer_step_post_hook(_disable_dynamo(listener))
 
     def stop_within_step(self) -> None:
         """Stop from within the listener: while torch iterates over its hooks, an entry can be replaced but not removed."""
-        table = self._hook.hooks_dict_ref() if self._hook is not None else None
-        if self._hook is not None and table and self._hook.id in table and next(reversed(table)) != self._hook.id:
+        table = self._hook.hooks_dict_ref()
+        if table and self._hook.id in table and next(reversed(table)) != self._hook.id:
             table[self._hook.id] = lambda optimizer, args, kwargs: None
         else:
             self.stop()
 
     def stop(self) -> None:
         """Stop, outside of an optimizer's step."""
-        if self._hook is not None:
-            self._hook.remove()
+        self._hook.remove()
 
 
-class ProfilerWatch:
+class ProfilerWatch(Patch):
     """Detects a profiler that the script constructs: two cannot record at the same time. `before` is called first."""
 
     def __init__(self) -> None:
         self.seen = False
         self.before: Callable[[], None] = lambda: None
         self._ignored = False
-        self._patch: Patch | None = None
-
-    def listen(self) -> None:
-        """Detect profilers from now on."""
-        self._patch = Patch(profiler.profile, "__init__", before=self._constructed)
-
-    def stop(self) -> None:
-        """Restore torch's class."""
-        if self._patch is not None:
-            self._patch.stop()
+        super().__init__(profiler.profile, "__init__", before=self._constructed)
 
     @contextmanager
     def ignored(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import importlib.metadata
+import itertools
 import os
 import time
 import uuid
@@ -22,7 +23,7 @@ from dpscope.profiling.machine.environment import collect_environment, machine_f
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import ResolvedConfig, ResolvedMeasurement, Workload
 from dpscope.profiling.records.matrix import ResolvedMatrix
-from dpscope.profiling.records.run import SCHEMA_VERSION, Cell, CellResult, Manifest, PlannedCell, RankResult
+from dpscope.profiling.records.run import SCHEMA_VERSION, Cell, CellResult, Manifest, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import (
@@ -37,46 +38,40 @@ from dpscope.profiling.store.folders import (
 _NAME_KEY = "dpscope/attached"
 _COUNT_KEY = "dpscope/attached/processes"
 _MAX_WAIT_S = 10.0  # for processes that never communicate, and so need not begin together
-# one file per process, which holds a lock on it: the system releases it however the process ends
-_LOCK_PREFIX = "running_"
+_LOCK_PREFIX = (
+    "running_"  # a file per process, which holds a lock on it: the system releases it however the process ends
+)
 
 
 @dataclass(frozen=True)
 class Place:
-    """This process's place among the processes that train together."""
+    """This process's place among the processes that train together, and what they communicate with."""
 
     rank: int
     local_rank: int
     world_size: int
     node: int
     nodes: int = 1  # hosts of the job, as set by torchrun
-
-
-@dataclass(frozen=True)
-class Transport:
-    """What the processes of a job communicate with; None for a process that trains alone."""
-
-    backend: str | None = None
+    backend: str | None = None  # None for a process that trains alone
     nccl_engine: str | None = None  # the class of torch's process group, on GPUs
 
 
-def current_place() -> Place | None:
-    """The place in the script's process group; None for several processes without one, each of which trains alone."""
+def current_place(device: torch.device) -> Place | None:
+    """The place in the script's process group; None for several processes without one, each of which trains alone.
+
+    Must be called before the script destroys its process group.
+    """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     node = int(os.environ.get("GROUP_RANK", "0"))
-    if distributed.is_available() and distributed.is_initialized():
-        nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
-        return Place(distributed.get_rank(), local_rank, distributed.get_world_size(), node, nodes)
-    return Place(0, local_rank, 1, node) if int(os.environ.get("WORLD_SIZE", "1")) == 1 else None
-
-
-def transport_of(place: Place, device: torch.device) -> Transport:
-    """Must be called before the script destroys its process group."""
-    if place.world_size == 1:
-        return Transport()
-    group = distributed.distributed_c10d._get_default_group()
-    engine = type(group._get_backend(device)).__name__ if device.type == "cuda" else None
-    return Transport(str(distributed.get_backend()), engine)
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return Place(0, local_rank, 1, node) if int(os.environ.get("WORLD_SIZE", "1")) == 1 else None
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+    backend = engine = None
+    if (world_size := distributed.get_world_size()) > 1:
+        backend = str(distributed.get_backend())
+        group = distributed.distributed_c10d._get_default_group()
+        engine = type(group._get_backend(device)).__name__ if device.type == "cuda" else None
+    return Place(distributed.get_rank(), local_rank, world_size, node, nodes, backend, engine)
 
 
 def join_job(place: Place) -> str:
@@ -141,7 +136,8 @@ class HeldFolder:
         for path in (self._path, *self._traces):
             path.unlink(missing_ok=True)
         for path in (*(one.parent for one in self._traces), self._path.parent, *self._made):
-            _remove_if_empty(path)
+            with contextlib.suppress(OSError):  # not empty, or not there
+                path.rmdir()
 
 
 def remove_unfinished_jobs(out: Path) -> None:
@@ -150,7 +146,8 @@ def remove_unfinished_jobs(out: Path) -> None:
         locks = list(path.glob(f"{_LOCK_PREFIX}*"))
         if locks and not path.is_symlink() and not any(_is_held(lock) for lock in locks):
             remove_written(out, path)
-            _remove_if_empty(path)
+            with contextlib.suppress(OSError):  # it holds files of others
+                path.rmdir()
 
 
 def _is_held(lock: Path) -> bool:
@@ -167,28 +164,24 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
-def _remove_if_empty(path: Path) -> None:
-    if path.is_dir() and not any(path.iterdir()):
-        path.rmdir()
-
-
 @dataclass(frozen=True)
 class SavedPart:
     """What a process needs to finish its job after it has saved its files."""
 
+    folder: RepeatFolder  # of the job
     settings: AttachSettings
     world_size: int
     device_type: Literal["cuda", "cpu"]
     model: str  # the class of the model
 
 
-def finish_job(folder: RepeatFolder, part: SavedPart) -> bool:
+def finish_job(part: SavedPart) -> bool:
     """If every process has saved, make their folder a repeat of its cell and enter the cell into the manifest.
 
     Every process calls this after it has saved. If several see all files, the first to rename the folder finishes the job: some
     file systems have no locks, or only locks within one host. Returns whether all have saved.
     """
-    run = RunFolder(part.settings.out)
+    run, folder = RunFolder(part.settings.out), part.folder
     whole = RepeatFolder(folder.path.with_name(f"{folder.path.name}-whole"))
     with _locked(run.path / CELLS_NAME):
         try:
@@ -204,7 +197,7 @@ def finish_job(folder: RepeatFolder, part: SavedPart) -> bool:
             return True  # another process finishes it
         try:
             cell = ranks[0].attached.cell
-            write_json(run.manifest_path, _manifest_with(run, cell, ranks[0], part))
+            write_json(run.manifest_path, _manifest_with(run, cell, ranks[0].threads, part))
             for lock in whole.path.glob(f"{_LOCK_PREFIX}*"):
                 lock.unlink(missing_ok=True)
             duration_s = max(block.duration_s for rank in ranks for block in rank.blocks)
@@ -229,10 +222,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _move_to_repeat(run: RunFolder, cell: Cell, duration_s: float, whole: RepeatFolder) -> None:
     """Make a folder the cell's next repeat; if another job takes the same number first, try the next."""
-    while True:
-        repeat = _free_repeat(run, cell)
-        write_json(whole.result_path, CellResult(cell=cell, repeat=repeat, status="ok", duration_s=duration_s))
+    for repeat in itertools.count():
         target = run.repeat(cell, repeat).path
+        if target.exists():
+            continue
+        write_json(whole.result_path, CellResult(cell=cell, repeat=repeat, status="ok", duration_s=duration_s))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.rename(whole.path, target)
@@ -242,20 +236,14 @@ def _move_to_repeat(run: RunFolder, cell: Cell, duration_s: float, whole: Repeat
                 raise
 
 
-def _free_repeat(run: RunFolder, cell: Cell) -> int:
-    repeat = 0
-    while run.repeat(cell, repeat).path.exists():
-        repeat += 1
-    return repeat
-
-
-def _manifest_with(run: RunFolder, cell: Cell, rank: RankResult, part: SavedPart) -> Manifest:
+def _manifest_with(run: RunFolder, cell: Cell, threads: int, part: SavedPart) -> Manifest:
     """The run's manifest, or a new one, with this cell in its plan."""
-    manifest = run.manifest() if is_run_folder(run.path) else _new_manifest(cell, rank, part)
-    planned = PlannedCell(cell=cell)
-    if planned in manifest.plan:
+    manifest = run.manifest() if is_run_folder(run.path) else _new_manifest(cell, threads, part)
+    plan = sorted(
+        {*manifest.plan, PlannedCell(cell=cell)}, key=lambda one: (one.cell.batch_size, one.cell.devices, one.cell.name)
+    )
+    if len(plan) == len(manifest.plan):
         return manifest
-    plan = sorted({*manifest.plan, planned}, key=lambda one: (one.cell.batch_size, one.cell.devices, one.cell.name))
     matrix = ResolvedMatrix(
         devices=tuple({one.cell.devices for one in plan}), batch_sizes=tuple({one.cell.batch_size for one in plan})
     )
@@ -263,24 +251,24 @@ def _manifest_with(run: RunFolder, cell: Cell, rank: RankResult, part: SavedPart
     return msgspec.structs.replace(manifest, config=config, plan=tuple(plan))
 
 
-def _new_manifest(cell: Cell, rank: RankResult, part: SavedPart) -> Manifest:
-    on_cuda, settings, kind = part.device_type == "cuda", part.settings, part.device_type
-    environment = collect_environment(open_nvml() if on_cuda else None, on_gpus=on_cuda, code=settings.code)
-    windows = ResolvedMeasurement(
-        warmup_steps=settings.warmup_steps, steps=settings.steps, traced_steps=settings.traced_steps, repeats=1
-    )
-    config = ResolvedConfig(
-        workload=Workload(device=kind, model=part.model),
-        measurement=windows,
-        matrix=ResolvedMatrix(devices=(cell.devices,), batch_sizes=(cell.batch_size,)),
+def _new_manifest(cell: Cell, threads: int, part: SavedPart) -> Manifest:
+    settings, kind = part.settings, part.device_type
+    environment = collect_environment(
+        open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda", code=settings.code
     )
     return Manifest(
         schema_version=SCHEMA_VERSION,
         dpscope_version=importlib.metadata.version("dpscope"),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        config=config,
+        config=ResolvedConfig(
+            workload=Workload(device=kind, model=part.model),
+            measurement=ResolvedMeasurement(
+                warmup_steps=settings.warmup_steps, steps=settings.steps, traced_steps=settings.traced_steps, repeats=1
+            ),
+            matrix=ResolvedMatrix(devices=(cell.devices,), batch_sizes=(cell.batch_size,)),
+        ),
         device_type=kind,
-        threads_per_process=rank.threads,
+        threads_per_process=threads,
         environment=environment,
         plan=(),
         script=settings.script,

@@ -26,21 +26,6 @@ class StepCalls:
     each: list[int]  # samples of each training call (with gradients, in training mode), such as one per micro-batch
     other: int  # calls without gradients in evaluation mode, as in a validation loop
 
-    @property
-    def training(self) -> int:
-        """The number of training calls."""
-        return len(self.each)
-
-    @property
-    def samples(self) -> int:
-        """Samples of the training calls."""
-        return sum(self.each)
-
-    @property
-    def first_samples(self) -> int:
-        """Samples of the first training call, 0 without one."""
-        return self.each[0] if self.each else 0
-
 
 class ModelCalls:
     """Counts the calls of the modules that it watches, except for calls that torch.compile traces."""
@@ -70,12 +55,10 @@ class ModelCalls:
         """Count the calls of these modules, none of which is part of another."""
         for module in modules:
             self._watched[id(module)] = module
+            called = module
             if isinstance(module, DistributedDataParallel) and self._on_training is None:
-                self._hooks.add(
-                    module.module, self._called
-                )  # DDP calls it once per call; a validation may call it directly
-            else:
-                self._hooks.add(module, self._called)
+                called = module.module  # DDP calls it once per call; a validation may call it directly
+            self._hooks.add(called, self._called)
             for inside in _wrapped_in(module):
                 if inside not in self._hooks:
                     self._hooks.add(inside, self._called_inside)
@@ -109,8 +92,11 @@ class ModelCalls:
                 if len(self._checksums) < _INPUTS:
                     self._checksums.append(_checksum((args, kwargs)))
             first = args[0] if args else next(iter(kwargs.values()), None)
-            simple = type(first) is Tensor and first.dim() and first.size(0)
-            self._step.each.append(simple or _first_dimension((args, kwargs)) or 0)
+            if type(first) is Tensor and first.dim():
+                self._step.each.append(first.size(0))
+            else:
+                tensor = _first_tensor((args, kwargs))
+                self._step.each.append(0 if tensor is None else tensor.size(0))
 
     def _called_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not is_grad_enabled():  # validations often call the wrapped module
@@ -127,22 +113,12 @@ class ModelCalls:
             self._before = self._on_training
 
 
-def _first_dimension(value: object) -> int | None:
-    tensor = _first_tensor(value)
-    return int(tensor.shape[0]) if tensor is not None else None
-
-
 def _first_tensor(value: object) -> Tensor | None:
     """The first tensor with a dimension in nested tuples, lists and dictionaries."""
     if isinstance(value, Tensor):
         return value if value.dim() else None
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list):
-        for one in value:
-            if (found := _first_tensor(one)) is not None:
-                return found
-    return None
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
 
 
 def _checksum(inputs: object) -> int | None:

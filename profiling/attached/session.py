@@ -7,11 +7,11 @@ import signal
 import socket
 import threading
 import traceback
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
 from dpscope.profiling.attached.interception import BackwardCount, OptimizerHook, ProfilerWatch
@@ -24,11 +24,11 @@ from dpscope.profiling.attached.job import (
     join_job,
     missing_processes,
     remove_unfinished_jobs,
-    transport_of,
 )
 from dpscope.profiling.attached.model_calls import inner_module
-from dpscope.profiling.attached.recorder import Observed, model_name, save_process
+from dpscope.profiling.attached.recorder import Observed, save_process
 from dpscope.profiling.attached.settings import (
+    SETTLING_STEPS,
     AttachSettings,
     no_group,
     no_optimizer,
@@ -36,11 +36,9 @@ from dpscope.profiling.attached.settings import (
     resumed_hint,
     started_alone,
 )
-from dpscope.profiling.attached.warm_up import WarmUp
-from dpscope.profiling.attached.windows import CountedWindow, SettlingWindow, TimedWindow, TracedWindow, Window
+from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp, Window
 from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
-from dpscope.profiling.store.folders import RepeatFolder
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _MAX_SAVING_S = 5.0  # after which the process ends in any case; torchrun waits 30 s
@@ -58,13 +56,10 @@ class EndingSignals:
         self._process_id = os.getpid()
         self._handled: list[signal.Signals] = []
         self._sockets: tuple[socket.socket, socket.socket] | None = None
-
-    def listen(self) -> None:
-        """Handle signals from now on; outside the main thread, where Python allows no handlers, do nothing."""
-        if not _is_main_thread():
+        if not _is_main_thread():  # where alone Python allows handlers
             return
-        self._sockets = socket.socketpair()
-        self._sockets[1].setblocking(False)
+        self._sockets = reading, writing = socket.socketpair()
+        writing.setblocking(False)
         self._install()
         if not self._handled:
             self._close()
@@ -72,7 +67,6 @@ class EndingSignals:
         # A child would report its signals to this process. A fork from the main thread removes the handlers beforehand; another
         # thread cannot, but becomes the main thread of the child that it forks.
         os.register_at_fork(before=self._restore, after_in_parent=self._install, after_in_child=self._restore)
-        reading = self._sockets[0]
         threading.Thread(target=self._watch, args=(reading,), name="dpscope signals", daemon=True).start()
 
     def stop(self) -> None:
@@ -120,18 +114,14 @@ class EndingSignals:
         with contextlib.suppress(OSError):
             while number := reading.recv(1):
                 if number[0] in self._handled and signal.getsignal(number[0]) == self._arrived:
-                    self._end(number[0])
-
-    def _end(self, number: int) -> None:
-        late = threading.Timer(_MAX_SAVING_S, _end_by, (number,))
-        late.daemon = True
-        late.start()
-        self._ended(f"{signal.Signals(number).name} ended the script")
-        _end_by(number)
+                    late = threading.Timer(_MAX_SAVING_S, _end_by, (number[0],))
+                    late.daemon = True
+                    late.start()
+                    self._ended(f"{signal.Signals(number[0]).name} ended the script")
+                    _end_by(number[0])
 
 
 def _is_main_thread() -> bool:
-    """Only there can handlers be set."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -147,7 +137,8 @@ _COMPLETE = "measured completely"
 class Session:
     """Measures the process in which it is constructed. Call `step_ended` at the end of each step and `close` at the script's end.
 
-    An error in dpscope is reported in one line, and the script continues unmeasured.
+    It observes optimizers, wrapped models, profilers and signals from its construction on. An error in dpscope is reported in
+    one line, and the script continues unmeasured.
     """
 
     def __init__(self, settings: AttachSettings, note: Callable[[str], None]) -> None:
@@ -156,40 +147,32 @@ class Session:
         self._settings = settings
         self._note = note
         self._process_id = os.getpid()
-        _leave_forked_children(weakref.ref(self))
-        self._wrappers = WrapperLog()
-        self._profiler_watch = ProfilerWatch()
-        self._signals = EndingSignals(self._ended_by_signal)
-        self._warm_up = WarmUp(settings, self._wrappers, self.step_ended)
-        self._backwards = BackwardCount(self._no_optimizer)
-        self._optimizer_hook = OptimizerHook()
         self._observed: Observed | None = None
-        self._folder: RepeatFolder | None = None
         self._held: HeldFolder | None = None
+        self._windows: Iterator[Window] = iter(())
         self._window: Window | None = None
         self._part: SavedPart | None = None
         self._over = False
         self._steps = 0  # of the script, warm-up and windows
         self._working = threading.Lock()  # a signal's thread saves between two steps
-
-    def listen(self) -> None:
-        """Start to observe optimizers, wrapped models, profilers and signals."""
         if os.environ.get("RANK", "0") == "0":
-            remove_unfinished_jobs(self._settings.out)
-        self._wrappers.listen()
-        self._profiler_watch.listen()
-        self._signals.listen()
-        by_optimizer = self._settings.steps_by == "optimizer"
+            remove_unfinished_jobs(settings.out)
+        by_optimizer = settings.steps_by == "optimizer"
 
         def stepped(optimizer: Optimizer, args: object, kwargs: object) -> None:
             self._backwards.stop()
             if not self._over and self._warm_up.is_first(optimizer) and by_optimizer:
                 self.step_ended()
 
-        self._optimizer_hook.listen(stepped)
-        if by_optimizer:
-            self._backwards.listen()
-        self._warm_up.listen()
+        os.register_at_fork(after_in_child=self._leave_to_parent)  # a check in each step would cost a system call
+        self._wrappers = WrapperLog()
+        self._profiler_watch = ProfilerWatch()
+        self._signals = EndingSignals(self._ended_by_signal)
+        self._optimizer_hook = OptimizerHook(stepped)
+        self._backwards = BackwardCount(lambda: self._note_first(no_optimizer()))
+        if not by_optimizer:
+            self._backwards.stop()
+        self._warm_up = WarmUp(settings, self._wrappers, self.step_ended)
 
     def step_called(self) -> None:
         """End a step of a `watch_steps` loop, with `--steps-by call`."""
@@ -218,14 +201,14 @@ class Session:
                     self._finish(how)
                 elif self.incomplete is not None:  # printed at the end, as the last line
                     self._note(self.incomplete)
-                elif self._part is not None and self._folder is not None:
-                    finish_job(self._folder, self._part)  # the other processes' files may have become visible late
+                elif self._part is not None:
+                    finish_job(self._part)  # the other processes' files may have become visible late
             except Exception as error:
                 self._give_up(error)
         self._optimizer_hook.stop()
         self._backwards.stop()
 
-    def leave_to_parent(self) -> None:
+    def _leave_to_parent(self) -> None:
         """Measure nothing in a child that the script forked, such as a loader's worker."""
         self._over = True
 
@@ -242,9 +225,10 @@ class Session:
             except Exception as error:
                 self._note(f"{how}, and saving failed ({type(error).__name__}: {error})")
 
-    def _no_optimizer(self) -> None:
+    def _note_first(self, text: str) -> None:
+        """Note what holds for all processes once, in the first."""
         if os.environ.get("RANK", "0") == "0":
-            self._note(no_optimizer())
+            self._note(text)
 
     def _step_ended(self) -> None:
         self._steps += 1
@@ -254,100 +238,92 @@ class Session:
             return
         assert self._observed is not None
         if self._window.step_ended(self._observed.calls.take()):
-            self._next_window()
+            self._next_window(self._observed, self._window)
 
     def _begin_measuring(self) -> None:
         warm_up, calls = self._warm_up, self._warm_up.calls
         assert calls is not None
-        place = current_place()
+        device = warm_up.device
+        place = current_place(device)
         if place is None:
-            if os.environ.get("RANK", "0") == "0":
-                self._note(no_group())
+            self._note_first(no_group())
             self._leave()
             return
-        device = warm_up.device
         modules = [inner_module(module) for module in calls.modules]
         detected = detect_strategy(modules, warm_up.trained, self._wrappers, place.world_size, warm_up.stays_gathered)
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
-        self._folder = job_folder(self._settings.out, join_job(place))
+        folder = job_folder(self._settings.out, join_job(place))
         self._observed = Observed(
             settings=self._settings,
+            folder=folder,
             place=place,
-            transport=transport_of(place, device),
             device=device,
             detected=detected,
             wrappers=self._wrappers,
+            warm_up=warm_up,
             calls=calls,
-            model=model_name(calls.modules),
-            trained=warm_up.trained,
-            trained_ids=frozenset(warm_up.trained_ids),
-            optimizers=tuple(type(one).__name__ for one in warm_up.optimizers),
-            backwards=warm_up.backwards,
             profiler_watch=self._profiler_watch,
             timed=TimedWindow(self._settings.steps, device),
         )
         for model in detected.ddp:
             stop_counting(model)
         calls.take()
-        self._held = HeldFolder(self._folder, place.node, place.rank)
-        if self._settings.traced_steps:
-            self._observed.traced = self._trace_to(self._observed, self._folder.trace_path(place.node, place.rank))
-        self._window = self._observed.traced or self._observed.timed
+        self._held = HeldFolder(folder, place.node, place.rank)
+        self._windows = self._windows_of(self._observed)
+        self._window = next(self._windows)
         self._window.begin()
 
-    def _next_window(self) -> None:
+    def _windows_of(self, observed: Observed) -> Iterator[Window]:
+        """The windows in turn: each is made when the one before it has ended."""
+        place, folder, device, steps = observed.place, observed.folder, observed.device, self._settings.traced_steps
+
+        def tracing(path: Path, counted: DistributedDataParallel | None = None) -> TracedWindow:
+            all_threads = observed.detected.traits.peer_copies
+            return TracedWindow(steps, path, device, all_threads, self._profiler_watch, counted)
+
+        if steps:
+            observed.traced = tracing(folder.trace_path(place.node, place.rank))
+            yield observed.traced
+            if observed.is_traced:
+                yield TimedWindow(SETTLING_STEPS, device)  # not kept
+        yield observed.timed
+        if observed.is_traced and observed.counters_apply:
+            path = folder.counters_trace_path(place.node, place.rank)
+            observed.counted = tracing(path, observed.detected.ddp[0])
+            yield observed.counted
+
+    def _next_window(self, observed: Observed, window: Window) -> None:
         """End the current window; begin the next, or save."""
-        observed, window, folder = self._observed, self._window, self._folder
-        assert observed is not None
-        assert window is not None
-        assert folder is not None
         window.end()
         if missing := missing_processes(observed.place):
             self.incomplete = started_alone(missing, observed.place.world_size, self._settings.script)
             self._leave()
             return
-        if window is observed.traced and observed.traced.complete:
-            self._window = SettlingWindow()
-        elif window is observed.traced or isinstance(window, SettlingWindow):
-            self._window = observed.timed
-        elif (
-            window is observed.timed
-            and observed.traced is not None
-            and observed.traced.complete
-            and observed.counters_apply
-        ):
-            path = folder.counters_trace_path(observed.place.node, observed.place.rank)
-            observed.counted = CountedWindow(self._trace_to(observed, path), observed.detected.ddp[0])
-            self._window = observed.counted
-        else:
+        self._window = next(self._windows, None)
+        if self._window is None:
             self._finish(_COMPLETE)
-            return
-        self._window.begin()
-
-    def _trace_to(self, observed: Observed, path: Path) -> TracedWindow:
-        all_threads = observed.detected.traits.peer_copies
-        return TracedWindow(self._settings.traced_steps, path, observed.device, all_threads, self._profiler_watch)
+        else:
+            self._window.begin()
 
     def _finish(self, how: str) -> None:
         self._over = True
-        if self._window is not None and how != _COMPLETE:
+        if self._window is not None:
             self._window.end()
         self._save(how)
         self._leave()
 
     def _save(self, how: str) -> None:
-        observed, folder = self._observed, self._folder
-        if observed is None or folder is None or not observed.timed.calls:
-            if os.environ.get("RANK", "0") == "0":
-                self._note(not_measured(how, self._steps, self._backwards.count, self._settings))
+        observed = self._observed
+        if observed is None or not observed.timed.calls:
+            self._note_first(not_measured(how, self._steps, self._backwards.count, self._settings))
             return
         if how != _COMPLETE:
             observed.ended_early, observed.steps = how, self._steps
-        self._part = save_process(observed, folder)
+        self._part = save_process(observed)
         self.saved = True
         hint = resumed_hint(how, self._settings)  # before this job makes `out` a run folder
-        whole = finish_job(folder, self._part)
+        whole = finish_job(self._part)
         if how != _COMPLETE and observed.place.rank == 0:
             processes = observed.place.world_size
             kept = "what was measured is saved" if whole else f"saved, once all {processes} processes have saved theirs"
@@ -372,9 +348,7 @@ class Session:
         self._over = True
         self._optimizer_hook.stop_within_step()
         self._backwards.stop()
-        self._warm_up.stop()
-        if self._warm_up.calls is not None:
-            self._warm_up.calls.stop()
+        self._warm_up.leave()
         self._wrappers.stop()
         self._profiler_watch.stop()
         self._signals.stop()
@@ -382,15 +356,4 @@ class Session:
             self._held.release(keep=self.saved)
         for model in self._observed.detected.ddp if self._observed is not None else ():
             count_by_default(model)
-        self._observed, self._window = None, None
-        self._warm_up = WarmUp(self._settings, self._wrappers, self.step_ended)
-
-
-def _leave_forked_children(reference: "weakref.ref[Session]") -> None:
-    """Use a fork handler: a check of the process id in each step would cost a system call."""
-
-    def forked() -> None:
-        if (session := reference()) is not None:
-            session.leave_to_parent()
-
-    os.register_at_fork(after_in_child=forked)
+        self._observed, self._window, self._windows = None, None, iter(())

@@ -47,7 +47,6 @@ def watch_steps(
         )  # fmt: skip
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress messages are not the script's
         session = Active.session = Session(settings, _note)
-        session.listen()
         atexit.register(session.close, "the script ended")
     for batch in loader:
         yield batch

@@ -1,21 +1,152 @@
-"""The windows of an attached measurement: traced steps, timed steps, DDP's counters. No step is in two of them."""
+"""The parts of an attached measurement: warm-up, traced steps, timed steps, DDP's counters. No step is in two of them.
 
-import math
+In the warm-up is found out what ends the script's steps, the model that it calls, and its micro-batches.
+"""
+
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from dpscope.profiling.attached.interception import ProfilerWatch
-from dpscope.profiling.attached.model_calls import StepCalls
-from dpscope.profiling.attached.settings import SETTLING_STEPS
+from dpscope.profiling.attached.model_calls import ModelCalls, StepCalls, outermost_modules
+from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.attached.wrapped_models import WrapperLog, is_fully_sharded
 from dpscope.profiling.instruments.ddp_counters import StepCounters
 from dpscope.profiling.instruments.step_timer import StepCounts, StepSample, StepTimer
 from dpscope.profiling.instruments.trace_recorder import StepTrace
-from dpscope.profiling.records.run import DdpCounters, DeviceMemory, TimedBlock
+from dpscope.profiling.records.run import DdpCounters, DeviceMemory
+
+_MAX_OTHER_STEPS = 10  # of other optimizers in a row; after more, the first optimizer is no longer in use
+
+
+class WarmUp:
+    """The steps before the timed ones; `steps` of them have ended."""
+
+    def __init__(self, settings: AttachSettings, wrappers: WrapperLog, step_ended: Callable[[], None]) -> None:
+        self.steps = 0
+        self.calls: ModelCalls | None = None
+        self.backwards = 0  # backward passes of a step, 0 where they could not be counted
+        self.stays_gathered = False  # whether fully_shard leaves all parameters gathered after the forward pass
+        self.trained_ids: set[int] = set()  # of parameters that required a gradient when their optimizer stepped
+        self.optimizers: list[Optimizer] = []  # those that stepped, in the order of their first steps
+        self._settings = settings
+        self._wrappers = wrappers
+        self._end_step = step_ended
+        self._since_first = 0
+        self._hooks: list[RemovableHandle] = []
+        if settings.steps_by == "forward":  # the model is found when it is called
+            self._hooks.append(register_module_forward_pre_hook(self._first_called))
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters of all optimizers."""
+        return [one for optimizer in self.optimizers for one in _parameters(optimizer)]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the trained parameters."""
+        return _device(self.trained, self.calls.modules if self.calls is not None else ())
+
+    def is_first(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer, which has just stepped, is the one whose steps end the script's steps.
+
+        This is the first one that stepped. If others keep stepping without it, as after a short training before the real one,
+        the warm-up restarts with the current one.
+        """
+        warming_up = self.steps < self._settings.warmup_steps
+        if warming_up:  # collected over steps: in a GAN the models' gradients alternate
+            self.trained_ids |= {id(one) for one in _parameters(optimizer) if one.requires_grad}
+        if not self.optimizers or optimizer is self.optimizers[0]:
+            self.optimizers = self.optimizers or [optimizer]
+            self._since_first = 0
+            return True
+        if not warming_up:
+            return False
+        if all(optimizer is not one for one in self.optimizers):
+            self.optimizers.append(optimizer)
+        self._since_first += 1
+        most = max(_MAX_OTHER_STEPS, self._settings.warmup_steps)
+        if self._settings.steps_by != "optimizer" or self._since_first <= most:
+            return False
+        self.leave()
+        self.steps = self.backwards = self._since_first = 0
+        self.optimizers = [optimizer]
+        return True
+
+    def leave(self) -> None:
+        """Remove all hooks, and all references to objects that the script may want to free."""
+        self.stop()
+        if self.calls is not None:
+            self.calls.stop()
+        self.calls, self.optimizers = None, []
+
+    def step_ended(self) -> bool:
+        """Called at the end of each step; returns whether the warm-up is over."""
+        self.steps += 1
+        needed = self._settings.warmup_steps
+        trained = _parameters(self.optimizers[0]) if self.optimizers else []
+        if self.calls is None:  # without an optimizer, the wrapped models are watched
+            wrapped = [one for module in list(self._wrappers.modules) for one in module.parameters()]
+            modules = outermost_modules(trained or wrapped)
+            self.calls = ModelCalls(_device(trained, modules).type)
+            self.calls.watch(modules)
+        elif not self.calls.take().each and self._settings.steps_by != "forward" and self.steps < needed:
+            self.calls.look_inside()
+        if self.steps == needed - 1:
+            self._observe_one_step(self.calls, trained)
+        elif self.steps >= needed:
+            self.stop()
+            return True
+        return False
+
+    def stop(self) -> None:
+        """Remove the hooks of the warm-up alone."""
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+
+    def _first_called(self, module: nn.Module, args: object) -> None:
+        """Watch the first module that is called for training, an outermost one: its calls begin the steps."""
+        training = torch.is_grad_enabled() and module.training
+        if torch.compiler.is_compiling() or not training or self.calls is not None:
+            return
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self.stop()
+            self.calls = ModelCalls(_device([], [module]).type, on_training=self._end_step)
+            self.calls.watch([module])
+
+    def _observe_one_step(self, calls: ModelCalls, trained: list[Tensor]) -> None:
+        """Count its backward passes, and see whether fully_shard keeps the parameters gathered after its forward pass."""
+        leaf = next((one for one in trained if one.requires_grad), None)
+        if leaf is not None and leaf.is_leaf:  # each backward pass adds to the gradient of every parameter once
+            hook = leaf.register_post_accumulate_grad_hook(self._backward_passed)  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+        for module in calls.modules:
+            if any(is_fully_sharded(part) for part in module.modules()):
+                self._hooks.append(module.register_forward_hook(self._forward_ended))
+
+    def _forward_ended(self, module: nn.Module, args: object, outputs: object) -> None:
+        self.stays_gathered = not any(hasattr(one, "placements") for one in module.parameters())
+
+    def _backward_passed(self, parameter: Tensor) -> None:
+        self.backwards += 1
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _device(trained: Iterable[Tensor], modules: Iterable[nn.Module]) -> torch.device:
+    tensors = [*trained, *(one for module in modules for one in module.parameters())]
+    return next((one.device for one in tensors), torch.device("cpu"))
 
 
 class Window(Protocol):
@@ -66,55 +197,49 @@ class TimedWindow:
 
     def end(self) -> None:
         finish_work(self._device)
-        self.durations_us = self._timer.step_durations_us()
-        whole = len(self.calls) >= self._steps
-        self.duration_s = self._ended_s - self._began_s if whole else sum(self.durations_us) / 1e6
-        self.memory = _peak_memory(self._device)
+        self._read()
+        if len(self.calls) >= self._steps:
+            self.duration_s = self._ended_s - self._began_s
 
     def cut(self) -> None:
         """End the window without waiting for the device, with the steps that the device has finished."""
         if not self.durations_us:
             self._timer.drop_unfinished()
-            self.durations_us = self._timer.step_durations_us()
+            self._read()
             self.calls = self.calls[: len(self.durations_us)]
-            self.duration_s = sum(self.durations_us) / 1e6
-            self.memory = _peak_memory(self._device)
 
-
-def _peak_memory(device: torch.device) -> tuple[DeviceMemory, ...]:
-    """The peak since the script began or last reset torch's statistics; dpscope does not reset them."""
-    if device.type != "cuda":
-        return ()
-    allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    return (DeviceMemory(device=device.index or 0, allocated_bytes=allocated, reserved_bytes=reserved),)
-
-
-class SettlingWindow:
-    """Unmeasured steps after a trace."""
-
-    def __init__(self) -> None:
-        self._left = SETTLING_STEPS
-
-    def begin(self) -> None:
-        pass
-
-    def step_ended(self, calls: StepCalls) -> bool:
-        self._left -= 1
-        return self._left <= 0
-
-    def end(self) -> None:
-        pass
+    def _read(self) -> None:
+        """Read the durations, and the peak memory since the script began or last reset torch's statistics."""
+        device = self._device
+        self.durations_us = self._timer.step_durations_us()
+        self.duration_s = sum(self.durations_us) / 1e6
+        if device.type == "cuda":
+            used_bytes = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            self.memory = (DeviceMemory(device.index or 0, *used_bytes),)
 
 
 class TracedWindow:
-    """Steps under torch.profiler, unless the script uses a profiler itself."""
+    """Steps under torch.profiler, unless the script uses a profiler itself.
+
+    With `counted`, a DDP model, its counters are read too, and one more step follows, after which the last ones are read.
+    """
 
     def __init__(
-        self, traced_steps: int, path: Path, device: torch.device, all_threads: bool, profiler_watch: ProfilerWatch
+        self,
+        traced_steps: int,
+        path: Path,
+        device: torch.device,
+        all_threads: bool,
+        profiler_watch: ProfilerWatch,
+        counted: DistributedDataParallel | None = None,
     ) -> None:
         self.interrupted_steps = 0  # traced steps with calls outside of training
+        self.counters: list[DdpCounters] = []  # empty unless they are complete
         self._trace = StepTrace(traced_steps, path, device, all_threads, lambda: finish_work(device))
         self._profiler_watch = profiler_watch
+        self._counted = counted
+        self._counting: StepCounters | None = None
+        self._step = 0
         self._running = False
 
     @property
@@ -123,6 +248,8 @@ class TracedWindow:
         return self._trace.complete
 
     def begin(self) -> None:
+        if self._counted is not None:
+            self._counting = StepCounters(self._counted)
         if self._profiler_watch.seen:
             return
         self._profiler_watch.before = self._give_way
@@ -131,10 +258,16 @@ class TracedWindow:
         self._running = True
 
     def step_ended(self, calls: StepCalls) -> bool:
+        if self._counting is not None:
+            self._counting.read_previous(self._step)
+            self._step += 1
+            if self.complete:
+                self.counters = self._counting.counters
+                return True
         if not self._running:
             return True
         self.interrupted_steps += calls.other > 0
-        return self._trace.step_ended(StepCounts(samples=calls.samples))
+        return self._trace.step_ended(StepCounts(samples=sum(calls.each))) and self._counting is None
 
     def end(self) -> None:
         self._give_way()
@@ -148,66 +281,3 @@ class TracedWindow:
         if self._running:
             self._running = False
             self._trace.stop()
-
-
-class CountedWindow:
-    """Traced steps in which DDP's counters are read too, and one more step, after which the last counters are read."""
-
-    def __init__(self, traced: TracedWindow, model: DistributedDataParallel) -> None:
-        self.counters: list[DdpCounters] = []
-        self._traced = traced
-        self._model = model
-        self._counting: StepCounters | None = None
-        self._step = 0
-
-    @property
-    def complete(self) -> bool:
-        """Whether trace and counters are complete."""
-        return bool(self.counters)
-
-    def begin(self) -> None:
-        self._counting = StepCounters(self._model)
-        self._traced.begin()
-
-    def step_ended(self, calls: StepCalls) -> bool:
-        assert self._counting is not None
-        self._counting.read_previous(self._step)
-        self._step += 1
-        if not self._traced.complete:
-            over = self._traced.step_ended(calls)
-            return over and not self._traced.complete  # interrupted by the script's profiler
-        self.counters = self._counting.counters
-        return True
-
-    def end(self) -> None:
-        self._traced.end()
-
-
-def kept_steps(calls: Sequence[StepCalls]) -> list[bool]:
-    """Which steps only trained: not those with a validation loop or the like, unless most steps contain one."""
-    interrupted = [one.other > 0 for one in calls]
-    if sum(interrupted) * 2 > len(calls):
-        return [True] * len(calls)
-    return [not one for one in interrupted]
-
-
-def timed_samples(window: TimedWindow, samples: Sequence[int], kept: Sequence[bool]) -> list[StepSample]:
-    """One sample per kept step, with its number of training samples."""
-    rows = zip(window.durations_us, samples, kept, strict=True)
-    return [
-        StepSample("timed", None, index, step_us, math.nan, count)
-        for index, (step_us, count, keep) in enumerate(rows)
-        if keep
-    ]
-
-
-def timed_block(window: TimedWindow, timed: Sequence[StepSample]) -> TimedBlock:
-    """The timed steps as one block; if some steps are left out, its duration is the sum of the others."""
-    whole = len(timed) == len(window.durations_us)
-    return TimedBlock(
-        epoch=None,
-        steps=len(timed),
-        samples=sum(sample.samples for sample in timed),
-        duration_s=window.duration_s if whole else sum(sample.step_us for sample in timed) / 1e6,
-        data_wait_s=None,
-    )

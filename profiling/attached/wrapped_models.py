@@ -25,26 +25,21 @@ _SHARDING: dict[str, CellStrategy] = {  # by FullyShardedDataParallel's `shardin
 
 
 class WrapperLog:
-    """Records every DDP and DataParallel module that is constructed, and the names of communication hooks."""
+    """Records every DDP and DataParallel module constructed from now on, and the names of communication hooks."""
 
     def __init__(self) -> None:
         self.modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.hooks: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._patches: list[Patch] = []
-
-    def listen(self) -> None:
-        """Record from now on."""
-        self._patches = [
+        self._patches = (
             Patch(DistributedDataParallel, "__init__", after=self._note_module),
             Patch(DataParallel, "__init__", after=self._note_module),
             Patch(DistributedDataParallel, "register_comm_hook", after=self._note_hook),
-        ]
+        )
 
     def stop(self) -> None:
         """Restore torch's classes."""
         for patch in self._patches:
             patch.stop()
-        self._patches.clear()
 
     def _note_module(self, made: nn.Module, /, *args: Any, **kwargs: Any) -> None:  # `module` may be among kwargs
         self.modules.add(made)

@@ -4,7 +4,7 @@ Reading them makes DDP synchronise the device in every iteration, so they are no
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -44,16 +44,15 @@ class StepCounters:
         self._model = model
         self._iteration: int | None = None  # DDP's number of the last one read
         self._waited_us = cpu_wait_us()
-        self._step_waits_us: dict[int, float | None] = {}
+        self._step_waits_us: dict[int, float] = {}
         model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
     def read_previous(self, step: int) -> None:
         """After step `step`, counted from the trace's first: read the counters of the step before it."""
-        before_us, self._waited_us = self._waited_us, cpu_wait_us()
-        after_us = self._waited_us
-        self._step_waits_us[step] = (
-            max(after_us - before_us, 0.0) if before_us is not None and after_us is not None else None
-        )
+        before_us, after_us = self._waited_us, cpu_wait_us()
+        self._waited_us = after_us
+        if before_us is not None and after_us is not None:
+            self._step_waits_us[step] = max(after_us - before_us, 0.0)
         if step < WARMUP_STEPS:
             return
         logged = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
@@ -129,23 +128,23 @@ def tensor_sizes(
     parameters: Iterable[Tensor], buffers: Iterable[Tensor], trained_ids: Collection[int] = ()
 ) -> ParameterSizes:
     """The sizes of distinct tensors; those in `trained_ids` have gradients even if they currently require none."""
-    all_parameters, all_buffers = list(parameters), list(buffers)
-    trained = [one for one in all_parameters if one.requires_grad or id(one) in trained_ids]
+
+    def sizes(tensors: Iterable[Tensor]) -> tuple[TensorSize, ...]:
+        # `nbytes` is not defined for sparse tensors.
+        return tuple(
+            TensorSize(str(one.dtype).removeprefix("torch."), one.numel() * one.element_size()) for one in tensors
+        )
+
+    parameters = list(parameters)
+    trained = [one for one in parameters if one.requires_grad or id(one) in trained_ids]
+    parameter_tensors, buffer_tensors = sizes(parameters), sizes(buffers)
     return ParameterSizes(
-        parameter_count=sum(parameter.numel() for parameter in all_parameters),
-        parameter_bytes=_total_bytes(all_parameters),
-        gradient_bytes=_total_bytes(trained),
-        buffer_bytes=_total_bytes(all_buffers),
-        gradient_elements=sum(parameter.numel() for parameter in trained),
-        gradient_shapes=tuple(tuple(parameter.shape) for parameter in trained),
-        parameter_tensors=tuple(_tensor_size(parameter) for parameter in all_parameters),
-        buffer_tensors=tuple(_tensor_size(buffer) for buffer in all_buffers),
+        parameter_count=sum(one.numel() for one in parameters),
+        parameter_bytes=sum(one.bytes for one in parameter_tensors),
+        gradient_bytes=sum(one.bytes for one in sizes(trained)),
+        buffer_bytes=sum(one.bytes for one in buffer_tensors),
+        gradient_elements=sum(one.numel() for one in trained),
+        gradient_shapes=tuple(tuple(one.shape) for one in trained),
+        parameter_tensors=parameter_tensors,
+        buffer_tensors=buffer_tensors,
     )
-
-
-def _total_bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _tensor_size(tensor: Tensor) -> TensorSize:
-    return TensorSize(dtype=str(tensor.dtype).removeprefix("torch."), bytes=tensor.numel() * tensor.element_size())

@@ -1,41 +1,41 @@
 """Untraced timing: a boundary between every two steps, and one synchronised block around all of them."""
 
+import io
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-import numpy as np
+import msgspec
 import torch
 
 from dpscope.profiling.records.run import TimedBlock
 from dpscope.profiling.store.files import atomic_path
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SAMPLE_COLUMNS = ("measuring_pass", "epoch", "step", "step_us", "data_wait_us", "samples")
 """Columns of `samples_<node>_<rank>.parquet`, a row per step. `measuring_pass` is timed or traced; `step_us`
 includes `data_wait_us`, the wait for the loader on the same clock (on CUDA the device's, so a wait hidden by queued
 work does not count); transfer and optimizer are part of the step."""
 
-_KINDS = ("unicode", "int64", "int64", "float64", "float64", "int64")
-_DTYPES = ("str", "Int64", "int64", "float64", "float64", "int64")
 _FOR_PANDAS = {
     "index_columns": [],
     "column_indexes": [],
     "columns": [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
-        for name, kind, dtype in zip(SAMPLE_COLUMNS, _KINDS, _DTYPES, strict=True)
+        for name, kind, dtype in zip(
+            SAMPLE_COLUMNS,
+            ("unicode", "int64", "int64", "float64", "float64", "int64"),
+            ("str", "Int64", "int64", "float64", "float64", "int64"),
+            strict=True,
+        )
     ],
 }
 """The metadata that pandas would write for these columns, so that an epoch with missing values is read as an integer."""
-
 
 BatchArrived = Callable[[], None]
 """A step calls it as soon as its batch has arrived."""
@@ -84,9 +84,7 @@ class StepTimer:
         """
         if not self._arrivals:
             return [math.nan] * (len(self._boundaries) - 1)
-        return [
-            _between_us(start, arrival) for start, arrival in zip(self._boundaries[:-1], self._arrivals, strict=True)
-        ]
+        return list(map(_between_us, self._boundaries[:-1], self._arrivals))
 
 
 def _event_on(device: torch.device) -> torch.cuda.Event:
@@ -169,29 +167,17 @@ def time_block(
 
 def save_samples(path: Path, samples: Iterable[StepSample]) -> None:
     """Write samples as parquet with the columns SAMPLE_COLUMNS, whole or not at all."""
-    # From buffers: for other inputs pyarrow imports pandas, which takes longer than the measurement.
+    # From JSON lines: for Python's or numpy's values pyarrow imports pandas, which takes longer than the measurement.
     import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow.json
+    import pyarrow.parquet
 
-    rows = list(samples)
-    texts = [row.measuring_pass.encode() for row in rows]
-    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-
-    def column(kind: "pa.DataType", values: Sequence[float | None]) -> "pa.Array":
-        known = np.array([value is not None and not math.isnan(value) for value in values], dtype=bool)
-        bits = pa.py_buffer(np.packbits(known, bitorder="little").tobytes())
-        numbers = np.array([value or 0 for value in values], dtype=kind.to_pandas_dtype())
-        return pa.Array.from_buffers(kind, len(rows), [bits, pa.py_buffer(numbers.tobytes())])
-
-    whole, real, text = pa.int64(), pa.float64(), pa.large_string()
-    columns = (
-        pa.Array.from_buffers(text, len(rows), [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(texts))]),
-        column(whole, [row.epoch for row in rows]),
-        column(whole, [row.step for row in rows]),
-        column(real, [row.step_us for row in rows]),
-        column(real, [row.data_wait_us for row in rows]),
-        column(whole, [row.samples for row in rows]),
-    )
-    table = pa.Table.from_arrays(columns, names=SAMPLE_COLUMNS)
+    whole, real = pa.int64(), pa.float64()
+    kinds = (pa.large_string(), whole, whole, real, real, whole)
+    schema = pa.schema(list(zip(SAMPLE_COLUMNS, kinds, strict=True)), {"pandas": json.dumps(_FOR_PANDAS)})
+    lines = b"\n".join(map(msgspec.json.encode, samples))  # NaN becomes null
+    table = pa.Table.from_batches([], schema)
+    if lines:
+        table = pa.json.read_json(io.BytesIO(lines), parse_options=pa.json.ParseOptions(explicit_schema=schema))
     with atomic_path(path) as temporary:
-        pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(_FOR_PANDAS)}), temporary)
+        pa.parquet.write_table(table.replace_schema_metadata(schema.metadata), temporary)

@@ -5,6 +5,7 @@ Ranges are entered only while a trace is recorded: a `record_function` costs tim
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from isal import igzip
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from dpscope.profiling.instruments.step_timer import RunStep, StepCounts, StepSample, StepTimer
@@ -22,27 +24,23 @@ WARMUP_STEPS = 2  # with a profiler that discards its events, as its start slows
 _EVENT_BYTES = 8 << 20  # for what the profiler keeps of a step with about a thousand operators
 
 _UNNAMED = nullcontext()
-
-
-class _Recording:
-    """Whether this process records a trace, visible to the threads of replicas, unlike torch's thread-local state."""
-
-    now = False
+# Whether this process records a trace, visible to the threads of replicas, unlike torch's thread-local state.
+_recording = threading.Event()
 
 
 @contextmanager
 def ranges_recorded() -> Iterator[None]:
     """Within this context `named_range` is a range of the trace."""
-    _Recording.now = True
+    _recording.set()
     try:
         yield
     finally:
-        _Recording.now = False
+        _recording.clear()
 
 
 def named_range(name: str) -> AbstractContextManager[Any]:
     """A range called `name` in the trace that is being recorded; without one, nothing."""
-    return record_function(name) if _Recording.now else _UNNAMED
+    return record_function(name) if _recording.is_set() else _UNNAMED
 
 
 class StepTrace:
@@ -72,11 +70,13 @@ class StepTrace:
         self._timer = StepTimer(device)
         self._outcomes: list[StepCounts] = []
         self._heap = ExitStack()
+        cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
         self._profiler = profile(
-            activities=_activities(device),
+            activities=[ProfilerActivity.CPU, *cuda],
             schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=traced_steps + 1, repeat=1),
             record_shapes=True,
-            experimental_config=_all_threads_config() if all_threads else None,
+            # Private, but the only way to record threads on which the profiler was not started.
+            experimental_config=_ExperimentalConfig(profile_all_threads=True) if all_threads else None,
         )
 
     def start(self) -> None:
@@ -154,16 +154,6 @@ def record_trace(
             trace.stop()
     synchronise()
     return trace.samples()
-
-
-def _activities(device: torch.device) -> list[ProfilerActivity]:
-    cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
-    return [ProfilerActivity.CPU, *cuda]
-
-
-def _all_threads_config() -> torch._C._profiler._ExperimentalConfig:
-    # Private, but the only way to record threads on which the profiler was not started.
-    return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
 
 
 def _export(profiler: profile, path: Path) -> None:

@@ -1,7 +1,7 @@
 """Whether two measurements were made under the same conditions: machine, variables, threads, settings. Imports no torch."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -10,7 +10,7 @@ from dpscope.profiling.records.config import MAY_CHANGE, RunConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Environment, Manifest
-from dpscope.profiling.records.settings import setting_names, settings_of
+from dpscope.profiling.records.settings import declarations, settings_of
 from dpscope.profiling.records.training import TrainManifest
 
 _SET_FOR_JOBS = {
@@ -79,7 +79,7 @@ def machine_differences(then: Environment, now: Environment, partly: Collection[
     ]
     some_of_the_gpus = {one.name for one in now.accelerators} <= {one.name for one in then.accelerators}
     ignored = {name for name in partly if name != "GPUs" or some_of_the_gpus}
-    return list(_differing((name, one or "none", other or "none") for name, one, other in found if name not in ignored))
+    return _differing((name, one or "none", other or "none") for name, one, other in found if name not in ignored)
 
 
 def _device_names(environment: Environment) -> str:
@@ -89,38 +89,29 @@ def _device_names(environment: Environment) -> str:
 
 
 def variable_differences(then: Environment, now: Environment) -> list[ConditionDifference]:
-    """Differences in environment variables on which times may depend, by name."""
-    stored, current = timing_variables(then), timing_variables(now)
-    return list(
-        _differing(
-            (name, stored.get(name, "unset"), current.get(name, "unset")) for name in sorted({*stored, *current})
-        )
-    )
-
-
-def timing_variables(environment: Environment) -> dict[str, str]:
-    """The variables of a job's processes on which times may depend."""
-    settings = {**_SET_FOR_JOBS, **environment.settings}
-    return {
-        name: value
-        for name, value in settings.items()
+    """Differences in the variables of jobs' processes on which times may depend, by name."""
+    stored, current = ({**_SET_FOR_JOBS, **one.settings} for one in (then, now))
+    names = [
+        name
+        for name in sorted({*stored, *current})
         if name not in _OF_NO_EFFECT and not name.startswith(_OF_NO_EFFECT_PREFIXES)
-    }
+    ]
+    return _differing((name, stored.get(name, "unset"), current.get(name, "unset")) for name in names)
 
 
 _OF_NO_CELL = (*MAY_CHANGE, "steps", "data_dir", "devices", "batch_sizes", "strategies")
-SETTINGS = tuple(name for name in setting_names(RunConfig) if name not in _OF_NO_CELL)
+SETTINGS = tuple(name for name in declarations(RunConfig) if name not in _OF_NO_CELL)
 """Settings on which the times of a cell may depend, without those of the amount of measurement and the choice of cells."""
 
 
 def setting_differences(then: msgspec.Struct, now: msgspec.Struct, names: Sequence[str]) -> list[ConditionDifference]:
     """The named settings that differ between two configurations."""
     stored, current = settings_of(then), settings_of(now)
-    return list(_differing((name, stored[name], current[name]) for name in names))
+    return _differing((name, stored[name], current[name]) for name in names)
 
 
-def _differing(pairs: Iterable[tuple[str, object, object]]) -> Iterator[ConditionDifference]:
-    return (ConditionDifference(*pair) for pair in pairs if pair[1] != pair[2])
+def _differing(values: Iterable[tuple[str, object, object]]) -> list[ConditionDifference]:
+    return [ConditionDifference(*one) for one in values if one[1] != one[2]]
 
 
 def difference_findings(
@@ -129,8 +120,5 @@ def difference_findings(
     """A finding about all differences between the conditions of two compared runs; empty if there are none."""
     hosts = _differing([("host", first.environment.hostname, second.environment.hostname)])
     differences = [*settings, *hosts, *condition_differences(first, second)]
-    if not differences:
-        return []
-    return [
-        PlanCode.SETTINGS_DIFFER.finding(message=f"the runs differ in {'; '.join(one.change for one in differences)}")
-    ]
+    listed = "; ".join(one.change for one in differences)
+    return [PlanCode.SETTINGS_DIFFER.finding(f"the runs differ in {listed}")] if differences else []

@@ -1,6 +1,7 @@
 """The environment of a run: versions, devices and their states, variables, commit. Imports torch only for its versions."""
 
 import importlib.metadata
+import itertools
 import os
 import platform
 import socket
@@ -32,6 +33,17 @@ _SLOWER_CLOCK = 0.95  # of the fastest GPU's clock: below this share, a power li
 _GIT_TIMEOUT_S = 10.0  # a large checkout on a slow disk; then the commit is unknown
 
 _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
+_QUERIES: dict[str, tuple[Any, ...]] = {
+    "uuid": ("UUID",),
+    "name": ("Name",),
+    "sm_clock_mhz": ("ClockInfo", _CLOCK_SM),
+    "memory_clock_mhz": ("ClockInfo", _CLOCK_MEMORY),
+    "max_sm_clock_mhz": ("MaxClockInfo", _CLOCK_SM),
+    "temperature_c": ("Temperature", _TEMPERATURE_GPU),
+    "pcie_generation": ("CurrPcieLinkGeneration",),
+    "pcie_width": ("CurrPcieLinkWidth",),
+}
+"""Fields of DeviceState as nvmlDeviceGet... answers them."""
 
 # NVML's clock throttle (event) reasons, nvml.h; idle and applications-clock settings do not slow a busy device.
 _THROTTLE_REASONS = {
@@ -58,7 +70,17 @@ def device_states(
     CUDA_VISIBLE_DEVICES. `own_process_ids` are not counted as other processes; if they are unknown (None, as in a container,
     where NVML reports the host's process ids), the other processes are unknown, too.
     """
-    handles = _visible_handles(nvml, visible)
+    handles = gpu_handles(nvml)
+    if visible is not None:
+        uuids = [query(nvml, "nvmlDeviceGetUUID", one) or "" if one is not None else "" for one in handles]
+        chosen = []
+        for name in (part.strip() for part in visible.split(",")):
+            by_index = [handles[int(name)]] if name.isdigit() and int(name) < len(handles) else []
+            by_uuid = [one for one, uuid in zip(handles, uuids, strict=True) if name and uuid.startswith(name)]
+            if not (matching := by_index or by_uuid):
+                break  # CUDA stops at the first name it cannot resolve
+            chosen.append(matching[0])
+        handles = chosen
     return tuple(_device_state(nvml, handle, index, own_process_ids) for index, handle in enumerate(handles))
 
 
@@ -102,49 +124,27 @@ def usable_device_states(nvml: Any | None, own_process_ids: Sequence[int] | None
 def states_under_load(samples: Sequence[Sequence[DeviceState]]) -> tuple[DeviceState, ...]:
     """One state per device from several moments: median clocks and power, maximum temperature, all reasons and processes."""
     by_device: dict[int, list[DeviceState]] = {}
-    for state in (one for moment in samples for one in moment):
+    for state in itertools.chain(*samples):
         by_device.setdefault(state.index, []).append(state)
     return tuple(_joined_state(states) for _, states in sorted(by_device.items()))
 
 
 def _joined_state(states: Sequence[DeviceState]) -> DeviceState:
-    def known(field: str) -> list[Any]:
-        return [value for state in states if (value := getattr(state, field)) is not None]
-
-    def united(field: str) -> tuple[Any, ...] | None:
-        return tuple(dict.fromkeys(one for value in known(field) for one in value)) if known(field) else None
-
-    changes: dict[str, Any] = {
-        name: statistics.median_low(values)
-        for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w")
-        if (values := known(name))
-    }
-    highest = ("temperature_c", "pcie_generation", "pcie_width")
-    changes |= {name: max(values) for name in highest if (values := known(name))}
-    changes |= {name: united(name) for name in ("throttle_reasons", "other_process_ids")}
-    return msgspec.structs.replace(states[-1], **changes)
+    joined: dict[str, Any] = {}
+    for name in DeviceState.__struct_fields__:
+        known = [value for state in states if (value := getattr(state, name)) is not None]
+        if known and isinstance(known[0], tuple):
+            joined[name] = tuple(dict.fromkeys(itertools.chain(*known)))
+        elif known and name in ("temperature_c", "pcie_generation", "pcie_width"):
+            joined[name] = max(known)
+        elif known and name in ("sm_clock_mhz", "memory_clock_mhz", "power_w"):
+            joined[name] = statistics.median_low(known)
+    return msgspec.structs.replace(states[-1], **joined)
 
 
 def lists_process(nvml: Any | None, process_id: int) -> bool:
     """Whether NVML lists `process_id`, which shows that it uses the process ids of this process's namespace."""
     return any(process_id in (_process_ids(nvml, handle) or ()) for handle in gpu_handles(nvml) if handle is not None)
-
-
-def _visible_handles(nvml: Any | None, visible: str | None) -> list[Any | None]:
-    handles = gpu_handles(nvml)
-    if visible is None:
-        return handles
-    by_uuid = {query(nvml, "nvmlDeviceGetUUID", handle) or "": handle for handle in handles if handle is not None}
-    chosen: list[Any | None] = []
-    for name in (part.strip() for part in visible.split(",")):
-        if name.isdigit() and int(name) < len(handles):
-            chosen.append(handles[int(name)])
-            continue
-        matching = [handle for uuid, handle in by_uuid.items() if name and uuid.startswith(name)]
-        if not matching:
-            break  # CUDA stops at the first name it cannot resolve
-        chosen.append(matching[0])
-    return chosen
 
 
 def _device_state(
@@ -154,26 +154,16 @@ def _device_state(
         return DeviceState(index=index)
     power_mw = query(nvml, "nvmlDeviceGetPowerUsage", handle)
     reasons = query(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-    processes = _process_ids(nvml, handle)
-    others = None
-    if processes is not None and own_process_ids is not None:
-        others = tuple(process for process in processes if process not in own_process_ids)
+    found, own = _process_ids(nvml, handle), own_process_ids
     return DeviceState(
         index=index,
-        uuid=query(nvml, "nvmlDeviceGetUUID", handle),
-        name=query(nvml, "nvmlDeviceGetName", handle),
-        sm_clock_mhz=query(nvml, "nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
-        memory_clock_mhz=query(nvml, "nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY),
-        max_sm_clock_mhz=query(nvml, "nvmlDeviceGetMaxClockInfo", handle, _CLOCK_SM),
-        temperature_c=query(nvml, "nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
         power_w=None if power_mw is None else power_mw / 1000,
         throttle_reasons=None
         if reasons is None
         else tuple(name for bit, name in _THROTTLE_REASONS.items() if reasons & bit),
-        other_process_ids=others,
-        pcie_generation=query(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
-        pcie_width=query(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+        other_process_ids=None if found is None or own is None else tuple(one for one in found if one not in own),
         active_nvlinks=len(active_nvlinks(nvml, handle)),
+        **{name: query(nvml, f"nvmlDeviceGet{what}", handle, *rest) for name, (what, *rest) in _QUERIES.items()},
     )
 
 
@@ -283,12 +273,8 @@ def machine_findings(environment: Environment, kind: Literal["cuda", "cpu"], dev
     states = environment.accelerators[:devices]
     findings = device_findings(states)
     if kind == "cuda" and not any(map(state_is_known, states)):
-        unknown = (
-            "whether they are slowed down or shared"
-            if states
-            else "whether they are slowed down, shared or unlike each other"
-        )
-        message = f"NVML reports nothing about the GPUs in use: {unknown} is not known."
+        unknown = "slowed down or shared" if states else "slowed down, shared or unlike each other"
+        message = f"NVML reports nothing about the GPUs in use: whether they are {unknown} is not known."
         return [PlanCode.DEVICE_STATE_UNKNOWN.finding(message), *findings]
     return findings
 
@@ -307,26 +293,29 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
     """Findings about states of devices, at one moment, that distort comparisons between them or with another day."""
     findings: list[Finding] = []
     for state in states:
-        if _is_silent(state):
-            findings.append(
-                PlanCode.DEVICE_LOST.finding(
-                    f"GPU {state.index} does not answer its driver: it may have fallen off the bus."
-                )
-            )
+        gpu = f"GPU {state.index}"
+        if msgspec.structs.replace(state, active_nvlinks=None) == DeviceState(
+            index=state.index
+        ):  # its links count as 0
+            silent = f"{gpu} does not answer its driver: it may have fallen off the bus."
+            findings.append(PlanCode.DEVICE_LOST.finding(silent))
         if set(state.throttle_reasons or ()) - {_POWER_CAP}:
             findings.append(_throttled(state))
         if state.other_process_ids:
-            listed = ", ".join(str(process) for process in state.other_process_ids)
-            findings.append(
-                PlanCode.DEVICE_SHARED.finding(
-                    message=f"GPU {state.index} is shared with other processes ({listed}): "
-                    "their work is part of the measured times."
-                )
-            )
-    findings = [*dict.fromkeys([*findings, *power_cap_findings(states)])]
-    findings += _mixed(states, "name", PlanCode.MIXED_DEVICES, "GPU models differ")
-    findings += _mixed(states, "pcie_width", PlanCode.MIXED_LINKS, "PCIe link widths differ")
-    findings += _mixed(states, "active_nvlinks", PlanCode.MIXED_NVLINKS, "Numbers of active NVLinks differ")
+            listed = ", ".join(map(str, state.other_process_ids))
+            shared = f"{gpu} is shared with other processes ({listed}): their work is part of the measured times."
+            findings.append(PlanCode.DEVICE_SHARED.finding(shared))
+    findings = list(dict.fromkeys([*findings, *power_cap_findings(states)]))
+    for field, code, title in (
+        ("name", PlanCode.MIXED_DEVICES, "GPU models differ"),
+        ("pcie_width", PlanCode.MIXED_LINKS, "PCIe link widths differ"),
+        ("active_nvlinks", PlanCode.MIXED_NVLINKS, "Numbers of active NVLinks differ"),
+    ):
+        values = {state.index: getattr(state, field) for state in states}.values()
+        counts = Counter(value for value in values if value is not None)
+        if len(counts) > 1:
+            listed = ", ".join(f"{count} x {value}" for value, count in counts.most_common())
+            findings.append(code.finding(f"{title} ({listed}): every synchronous step waits for the slowest device."))
     return findings
 
 
@@ -336,19 +325,14 @@ def power_cap_findings(states: Sequence[DeviceState]) -> list[Finding]:
     Busy GPUs are held there most of the time, so that one with as high a clock as the others is only an info. The states are
     of one moment, under load.
     """
-    clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz is not None]
+    fastest_mhz = max((state.sm_clock_mhz or 0 for state in states), default=0)
     found = []
-    for state in states:
-        if state.throttle_reasons != (_POWER_CAP,):
-            continue
-        slower = state.sm_clock_mhz is not None and state.sm_clock_mhz < _SLOWER_CLOCK * max(clocks)
-        found.append(
-            _throttled(state, max(clocks))
-            if slower
-            else PlanCode.DEVICE_POWER_CAPPED.finding(
-                f"GPU {state.index} is held at its power limit, as a busy GPU usually is."
-            )
-        )
+    for state in (one for one in states if one.throttle_reasons == (_POWER_CAP,)):
+        if state.sm_clock_mhz is not None and state.sm_clock_mhz < _SLOWER_CLOCK * fastest_mhz:
+            found.append(_throttled(state, fastest_mhz))
+        else:
+            usual = f"GPU {state.index} is held at its power limit, as a busy GPU usually is."
+            found.append(PlanCode.DEVICE_POWER_CAPPED.finding(usual))
     return list(dict.fromkeys(found))
 
 
@@ -359,17 +343,3 @@ def _throttled(state: DeviceState, fastest_mhz: int | None = None) -> Finding:
     return PlanCode.DEVICE_THROTTLED.finding(
         f"GPU {state.index} is slowed down by {reasons}{clocks}{at}: its times are those of a slower device."
     )
-
-
-def _is_silent(state: DeviceState) -> bool:
-    """Whether a GPU answered no query; its links count as 0 then."""
-    return msgspec.structs.replace(state, active_nvlinks=None) == DeviceState(index=state.index)
-
-
-def _mixed(states: Sequence[DeviceState], field: str, code: PlanCode, title: str) -> list[Finding]:
-    devices = {state.index: getattr(state, field) for state in states}
-    counts = Counter(value for value in devices.values() if value is not None)
-    if len(counts) < 2:
-        return []
-    listed = ", ".join(f"{count} x {value}" for value, count in counts.most_common())
-    return [code.finding(f"{title} ({listed}): every synchronous step waits for the slowest device.")]

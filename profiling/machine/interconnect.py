@@ -3,7 +3,7 @@
 Values that NVML does not report are None.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -44,8 +44,8 @@ class _Gpu:
     """One GPU with the data needed for its pairs."""
 
     handle: Any
-    address: str | None  # on the PCI bus
     links: DeviceLinks
+    address: str | None  # on the PCI bus
     far_ends: tuple[str | None, ...]  # PCI address at the other end of each active NVLink
     on_switch: bool  # its NVLinks lead to NVSwitches, so that all of them connect it to any other GPU there
 
@@ -55,50 +55,47 @@ def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconn
 
     `torch_uuids` are those of torch's devices in torch's order; a GPU that is not among them has no `torch_index`.
     """
-    handles = gpu_handles(nvml)
-    seen = {_address(query(nvml, "nvmlDeviceGetPciInfo", handle)) for handle in handles if handle is not None} - {None}
-    gpus = [_gpu(nvml, handle, index, torch_uuids, seen) for index, handle in enumerate(handles) if handle is not None]
+    handles = {index: handle for index, handle in enumerate(gpu_handles(nvml)) if handle is not None}
+    addresses = {index: _address(query(nvml, "nvmlDeviceGetPciInfo", handle)) for index, handle in handles.items()}
+    torch_indices = {bare_uuid(uuid): index for index, uuid in reversed([*enumerate(torch_uuids)])}
+    gpus = []
+    for index, handle in handles.items():
+        links = _device_links(nvml, handle, index, torch_indices)
+        active = active_nvlinks(nvml, handle)
+        far_ends = tuple(_address(query(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active)
+        # Virtual machines, such as most cloud instances, do not see the switches: an active link whose far end is of unknown kind
+        # and not a visible GPU is taken to lead to one, as NCCL does (src/graph/xml.cc: "Assume NVSwitch").
+        kinds = [query(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active]
+        on_switch = bool(active) and all(
+            kind == _TO_SWITCH or (kind in (None, _TO_UNKNOWN) and (end is None or end not in addresses.values()))
+            for kind, end in zip(kinds, far_ends, strict=True)
+        )
+        gpus.append(_Gpu(handle, links, addresses[index], far_ends, on_switch))
     pairs = tuple(_pair(nvml, first, second) for first, second in combinations(gpus, 2))
     return Interconnect(devices=tuple(gpu.links for gpu in gpus), pairs=pairs)
 
 
-def _gpu(nvml: Any | None, handle: Any, index: int, torch_uuids: Sequence[str], seen: Collection[str | None]) -> _Gpu:
+def _device_links(nvml: Any | None, handle: Any, index: int, torch_indices: Mapping[str, int]) -> DeviceLinks:
     active = active_nvlinks(nvml, handle)
     version = _nvlink_generation(nvml, handle, active[0]) if active else None
     name, uuid = (query(nvml, f"nvmlDeviceGet{what}", handle) for what in ("Name", "UUID"))
     rate = nvlink(version, len(active), name)
-    links = DeviceLinks(
+    pcie = {
+        "pcie_generation": "MaxPcieLinkGeneration",
+        "pcie_width": "MaxPcieLinkWidth",
+        "current_pcie_generation": "CurrPcieLinkGeneration",
+        "current_pcie_width": "CurrPcieLinkWidth",
+    }
+    return DeviceLinks(
         index=index,
         uuid=uuid,
         name=name,
-        torch_index=_torch_index(uuid, torch_uuids),
+        torch_index=torch_indices.get(bare_uuid(uuid)) if uuid is not None else None,
         active_nvlinks=len(active),
         nvlink_version=version,
         nvlink_gb_per_s=None if rate is None else rate.gb_per_s,
-        pcie_generation=query(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
-        pcie_width=query(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
-        current_pcie_generation=query(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
-        current_pcie_width=query(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+        **{field: query(nvml, f"nvmlDeviceGet{what}", handle) for field, what in pcie.items()},
     )
-    far_ends = tuple(_address(query(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active)
-    kinds = [query(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active]
-    return _Gpu(
-        handle=handle,
-        address=_address(query(nvml, "nvmlDeviceGetPciInfo", handle)),
-        links=links,
-        far_ends=far_ends,
-        on_switch=bool(active)
-        and all(_leads_to_switch(kind, end in seen) for kind, end in zip(kinds, far_ends, strict=True)),
-    )
-
-
-def _leads_to_switch(kind: int | None, to_seen_gpu: bool) -> bool:
-    """Whether an active NVLink leads to an NVSwitch, judged by NVML's data about its far end.
-
-    Virtual machines, such as most cloud instances, do not see the switches: an active link whose far end is of unknown kind and
-    not a visible GPU is taken to lead to one, as NCCL does (src/graph/xml.cc: "Assume NVSwitch").
-    """
-    return kind == _TO_SWITCH or (kind in (None, _TO_UNKNOWN) and not to_seen_gpu)
 
 
 def active_nvlinks(nvml: Any | None, handle: Any) -> list[int]:
@@ -137,9 +134,9 @@ def _pcie(device: DeviceLinks) -> LinkRate | None:
 
 def _slower(rates: Iterable[LinkRate | None]) -> LinkRate | None:
     """The slowest of these links; unknown when one of them is."""
-    known = list(rates)
-    kept = [rate for rate in known if rate is not None]
-    return min(kept, key=lambda rate: rate.gb_per_s) if kept and len(kept) == len(known) else None
+    given = list(rates)
+    known = [rate for rate in given if rate is not None]
+    return min(known, key=lambda rate: rate.gb_per_s) if len(known) == len(given) else None
 
 
 def group_rate(links: Interconnect, torch_indices: Iterable[int]) -> LinkRate | None:
@@ -156,14 +153,13 @@ def group_rate(links: Interconnect, torch_indices: Iterable[int]) -> LinkRate | 
     fast = [pair for pair in inside if pair.direct_nvlinks or pair.through_nvswitch]
     if not _has_ring(sorted(members), {frozenset((pair.first, pair.second)) for pair in fast}):
         return _slower(_pcie(device) for device in members.values())
-    return _slower(_nvlinks_to_others(device, fast) for device in members.values())
-
-
-def _nvlinks_to_others(device: DeviceLinks, pairs: Sequence[PairLink]) -> LinkRate | None:
-    of_device = [pair for pair in pairs if device.index in (pair.first, pair.second)]
-    switched = any(pair.through_nvswitch for pair in of_device)
-    links = device.active_nvlinks if switched else sum(pair.direct_nvlinks for pair in of_device)
-    return nvlink(device.nvlink_version, links, device.name)
+    rates = []
+    for index, device in members.items():
+        own = [pair for pair in fast if index in (pair.first, pair.second)]
+        switched = any(pair.through_nvswitch for pair in own)
+        count = device.active_nvlinks if switched else sum(pair.direct_nvlinks for pair in own)
+        rates.append(nvlink(device.nvlink_version, count, device.name))
+    return _slower(rates)
 
 
 def _has_ring(members: Sequence[int], joined: set[frozenset[int]]) -> bool:
@@ -178,11 +174,6 @@ def _has_ring(members: Sequence[int], joined: set[frozenset[int]]) -> bool:
         return any(closes([*path, one]) for one in following)
 
     return closes([members[0]])
-
-
-def _torch_index(uuid: str | None, torch_uuids: Sequence[str]) -> int | None:
-    bare = [bare_uuid(one) for one in torch_uuids]
-    return bare.index(bare_uuid(uuid)) if uuid is not None and bare_uuid(uuid) in bare else None
 
 
 def _address(pci: Any) -> str | None:

@@ -5,7 +5,7 @@ Vendors often print the sum of both directions; a collective's bus bandwidth is 
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpscope.profiling.records.links import LinkRate
@@ -149,6 +149,7 @@ _INFINIBAND = re.compile(r"(?:infiniband\s*|ib\s*)?(?P<name>[QFEHNX]DR)(?:\s*x\s
 _NVLINKS_OF_ONE_GPU = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18, 6: 36}
 """Links of the module of each generation: P100, V100, A100, H100, B200, Rubin. Source: NVIDIA's data sheets (docs/links.md)."""
 
+_BOTH_UNITS = "write {0}GB/s (1e9 bytes a second) or {0}Gb/s (1e9 bits a second)"
 _FORMS = (
     'give a number with a unit (100Gb/s, 12.5GB/s) or a name ("PCIe 4.0 x16", "NVLink 3", "InfiniBand HDR", "100GbE")'
 )
@@ -162,61 +163,37 @@ def parse_link(text: str) -> LinkRate:
     """
     words = text.strip()
     if _BARE.fullmatch(words):
-        raise ValueError(
-            f"{text!r} has no unit: write {words}GB/s (1e9 bytes a second) or {words}Gb/s (1e9 bits a second)"
-        )
+        raise ValueError(f"{text!r} has no unit: {_BOTH_UNITS.format(words)}")
     if rate := _RATE.fullmatch(words):
         return _stated(text, rate)
-    for pattern, link_of in _NAMED:
-        if (match := pattern.fullmatch(words)) and (link := link_of(match)):
-            return link
-    raise ValueError(f"{text!r} is no link: {_FORMS}")
+    link: LinkRate | None = None
+    name, source, rates = "", "", dict[str, float]()
+    if named := _PCIE.fullmatch(words):
+        lanes = int(named["lanes"])
+        link = pcie_link(int(named["generation"]), lanes) if lanes in (1, 2, 4, 8, 16, 32) else None
+    elif named := _NVLINK.fullmatch(words):
+        version = int(named["version"])
+        link = nvlink(version, int(named["links"] or _NVLINKS_OF_ONE_GPU.get(version, 0)), None)
+    elif named := _ETHERNET.fullmatch(words):
+        name, source = f"Ethernet {named['rate'] or named['other']} Gb/s", "IEEE 802.3"
+        rates = ETHERNET_GB_PER_S
+    elif named := _INFINIBAND.fullmatch(words):
+        rates, source = INFINIBAND_GB_PER_S, "InfiniBand Architecture Specification"
+        name = next(one for one in rates if one.startswith(f"InfiniBand {named['name'].upper()} "))
+    link = LinkRate(rates[name], name, source) if name in rates else link
+    if link is None:
+        raise ValueError(f"{text!r} is no link: {_FORMS}")
+    return link
 
 
 def _stated(text: str, rate: re.Match[str]) -> LinkRate:
-    scale, unit = rate["scale"], rate["unit"]
+    given, scale = rate["number"], rate["scale"]
     if scale not in _SCALES:
-        letter = rate["number"]
-        raise ValueError(
-            f"{text!r} is not clear: write {letter}GB/s (1e9 bytes a second) or {letter}Gb/s (1e9 bits a second)"
-        )
+        raise ValueError(f"{text!r} is not clear: {_BOTH_UNITS.format(given)}")
     try:
-        number = float(rate["number"])
+        value = float(given) * _SCALES[scale] * _BITS[rate["unit"]]
     except ValueError:
-        raise ValueError(f"{text!r}: {rate['number']!r} is no number; {_FORMS}") from None
-    value = number * _SCALES[scale] * _BITS[unit]
+        raise ValueError(f"{text!r}: {given!r} is no number; {_FORMS}") from None
     if not math.isfinite(value) or value <= 0:
         raise ValueError(f"{text!r} must be above 0; {_FORMS}")
     return LinkRate(gb_per_s=value, name=" ".join(text.split()), source=STATED)
-
-
-def _pcie(match: re.Match[str]) -> LinkRate | None:
-    lanes = int(match["lanes"])
-    return pcie_link(int(match["generation"]), lanes) if lanes in (1, 2, 4, 8, 16, 32) else None
-
-
-def _nvlink(match: re.Match[str]) -> LinkRate | None:
-    version = int(match["version"])
-    return nvlink(version, int(match["links"] or _NVLINKS_OF_ONE_GPU.get(version, 0)), None)
-
-
-def _ethernet(match: re.Match[str]) -> LinkRate | None:
-    return _by_name(ETHERNET_GB_PER_S, f"Ethernet {match['rate'] or match['other']} Gb/s", "IEEE 802.3")
-
-
-def _infiniband(match: re.Match[str]) -> LinkRate | None:
-    prefix = f"InfiniBand {match['name'].upper()} "
-    name = next(name for name in INFINIBAND_GB_PER_S if name.startswith(prefix))
-    return _by_name(INFINIBAND_GB_PER_S, name, "InfiniBand Architecture Specification")
-
-
-def _by_name(rates: dict[str, float], name: str, source: str) -> LinkRate | None:
-    return LinkRate(gb_per_s=rates[name], name=name, source=source) if name in rates else None
-
-
-_NAMED: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], LinkRate | None]], ...] = (
-    (_PCIE, _pcie),
-    (_NVLINK, _nvlink),
-    (_ETHERNET, _ethernet),
-    (_INFINIBAND, _infiniband),
-)

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -42,7 +43,10 @@ _KINDS = {
 # A message begins with host:pid:tid [device], after a launcher's prefix, or in the middle of another rank's line.
 _BEGIN = re.compile(r"([\w.-]+):(\d+):\d+ \[-?\d+\] (?:\S+ )?NCCL (?:INFO|WARN) ")
 _VERSION = re.compile(r"\b([NR]CCL) version ?:? ?v?(\d+\.\d+(?:\.\d+)?)")
-_CHANNELS = re.compile(r"(\d+) coll channels,(?: (\d+) collnet channels,)?(?: (\d+) nvls channels,)? \d+ p2p channels")
+_CHANNELS = re.compile(
+    r"(?P<channels>\d+) coll channels,(?: (?P<collnet_channels>\d+) collnet channels,)?"
+    r"(?: (?P<nvls_channels>\d+) nvls channels,)? \d+ p2p channels"
+)
 _LINK = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[[^\]]*\])? -> (\d+)(?:\[[^\]]*\])? (?:\[\w+\] )?via (\S+)"
 )
@@ -72,56 +76,48 @@ class _Process:
     algorithms: list[str] = field(default_factory=list)
 
 
-@dataclass
 class _Reader:
     """Collects the values of the lines."""
 
-    library: str | None = None
-    hosts: dict[str, None] = field(default_factory=dict)
-    communicators: dict[str, Communicator] = field(default_factory=dict)
-    choices: Counter[tuple[str | None, int, str, str, int | None, float | None]] = field(default_factory=Counter)
-    links: dict[tuple[int, int, str], None] = field(default_factory=dict)
-    networks: dict[str, None] = field(default_factory=dict)
-    infiniband: bool = False
-    gpu_direct: bool | None = None
-    network_ports: int | None = None
-    peer_access_off: str | None = None
-    unread_lines: int = 0
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {"library": None, "unread_lines": 0}  # fields of NcclLog
+        self.communicators: dict[str, Communicator] = {}
+        self.choices: Counter[tuple[str | None, int, str, str, int | None, float | None]] = Counter()
+        self.links: set[tuple[int, int, str]] = set()  # ranks, transport
+        self.networks: dict[str, None] = {}
 
     def read(self, process: _Process, text: str) -> None:
         """Read one message of one process."""
+        found = self.found
         if version := _VERSION.search(text):
-            self.library = f"{version[1]} {version[2]}"
+            found["library"] = f"{version[1]} {version[2]}"
         elif text.rstrip().endswith("Init COMPLETE"):
             self._complete(process, text)
         elif channels := _CHANNELS.search(text):
-            names = ("channels", "collnet_channels", "nvls_channels")
-            process.pending = {
-                name: int(one) for name, one in zip(names, channels.groups(), strict=True) if one is not None
-            }
+            process.pending = {name: int(one) for name, one in channels.groupdict().items() if one is not None}
         elif link := _LINK.search(text):
-            self.links[int(link[1]), int(link[2]), re.sub(r"(NET/\w+)/\d+(?:\(\d+\))?", r"\1", link[3])] = None
+            self.links.add((int(link[1]), int(link[2]), re.sub(r"(NET/\w+)/\d+(?:\(\d+\))?", r"\1", link[3])))
         elif "Bytes -> " in text:
             self._choice(text)
         elif _TABLE.match(text):
-            self.unread_lines += not _read_table(process, text)
+            found["unread_lines"] += not _read_table(process, text)
         elif network := _NETWORK.search(text):
             self.networks[network[1] or network[2]] = None
-            self.infiniband |= network[2] == "IB"
+            found["infiniband"] = found.get("infiniband", False) or network[2] == "IB"
             if ports := _PORTS.search(text):
-                self.network_ports = max(self.network_ports or 0, ports[1].count("["))
+                found["network_ports"] = max(found.get("network_ports", 0), ports[1].count("["))
         elif peers := _PEER_ACCESS_OFF.search(text):
-            self.peer_access_off = self.peer_access_off or peers[0]
+            found.setdefault("peer_access_off", peers[0])
         elif direct := _GPU_DIRECT.search(text):
-            self.gpu_direct = (direct[1] == "Enabled") and self.gpu_direct is not False
+            found["gpu_direct"] = direct[1] == "Enabled" and found.get("gpu_direct") is not False
 
     def _complete(self, process: _Process, text: str) -> None:
         """Add a communicator that a process has initialised; only rank 0 has the cost table."""
         ranks = re.search(r"nranks (\d+)", text)
-        identity = re.search(r"commId (0x[0-9a-f]+)", text)
         if ranks is None:
-            self.unread_lines += 1
+            self.found["unread_lines"] += 1
             return
+        identity = re.search(r"commId (0x[0-9a-f]+)", text)
         key = identity[1] if identity else counted(int(ranks[1]), "rank")
         known = self.communicators.get(key, Communicator(int(ranks[1])))
         table = tuple(process.table) or known.cost_table
@@ -133,7 +129,7 @@ class _Reader:
         algorithm = _name(call["algorithm"], ALGORITHMS) if call else None
         protocol = _name(call["protocol"], PROTOCOLS) if call else None
         if call is None or algorithm is None or protocol is None:
-            self.unread_lines += 1
+            self.found["unread_lines"] += 1
             return
         kind = _KINDS.get((call["kind"] or "").lower())
         channels = None if call["low"] is None else int(call["high"]) - int(call["low"]) + 1
@@ -151,32 +147,23 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
         empty = True
         for host, process_id, text in _messages(path):
             empty = False
-            reader.hosts[host] = None
             reader.read(processes.setdefault((host, process_id), _Process()), text)
         if empty:
             raise DpscopeError(
                 f"{path} has no line of NCCL at INFO level; run the job with NCCL_DEBUG=INFO and "
                 "NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING,NET"
             )
-    peers: dict[str, list[tuple[int, int]]] = {}
-    for first, second, transport in sorted(reader.links):
-        peers.setdefault(transport, []).append((first, second))
+    choices = sorted(reader.choices.items(), key=lambda one: (str(one[0][0]), one[0][1]))
+    links = sorted(reader.links)
+    peers = {via: tuple(link[:2] for link in links if link[2] == via) for *_, via in links}
     return NcclLog(
-        library=reader.library,
-        hosts=tuple(reader.hosts),
+        **reader.found,
+        hosts=tuple(dict.fromkeys(host for host, _ in processes)),
         communicators=tuple(sorted(reader.communicators.values(), key=lambda one: -one.ranks)),
-        choices=tuple(
-            Choice(*key, calls)
-            for key, calls in sorted(reader.choices.items(), key=lambda one: (str(one[0][0]), one[0][1]))
-        ),
-        links={transport: len(pairs) for transport, pairs in peers.items()},
-        peers={transport: tuple(pairs) for transport, pairs in peers.items()},
+        choices=tuple(Choice(*key, calls) for key, calls in choices),
+        links={transport: len(ranks) for transport, ranks in peers.items()},
+        peers=peers,
         networks=tuple(reader.networks),
-        infiniband=reader.infiniband,
-        gpu_direct=reader.gpu_direct,
-        unread_lines=reader.unread_lines,
-        network_ports=reader.network_ports,
-        peer_access_off=reader.peer_access_off,
     )
 
 
@@ -212,23 +199,18 @@ def _read_table(process: _Process, text: str) -> bool:
     elif head == "Algorithm":
         process.algorithms = [cell for cell in cells if cell]
     elif head == "Protocol":
-        process.columns = [
-            _column(algorithm, protocol)
-            for algorithm, protocol in zip([one for one in process.algorithms for _ in PROTOCOLS], cells, strict=False)
-        ]
+        algorithms = (one for one in process.algorithms for _ in PROTOCOLS)
+        process.columns = [_column(algorithm, cell) for algorithm, cell in zip(algorithms, cells, strict=False)]
     elif head != "Max NThreads":
         values = [_CELL.fullmatch(cell) for cell in cells if cell]
         if len(values) < len(process.columns) or not process.columns or not all(values):
             return False
-        for (algorithm, protocol), value in zip(process.columns, values, strict=False):
+        for column, value in zip(process.columns, values, strict=False):
             assert value is not None
-            process.table.append(
-                TableEntry(_KINDS[head.lower()], algorithm, protocol, float(value[1]), float(value[2]))
-            )
+            process.table.append(TableEntry(_KINDS[head.lower()], *column, float(value[1]), float(value[2])))
     return True
 
 
 def _column(algorithm: str, protocol: str) -> tuple[str, str]:
-    return _name(algorithm.strip(), ALGORITHMS) or algorithm.strip(), _name(
-        protocol.strip(), PROTOCOLS
-    ) or protocol.strip()
+    named = (_name(algorithm.strip(), ALGORITHMS), _name(protocol.strip(), PROTOCOLS))
+    return named[0] or algorithm.strip(), named[1] or protocol.strip()

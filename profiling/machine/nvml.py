@@ -1,12 +1,10 @@
-"""Opens and queries NVML; records its answers, and replays them on machines without these GPUs. Imports no torch.
+"""Opens and queries NVML; records its answers. Imports no torch.
 
 `query` returns None, for unknown, if the bindings are missing or too old, the driver has no answer, or a GPU fell off the bus.
 Source of the functions and their codes: NVML API reference, nvml.h.
 """
 
 import json
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 
@@ -54,10 +52,6 @@ def bare_uuid(uuid: str) -> str:
     return uuid.removeprefix("GPU-")
 
 
-class ReplayedNvmlError(Exception):
-    """Raised by a call that failed when it was recorded."""
-
-
 class NvmlRecorder:
     """Wraps NVML (`pynvml`, initialised) and records every call with its answer, and device handles by their number.
 
@@ -69,59 +63,35 @@ class NvmlRecorder:
         self.NVMLError = nvml.NVMLError
         self._nvml = nvml
         self._handles: dict[str, Any] = {}
-        self._calls: dict[str, dict[str, Any]] = {}
-        self._outcomes: dict[str, Any] = {}  # an answer, or the exception that was raised
+        self._calls: dict[str, tuple[dict[str, Any], Any]] = {}  # as recorded, and the answer or the exception
 
     def __getattr__(self, name: str) -> Any:
         def answer(*arguments: Any) -> Any:
-            key = _key(name, arguments)
-            if key not in self._outcomes:
-                self._outcomes[key] = self._record(name, arguments, key)
-            outcome = self._outcomes[key]
-            if isinstance(outcome, Exception):
+            key = json.dumps([name, *arguments])
+            if key not in self._calls:
+                self._calls[key] = self._record(name, arguments)
+            if isinstance(outcome := self._calls[key][1], Exception):
                 raise outcome
             return outcome
 
         return answer
 
-    def _record(self, name: str, arguments: tuple[Any, ...], key: str) -> Any:
-        call: dict[str, Any] = {"call": name, "arguments": list(arguments)}
+    def _record(self, name: str, arguments: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
+        call = {"call": name, "arguments": list(arguments)}
         real = [self._handles.get(one, one) if isinstance(one, str) else one for one in arguments]
         try:
             value = getattr(self._nvml, name)(*real)
         except (self.NVMLError, AttributeError) as error:
-            self._calls[key] = {**call, "error": str(error)}
-            return error
+            return {**call, "error": str(error)}, error
         if name == "nvmlDeviceGetHandleByIndex":
             handle = f"gpu{arguments[0]}"
             self._handles[handle] = value
-            self._calls[key] = {**call, "answer": {"handle": handle}}
-            return handle
-        self._calls[key] = {**call, "answer": _plain(value)}
-        return value
+            return {**call, "answer": {"handle": handle}}, handle
+        return {**call, "answer": _plain(value)}, value
 
     def to_json(self) -> str:
-        """The calls, one per line, as `ReplayedNvml` reads them."""
-        return "[\n" + ",\n".join(json.dumps(call) for call in self._calls.values()) + "\n]\n"
-
-
-class ReplayedNvml:
-    """Has NVML's functions and returns the first recorded answer of each call; a call that was not recorded raises KeyError."""
-
-    NVMLError = ReplayedNvmlError
-
-    def __init__(self, path: Path) -> None:
-        calls = reversed(json.loads(path.read_text()))  # records of older versions hold later answers, too
-        self._answers = {_key(call["call"], call["arguments"]): call for call in calls}
-
-    def __getattr__(self, name: str) -> Any:
-        def answer(*arguments: Any) -> Any:
-            recorded = self._answers[_key(name, arguments)]
-            if "error" in recorded:
-                raise ReplayedNvmlError(recorded["error"])
-            return _replayed(recorded["answer"])
-
-        return answer
+        """The calls, one per line."""
+        return "[\n" + ",\n".join(json.dumps(call) for call, _ in self._calls.values()) + "\n]\n"
 
 
 def _plain(value: Any) -> Any:
@@ -131,16 +101,4 @@ def _plain(value: Any) -> Any:
     for field in ("busId", "pid"):
         if hasattr(value, field):
             return {field: _plain(getattr(value, field))}
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _replayed(answer: Any) -> Any:
-    if isinstance(answer, list):
-        return [_replayed(one) for one in answer]
-    if isinstance(answer, dict):
-        return answer["handle"] if "handle" in answer else SimpleNamespace(**answer)
-    return answer
-
-
-def _key(name: str, arguments: Any) -> str:
-    return json.dumps([name, *arguments])
+    return decoded_text(value)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -85,7 +85,7 @@ class EventLog:
         """Begin a session of the HParams page; the scalars that follow are its metrics."""
         start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
         for name, parameter in hyperparameters.items():
-            _set(start.hparams[name], parameter)
+            setattr(start.hparams[name], _field_and_type(parameter)[0], parameter)
         self._hparams(metadata.SESSION_START_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_start_info=start))
 
     def end_session(self) -> None:
@@ -103,25 +103,19 @@ class EventLog:
         self._writer.add_event(Event(wall_time=time.time() if at_s is None else at_s, step=step, summary=summary))
 
 
-def _set(target: object, parameter: HyperParameter) -> None:
-    """Put a parameter into a protobuf Value, by its type."""
+def _field_and_type(parameter: HyperParameter) -> tuple[str, Any]:
+    """The field of a protobuf Value that holds the parameter, and its type on the HParams page."""
     if isinstance(parameter, bool):
-        target.bool_value = parameter  # type: ignore[attr-defined]
-    elif isinstance(parameter, int | float):
-        target.number_value = parameter  # type: ignore[attr-defined]
-    else:
-        target.string_value = parameter  # type: ignore[attr-defined]
+        return "bool_value", api_pb2.DATA_TYPE_BOOL
+    if isinstance(parameter, str):
+        return "string_value", api_pb2.DATA_TYPE_STRING
+    return "number_value", api_pb2.DATA_TYPE_FLOAT64
 
 
 def _hparam_info(name: str, values: Sequence[HyperParameter]) -> api_pb2.HParamInfo:
-    info = api_pb2.HParamInfo(name=name)
-    first = values[0] if values else ""
-    if isinstance(first, bool):
-        info.type = api_pb2.DATA_TYPE_BOOL
-    elif isinstance(first, int | float):
-        info.type = api_pb2.DATA_TYPE_FLOAT64
-    else:
-        info.type = api_pb2.DATA_TYPE_STRING
+    field, kind = _field_and_type(values[0] if values else "")
+    info = api_pb2.HParamInfo(name=name, type=kind)
+    if field == "string_value":
         info.domain_discrete.extend(sorted(set(values)))
     return info
 

@@ -24,81 +24,39 @@ WandbMode = Literal["offline", "online", "disabled"]
 
 
 def wandb_mirror(run: Path, config: TrainConfig | None, online: bool = False) -> TrainingMirror:
-    """Mirrors the trainings of a run folder to wandb.
+    """Mirrors the trainings of a run folder to wandb; raises DpscopeError, before anything is trained, as `cell_mirror` does."""
+    mirror = cell_mirror(online)
+    return TrainingMirror(lambda first: _WandbRun(mirror, run, first, config))
 
-    Raises DpscopeError, before anything is trained, if wandb is not installed, the user's WANDB_MODE is invalid, or an online
-    run cannot log in.
+
+def cell_mirror(online: bool = False) -> "CellMirror":
+    """A mirror of measured cells, logged in for online runs.
+
+    Raises DpscopeError if wandb is not installed, the user's WANDB_MODE is invalid, or an online run cannot log in.
     """
-    wandb, mode = open_wandb(online)
-    return TrainingMirror(lambda first: _WandbRun(wandb, mode, run, first, config))
-
-
-def open_wandb(online: bool) -> tuple[Any, WandbMode]:
-    """The package, logged in for online runs; raises DpscopeError as `wandb_mirror` does."""
     mode = wandb_mode(online)
-    wandb = _import_wandb(mode)
-    if mode == "online":
-        _log_in(wandb)
-    return wandb, mode
-
-
-def start_run(wandb: Any, mode: WandbMode, run: Path, name: str, group: str, config: dict[str, Any]) -> Any:
-    """Start a wandb run below a run folder.
-
-    Its id follows from folder and name, so that a resumed training or repeated measurement is the same wandb run.
-    """
-    run_id = hashlib.sha256(f"{run.resolve()}/{name}".encode()).hexdigest()[:12]
-    for earlier in (run / "wandb").glob(f"offline-run-*-{run_id}"):
-        shutil.rmtree(earlier)
-    return wandb.init(
-        project=os.environ.get("WANDB_PROJECT", "dpscope"),
-        dir=str(run),
-        id=run_id,
-        name=name,
-        group=group,
-        config=config,
-        mode=mode,
-        resume="allow" if mode == "online" else None,
-        settings=wandb.Settings(silent=True, console="off", disable_code=True, disable_git=True, x_disable_stats=True),
-    )
-
-
-def wandb_mode(online: bool) -> WandbMode:
-    """Online if requested, else the user's WANDB_MODE, else offline; raises DpscopeError for an invalid WANDB_MODE."""
-    if online:
-        return "online"
-    mode = os.environ.get("WANDB_MODE", "offline")
-    if mode not in get_args(WandbMode):
-        raise DpscopeError(f"WANDB_MODE={mode}: set it to one of {', '.join(get_args(WandbMode))}, or unset it")
-    return cast(WandbMode, mode)
-
-
-def _import_wandb(mode: WandbMode) -> Any:
     if importlib.util.find_spec("wandb") is None:
         raise DpscopeError("--wandb: the package wandb is not installed; pip install 'dpscope[wandb]', or omit it")
     if mode != "online":
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    return importlib.import_module("wandb")
+    wandb: Any = importlib.import_module("wandb")
+    if mode == "online":
+        try:
+            wandb.login()
+        except wandb.errors.Error as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise DpscopeError(
+                f"wandb cannot log in: {reason}; run `wandb login`, or mirror offline (--wandb)"
+            ) from error
+    return CellMirror(wandb, mode)
 
 
-def _log_in(wandb: Any) -> None:
-    try:
-        wandb.login()
-    except wandb.errors.Error as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise DpscopeError(f"wandb cannot log in: {reason}; run `wandb login`, or mirror offline (--wandb)") from error
-
-
-class _WandbRun:
-    def __init__(self, wandb: Any, mode: WandbMode, run: Path, first: EpochRecord, config: TrainConfig | None) -> None:
-        name = f"{first.cell}-seed{first.seed}"
-        self._run = start_run(wandb, mode, run, name, first.cell, training_settings(first, config))
-
-    def epoch(self, record: EpochRecord) -> None:
-        self._run.log(training_scalars(record), step=record.epoch)
-
-    def close(self) -> None:
-        self._run.finish()
+def wandb_mode(online: bool) -> WandbMode:
+    """Online if requested, else the user's WANDB_MODE, else offline; raises DpscopeError for an invalid WANDB_MODE."""
+    mode = "online" if online else os.environ.get("WANDB_MODE", "offline")
+    if mode not in get_args(WandbMode):
+        raise DpscopeError(f"WANDB_MODE={mode}: set it to one of {', '.join(get_args(WandbMode))}, or unset it")
+    return cast(WandbMode, mode)
 
 
 @dataclass(frozen=True)
@@ -110,22 +68,51 @@ class CellSummary:
     values: Mapping[str, float]
 
 
+@dataclass(frozen=True)
 class CellMirror:
     """Writes measured cells to wandb: a run per cell, its numbers as summary and as a table."""
 
-    def __init__(self, wandb: Any, mode: WandbMode) -> None:
-        self._wandb, self._mode = wandb, mode
+    wandb: Any  # the package
+    mode: WandbMode
+
+    def start_run(self, run: Path, name: str, group: str, config: Mapping[str, Any]) -> Any:
+        """Start a wandb run below a run folder.
+
+        Its id follows from folder and name, so that a resumed training or repeated measurement is the same wandb run.
+        """
+        run_id = hashlib.sha256(f"{run.resolve()}/{name}".encode()).hexdigest()[:12]
+        for earlier in (run / "wandb").glob(f"offline-run-*-{run_id}"):
+            shutil.rmtree(earlier)
+        quiet = {"silent": True, "console": "off", "disable_code": True, "disable_git": True, "x_disable_stats": True}
+        return self.wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "dpscope"),
+            dir=str(run),
+            id=run_id,
+            name=name,
+            group=group,
+            config=dict(config),
+            mode=self.mode,
+            resume="allow" if self.mode == "online" else None,
+            settings=self.wandb.Settings(**quiet),
+        )
 
     def write(self, run: Path, cells: Sequence[CellSummary]) -> None:
         """Write a wandb run for each cell, which replaces that of an earlier call for the same folder."""
         for cell in cells:
-            mirrored = start_run(self._wandb, self._mode, run, cell.name, os.fspath(run.name), dict(cell.settings))
+            mirrored = self.start_run(run, cell.name, run.name, cell.settings)
             mirrored.summary.update(dict(cell.values))
-            table = self._wandb.Table(columns=["measure", "value"], data=[list(one) for one in cell.values.items()])
+            table = self.wandb.Table(columns=["measure", "value"], data=[list(one) for one in cell.values.items()])
             mirrored.log({"summary": table})
             mirrored.finish()
 
 
-def cell_mirror(online: bool = False) -> CellMirror:
-    """A CellMirror; raises DpscopeError, before anything is measured, as `wandb_mirror` does."""
-    return CellMirror(*open_wandb(online))
+class _WandbRun:
+    def __init__(self, mirror: CellMirror, run: Path, first: EpochRecord, config: TrainConfig | None) -> None:
+        name = f"{first.cell}-seed{first.seed}"
+        self._run = mirror.start_run(run, name, first.cell, training_settings(first, config))
+
+    def epoch(self, record: EpochRecord) -> None:
+        self._run.log(training_scalars(record), step=record.epoch)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -4,8 +4,6 @@ from dpscope.profiling.records.finding import FindingCode, error, info, warning
 
 
 class AttachCode(FindingCode):
-    """Findings about an unchanged script: what could not be observed or measured."""
-
     SCRIPT_ENDED_EARLY = warning(
         "The script ended before the measurement was complete; the results cover only the steps up to then.",
         "attach with fewer --warmup and --steps, or let the script train longer",

@@ -10,7 +10,7 @@ import msgspec
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.matrix import Layout, parse_layout
-from dpscope.profiling.records.run import Environment, Host
+from dpscope.profiling.records.run import CellStatus, Environment, Host
 from dpscope.profiling.records.settings import Setting
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.typed_text import parse_size
@@ -96,19 +96,19 @@ MEASURED_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "
 class CalibrationSettings(Stored, frozen=True):
     """Settings of a calibration, all resolved."""
 
-    device: Annotated[Literal["cuda", "cpu"], Setting(help="auto, cuda or cpu")]
+    device: Annotated[Literal["cuda", "cpu"], Setting("auto, cuda or cpu")]
     devices: Annotated[
-        tuple[int, ...], Setting(help="device counts, such as 2,4; 2x4 is 2 nodes with 4 each")
+        tuple[int, ...], Setting("device counts, such as 2,4; 2x4 is 2 nodes with 4 each")
     ]  # on one node, each a subgroup of the first ranks of one job
-    collectives: Annotated[tuple[Collective, ...], Setting(help="all_reduce,broadcast,... or some of them")] = (
+    collectives: Annotated[tuple[Collective, ...], Setting("all_reduce,broadcast,... or some of them")] = (
         MEASURED_COLLECTIVES  # type: ignore[assignment]
     )
-    dtype: Annotated[str, Setting(help="float32, float16, bfloat16 or float64")] = "float32"
-    min_bytes: Annotated[int, Setting(help="smallest message", text=parse_size)] = 4 * 1024
-    max_bytes: Annotated[int, Setting(help="largest message; sizes double in between", text=parse_size)] = 256 * 1024**2
-    iterations: Annotated[int, Setting(help="timed calls of each size")] = 20
-    warmup_iterations: Annotated[int, Setting(help="untimed calls of each size", option="warmup")] = 5
-    timeout_s: Annotated[float, Setting(help="seconds the job may take", option="timeout")] = 900.0
+    dtype: Annotated[str, Setting("float32, float16, bfloat16 or float64")] = "float32"
+    min_bytes: Annotated[int, Setting("smallest message", text=parse_size)] = 4 * 1024
+    max_bytes: Annotated[int, Setting("largest message; sizes double in between", text=parse_size)] = 256 * 1024**2
+    iterations: Annotated[int, Setting("timed calls of each size")] = 20
+    warmup_iterations: Annotated[int, Setting("untimed calls of each size", option="warmup")] = 5
+    timeout_s: Annotated[float, Setting("seconds the job may take", option="timeout")] = 900.0
     chosen_sizes: tuple[int, ...] = ()  # bytes, ascending; instead of the doubling ones
     layouts: tuple[str, ...] = ()  # over several nodes, as 2x8; subgroups of the same job
     nccl_log: bool = False  # for NCCL's log: one call of each size, nothing is timed
@@ -169,6 +169,19 @@ class NotTimed(Stored, frozen=True):
     devices: int
     size_bytes: int | None
     reason: str
+
+
+class TimedCollectives(Stored, frozen=True, kw_only=True):
+    """`result.json` of a calibration job."""
+
+    status: CellStatus = "ok"
+    backend: str
+    device_names: tuple[str, ...] = ()
+    device_uuids: tuple[str, ...] = ()  # of torch's GPUs in torch's order
+    points: tuple[CalibrationPoint, ...] = ()
+    left_out: tuple[NotTimed, ...] = ()
+    contention: tuple[Contention, ...] = ()
+    nccl_engine: str | None = None  # class that ran NCCL
 
 
 class FitPiece(Stored, frozen=True):

@@ -5,6 +5,7 @@ types hold no such `None`. For users the settings of all parts stand side by sid
 """
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 from dpscope.profiling.records.matrix import Amp, Matrix, ResolvedMatrix, several_devices_idle
@@ -38,35 +39,25 @@ def _precisions(text: str) -> tuple[str, tuple[str, ...]]:
     return first, tuple(others)
 
 
-def _folder_idle(config: Any) -> str:
-    data = config.workload.data
-    return "" if data == "cifar10" else f"only cifar10 is read from a folder, and --data is {data}"
+def needs_data(kinds: tuple[str, ...], reason: str) -> Callable[[Any], str]:
+    """Why a setting has no effect with other data than these; ``{}`` in the reason is the data."""
+    return lambda config: "" if (data := config.workload.data) in kinds else reason.format(data)
 
 
-def _samples_idle(config: Any) -> str:
-    data = config.workload.data
-    return f"{data} has its own number of samples" if data in ("digits", "cifar10") else ""
-
-
-def _transforms_idle(config: Any) -> str:
-    data = config.workload.data
-    if data in ("digits", "cifar10"):
-        return ""
-    return f"only the images of cifar10 and digits are transformed, and --data is {data}"
-
-
-def _loading_idle(config: Any) -> str:
-    return "synthetic data is one batch on the device, never loaded" if config.workload.data == "synthetic" else ""
+_IN_FOLDER = needs_data(("cifar10",), "only cifar10 is read from a folder, and --data is {}")
+_GENERATED = needs_data(("synthetic", "fake"), "{} has its own number of samples")
+_IMAGES = needs_data(("digits", "cifar10"), "only the images of cifar10 and digits are transformed, and --data is {}")
+_LOADED = needs_data(("fake", "digits", "cifar10"), "synthetic data is one batch on the device, never loaded")
 
 
 def _workers_idle(config: Any) -> str:
     total = "--workers-total sets how many there are" if config.workload.workers_total is not None else ""
-    return _loading_idle(config) or total
+    return _LOADED(config) or total
 
 
 def _pinned_idle(config: Any) -> str:
     on_cpu = "batches are copied to no GPU with --device cpu" if config.workload.device == "cpu" else ""
-    return on_cpu or _loading_idle(config)
+    return on_cpu or _LOADED(config)
 
 
 class Workload(ConfigPart, frozen=True):
@@ -74,62 +65,60 @@ class Workload(ConfigPart, frozen=True):
 
     heading: ClassVar[str] = DATA
 
-    device: Annotated[Literal["auto", "cuda", "cpu"], Setting(help="auto, cuda or cpu", heading=AMOUNT)] = "auto"
+    device: Annotated[Literal["auto", "cuda", "cpu"], Setting("auto, cuda or cpu", heading=AMOUNT)] = "auto"
     model: Annotated[
         str,
         Setting(
-            help="auto, resnet18_cifar, resnet8_cifar, gpt_5m, a torchvision model, or your own package.module:function",
+            "auto, resnet18_cifar, resnet8_cifar, gpt_5m, a torchvision model, or your own package.module:function",
             help_of={"train": "resnet8_cifar, resnet18_cifar, a torchvision model, or package.module:function"},
         ),
     ] = "auto"
     data: Annotated[
         Literal["synthetic", "fake", "digits", "cifar10"],
-        Setting(help="synthetic, fake, digits or cifar10", help_of={"train": "digits, cifar10 or fake"}),
+        Setting("synthetic, fake, digits or cifar10", help_of={"train": "digits, cifar10 or fake"}),
     ] = "synthetic"
-    data_dir: Annotated[str, Setting(help="where cifar10 lies", idle=_folder_idle)] = "data"
-    download: Annotated[bool, Setting(help="fetch cifar10", idle=_folder_idle)] = False
+    data_dir: Annotated[str, Setting("where cifar10 lies", idle=_IN_FOLDER)] = "data"
+    download: Annotated[bool, Setting("fetch cifar10", idle=_IN_FOLDER)] = False
     samples: Annotated[
         int,
         Setting(
-            help="samples an epoch of synthetic and fake data",
+            "samples an epoch of synthetic and fake data",
             help_of={"train": "samples an epoch of fake data"},
             check=at_least(1, "an epoch needs 1 sample or more"),
-            idle=_samples_idle,
+            idle=_GENERATED,
         ),
     ] = 50_000
     workers: Annotated[
         int,
         Setting(
-            help="loader workers per process",
+            "loader workers per process",
             check=at_least(0, "must be 0 or more; 0 loads in the training process"),
             idle=_workers_idle,
         ),
     ] = 2
     workers_total: Annotated[
-        int | None,
-        Setting(help="loader workers per cell, shared by its processes", check=at_least(0), idle=_loading_idle),
+        int | None, Setting("loader workers per cell, shared by its processes", check=at_least(0), idle=_LOADED)
     ] = None
-    pin_memory: Annotated[bool, Setting(help="copy batches to GPUs from page-locked memory", idle=_pinned_idle)] = False
+    pin_memory: Annotated[bool, Setting("copy batches to GPUs from page-locked memory", idle=_pinned_idle)] = False
     transforms: Annotated[
         Literal["per-batch", "per-image"],
         Setting(
-            help="images are transformed a batch at a time from memory, or one by one from PIL images by torchvision's "
-            "transforms",
+            "images are transformed a batch at a time from memory, or one by one from PIL images by torchvision's transforms",
             listed=True,
-            idle=_transforms_idle,
+            idle=_IMAGES,
         ),
     ] = "per-batch"
     amp: Annotated[
         Amp,
         Setting(
-            help="off, bf16 or fp16, or several: off,bf16",
+            "off, bf16 or fp16, or several: off,bf16",
             heading=COMPARED,
             text=_precisions,
             sets=("amp_variants",),
             joins=lambda _: True,
         ),
     ] = "off"
-    seed: Annotated[int, Setting(help="of weights and data", check=SEED_CHECK)] = 0
+    seed: Annotated[int, Setting("of weights and data", check=SEED_CHECK)] = 0
 
 
 class Optimizer(ConfigPart, frozen=True):
@@ -137,9 +126,9 @@ class Optimizer(ConfigPart, frozen=True):
 
     heading: ClassVar[str] = DATA
 
-    learning_rate: Annotated[float, Setting(help="SGD's learning rate", option="lr", check=ABOVE_0)] = 0.1
-    momentum: Annotated[float, Setting(help="SGD's momentum", check=BELOW_1)] = 0.9
-    weight_decay: Annotated[float, Setting(help="SGD's weight decay", check=_FROM_0)] = 5e-4
+    learning_rate: Annotated[float, Setting("SGD's learning rate", option="lr", check=ABOVE_0)] = 0.1
+    momentum: Annotated[float, Setting("SGD's momentum", check=BELOW_1)] = 0.9
+    weight_decay: Annotated[float, Setting("SGD's weight decay", check=_FROM_0)] = 5e-4
 
 
 class Measurement(ConfigPart, frozen=True):
@@ -148,28 +137,25 @@ class Measurement(ConfigPart, frozen=True):
     heading: ClassVar[str] = AMOUNT
 
     warmup_steps: Annotated[
-        int, Setting(help="untimed steps before anything is measured, 5 or more", option="warmup", check=at_least(1))
+        int, Setting("untimed steps before anything is measured, 5 or more", option="warmup", check=at_least(1))
     ] = 5
     steps: Annotated[
-        int | None,
-        Setting(help="timed steps per repeat", help_of={"equal": "steps under each strategy"}, check=at_least(1)),
+        int | None, Setting("timed steps per repeat", help_of={"equal": "steps under each strategy"}, check=at_least(1))
     ] = None
-    epochs: Annotated[int | None, Setting(help="whole timed epochs instead, after one untimed", check=at_least(1))] = (
-        None
-    )
-    traced_steps: Annotated[int, Setting(help="whole traced steps; one more is traced", check=at_least(1))] = 3
-    repeats: Annotated[int | None, Setting(help="interleaved repeats of every cell", check=at_least(1))] = None
+    epochs: Annotated[int | None, Setting("whole timed epochs instead, after one untimed", check=at_least(1))] = None
+    traced_steps: Annotated[int, Setting("whole traced steps; one more is traced", check=at_least(1))] = 3
+    repeats: Annotated[int | None, Setting("interleaved repeats of every cell", check=at_least(1))] = None
     calibrate: Annotated[
         bool,
         Setting(
-            help="time the collectives first, in seconds, unless the folder holds it",
+            "time the collectives first, in seconds, unless the folder holds it",
             heading=TARGETS,
             idle=several_devices_idle,
         ),
     ] = True
-    timeout_s: Annotated[
-        float, Setting(help="seconds one cell's job may take", option="timeout", check=TIMEOUT_CHECK)
-    ] = 900.0
+    timeout_s: Annotated[float, Setting("seconds one cell's job may take", option="timeout", check=TIMEOUT_CHECK)] = (
+        900.0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,20 +178,20 @@ class Reporting(ConfigPart, frozen=True):
     link: Annotated[
         str | None,
         Setting(
-            help='the link between the devices, one way: 100Gb/s, 12.5GB/s, "PCIe 4.0 x16", "NVLink 3"',
+            'the link between the devices, one way: 100Gb/s, 12.5GB/s, "PCIe 4.0 x16", "NVLink 3"',
             idle=several_devices_idle,
         ),
     ] = None
     target_efficiency: Annotated[
         float | None,
         Setting(
-            help="judged in the findings: 0.8 is 80%",
+            "judged in the findings: 0.8 is 80%",
             check=holds(lambda share: 0 < share <= 1, "must be above 0 and at most 1; 0.8 is 80%"),
             idle=several_devices_idle,
         ),
     ] = None
     published: Annotated[
-        str | None, Setting(help="a CSV file of published values, which --tables shows next to the measured ones")
+        str | None, Setting("a CSV file of published values, which --tables shows next to the measured ones")
     ] = None
 
 

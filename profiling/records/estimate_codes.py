@@ -4,8 +4,6 @@ from dpscope.profiling.records.finding import FindingCode, info, warning
 
 
 class EstimateCode(FindingCode):
-    """Findings about tables of epoch times (`dpscope estimate`), which no trace supports."""
-
     UNKNOWN_COLUMN = warning(
         "The table has columns that dpscope does not know and does not use.", "check their spelling"
     )

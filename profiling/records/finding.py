@@ -1,7 +1,8 @@
 """Findings: observations as data, each with its meaning and a next step."""
 
 from enum import Enum
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Literal
 
 from dpscope.profiling.records.stored import Stored
 
@@ -25,32 +26,15 @@ class Finding(Stored, frozen=True, kw_only=True):
     next_step: str
 
 
-class Declared(NamedTuple):
-    """What is registered of a finding: its severity (None: depends on the observation), its meaning in one sentence, a
-    default next step, and further traits.
-    """
-
-    severity: Severity | None
-    meaning: str
-    next_step: str
-    traits: tuple[Trait, ...]
+def _declared(
+    severity: Severity | None, meaning: str, next_step: str, *traits: Trait
+) -> tuple[Severity | None, str, str, tuple[Trait, ...]]:
+    """What is registered of a finding: its meaning in one sentence, a default next step, and further traits."""
+    return severity, meaning, next_step, traits
 
 
-def error(meaning: str, next_step: str, *traits: Trait) -> Declared:
-    return Declared("error", meaning, next_step, traits)
-
-
-def warning(meaning: str, next_step: str, *traits: Trait) -> Declared:
-    return Declared("warning", meaning, next_step, traits)
-
-
-def info(meaning: str, next_step: str, *traits: Trait) -> Declared:
-    return Declared("info", meaning, next_step, traits)
-
-
-def varying(meaning: str, next_step: str, *traits: Trait) -> Declared:
-    """Of findings whose severity depends on the observation."""
-    return Declared(None, meaning, next_step, traits)
+error, warning, info = partial(_declared, "error"), partial(_declared, "warning"), partial(_declared, "info")
+varying = partial(_declared, None)  # of findings whose severity depends on the observation
 
 
 class FindingCode(Enum):

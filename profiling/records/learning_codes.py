@@ -4,8 +4,6 @@ from dpscope.profiling.records.finding import FindingCode, error, info, varying,
 
 
 class LearningCode(FindingCode):
-    """Findings about trainings (`dpscope train`) and about whether strategies train the same (`dpscope equal`)."""
-
     LEARNING_RATE_NOT_SCALED = info(
         "Scaling of the learning rate was requested, but no cell has a larger global batch.",
         "Use --scaling weak, with which the global batch grows with the devices.",

@@ -1,8 +1,9 @@
 """Which cells a run has, as settings: strategies, devices, batches and variants. Imports no torch."""
 
 import contextlib
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
@@ -10,11 +11,12 @@ import msgspec
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.settings import (
     COMPARED,
+    Check,
     ConfigPart,
     Setting,
     SettingError,
     at_least,
-    field_declarations,
+    declarations,
     holds,
 )
 from dpscope.profiling.records.strategies import STRATEGY_LIST, Strategy, any_reducer, ddp_arguments, traits_of
@@ -113,30 +115,28 @@ def _bucket_fix(sizes: Sequence[float | str]) -> str:
     return f"must be above 0 MiB and at most {_LARGEST_BUCKET_MB}; --overlap off makes one bucket of everything"
 
 
-def _arguments_fix(variants: Sequence[str]) -> str:
-    """Why one of the texts names no arguments of DDP, or one that is a variant itself; empty where all are valid."""
-    own = {**dict(zip(VARIANTS, VARIANTS, strict=True)), "bucket_cap_mb": "bucket_mb"}
-    for text in variants:
+def _readable(read: Callable[[str], object], advice: str = "") -> Check:
+    """A check of texts by what reads each, whose ValueError is the fix."""
+
+    def fix(texts: Sequence[str]) -> str:
         try:
-            arguments = ddp_arguments(text)
+            for text in texts:
+                read(text)
         except ValueError as error:
-            return str(error)
-        for name in arguments:
-            if name in own:
-                return f"{name} has an option of its own; use --{own[name].replace('_', '-')}"
-    return ""
+            return f"{error}{advice}"
+        return ""
+
+    return fix
 
 
-def _layouts_fix(texts: Sequence[str]) -> str:
-    """Why one of the texts is no layout; empty where all are."""
-    try:
-        for text in texts:
-            parse_layout(text)
-    except ValueError as error:
-        return f"{error}; write it as 2x8"
-    return ""
+def _other_arguments(text: str) -> None:
+    """Raise ValueError for a text that names no arguments of DDP, or one that is a variant itself."""
+    for name in ddp_arguments(text):
+        if (own := {"bucket_cap_mb": "bucket_mb"}.get(name, name)) in VARIANTS:
+            raise ValueError(f"{name} has an option of its own; use --{own.replace('_', '-')}")
 
 
+_layouts_fix = _readable(parse_layout, "; write it as 2x8")
 _ON_OFF = "on or off, or on,off to compare them"
 
 
@@ -150,54 +150,52 @@ class Variants(ConfigPart, frozen=True):
     heading: ClassVar[str] = COMPARED
 
     overlap: Annotated[
-        tuple[Switch, ...], Setting(help="on, off (one bucket, after backward), or on,off", example=_ON_OFF)
+        tuple[Switch, ...], Setting("on, off (one bucket, after backward), or on,off", example=_ON_OFF)
     ] = ("on",)
     accumulate: Annotated[
         tuple[int, ...],
         Setting(
-            help="micro-batches a step, or several: 1,4",
+            "micro-batches a step, or several: 1,4",
             example="1,4",
             check=lambda counts: "" if min(counts, default=1) >= 1 else "must be 1 or more micro-batches",
         ),
     ] = (1,)
     amp_variants: tuple[Amp, ...] = ()  # precisions other than the workload's: off,bf16 is its amp off and this (bf16,)
-    broadcast_buffers: Annotated[tuple[Switch, ...], Setting(help="on, off, or on,off", example=_ON_OFF)] = ("on",)
+    broadcast_buffers: Annotated[tuple[Switch, ...], Setting("on, off, or on,off", example=_ON_OFF)] = ("on",)
     static_graph: Annotated[
-        tuple[Switch, ...], Setting(help="DDP: the graph never changes", switch=True, example=_ON_OFF)
+        tuple[Switch, ...], Setting("DDP: the graph never changes", switch=True, example=_ON_OFF)
     ] = ("off",)
     gradient_as_bucket_view: Annotated[
-        tuple[Switch, ...], Setting(help="DDP: gradients live in the buckets", switch=True, example=_ON_OFF)
+        tuple[Switch, ...], Setting("DDP: gradients live in the buckets", switch=True, example=_ON_OFF)
     ] = ("off",)
     comm_hook: Annotated[
         tuple[CommHook, ...],
-        Setting(
-            help="gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several", example="none,fp16"
-        ),
+        Setting("gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several", example="none,fp16"),
     ] = ("none",)
     ddp_args: Annotated[
         tuple[str, ...],
         Setting(
-            help="more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE",
+            "more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE",
             text=lambda text: tuple(" ".join(part.split()) for part in text.split(";")),
             example="default;batched_grad_copy=true",
-            check=_arguments_fix,
+            check=_readable(_other_arguments),
         ),
     ] = ("default",)  # NAME=VALUE NAME=VALUE, values as in JSON
     nccl_engine: Annotated[
         tuple[NcclEngine, ...],
         Setting(
-            help="torch's engine for NCCL: default, legacy or nccl2 (torch 2.15 or newer), or several",
+            "torch's engine for NCCL: default, legacy or nccl2 (torch 2.15 or newer), or several",
             example="default,legacy",
         ),
     ] = ("default",)
     compile: Annotated[
         tuple[CompileMode, ...],
-        Setting(help="torch.compile: off, a mode such as default, aot_eager, or several", example="off,default"),
+        Setting("torch.compile: off, a mode such as default, aot_eager, or several", example="off,default"),
     ] = ("off",)  # each strategy but DataParallel
     bucket_mb: Annotated[
         tuple[float | Literal["default"], ...],
         Setting(
-            help="DDP's bucket cap in MiB, or with a unit (25MB), or default, or several",
+            "DDP's bucket cap in MiB, or with a unit (25MB), or default, or several",
             text=_bucket_sizes,
             joins=lambda sizes: any(isinstance(size, str) for size in sizes),
             example="default,5",
@@ -207,17 +205,15 @@ class Variants(ConfigPart, frozen=True):
 
     def __post_init__(self) -> None:
         for name in VARIANTS:
-            if not getattr(self, name):
-                raise SettingError(
-                    f"no value; write it as {field_declarations(Variants)[name].setting.example}",
-                    **{name: getattr(self, name)},
-                )
+            if not (values := getattr(self, name)):
+                example = declarations(Variants)[name].setting.example
+                raise SettingError(f"no value; write it as {example}", **{name: values})
         super().__post_init__()
 
 
 VARIANTS = tuple(name for name in Variants.__struct_fields__ if name != "amp_variants")
 """Those that hold every value, the default too where it is wanted; each has one at least."""
-SWITCHES = tuple(name for name, one in field_declarations(Variants).items() if one.choices == get_args(Switch))
+SWITCHES = tuple(name for name, one in declarations(Variants).items() if one.choices == get_args(Switch))
 DDP_VARIANTS = tuple(name for name in VARIANTS if name not in ("accumulate", "compile"))
 _NO_VARIANTS = Variants()
 
@@ -258,7 +254,7 @@ class Matrix(Variants, frozen=True):
     strategies: Annotated[
         tuple[Strategy, ...],
         Setting(
-            help=f"{STRATEGY_LIST}, or several: single,ddp",
+            f"{STRATEGY_LIST}, or several: single,ddp",
             option="strategy",
             check=holds(bool, f"no strategy; choose from {STRATEGY_LIST}"),
         ),
@@ -266,7 +262,7 @@ class Matrix(Variants, frozen=True):
     devices: Annotated[
         tuple[int, ...] | None,
         Setting(
-            help="device counts, such as 1,2,4; 2x4 is 2 nodes with 4 each",
+            "device counts, such as 1,2,4; 2x4 is 2 nodes with 4 each",
             help_of={"equal": "devices of dp and ddp"},
             text=parse_counts_and_layouts,
             sets=("layouts",),
@@ -277,7 +273,7 @@ class Matrix(Variants, frozen=True):
     batch_sizes: Annotated[
         tuple[int, ...] | None,
         Setting(
-            help="per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...",
+            "per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...",
             help_of={
                 "train": "of a step over all devices (strong) or per device (weak): 32",
                 "equal": "global, over all devices",
@@ -293,62 +289,57 @@ class Matrix(Variants, frozen=True):
     scaling: Annotated[
         Literal["weak", "strong", "both"],
         Setting(
-            help="weak, strong or both",
+            "weak, strong or both",
             help_of={"train": "strong: same global batch everywhere; weak: it grows"},
             idle=_scaling_idle,
         ),
     ] = "weak"
-    ddp_alone: Annotated[bool | None, Setting(help="also measure DDP on one device", idle=_ddp_alone_idle)] = None
+    ddp_alone: Annotated[bool | None, Setting("also measure DDP on one device", idle=_ddp_alone_idle)] = None
 
     def __post_init__(self) -> None:
-        for name, value in self._in_order().items():
-            msgspec.structs.force_setattr(self, name, value)
-        if not (_all_positive(self.devices) or (self.devices == () and self.layouts)):
+        self._put_in_order()
+        if min(self.devices or (1,)) < 1 or (self.devices == () and not self.layouts):
             raise SettingError("every device count must be 1 or more", devices=self.devices)
         super().__post_init__()
         if self.batch_growth is not None and len(self.batch_sizes or ()) != 1:
             fix = "growth needs one batch size to start from, as in --batch-size 32x4"
             raise SettingError(fix, batch_growth=self.batch_growth)
-        self._check_variants()
-
-    def _in_order(self) -> dict[str, object]:
-        """Lists without repetition: words in the order of their type, numbers ascending behind `default`."""
-        ordered: dict[str, object] = {}
-        for name, one in field_declarations(type(self)).items():
-            values = getattr(self, name)
-            if one.choices and isinstance(values, tuple):
-                ordered[name] = tuple(word for word in one.choices if word in values)
-            elif isinstance(values, tuple) and name != "layouts":
-                ordered[name] = tuple(sorted(set(values), key=lambda value: (value != "default", value)))
-        if not _layouts_fix(self.layouts):
-            ordered["layouts"] = tuple(map(str, sorted(set(map(parse_layout, self.layouts)))))
-        return ordered
-
-    def _check_variants(self) -> None:
-        """Raise SettingError for variants that contradict each other or the strategies."""
         if self.overlap == ("off",) and self.bucket_mb != ("default",):
-            raise SettingError(
-                "without overlap one bucket holds all gradients; omit one of them, or compare with --overlap on,off",
-                bucket_mb=self.bucket_mb,
-                overlap=self.overlap,
-            )
-        if any_reducer(self.strategies):
-            return
-        named = ",".join(self.strategies)
-        for name in DDP_VARIANTS:
-            if getattr(self, name) == getattr(_NO_VARIANTS, name):
+            fix = "without overlap one bucket holds all gradients; omit one of them, or compare with --overlap on,off"
+            raise SettingError(fix, bucket_mb=self.bucket_mb, overlap=self.overlap)
+        if not any_reducer(self.strategies):
+            self._check_variants_of_ddp()
+
+    def _put_in_order(self) -> None:
+        """Lists without repetition: words in the order of their type, numbers ascending behind `default`."""
+        for name, one in declarations(type(self)).items():
+            values: Any = getattr(self, name)
+            if not isinstance(values, tuple) or (name == "layouts" and _layouts_fix(values)):
                 continue
-            if name != "comm_hook" or not any(traits_of(one).sharded for one in self.strategies):
+            if one.choices:
+                values = [word for word in one.choices if word in values]
+            elif name == "layouts":
+                values = map(str, sorted(set(map(parse_layout, values))))
+            else:
+                values = sorted(set(values), key=lambda value: (value != "default", value))
+            msgspec.structs.force_setattr(self, name, tuple(values))
+
+    def _check_variants_of_ddp(self) -> None:
+        """Raise SettingError for a variant that only DDP has, or of gradients that FSDP does not have."""
+        named, sharded = ",".join(self.strategies), any(traits_of(one).sharded for one in self.strategies)
+        for name, value in ((name, getattr(self, name)) for name in DDP_VARIANTS):
+            if value == getattr(_NO_VARIANTS, name):
+                continue
+            if name != "comm_hook" or not sharded:
                 only = "only DDP and FSDP have" if name == "comm_hook" else "only DDP has"
                 raise SettingError(
-                    f"{only} it, and ddp is not in --strategy {named}; add ddp, or omit it",
-                    **{name: getattr(self, name)},
+                    f"{only} it, and ddp is not in --strategy {named}; add ddp, or omit it", **{name: value}
                 )
             if unknown := set(self.comm_hook) - set(SHARDED_HOOKS):
                 raise SettingError(
                     f"FSDP reduces in a type, none, fp16 or bf16, and {unknown.pop()} is none; add ddp to --strategy {named}, "
                     "or omit it",
-                    comm_hook=self.comm_hook,
+                    comm_hook=value,
                 )
 
 
@@ -380,20 +371,15 @@ def check_micro_batches(matrix: Matrix) -> None:
 
     Not every matrix has to hold it: that of cells measured by hand is their union, of which each alone was checked.
     """
-    for batch_size in matrix.batch_sizes or ():
-        shares = {batch_size}
-        if matrix.scaling != "weak":
-            counts = (*(matrix.devices or ()), *(one.devices for one in layouts_of(matrix)))
-            shares |= {batch_size // devices for devices in counts if batch_size % devices == 0}
-        for share in sorted(shares):
-            for count in matrix.accumulate:
-                if share % count:
-                    raise SettingError(
-                        f"{counted(share, 'sample')} per device cannot be cut into {count} equal micro-batches; choose "
-                        f"batch sizes that {count} divides (--batch-size is a whole step's, per device)",
-                        accumulate=matrix.accumulate,
-                    )
-
-
-def _all_positive(numbers: tuple[int, ...] | None) -> bool:
-    return numbers is None or (len(numbers) > 0 and min(numbers) >= 1)
+    counts = (
+        {1} if matrix.scaling == "weak" else {1, *(matrix.devices or ()), *(one.devices for one in layouts_of(matrix))}
+    )
+    sizes = matrix.batch_sizes or ()
+    shares = [sorted({size // count for count in counts if size % count == 0}) for size in sizes]
+    for share, count in itertools.product(itertools.chain(*shares), matrix.accumulate):
+        if share % count:
+            raise SettingError(
+                f"{counted(share, 'sample')} per device cannot be cut into {count} equal micro-batches; choose "
+                f"batch sizes that {count} divides (--batch-size is a whole step's, per device)",
+                accumulate=matrix.accumulate,
+            )

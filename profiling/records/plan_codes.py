@@ -4,8 +4,6 @@ from dpscope.profiling.records.finding import FindingCode, error, info, warning
 
 
 class PlanCode(FindingCode):
-    """Findings about the plan and the machine, known before a step is measured."""
-
     CPU_OVERSUBSCRIBED = warning(
         "There are more processes than cores: they wait for each other, so the times do not show scaling.",
         "use at most as many --devices as there are cores",

@@ -4,8 +4,6 @@ from dpscope.profiling.records.finding import FindingCode, error, info, varying,
 
 
 class RunCode(FindingCode):
-    """Findings about a run: what was not measured, how far its numbers can be trusted, what they mean."""
-
     CELL_SKIPPED = info("A cell of the plan was left out.", "no action needed, or choose other cells")
     CELL_OUT_OF_MEMORY = error(
         "A cell ran out of memory and was not measured.",

@@ -6,6 +6,7 @@ it has no effect. Flags, TOML files and older manifests know no parts, so names 
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -25,7 +26,7 @@ Check = Callable[[Any], str]
 """The fix for a value that is refused; empty for a valid one."""
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Setting(msgspec.Struct, frozen=True, eq=False):
     """The declaration of a setting, in the annotation of its field.
 
     `text` reads the option's text; by default it follows from the field's type. Where the same text also sets other fields
@@ -52,42 +53,28 @@ class Declared(NamedTuple):
     name: str
     part: str | None  # None: the configuration itself
     heading: str
-    kind: Any  # its type
+    option: str  # the name of its parameter
+    kind: Any  # the type of its values other than None
     setting: Setting
 
     @property
-    def option(self) -> str:
-        """The name of the option's parameter."""
-        return self.setting.option or self.name
+    def item(self) -> Any:
+        """The type of a tuple's items; any other type."""
+        return get_args(self.kind)[0] if get_origin(self.kind) is tuple else self.kind
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The words that are valid values; empty where others are, too."""
-        kind = item_type(self.kind)
-        return get_args(kind) if get_origin(kind) is Literal else ()
+        return get_args(self.item) if get_origin(self.item) is Literal else ()
 
     @property
     def parse(self) -> Callable[[str], Any] | None:
         """Reads a text; None for a setting that is a single value."""
-        if self.setting.text is not None or get_origin(plain_type(self.kind)) is not tuple:
+        if self.setting.text is not None or get_origin(self.kind) is not tuple:
             return self.setting.text
-        if item_type(self.kind) is int:
+        if self.item is int:
             return whole_numbers
         return switches if self.choices == ("on", "off") else words
-
-
-def plain_type(kind: Any) -> Any:
-    """A type without None."""
-    if get_origin(kind) not in (Union, UnionType):
-        return kind
-    members = [one for one in get_args(kind) if one is not NoneType]
-    return members[0] if len(members) == 1 else kind
-
-
-def item_type(kind: Any) -> Any:
-    """The type of a tuple's items; any other type without None."""
-    plain = plain_type(kind)
-    return get_args(plain)[0] if get_origin(plain) is tuple else plain
 
 
 def holds(condition: Callable[[Any], bool], fix: str) -> Check:
@@ -124,27 +111,20 @@ class ConfigPart(Stored, frozen=True):
 
 def check_settings(part: msgspec.Struct) -> None:
     """Raise SettingError for the first value that the declaration of a setting refuses."""
-    for name, one in field_declarations(type(part)).items():
-        value = getattr(part, name)
-        if one.setting.check is not None and (fix := one.setting.check(value)):
-            raise SettingError(fix, **{name: value})
+    for name, one in declarations(type(part)).items():
+        if one.part is None and one.setting.check is not None and (fix := one.setting.check(getattr(part, name))):
+            raise SettingError(fix, **{name: getattr(part, name)})
 
 
 def idle_settings(config: msgspec.Struct) -> dict[str, str]:
     """Settings that have no effect with the others as they are, and why."""
-    declared = declarations(type(config)).items()
-    reasons = {name: one.setting.idle(config) for name, one in declared if one.setting.idle is not None}
-    return {name: reason for name, reason in reasons.items() if reason}
+    rules = {name: one.setting.idle for name, one in declarations(type(config)).items()}
+    return {name: why for name, idle in rules.items() if idle is not None and (why := idle(config))}
 
 
 def value_text(value: object) -> str:
     """A setting's value as it is written on the command line."""
     return ",".join(str(part) for part in value) or "(none)" if isinstance(value, list | tuple) else str(value)
-
-
-def setting_names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The names of all settings of a configuration's type, those of its parts in the parts' place."""
-    return tuple(declarations(kind))
 
 
 def top_level_settings(kind: type[msgspec.Struct]) -> tuple[str, ...]:
@@ -163,50 +143,37 @@ def settings_of(config: msgspec.Struct) -> dict[str, object]:
 def in_parts(settings: Mapping[str, object], kind: type[msgspec.Struct]) -> dict[str, object]:
     """Settings by name as plain data of a configuration's type; those that it does not have are left out."""
     declared = declarations(kind)
-    parts: dict[str, dict[str, object]] = {one.part: {} for one in declared.values() if one.part is not None}
-    own: dict[str, object] = {}
+    content: dict[str, Any] = {one.part: {} for one in declared.values() if one.part is not None}
     for name in settings.keys() & declared.keys():
         part = declared[name].part
-        (own if part is None else parts[part])[name] = settings[name]
-    return {**parts, **own}
+        (content if part is None else content[part])[name] = settings[name]
+    return content
 
 
 def with_settings(config: _Config, **changed: object) -> _Config:
     """The configuration with some settings, by name, changed; raises SettingError for what cannot be."""
     declared = declarations(type(config))
     assert changed.keys() <= declared.keys(), f"{changed.keys() - declared.keys()}: no such setting"
-    replaced: dict[str, object] = {}
-    for part in {declared[name].part for name in changed}:
-        values = {name: value for name, value in changed.items() if declared[name].part == part}
-        replaced |= values if part is None else {part: msgspec.structs.replace(getattr(config, part), **values)}
+    replaced: dict[str, Any] = in_parts(changed, type(config))
+    for part in {one.part for one in declared.values() if one.part is not None}:
+        replaced[part] = msgspec.structs.replace(getattr(config, part), **replaced[part])
     return msgspec.structs.replace(config, **replaced)
 
 
 @lru_cache
 def declarations(kind: type[msgspec.Struct]) -> dict[str, Declared]:
-    """The settings of a configuration's type by name, those of its parts in the parts' place."""
+    """The settings of a type by name, those of its parts in the parts' place; a field that a subclass narrows keeps its own."""
     found: dict[str, Declared] = {}
-    for field in msgspec.structs.fields(kind):
-        if isinstance(field.type, type) and issubclass(field.type, ConfigPart):
-            found |= {name: one._replace(part=field.name) for name, one in field_declarations(field.type).items()}
-        else:
-            found[field.name] = field_declarations(kind)[field.name]
+    for base in (one for one in reversed(kind.__mro__) if issubclass(one, msgspec.Struct)):
+        annotations: dict[str, Any] = get_annotations(base)
+        for name, inner in annotations.items():
+            if isinstance(inner, type) and issubclass(inner, ConfigPart):
+                found |= {setting: one._replace(part=name) for setting, one in declarations(inner).items()}
+            elif name in kind.__struct_fields__:
+                inner, *metadata = get_args(inner) if get_origin(inner) is Annotated else (inner,)
+                setting = metadata[0] if metadata else found[name].setting if name in found else Setting()
+                heading = setting.heading or getattr(kind, "heading", "")
+                others = [one for one in get_args(inner) if one is not NoneType]
+                plain = others[0] if get_origin(inner) in (Union, UnionType) and len(others) == 1 else inner
+                found[name] = Declared(name, None, heading, setting.option or name, plain, setting)
     return found
-
-
-@lru_cache
-def field_declarations(kind: type[msgspec.Struct]) -> dict[str, Declared]:
-    """The fields of one type with their declarations, which a field that a subclass narrows keeps."""
-    found: dict[str, Declared] = {}
-    for base in (
-        one for one in reversed(kind.__mro__) if issubclass(one, msgspec.Struct) and one is not msgspec.Struct
-    ):
-        for field in msgspec.structs.fields(base):
-            inner, setting = field.type, None
-            if get_origin(field.type) is Annotated:
-                inner, *metadata = get_args(field.type)
-                setting = next((one for one in metadata if isinstance(one, Setting)), None)
-            had = found[field.name].setting if field.name in found else Setting()
-            heading = (setting or had).heading or getattr(kind, "heading", "")
-            found[field.name] = Declared(field.name, None, heading, inner, setting or had)
-    return {name: found[name] for name in kind.__struct_fields__}

@@ -1,8 +1,10 @@
 """The strategies of data-parallel training: one record per strategy for all other code; arguments of DDP. Imports no torch."""
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 Strategy = Literal["single", "dp", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp"]
@@ -14,7 +16,7 @@ Transport = Literal["nothing", "peer copies", "host copies", "collectives", "unk
 SHARDED_COLLECTIVES = ("all_gather", "reduce_scatter")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StrategyTraits:
     """The properties of a strategy."""
 
@@ -67,12 +69,14 @@ class StrategyTraits:
         return "host copies" if self.host_copies else "communication"
 
 
+_RINGS: Transport = "collectives"
+_FSDP = partial(StrategyTraits, transport=_RINGS, collectives=SHARDED_COLLECTIVES, sharded=True, plainer="ddp")
 STRATEGIES: dict[str, StrategyTraits] = {  # in the order of plans and tables
-    "single": StrategyTraits(label="single", colour="#777777", transport="nothing", baseline=True, one_process=True),
+    "single": StrategyTraits("single", "#777777", "nothing", baseline=True, one_process=True),
     "dp": StrategyTraits(
-        label="DP",
-        colour="#D55E00",
-        transport="peer copies",
+        "DP",
+        "#D55E00",
+        "peer copies",
         collectives=("broadcast", "reduce"),
         one_process=True,
         least_devices=2,
@@ -80,65 +84,31 @@ STRATEGIES: dict[str, StrategyTraits] = {  # in the order of plans and tables
         no_rings="DataParallel runs no all-reduce",
     ),
     "dp-host": StrategyTraits(
-        label="dp-host",
-        colour="#D55E00",
-        transport="host copies",
+        "dp-host",
+        "#D55E00",
+        "host copies",
         one_process=True,
         least_devices=2,
         stands_for="dp",
         no_rings="dp-host runs no all-reduce",
     ),
-    "ddp": StrategyTraits(
-        label="DDP",
-        colour="#0072B2",
-        transport="collectives",
-        collectives=("all_reduce",),
-        reducer=True,
-        plainer="single",
-    ),
+    "ddp": StrategyTraits("DDP", "#0072B2", _RINGS, collectives=("all_reduce",), reducer=True, plainer="single"),
     "replicate": StrategyTraits(
-        label="replicate",
-        colour="#B5366F",
-        transport="collectives",
-        collectives=("all_reduce",),
-        least_devices=2,
-        plainer="ddp",
+        "replicate", "#B5366F", _RINGS, collectives=("all_reduce",), least_devices=2, plainer="ddp"
     ),
-    "fsdp": StrategyTraits(
-        label="FSDP",
-        colour="#E69F00",
-        transport="collectives",
-        collectives=SHARDED_COLLECTIVES,
-        sharded=True,
-        least_devices=2,
-        plainer="ddp",
-        traffic=1.5,
-    ),
-    "fsdp-no-reshard": StrategyTraits(
-        label="FSDP without resharding",
-        colour="#A6761D",
-        transport="collectives",
-        collectives=SHARDED_COLLECTIVES,
-        sharded=True,
-        reshards=False,
-        least_devices=2,
-        plainer="ddp",
-        traffic=1.25,
-    ),
-    "hsdp": StrategyTraits(
-        label="HSDP",
-        colour="#117733",
-        transport="collectives",
+    "fsdp": _FSDP("FSDP", "#E69F00", least_devices=2, traffic=1.5),
+    "fsdp-no-reshard": _FSDP("FSDP without resharding", "#A6761D", reshards=False, least_devices=2, traffic=1.25),
+    "hsdp": _FSDP(
+        "HSDP",
+        "#117733",
         collectives=(*SHARDED_COLLECTIVES, "all_reduce"),
-        sharded=True,
         hybrid=True,
         least_devices=4,  # below, a group to shard over or one to replicate over would have one rank
-        plainer="ddp",
         traffic=2.0,
     ),
-    "custom": StrategyTraits(label="custom", colour="#8C6BD1", transport="unknown"),
+    "custom": StrategyTraits("custom", "#8C6BD1", "unknown"),
 }
-OTHER = StrategyTraits(label="other", colour="#8C6BD1", transport="unknown", identified=False)
+OTHER = StrategyTraits("other", "#8C6BD1", "unknown", identified=False)
 """A job whose traces show none of the strategies."""
 
 
@@ -164,9 +134,7 @@ def any_reducer(strategies: Iterable[str]) -> bool:
 
 def strategy_order(strategy: str) -> int:
     """The position of a strategy in plans and tables; a stand-in has that of its original."""
-    names = list(STRATEGIES)
-    name = traits_of(strategy).stands_for or strategy
-    return names.index(name) if name in STRATEGIES else len(names)
+    return [*STRATEGIES, strategy].index(traits_of(strategy).stands_for or strategy)
 
 
 def strategy_on(strategy: Strategy, kind: str) -> CellStrategy:
@@ -231,9 +199,7 @@ def powersgd_elements(shapes: tuple[tuple[int, ...], ...]) -> int:
     """
     total = 0
     for shape in shapes:
-        rows, columns = (shape[0] if shape else 1), 1
-        for length in shape[1:]:
-            columns *= length
+        rows, columns = (shape[0] if shape else 1), math.prod(shape[1:])
         sent = (rows + columns) * min(rows, columns, POWERSGD_RANK)
         total += sent if sent * POWERSGD_LEAST_COMPRESSION < rows * columns else rows * columns
     return total

@@ -4,8 +4,6 @@ from dpscope.profiling.records.finding import FindingCode, error, info, varying,
 
 
 class TraceCode(FindingCode):
-    """Findings about traces: files, steps, ranks, merging."""
-
     TRACE_TOO_LARGE = error(
         "The file expands beyond the size limit, and the rest of it was not read.",
         "trace fewer steps, or raise --max-bytes",

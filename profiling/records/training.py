@@ -13,7 +13,15 @@ percent, losses are means over samples, times are seconds.
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from dpscope.profiling.records.config import ABOVE_0, BELOW_1, SEED_CHECK, TIMEOUT_CHECK, Optimizer, Workload
+from dpscope.profiling.records.config import (
+    ABOVE_0,
+    BELOW_1,
+    SEED_CHECK,
+    TIMEOUT_CHECK,
+    Optimizer,
+    Workload,
+    needs_data,
+)
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Matrix, ResolvedMatrix
 from dpscope.profiling.records.run import Cell, CellStatus, Environment, Host, PlannedCell
@@ -41,10 +49,6 @@ def _seeds_fix(seeds: tuple[int, ...]) -> str:
     return "every seed must be 0 or more and below 2^63" if any(map(SEED_CHECK, seeds)) else ""
 
 
-def _augment_idle(config: Any) -> str:
-    return "fake images are random already" if config.workload.data == "fake" else ""
-
-
 def _gamma_idle(config: Any) -> str:
     return "" if config.milestones else "there is no --milestones at which the learning rate falls"
 
@@ -67,49 +71,51 @@ class TrainConfig(Stored, frozen=True):
     workload: Workload
     optimizer: Optimizer
     matrix: Matrix
-    epochs: Annotated[int, Setting(help="epochs of every training", heading=AMOUNT, check=at_least(1))]
+    epochs: Annotated[int, Setting("epochs of every training", heading=AMOUNT, check=at_least(1))]
     seeds: Annotated[
         tuple[int, ...],
-        Setting(help="0,1,2: a training of every cell with each", text=_numbers, example="0,1,2", check=_seeds_fix),
+        Setting("0,1,2: a training of every cell with each", text=_numbers, example="0,1,2", check=_seeds_fix),
     ] = (0,)  # of weights, order of samples and augmentation
     milestones: Annotated[
         tuple[int, ...],
         Setting(
-            help="6,8: epochs after which it is multiplied by gamma",
+            "6,8: epochs after which it is multiplied by gamma",
             text=_numbers,
             example="6,8",
             check=lambda epochs: "" if min(epochs, default=1) >= 1 else "every milestone must be 1 epoch or more",
         ),
     ] = ()
-    gamma: Annotated[float, Setting(help="factor at every milestone", check=ABOVE_0, idle=_gamma_idle)] = 0.1
+    gamma: Annotated[float, Setting("factor at every milestone", check=ABOVE_0, idle=_gamma_idle)] = 0.1
     learning_rate_scaling: Annotated[
-        LearningRateScaling,
-        Setting(help="none, sqrt or linear in the growth of the global batch", idle=_rate_scaling_idle),
+        LearningRateScaling, Setting("none, sqrt or linear in the growth of the global batch", idle=_rate_scaling_idle)
     ] = "none"  # by the growth of the global batch over a single device's
     warmup_epochs: Annotated[
-        int, Setting(help="epochs over which the learning rate grows, step by step", check=at_least(0))
+        int, Setting("epochs over which the learning rate grows, step by step", check=at_least(0))
     ] = 0
-    label_smoothing: Annotated[float, Setting(help="of the training loss, 0 for none", check=BELOW_1)] = 0.0
-    augment: Annotated[bool, Setting(help="random shifts, and flips of cifar10", idle=_augment_idle)] = True
-    eval_batch_size: Annotated[
-        int, Setting(help="samples a device tests at a time", heading=AMOUNT, check=at_least(1))
-    ] = 256
+    label_smoothing: Annotated[float, Setting("of the training loss, 0 for none", check=BELOW_1)] = 0.0
+    augment: Annotated[
+        bool,
+        Setting(
+            "random shifts, and flips of cifar10",
+            idle=needs_data(("synthetic", "digits", "cifar10"), "fake images are random already"),
+        ),
+    ] = True
+    eval_batch_size: Annotated[int, Setting("samples a device tests at a time", heading=AMOUNT, check=at_least(1))] = (
+        256
+    )
     checkpoint_steps: Annotated[
         int | None,
         Setting(
-            help="a checkpoint every so many steps, besides every epoch's",
+            "a checkpoint every so many steps, besides every epoch's",
             heading=AMOUNT,
             check=at_least(1, "must be 1 step or more"),
         ),
     ] = None
     max_restarts: Annotated[
-        int,
-        Setting(
-            help="times torchrun restarts a failed training from its checkpoint", heading=AMOUNT, check=at_least(0)
-        ),
+        int, Setting("times torchrun restarts a failed training from its checkpoint", heading=AMOUNT, check=at_least(0))
     ] = 0
     timeout_s: Annotated[
-        float, Setting(help="seconds one training may take", option="timeout", heading=AMOUNT, check=TIMEOUT_CHECK)
+        float, Setting("seconds one training may take", option="timeout", heading=AMOUNT, check=TIMEOUT_CHECK)
     ] = 7 * 24 * 3600.0
 
 

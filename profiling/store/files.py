@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.settings import in_parts, setting_names
+from dpscope.profiling.records.settings import declarations, in_parts
 from dpscope.profiling.records.stored import with_current_names
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
@@ -91,6 +91,14 @@ def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
         ) from error
 
 
+def decodes(path: Path, kind: type[object]) -> bool:
+    """Whether a file exists and fits a stored type."""
+    try:
+        return read_json_if_there(path, kind) is not None
+    except DpscopeError:
+        return False
+
+
 def decoded(content: bytes, kind: type[_Stored]) -> _Stored:
     """A stored file's content as a type, in the form of this version or an earlier one; raises msgspec.DecodeError."""
     try:
@@ -108,18 +116,15 @@ def _with_config_in_parts(content: object, kind: object) -> object:
     Earlier versions stored all settings of a run in one object, and those that a training shares with a run under `run`.
     Unknown settings stay outside the parts, so that decoding refuses them.
     """
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or not isinstance(content, dict):
+    config_kind = getattr(kind, "__annotations__", {}).get("config")
+    if not isinstance(content, dict) or not isinstance(config := content.get("config"), dict):
         return content
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    config, config_kind = content.get("config"), fields.get("config")
-    if not isinstance(config, dict) or not (isinstance(config_kind, type) and issubclass(config_kind, msgspec.Struct)):
-        return content
-    if in_parts({}, config_kind).keys() & config.keys():
+    if not (isinstance(config_kind, type) and issubclass(config_kind, msgspec.Struct)):
         return content
     shared = config.get("run", {})
-    if not isinstance(shared, dict):
+    if in_parts({}, config_kind).keys() & config.keys() or not isinstance(shared, dict):
         return content
     settings = {**shared, **{name: value for name, value in config.items() if name != "run"}}
-    known = {*setting_names(RunConfig), *setting_names(config_kind)}
+    known = declarations(RunConfig) | declarations(config_kind)
     unknown = {name: value for name, value in settings.items() if name not in known}
     return {**content, "config": {**in_parts(settings, config_kind), **unknown}}

@@ -28,7 +28,7 @@ from dpscope.profiling.records.run import (
     RankResult,
 )
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import natural_order, read_json, read_json_if_there
+from dpscope.profiling.store.files import decodes, natural_order, read_json, read_json_if_there
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,9 +171,8 @@ class RepeatFolder(JobFolder):
         """These ranks' samples: the columns of `instruments.step_timer` plus `rank`; empty frame when there are none."""
         import pandas as pd
 
-        frames = [
-            pd.read_parquet(self.samples_path(result.node, result.rank)).assign(rank=result.rank) for result in ranks
-        ]
+        paths = {one.rank: self.samples_path(one.node, one.rank) for one in ranks}
+        frames = [pd.read_parquet(path).assign(rank=rank) for rank, path in paths.items()]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def traces(self) -> list[Path]:
@@ -191,8 +190,7 @@ class RepeatFolder(JobFolder):
 
     def clear_attempt(self) -> None:
         """Remove the measurements of an earlier attempt; files of the running job stay."""
-        measured = (RESULT_NAME, "rank_", "samples_")
-        folders = (self.path / "traces", self.path / "counters")
+        measured, folders = (RESULT_NAME, "rank_", "samples_"), (self.path / "traces", self.path / "counters")
         remove_written(
             self.run.path, self.path, lambda path: not path.name.startswith(measured) and path.parent not in folders
         )
@@ -226,13 +224,9 @@ class RunFolder:
 
     def repeats(self, cell: Cell) -> list[tuple[int, RepeatFolder]]:
         """The repeats of a cell that were begun, in order."""
-        numbered = (
-            (path.name.removeprefix("repeat"), RepeatFolder(path))
-            for path in (self.path / CELLS_NAME / cell.name).glob("repeat*")
-        )
-        return sorted(
-            ((int(number), folder) for number, folder in numbered if number.isdecimal()), key=lambda one: one[0]
-        )
+        folders = (self.path / CELLS_NAME / cell.name).glob("repeat*")
+        numbered = {path.name.removeprefix("repeat"): RepeatFolder(path) for path in folders}
+        return [(int(number), numbered[number]) for number in sorted(filter(str.isdecimal, numbered), key=int)]
 
     def done_repeats(self, cell: Cell) -> list[tuple[int, RepeatFolder]]:
         """Repeats of a cell that ended well, in order."""
@@ -264,10 +258,7 @@ class _AnyManifest(msgspec.Struct):
 
 def is_dpscope_manifest(manifest: Path) -> bool:
     """Whether a file is a dpscope manifest of any version: web apps and browser extensions have manifests, too."""
-    try:
-        return read_json_if_there(manifest, _AnyManifest) is not None
-    except DpscopeError:
-        return False
+    return decodes(manifest, _AnyManifest)
 
 
 def is_run_folder(path: Path) -> bool:

@@ -8,7 +8,7 @@ anything is written.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, EqualitySettings
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import read_json, read_json_if_there
+from dpscope.profiling.store.files import decodes, read_json
 from dpscope.profiling.store.folders import (
     ATTACHED_PREFIX,
     CELLS_NAME,
@@ -77,7 +77,7 @@ class ForeignFileError(DpscopeError):
 
 def is_manifest(path: Path) -> bool:
     """Whether a file is one of the manifests in MANIFEST_OF, of any version."""
-    return is_dpscope_manifest(path) or (path.name == SETTINGS_NAME and _decodes(path, EqualitySettings))
+    return is_dpscope_manifest(path) or (path.name == SETTINGS_NAME and decodes(path, EqualitySettings))
 
 
 def check_place(out: Path, place: str) -> None:
@@ -87,20 +87,21 @@ def check_place(out: Path, place: str) -> None:
     contain no link, and every folder must be writable.
     """
     name, read = MANIFEST_OF[place]
-    begun = os.path.lexists(out / name)
-    if begun:
+    if begun := os.path.lexists(out / name):
         _check_plain(out / name)
         read(out / name)
     folder = out / place
-    for path in _walk_plain(folder):
-        fits = fits_layout(path.relative_to(out))
-        if begun or (fits and path.relative_to(folder).parts[0].startswith(ATTACHED_PREFIX)):
-            continue
-        if fits:
-            raise ForeignFileError(
-                f"{out / name} is missing, and without it nothing in {folder} is removed; restore it, or name another folder"
-            )
-        raise ForeignFileError(f"{folder} was not written by dpscope; name another folder")
+    check_folder(folder)
+    for parent, folders, files in os.walk(folder):
+        for one in folders:
+            check_folder(Path(parent) / one)
+        for path in (Path(parent) / one for one in files if not begun):
+            if not fits_layout(path.relative_to(out)):
+                raise ForeignFileError(f"{folder} was not written by dpscope; name another folder")
+            if not path.relative_to(folder).parts[0].startswith(ATTACHED_PREFIX):
+                raise ForeignFileError(
+                    f"{out / name} is missing, and without it nothing in {folder} is removed; restore it, or name another folder"
+                )
 
 
 def check_report(out: Path, figures: Iterable[str] = ()) -> None:
@@ -177,7 +178,7 @@ def is_dpscope_trace(path: Path) -> bool:
 
 
 def is_calibration(path: Path) -> bool:
-    return _decodes(path, Calibration)
+    return decodes(path, Calibration)
 
 
 def remove_report(out: Path) -> None:
@@ -197,15 +198,6 @@ def remove_events(folder: Path) -> None:
     for path in [*copies, *events]:
         path.unlink()
     remove_empty_folders(folder)
-
-
-def _walk_plain(folder: Path) -> Iterator[Path]:
-    """All files below a folder; raises DpscopeError for a link or a folder that cannot be written."""
-    check_folder(folder)
-    for path, folders, files in os.walk(folder):
-        for name in folders:
-            check_folder(Path(path) / name)
-        yield from (Path(path) / name for name in files)
 
 
 def check_folder(folder: Path) -> None:
@@ -244,11 +236,9 @@ def _has_marked_png(path: Path) -> bool:
 
 def _stamped(page: Path) -> bool:
     """Whether the stamp in the same folder records a page of this size, which marked pages in older versions."""
-    try:
-        stamp = read_json_if_there(page.with_name(STAMP_NAME), ReportStamp)
-    except DpscopeError:
-        return False
-    return stamp is not None and page.name in stamp.files and stamp.files[page.name][0] == page.stat().st_size
+    path = page.with_name(STAMP_NAME)
+    files = read_json(path, ReportStamp).files if decodes(path, ReportStamp) else {}
+    return page.name in files and files[page.name][0] == page.stat().st_size
 
 
 class _Equality(msgspec.Struct):
@@ -261,14 +251,7 @@ class _Equality(msgspec.Struct):
 def _marked_json(path: Path) -> bool:
     """Whether a file decodes as calibration.json, equality.json or a report's stamp, or is a dpscope manifest."""
     kinds: dict[str, type[msgspec.Struct]] = {EQUALITY_NAME: _Equality, STAMP_NAME: ReportStamp}
-    return is_dpscope_manifest(path) or _decodes(path, kinds.get(path.name, Calibration))
-
-
-def _decodes(path: Path, kind: type[msgspec.Struct]) -> bool:
-    try:
-        return read_json_if_there(path, kind) is not None
-    except DpscopeError:
-        return False
+    return is_dpscope_manifest(path) or decodes(path, kinds.get(path.name, Calibration))
 
 
 _MARKS: dict[str, Callable[[Path], bool]] = {

@@ -1,7 +1,6 @@
 """`dpscope attach` that is killed or stopped, as its job starts and while it measures: nothing is left running."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -51,21 +50,19 @@ def attached(folder: Path) -> Iterator["subprocess.Popen[str]"]:
         running.wait()
 
 
-def torchrun_of(running: "subprocess.Popen[str]", folder: Path) -> int:
+def torchrun_of(running: "subprocess.Popen[str]", folder: Path) -> list[int]:
     """Its process, once it has become torchrun."""
-    found = [
-        one for one in processes_of(folder) if parent_of(one) == running.pid and b"parent_death" not in command_of(one)
-    ]
-    return found[0] if found else 0
+    own = [one for one in processes_of(folder) if parent_of(one) == running.pid]
+    return [one for one in own if b"parent_death" not in command_of(one)]
 
 
 def ranks_of(running: "subprocess.Popen[str]", folder: Path) -> list[int]:
     torchrun = torchrun_of(running, folder)
-    return [one for one in processes_of(folder) if torchrun and parent_of(one) == torchrun]
+    return [one for one in processes_of(folder) if parent_of(one) in torchrun]
 
 
 def wait_until_it_trains(running: "subprocess.Popen[str]", folder: Path) -> None:
-    wait_until(lambda: running.poll() is not None or len(re.findall("trains", printed(folder))) == 2)
+    wait_until(lambda: running.poll() is not None or printed(folder).count("trains") == 2)
     assert running.poll() is None, printed(folder)
 
 
@@ -73,65 +70,43 @@ def printed(folder: Path) -> str:
     return (folder / "printed.txt").read_text()
 
 
-KILLS = [
-    (victim, number)
-    for victim, numbers in {
-        "dpscope": (signal.SIGKILL, signal.SIGTERM),
-        "torchrun": (signal.SIGKILL, signal.SIGTERM),
-        "rank": (signal.SIGKILL,),
-    }.items()
-    for number in numbers
-]
-
-
-@pytest.mark.parametrize(("victim", "number"), KILLS)
-def test_a_kill_while_it_measures_leaves_nothing(tmp_path: Path, victim: str, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("moment", "victim", "number", "expected"),
+    [
+        ("trains", "dpscope", signal.SIGKILL, -9),
+        ("trains", "dpscope", signal.SIGTERM, 143),
+        ("trains", "torchrun", signal.SIGKILL, 137),
+        ("trains", "torchrun", signal.SIGTERM, 143),
+        ("trains", "rank", signal.SIGKILL, 1),
+        ("torchrun starts", "dpscope", signal.SIGKILL, -9),
+        ("torchrun starts", "dpscope", signal.SIGTERM, 143),
+        ("ranks start", "dpscope", signal.SIGHUP, 129),
+    ],
+)
+def test_a_kill_leaves_nothing(tmp_path: Path, moment: str, victim: str, number: signal.Signals, expected: int) -> None:
     with attached(tmp_path) as running:
-        wait_until_it_trains(running, tmp_path)
-        torchrun = torchrun_of(running, tmp_path)
-        chosen = {"dpscope": running.pid, "torchrun": torchrun, "rank": ranks_of(running, tmp_path)[-1]}[victim]
-        os.kill(chosen, number)
-        status = running.wait(timeout=40)
+        if moment == "trains":
+            wait_until_it_trains(running, tmp_path)
+        else:
+            looked_for = torchrun_of if moment == "torchrun starts" else ranks_of
+            wait_until(lambda: looked_for(running, tmp_path) != [])
+        found = {"torchrun": torchrun_of, "rank": ranks_of}
+        os.kill(found[victim](running, tmp_path)[-1] if victim in found else running.pid, number)
+        assert running.wait(timeout=40) == expected
         wait_until(lambda: processes_of(tmp_path) == [], timeout_s=10)
         if victim == "dpscope":
-            assert status == (-number if number == signal.SIGKILL else 128 + number)
             assert "SignalException" not in printed(tmp_path)  # what torchrun raises; the script may show its own
-        elif victim == "torchrun":
-            assert status == 128 + number
-        else:
-            assert status == 1
-
-
-@pytest.mark.parametrize(
-    ("seen", "number"), [("torchrun", signal.SIGKILL), ("torchrun", signal.SIGTERM), ("ranks", signal.SIGHUP)]
-)
-def test_a_kill_as_its_job_starts_leaves_nothing(tmp_path: Path, seen: str, number: signal.Signals) -> None:
-    with attached(tmp_path) as running:
-        looked_for = torchrun_of if seen == "torchrun" else ranks_of
-        wait_until(lambda: bool(looked_for(running, tmp_path)))
-        os.kill(running.pid, number)
-        assert running.wait(timeout=40) == (-number if number == signal.SIGKILL else 128 + number)
-        wait_until(lambda: processes_of(tmp_path) == [], timeout_s=10)
 
 
 def test_a_second_one_in_the_same_folder_is_refused_and_the_first_can_be_interrupted(tmp_path: Path) -> None:
     with attached(tmp_path) as running:
         wait_until_it_trains(running, tmp_path)
-        options = ("--out", str(tmp_path / "run"))
-        attach = [sys.executable, "-m", "dpscope.launch.cli", "attach", *options, "--devices", "1"]
-        by_hand = [sys.executable, "-m", "dpscope.launch.attach", *options]
-        for command in ([*attach, "--steps", "50000", "--"], [*by_hand, "--steps", "50000"]):
-            second = subprocess.run(
-                [*command, str(tmp_path / "train.py")],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            assert second.returncode == 2
-            assert second.stderr == (
-                f"dpscope: --out {tmp_path / 'run'}: another dpscope is writing it; wait for it, or name another\n"
-            )
+        options = ("--out", str(tmp_path / "run"), "--steps", "50000")
+        for words in (("cli", "attach", *options, "--devices", "1", "--"), ("attach", *options)):
+            command = [sys.executable, "-m", f"dpscope.launch.{words[0]}", *words[1:], str(tmp_path / "train.py")]
+            second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            refused = f"--out {tmp_path / 'run'}: another dpscope is writing it; wait for it, or name another"
+            assert (second.returncode, second.stderr) == (2, f"dpscope: {refused}\n")
         assert running.poll() is None
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=40) == 128 + signal.SIGINT

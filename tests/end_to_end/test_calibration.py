@@ -1,9 +1,11 @@
 """A real calibration: gloo processes under torchrun, what is saved of it, and how it ends when it does not end well."""
 
 import io
+import itertools
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,6 +25,8 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.sweeps import processes_of
+
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
 
 
 def console() -> Console:
@@ -50,23 +54,20 @@ def all_reduces(measured: Calibration) -> Calibration:
 
 
 def test_every_collective_size_and_iteration_is_there(measured: Calibration) -> None:
-    collectives = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
     missing = {(item.collective, item.devices) for item in measured.left_out}
-    for collective in collectives:
-        for devices in (2, 3):
-            points = [one for one in measured.points if (one.collective, one.devices) == (collective, devices)]
-            if (collective, devices) in missing:
-                assert points == []
-                continue
-            shared = collective in ("reduce_scatter", "all_gather")
-            # Shares of equal length: 4,096 B / 4 B = 1,024 floats are 3 x 341, 4,092 B.
-            rounded = [1024 << step for step in range(5)]
-            floats = [size // devices * devices if shared else size for size in rounded]
-            assert [one.size_bytes for one in points] == [4 * count for count in floats]
-            assert [one.count for one in points] == [count // devices if shared else count for count in floats]
-            assert all(len(one.times_us) == 5 and min(one.times_us) > 0 for one in points)
-            pairs = [pair for one in points for pair in zip(one.shortest_us, one.times_us, strict=True)]
-            assert all(0 < shortest <= slowest for shortest, slowest in pairs)
+    for collective, devices in itertools.product(COLLECTIVES, (2, 3)):
+        points = [one for one in measured.points if (one.collective, one.devices) == (collective, devices)]
+        if (collective, devices) in missing:
+            assert points == []
+            continue
+        shared = collective in ("reduce_scatter", "all_gather")
+        # Shares of equal length: 4,096 B / 4 B = 1,024 floats are 3 x 341, 4,092 B.
+        floats = [(1024 << step) // devices * devices if shared else 1024 << step for step in range(5)]
+        assert [one.size_bytes for one in points] == [4 * count for count in floats]
+        assert [one.count for one in points] == [count // devices if shared else count for count in floats]
+        assert all(len(one.times_us) == 5 and min(one.times_us) > 0 for one in points)
+        pairs = [pair for one in points for pair in zip(one.shortest_us, one.times_us, strict=True)]
+        assert all(0 < shortest <= slowest for shortest, slowest in pairs)
     assert ("all_reduce", 2) not in missing
     assert ("all_reduce", 3) not in missing
     assert (measured.backend, measured.source, measured.device_names) == ("gloo", "measured", ("cpu",) * 3)
@@ -98,15 +99,6 @@ def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_pa
     assert (tmp_path / "run" / "calibration.png").read_bytes().startswith(b"\x89PNG")
     assert {file.name for file in (tmp_path / "run").iterdir()} == {"calibration.json", "calibration.png"}
     table = next(table for table in calibration_tables(fitted) if table.title == "all_reduce on 3 devices")
-    assert table.headings == (
-        "size [B]",
-        "count [elements]",
-        "type",
-        "time [µs]",
-        "algbw [GB/s]",
-        "busbw [GB/s]",
-        "shortest [µs]",
-    )
     size, count, dtype, _, _, busbw, shortest = table.rows[-1]
     assert (size, count, dtype) == ("65536", "16384", "float32")
     (largest,) = (
@@ -117,19 +109,18 @@ def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_pa
     assert float(busbw) == pytest.approx(65536 / float(np.median(largest.times_us)) / 1e3 * 4 / 3, abs=0.006)
 
 
-def test_a_run_may_follow_into_the_same_folder(all_reduces: Calibration, tmp_path: Path) -> None:
+def test_a_run_may_follow_into_the_same_folder_and_a_file_stands_alone(
+    all_reduces: Calibration, tmp_path: Path
+) -> None:
     save_calibration(all_reduces, tmp_path / "run")
     config = load_config(None, {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "8", "steps": 5})
     assert plan_run(config, tmp_path / "run").jobs
     (tmp_path / "run" / "thesis.txt").write_text("mine")
     with pytest.raises(DpscopeError, match="exists and is not a run folder"):
         plan_run(config, tmp_path / "run")
-
-
-def test_a_file_of_its_own(all_reduces: Calibration, tmp_path: Path) -> None:
     _, path = save_calibration(all_reduces, tmp_path / "node7.json")
     assert path == tmp_path / "node7.json"
-    assert {file.name for file in tmp_path.iterdir()} == {"node7.json", "node7.png"}
+    assert {file.name for file in tmp_path.iterdir()} == {"node7.json", "node7.png", "run"}
     (tmp_path / "node7.json").write_text("{}")
     with pytest.raises(DpscopeError, match="not a Calibration"):
         load_calibration(tmp_path / "node7.json")
@@ -138,30 +129,26 @@ def test_a_file_of_its_own(all_reduces: Calibration, tmp_path: Path) -> None:
         save_calibration(all_reduces, tmp_path / "file" / "run")
 
 
-def test_a_job_that_passes_its_time_limit_dies_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"timeout_s": 1.0}, "nothing is saved: passed its time limit of 1 s"),  # dies whole
+        (
+            {"collectives": "all_reduce", "min_bytes": "4096G", "max_bytes": "8192G"},
+            r"nothing could be timed: needs 8.8e\+03 GB on every rank",
+        ),
+        ({"dtype": "float64"}, r"calibration failed, nothing is saved: rank \d: "),
+    ],
+)
+def test_a_job_that_fails_reports_why_in_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], message: str
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    settings = CalibrationFlags(device="cpu", devices="2", timeout_s=1.0).resolved()
-    with pytest.raises(DpscopeError, match=r"nothing is saved: passed its time limit of 1 s") as raised:
+    if "dtype" in flags:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    settings = CalibrationFlags(**{"device": "cpu", "devices": "2", "timeout_s": 60, **flags}).resolved()
+    with pytest.raises(DpscopeError, match=message) as raised:
         run_calibration(settings, console())
-    assert "\n" not in str(raised.value)
-    assert processes_of(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_sizes_that_cannot_be_held_are_no_crash() -> None:
-    settings = CalibrationFlags(
-        device="cpu", devices="2", collectives="all_reduce", min_bytes="4096G", max_bytes="8192G", timeout_s=60
-    ).resolved()
-    with pytest.raises(DpscopeError, match=r"nothing could be timed: needs 8.8e\+03 GB on every rank"):
-        run_calibration(settings, console())
-
-
-def test_a_job_that_fails_says_why_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
-    shown = console()
-    with pytest.raises(DpscopeError, match=r"calibration failed, nothing is saved: rank \d: ") as raised:
-        run_calibration(CalibrationFlags(device="cpu", devices="2", timeout_s=60).resolved(), shown)
     assert "\n" not in str(raised.value)
     assert processes_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,9 @@
-"""Every strategy on real gloo processes: the same training, the bytes of a pocket calculation, state that goes on elsewhere."""
+"""Every strategy on real gloo processes: the same training, the bytes of a pocket calculation, state that goes on elsewhere.
 
+Tensor parallelism, FSDP2 with clipped gradients and blocking all-reduces: waits are exposed, not hidden.
+"""
+
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +16,10 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.folders import RunFolder
 from tests.end_to_end.strategy_job import Job, run_job
 from tests.helpers.generated_checks import parallelism
-from tests.helpers.paths import USER_MODELS
+from tests.helpers.paths import ROOT, USER_MODELS
+from tests.helpers.ranks import run_ranks
 from tests.helpers.sweeps import sweep
+from tests.user_models.blocking_waits import LATE_S
 
 # Double precision. Linear(6, 10), Linear(10, 7), Linear(7, 3) hold 60 + 10, 70 + 7 and 21 + 3 numbers. Rows are padded to a
 # multiple of the devices that share them: over four 10, 7 and 3 become 12, 8 and 4, over two 10, 8 and 4.
@@ -101,16 +107,15 @@ def test_each_way_to_train_in_parallel_has_its_name(folder: Path, way: str, shap
         assert reduced["bytes"].notna().all()
 
 
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    out = tmp_path_factory.mktemp("tokens") / "run"
+def swept(out: Path, **flags: object) -> Report:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(USER_MODELS)
-        assert sweep(out, strategy="dp,ddp", devices="2", model="own_batches:tokens").exit_status == 0
+        assert sweep(out, False, False, devices="2", **flags).exit_status == 0
     return report_of(out, Targets())
 
 
-def test_a_model_of_tokens_is_measured_in_tokens(tokens: Report) -> None:
+def test_a_model_of_tokens_is_measured_in_tokens(tmp_path: Path) -> None:
+    tokens = swept(tmp_path / "run", strategy="dp,ddp", model="own_batches:tokens")
     assert [finding.code for finding in tokens.findings if finding.severity == "error"] == []
     table = tokens.comparison.table.set_index("cell")
     assert list(table.index) == ["dp-host-d2-b2", "ddp-d2-b2"]
@@ -120,17 +125,9 @@ def test_a_model_of_tokens_is_measured_in_tokens(tokens: Report) -> None:
     assert "tokens/s" in tokens.printed.summary.headings
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
-    out = tmp_path_factory.mktemp("run") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(USER_MODELS)
-        assert sweep(out, strategy="ddp,fsdp", devices="2", accumulate="2", calibrate=True).exit_status == 0
-    return out, report_of(out, Targets())
-
-
-def test_a_run_measures_fsdp_beside_ddp(run: tuple[Path, Report]) -> None:
-    out, report = run
+def test_a_run_measures_and_predicts_fsdp_beside_ddp(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    report = swept(out, strategy="ddp,fsdp", accumulate="2", calibrate=True)
     assert [finding.code for finding in report.findings if finding.severity == "error"] == []
     table = report.comparison.table.set_index("cell")
     ddp, fsdp = (table.loc[f"{name}-d2-b2-accumulate-2"] for name in ("ddp", "fsdp"))
@@ -146,19 +143,45 @@ def test_a_run_measures_fsdp_beside_ddp(run: tuple[Path, Report]) -> None:
     assert "one bucket of 1.07 kB" in reasons["one_bucket"]
     ranks = RunFolder(out).repeat(report.run.cells["fsdp-d2-b2-accumulate-2"].planned, 0).ranks()
     assert [unit.name for unit in ranks[0].units] == ["0", "1", "5"]
-
-
-def test_fsdp_is_predicted_from_all_gathers_and_reduce_scatters_that_the_run_timed(run: tuple[Path, Report]) -> None:
-    name = "fsdp-d2-b2-accumulate-2"
-    row = run[1].comparison.table.set_index("cell").loc[name]
+    # From all-gathers and reduce-scatters that the run timed.
+    name, row = "fsdp-d2-b2-accumulate-2", fsdp
     assert (row["prediction_source"], row["ring_source"]) == ("calibration", "calibration")
     assert row["predicted_transfer_error"] == pytest.approx(row["predicted_transfer_us"] / row["transfer_us"] - 1)
-    own = [one for one in run[1].comparison.predictions if one.cell == name]
+    own = [one for one in report.comparison.predictions if one.cell == name]
     assert {one.kind for one in own} == {"all_gather", "reduce_scatter"}
     assert all(one.predicted_us is not None and one.predicted_us > 0 and one.measured_us for one in own)
     assert row["predicted_transfer_us"] == pytest.approx(sum(one.per_step * (one.predicted_us or 0.0) for one in own))
     assert row["ring_error_us"] == pytest.approx(row["ring_us"] - row["transfer_us"])
     # Twice a micro-batch all 268 numbers are gathered, once they are scattered: (N-1)/N = 1/2 of each over 1e9 B/s.
-    stated = report_of(run[0], Targets(link=parse_link("1GB/s"))).comparison.table.set_index("cell").loc[name]
+    stated = report_of(out, Targets(link=parse_link("1GB/s"))).comparison.table.set_index("cell").loc[name]
     assert stated["ring_us"] == pytest.approx(4 * 268 * (2 * 2 + 1) / 2 / 1e3)
-    assert "only DDP's schedule is modelled" in run[1].comparison.reasons[name, "predicted_exposed_us"]
+    assert "only DDP's schedule is modelled" in report.comparison.reasons[name, "predicted_exposed_us"]
+
+
+# How often in a step rank 0 waits for rank 1, while nothing computes.
+TIMES_LATE = {
+    "tensor_parallel": 1,
+    "tensor_parallel_clipped": 1,
+    "fully_sharded_clipped": 1,
+    "data_parallel_metric": 4,
+    "reduced_in_hooks": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def blocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("jobs")
+    run_ranks([sys.executable, "-m", "tests.user_models.blocking_waits", str(folder)], 2, cwd=ROOT)
+    return folder
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", TIMES_LATE)
+def test_waiting_for_a_late_rank_in_blocking_collectives_is_exposed(blocked: Path, way: str) -> None:
+    steps = analyze_traces([blocked / way]).steps
+    own = steps[(steps["rank"] == 0) & ~steps["partial_window"]]
+    late_us = TIMES_LATE[way] * LATE_S * 1e6
+    assert len(own) >= 2
+    assert (own["exposed_us"] >= 0.9 * late_us).all(), own
+    assert (own["hidden_us"] <= 0.2 * own["communication_us"]).all(), own
+    assert (own["step_us"] - own["compute_us"] >= 0.9 * late_us).all(), own

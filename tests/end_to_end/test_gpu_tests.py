@@ -24,6 +24,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.launch.calibration.settings import CalibrationFlags
 from dpscope.launch.cli import app
 from dpscope.launch.jobs import devices
+from dpscope.launch.jobs.job_files import read_failures
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts
 from dpscope.profiling.records.run import Cell, DdpCounters, DeviceState
@@ -38,67 +39,56 @@ from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import DATA, ROOT
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
-TESTS = ROOT / "tests" / "gpu" / "test_on_gpus.py"
 
 
 def finding(code: str, severity: str = "warning") -> dict[str, str]:
     return {"code": code, "severity": severity, "message": code}
 
 
-def test_a_healthy_gpus_warnings_are_no_failure() -> None:
+def test_what_is_a_failure_and_what_a_healthy_gpus_warning() -> None:
     """The real A100 trace is idle for 76% of its steps, as small batches make a GPU."""
     found = [msgspec.to_builtins(one) for one in analyze_traces([A100]).findings]
     assert "device_idle" in {one["code"] for one in found}
     healthy = ("tracer_cost", "outliers", "repeats_differ", "no_overlap", "drift", "launch_bound", "wide_spread")
     cells = [{"cell": "single-d1-b512", "status": "ok"}]
     assert gpu_checks.problems({"cells": cells, "findings": [*found, *map(finding, healthy)]}) == []
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *map(finding, ("events_of_no_step", "no_kernels", "trace_incomplete", "variant_not_kept")),
-        *map(finding, ("span_mismatch", "span_exceeded", "bucket_mismatch")),
-        finding("cell_crashed", "error"),
-    ],
-)
-def test_what_means_that_dpscope_is_wrong_is_a_failure(wrong: dict[str, str]) -> None:
-    assert gpu_checks.problems({"findings": [finding("drift"), wrong]}) == [f"{wrong['code']}: {wrong['code']}"]
-
-
-def test_a_cell_that_was_not_measured_is_a_failure() -> None:
-    cells = [{"cell": "a", "status": "ok"}, {"cell": "b", "status": "crashed"}]
-    assert gpu_checks.problems({"cells": cells, "findings": []}) == ["b: crashed"]
+    wrong = [
+        "events_of_no_step",
+        "no_kernels",
+        "trace_incomplete",
+        "variant_not_kept",
+        "span_mismatch",
+        "span_exceeded",
+    ]
+    wrong.append("bucket_mismatch")
+    all_of_them = [finding("drift"), *map(finding, wrong), finding("cell_crashed", "error")]
+    cells.append({"cell": "b", "status": "crashed"})
+    expected = ["b: crashed", *(f"{code}: {code}" for code in (*wrong, "cell_crashed"))]
+    assert sorted(gpu_checks.problems({"cells": cells, "findings": all_of_them})) == sorted(expected)
 
 
 STEP = {"cell": "c", "repeat": 0, "rank": 0, "partial_window": False, "exposed_us": 0.0}
 
 
-def test_busy_time_against_the_kernels_by_hand() -> None:
+def test_busy_time_and_launches_by_hand() -> None:
     """Two steps of 100 us up to 300 us: kernels 110-160, 150-170 and 210-290 are busy for 60 + 80 us; one before counts as 5."""
     spans = [(90.0, 15.0), (110.0, 50.0), (150.0, 20.0), (210.0, 80.0), (250.0, 50.0)]
-    events = [{"cat": "kernel", "ts": start, "dur": length} for start, length in spans]
+    events: list[dict[str, Any]] = [{"cat": "kernel", "ts": start, "dur": length} for start, length in spans]
     steps = [{**STEP, "step_us": 100.0, "compute_us": busy} for busy in (65.0, 90.0)]
     assert gpu_checks.busy_difference({"steps": steps}, "c", events) == 0.0
     off = [{**steps[0], "compute_us": 68.1}, steps[1]]  # 3.1 of 155
     assert gpu_checks.busy_difference({"steps": off}, "c", events) == pytest.approx(0.02)
     assert gpu_checks.busy_difference({"steps": steps}, "c", []) is None
     assert gpu_checks.union_us([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]) == 4.0
-
-
-def test_parts_of_a_step_add_up() -> None:
-    steps = [{**STEP, "step_us": 100.0, "compute_us": 60.0, "exposed_us": 10.0, "idle_us": 30.0}]
-    assert gpu_checks.step_difference({"steps": steps}, "c") == 0.0
-    assert gpu_checks.step_difference({"steps": [{**steps[0], "idle_us": 31.0}]}, "c") == pytest.approx(0.01)
-    assert gpu_checks.step_difference({"steps": [{**steps[0], "idle_us": None}]}, "c") is None
-
-
-def test_kernels_have_their_launches() -> None:
+    step = {**STEP, "step_us": 100.0, "compute_us": 60.0, "exposed_us": 10.0}
+    differences = [
+        gpu_checks.step_difference({"steps": [{**step, "idle_us": idle}]}, "c") for idle in (30.0, 31.0, None)
+    ]
+    assert differences == [0.0, pytest.approx(0.01), None]
     kernels: list[dict[str, Any]] = [{"cat": "kernel", "args": {"correlation": number}} for number in (1, 2, 3, 4)]
     calls: list[dict[str, Any]] = [{"cat": "cuda_runtime", "args": {"correlation": number}} for number in (1, 2, 3)]
-    assert gpu_checks.launched_share([*kernels, *calls]) == 0.75
-    assert gpu_checks.launched_share(calls) is None
-    assert gpu_checks.launched_share(gpu_checks.trace_events(A100)) == 1.0
+    shares = [gpu_checks.launched_share(one) for one in ([*kernels, *calls], calls, gpu_checks.trace_events(A100))]
+    assert shares == [0.75, None, 1.0]
 
 
 def two_ranks(**first: Any) -> dict[str, Any]:
@@ -175,21 +165,11 @@ def matmuls(side: int, products: int) -> Callable[[BatchArrived], StepCounts]:
     return step
 
 
-@pytest.mark.parametrize(("side", "products"), [(256, 20), (8, 400)])
-def test_step_times_against_the_wall_clock_of_this_cpu(side: int, products: int) -> None:
-    difference = gpu_checks.events_over_wall(matmuls(side, products), 20, torch.device("cpu"), lambda: None)
-    assert difference <= 0.02
-
-
-def test_a_clock_that_is_off_is_seen() -> None:
-    """Half of the time passes outside of the steps."""
-    waits = iter([0.0, 0.0] * 20)
-
-    def synchronise() -> None:
-        next(waits)
-        time.sleep(0.05)
-
-    assert gpu_checks.events_over_wall(matmuls(8, 1), 5, torch.device("cpu"), synchronise) > 0.5
+def test_step_times_against_the_wall_clock_of_this_cpu() -> None:
+    """A clock that is off is seen: half of the time passes outside of the steps."""
+    for side, products in ((256, 20), (8, 400)):
+        assert gpu_checks.events_over_wall(matmuls(side, products), 20, torch.device("cpu"), lambda: None) <= 0.02
+    assert gpu_checks.events_over_wall(matmuls(8, 1), 5, torch.device("cpu"), lambda: time.sleep(0.05)) > 0.5
 
 
 def test_states_during_work() -> None:
@@ -231,19 +211,6 @@ def test_why_a_test_is_skipped(gpus: int, least: int, left_s: float, reason: str
     assert gpu_checks.why_skipped(gpus, least, 30.0, left_s) == reason
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_every_run_is_planned_on_two_gpus(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No option is refused, and every cell is measured."""
-    monkeypatch.chdir(ROOT)
-    two_gpus(monkeypatch)
-    command = Bench(tmp_path, 2).run_command(name, *(LATE_RANK if name == "late" else ()))
-    ended = CliRunner().invoke(app, [*command, "--dry-run"])
-    assert ended.exit_code == 0, ended.exception or ended.output
-    assert "skipped" not in ended.output
-    batches = ("b32", "b512") if name == "single" else ("b32",) if name == "late" else ("b128", "b512")
-    assert any(batch in ended.output for batch in batches)
-
-
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid="aaaa")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -253,8 +220,17 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
 
 
-def test_the_calibration_is_one_of_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_run_and_calibration_is_planned_on_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No option is refused, and every cell is measured."""
+    monkeypatch.chdir(ROOT)
     two_gpus(monkeypatch)
+    for name in RUNS:
+        command = Bench(tmp_path, 2).run_command(name, *(LATE_RANK if name == "late" else ()))
+        ended = CliRunner().invoke(app, [*command, "--dry-run"])
+        assert ended.exit_code == 0, ended.exception or ended.output
+        assert "skipped" not in ended.output
+        batches = {"single": ("b32", "b512"), "late": ("b32",)}.get(name, ("b128", "b512"))
+        assert any(batch in ended.output for batch in batches)
     options: dict[str, Any] = dict(CALIBRATION)
     settings = CalibrationFlags(device="cuda", **options).resolved()
     assert (settings.devices, settings.sizes, settings.collectives) == ((2,), (64 << 20,), ("all_reduce",))
@@ -315,43 +291,32 @@ def test_without_a_gpu_every_test_is_skipped_with_its_reason(tmp_path: Path) -> 
     assert all("no GPU that torch can use" in line["reason"] for line in lines)
     with zipfile.ZipFile(support.pack(tmp_path)) as bundle:
         assert bundle.namelist() == ["verdicts.jsonl"]
-
-
-def test_the_support_bundle_holds_every_run(tmp_path: Path) -> None:
     shutil.copytree(DATA / "run_tiny", tmp_path / "single")
     (tmp_path / "doctor.txt").write_text("torch ok\n")
     with zipfile.ZipFile(support.pack(tmp_path)) as bundle:
-        assert sorted(bundle.namelist()) == ["doctor.txt", "single-bundle.zip"]
-
-
-def job(folder: Path, what: str) -> tuple[int, JobFolder]:
-    """A job of two processes on the CPU."""
-    folder.mkdir()
-    own = JobFolder(folder)
-    command = [*torchrun_prefix(2, own), "-m", "tests.gpu.ranks", str(folder), what, "cpu", str(1 << 20)]
-    with light_jobs():
-        return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False).returncode, own
+        assert sorted(bundle.namelist()) == ["doctor.txt", "single-bundle.zip", "verdicts.jsonl"]
 
 
 def test_jobs_of_two_processes(tmp_path: Path) -> None:
-    """On the CPU: all-reduces are timed; a rank without memory ends the job and is reported."""
-    from dpscope.launch.jobs.job_files import read_failures
-
-    status, folder = job(tmp_path / "all_reduce", "all_reduce")
-    assert status == 0
-    assert read_json(folder.result_path, ranks.Timed).call_us > 0
-    status, folder = job(tmp_path / "memory", "memory")
-    assert status != 0
-    assert "out_of_memory" in {note.kind for note in read_failures(folder.path)}
+    """On the CPU: all-reduces are timed; a rank without memory ends the job; a late rank is named."""
+    statuses, folders = {}, {}
+    for what in ("all_reduce", "memory"):
+        (tmp_path / what).mkdir()
+        folders[what] = JobFolder(tmp_path / what)
+        command = [*torchrun_prefix(2, folders[what]), "-m", "tests.gpu.ranks", str(tmp_path / what), what, "cpu"]
+        with light_jobs():
+            ended = subprocess.run([*command, str(1 << 20)], cwd=ROOT, capture_output=True, timeout=120, check=False)
+        statuses[what] = ended.returncode
+    assert statuses["all_reduce"] == 0
+    assert read_json(folders["all_reduce"].result_path, ranks.Timed).call_us > 0
+    assert statuses["memory"] != 0
+    assert "out_of_memory" in {note.kind for note in read_failures(folders["memory"].path)}
+    with light_jobs():
+        named = late_ranks(Bench(tmp_path, 0, kind="cpu"), "--model", "tests.gpu.models:late_tiny", "--batch-size", "4")
+    assert any("rank 1" in message for message in named), named
 
 
 def test_the_plain_script(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.gpu.plain_script", "cpu", "2", "2"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(ended.stdout)["step_us"] > 0
-
-
-def test_a_late_rank_is_named_on_the_cpu(tmp_path: Path) -> None:
-    with light_jobs():
-        named = late_ranks(Bench(tmp_path, 0, kind="cpu"), "--model", "tests.gpu.models:late_tiny", "--batch-size", "4")
-    assert any("rank 1" in message for message in named), named

@@ -23,23 +23,23 @@ LONGEST_END_S = 10.0
 def test_a_cell_with_loader_workers_ends_with_all_its_processes(tmp_path: Path, strategy: str, data: str) -> None:
     processes = 2 if strategy == "ddp" else 1
     token = uuid.uuid4().hex
-    torchrun = torchrun_prefix(processes, JobFolder(tmp_path))
-    worker = [
-        "-m",
-        "dpscope.launch.worker",
-        "--strategy",
-        strategy.removesuffix("-host"),
-        "--batch-size",
-        "4",
+    worker = ["-m", "dpscope.launch.worker", "--strategy", strategy.removesuffix("-host"), "--data", data]
+    worker += [
         "--out",
         str(tmp_path / "run"),
+        "--batch-size",
+        "4",
+        "--workers",
+        "2",
+        "--steps",
+        "4",
+        "--traced-steps",
+        "2",
     ]
-    worker += ["--model", "tiny_models:tiny" if data == "fake" else "resnet8_cifar", "--data", data]
-    worker += ["--workers", "2", "--steps", "4", "--traced-steps", "2"]
-    worker += ["--samples", "96"] if data == "fake" else []
+    worker += ["--model", "tiny_models:tiny", "--samples", "96"] if data == "fake" else ["--model", "resnet8_cifar"]
     with light_jobs():
         job = subprocess.Popen(
-            [*torchrun, *worker],
+            [*torchrun_prefix(processes, JobFolder(tmp_path)), *worker],
             cwd=USER_MODELS,
             env={**os.environ, "OMP_NUM_THREADS": "1", JOB_TOKEN_VARIABLE: token},
             stdout=subprocess.PIPE,

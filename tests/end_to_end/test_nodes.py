@@ -94,18 +94,13 @@ def test_cells_are_measured_on_one_node_and_over_both(run: tuple[Path, NodeComma
     assert half_written(out) == []
     assert "ddp-d2-n2-b2 repeat 0: started" in command.printed(1)
     assert "2 devices over 2 nodes" in " ".join(command.printed(0).split())
-
-
-def test_the_nodes_and_their_way_to_each_other_are_recorded(run: tuple[Path, NodeCommand]) -> None:
-    """gloo gets its interface from dpscope alone; by its host's name it would find none."""
-    hosts = RunFolder(run[0]).manifest().hosts
+    hosts = manifest.hosts  # gloo gets its interface from dpscope alone; by its host's name it would find none
     assert [(one.node, one.hostname, one.address, one.interface) for one in hosts] == [
         (0, "host1", "10.199.8.1", INTERFACE),
         (1, "host2", "10.199.8.2", INTERFACE),
     ]
     assert {one.interface_chosen_by for one in hosts} == {"the route between the nodes"}
-    seen = [one.interfaces for one in RunFolder(run[0]).repeat(OVER_BOTH, 0).ranks()]
-    assert seen == [(INTERFACE,)] * 2  # gloo's own connections, as the kernel has them
+    assert [one.interfaces for one in ranks] == [(INTERFACE,)] * 2  # gloo's own connections, as the kernel has them
     assert hosts[1].environment is not None
     assert hosts[1].environment.hostname == "host2"
 
@@ -206,39 +201,31 @@ def test_another_command_in_the_same_folder_is_refused_on_all_hosts_and_leaves_t
     assert message.startswith("interrupted")
 
 
-@pytest.mark.parametrize("node", [1, 0])
-def test_a_killed_agent_ends_everything_on_both_hosts(hosts: list[Host], tmp_path: Path, node: int) -> None:
+@pytest.mark.parametrize("victim", ["node 1", "node 0", "rank 1"])
+def test_a_killed_agent_or_worker_ends_everything_on_both_hosts(hosts: list[Host], tmp_path: Path, victim: str) -> None:
     command = slow_run(hosts, tmp_path / "run")
-    command.send(signal.SIGKILL, node)
-    statuses, message = ended(command)
-    assert statuses == ([-signal.SIGKILL, 1] if node == 0 else [1, -signal.SIGKILL])
-    if node == 1:
-        assert message.startswith(
-            f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)"
-        )
+    if victim == "rank 1":
+        (worker,) = [one for one in processes_of(command.out) if "RANK=1" in environment_of(one)]
+        os.kill(worker, signal.SIGKILL)
     else:
-        assert message == "no result"  # the process that writes it is gone
-        assert "node 0 (host1) was lost: dpscope has exited there" in command.printed(1)
-
-
-def test_a_worker_killed_on_the_other_host_is_reported_with_its_host(hosts: list[Host], tmp_path: Path) -> None:
-    command = slow_run(hosts, tmp_path / "run")
-    (victim,) = [one for one in processes_of(command.out) if environment_of(one).get("RANK") == "1"]
-    os.kill(victim, signal.SIGKILL)
+        command.send(signal.SIGKILL, int(victim[-1]))
     statuses, message = ended(command)
-    assert statuses == [1, 1]
-    assert message.startswith(
-        "crashed: rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory killer) on "
-    )
-    assert "on node 1 (host2) (in its timed pass)" in message
+    assert statuses == {"node 1": [1, -9], "node 0": [-9, 1], "rank 1": [1, 1]}[victim]
+    if victim == "node 0":  # the process that writes the result is gone
+        assert message == "no result"
+        assert "node 0 (host1) was lost: dpscope has exited there" in command.printed(1)
+        return
+    expected = f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)"
+    if victim == "rank 1":
+        expected = "crashed: rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory killer) on node 1 (host2)"
+    assert message.startswith(expected)
 
 
-def environment_of(process: int) -> dict[str, str]:
+def environment_of(process: int) -> list[str]:
     try:
-        parts = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+        return Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
     except OSError:
-        return {}
-    return dict(part.split("=", 1) for part in parts if "=" in part)
+        return []
 
 
 def test_preempted_on_all_hosts_a_training_saves_itself_and_the_same_command_goes_on(

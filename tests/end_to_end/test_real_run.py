@@ -5,10 +5,10 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
@@ -90,17 +90,6 @@ def test_the_gap_is_the_sum_of_its_parts(run_folder: Path) -> None:
         assert (gap.ratio.low, gap.ratio.high) == (None, None)  # one repeat alone
 
 
-class _Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.outside: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.outside += [value for name, value in attrs if name in ("src", "href") and value and "//" in value]
-
-
 def test_waiting_is_a_part_of_communicating(run_folder: Path) -> None:
     """In every traced step of every rank, of gloo's real threads."""
     for data in load_run(run_folder).measured:
@@ -111,28 +100,18 @@ def test_waiting_is_a_part_of_communicating(run_folder: Path) -> None:
 
 def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     report = run_folder / "report"
-    page = _Page()
-    page.feed((report / "report.html").read_text(encoding="utf-8"))
-    figures = {
-        "batch",
-        "waterfall",
-        "step_split",
-        "phases",
-        "waits",
-        "communication",
-        "busbw",
-        "scaling",
-        "device_use",
+    page = (report / "report.html").read_text(encoding="utf-8")
+    figures = (
+        *("batch", "waterfall", "step_split", "phases", "waits", "communication", "busbw", "scaling", "device_use"),
         "what_if",
-    }
-    assert page.tags.count("svg") == len(figures)
+    )
+    assert page.count("<svg") == len(figures)
     tables = list(make_report(load_run(run_folder), parse_link("1GB/s")).tables.values())
     others = 3 + 7  # the two tables of the answers, the formulas, and for each cell the collectives of a step
-    assert page.tags.count("table") == len(tables) + others
-    assert {"Predicted and measured, per step", "Effective bandwidth by three definitions"} <= {
-        one.title for one in tables
-    }
-    assert page.outside == []
+    assert page.count("<table") == len(tables) + others
+    titles = {"Predicted and measured, per step", "Effective bandwidth by three definitions"}
+    assert titles <= {one.title for one in tables}
+    assert re.findall(r"""<[^>]*\s(?:src|href)\s*=\s*["']?[^"'>]*//[^"'>]*""", page) == []
     assert {path.name for path in (report / "figures").iterdir()} == {f"{name}.png" for name in figures}
     with open(report / "comparison.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -184,16 +163,14 @@ def test_a_trace_without_its_communication_is_never_read_as_none(run_folder: Pat
     printed = json.loads(finished.stdout)
     assert "trace_incomplete" in {finding["code"] for finding in printed["findings"]}
     cells = {cell["cell"]: cell for cell in printed["cells"]}
-    assert cells["ddp-d2-b4"]["communication_us"] is None
-    assert cells["ddp-d2-b4"]["exposed_us"] is None
-    assert cells["ddp-d2-b4"]["idle_us"] is None
+    broken = cells["ddp-d2-b4"]
+    assert [broken[part] for part in ("communication_us", "exposed_us", "idle_us")] == [None] * 3
     assert all(step["exposed_us"] is None for step in printed["steps"] if step["cell"] == "ddp-d2-b4")
-    assert "trace_incomplete" in cells["ddp-d2-b4"]["missing"]["communication_us"]
-    assert cells["ddp-d2-b4"]["step_us"] > 0
+    assert "trace_incomplete" in broken["missing"]["communication_us"]
+    assert broken["step_us"] > 0
     assert cells["ddp-d2-b8"]["communication_us"] > 0
-    assert not any(
-        one["code"] == "communication_measured" and "ddp-d2-b4" in one["message"] for one in printed["findings"]
-    )
+    measured = [one["message"] for one in printed["findings"] if one["code"] == "communication_measured"]
+    assert not any("ddp-d2-b4" in message for message in measured)
 
 
 def test_a_planted_wrong_bucket_list_is_found(run_folder: Path, tmp_path: Path) -> None:

@@ -29,11 +29,7 @@ def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
     outcome = sweep(tmp_path / "run", traced_steps=3, data="fake", workers=0, samples=9)
     run = RunFolder(tmp_path / "run")
     assert outcome.ok
-    assert [result.cell.name for result in outcome.results] == [
-        "single-d1-b2",
-        "dp-host-d2-b2",
-        "ddp-d2-b2",
-    ]
+    assert [result.cell.name for result in outcome.results] == ["single-d1-b2", "dp-host-d2-b2", "ddp-d2-b2"]
     assert half_written(run.path) == []
     assert run.manifest().config.matrix.devices == (1, 2)
     for planned in run.manifest().plan:
@@ -58,18 +54,12 @@ def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
             assert all(rank.threads == run.manifest().threads_per_process for rank in ranks)
             assert sum(rank.blocks[0].samples for rank in ranks) == 4 * planned.cell.global_batch_size
             if planned.cell.strategy == "ddp":
-                check_counters(folder, steps=[2, 3, 4, 5])
-
-
-def check_counters(folder: RepeatFolder, steps: list[int]) -> None:
-    """DDP's counters, of every rank, describe the steps that its counters pass traced."""
-    assert len(folder.counters_traces()) == 2
-    for rank in (0, 1):
-        counters = folder.counters(0, rank)
-        assert [entry.step for entry in counters] == steps
-        gradient_bytes = folder.ranks()[rank].model.gradient_bytes
-        assert all(sum(entry.bucket_bytes) == gradient_bytes for entry in counters)
-        assert all(entry.backward_comm_us > 0 for entry in counters)
+                assert len(folder.counters_traces()) == 2
+                for rank in ranks:  # the steps that the counters pass traced
+                    counters = folder.counters(0, rank.rank)
+                    assert [entry.step for entry in counters] == [2, 3, 4, 5]
+                    assert all(sum(entry.bucket_bytes) == rank.model.gradient_bytes for entry in counters)
+                    assert all(entry.backward_comm_us > 0 for entry in counters)
 
 
 def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
@@ -101,11 +91,9 @@ def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
     # The manifest was lost: nothing is guessed.
     manifest = RunFolder(out).manifest_path.read_bytes()
     RunFolder(out).manifest_path.unlink()
+    lost = r"manifest\.json is missing, and without it nothing in .* is removed; restore it, or name another"
     for fresh in (False, True):
-        with pytest.raises(
-            DpscopeError,
-            match=r"manifest\.json is missing, and without it nothing in .* is removed; restore it, or name another",
-        ):
+        with pytest.raises(DpscopeError, match=lost):
             sweep(out, fresh=fresh, strategy="single")
     assert result.stat().st_mtime_ns == first
     RunFolder(out).manifest_path.write_bytes(manifest)
@@ -113,24 +101,27 @@ def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
     assert result.stat().st_mtime_ns > first
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_or_of_another_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(DpscopeError, match="is not a run folder; name another"):
         sweep(tmp_path, fresh=True)
     assert (tmp_path / "thesis.tex").read_text() == "precious"
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DpscopeError, match="another dpscope is writing it"):
+            sweep(tmp_path / "run")
 
 
 def test_a_crash_is_recorded_with_the_first_rank_first_and_the_others_go_on(tmp_path: Path) -> None:
     outcome = sweep(tmp_path / "run", torchrun=True, strategy="ddp", model="tiny_models:crashing", devices="2")
-    assert [result.status for result in outcome.results] == ["crashed"]
-    assert not outcome.ok
-    for result in outcome.results:
-        failing = result.cell.devices - 1
-        assert f"rank {failing}: ArithmeticError: this rank fails on purpose" in result.message
-        assert result.log_tail[0].startswith(f"[rank{failing}]: ")
-        assert any("this rank fails on purpose" in line for line in result.log_tail)
-        folder = RunFolder(tmp_path / "run").repeat(result.cell, 0)
-        assert sorted(path.name for path in folder.path.iterdir()) == ["log.txt", "result.json"]
+    (result,) = outcome.results
+    assert (result.status, outcome.ok) == ("crashed", False)
+    assert "rank 1: ArithmeticError: this rank fails on purpose" in result.message
+    assert result.log_tail[0].startswith("[rank1]: ")
+    assert any("this rank fails on purpose" in line for line in result.log_tail)
+    folder = RunFolder(tmp_path / "run").repeat(result.cell, 0)
+    assert sorted(path.name for path in folder.path.iterdir()) == ["log.txt", "result.json"]
     assert processes_of(tmp_path / "run") == []
 
 
@@ -176,13 +167,3 @@ def test_a_job_that_cannot_be_ended_is_reported(tmp_path: Path, monkeypatch: pyt
         wait_until(lambda log=folder.log_path: "deaf" in log.read_text())  # type: ignore[misc]
         assert job.end() == listed
         assert job.wait(1, lambda state: None, lambda: False) == ("exited", -signal.SIGKILL)
-
-
-def test_a_second_sweep_of_the_same_folder_is_refused(tmp_path: Path) -> None:
-    descriptor = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        with pytest.raises(DpscopeError, match="another dpscope is writing it"):
-            sweep(tmp_path)
-    finally:
-        os.close(descriptor)

@@ -1,8 +1,10 @@
-"""A sweep that is killed or interrupted, at any moment: nothing is left running, and what was measured is kept."""
+"""Commands that are killed or interrupted, at any moment: nothing is left running, and what was measured is kept."""
 
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -38,10 +40,7 @@ def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Pat
         assert running.wait(timeout=120) != 0
         wait_until(lambda: processes_of(out) == [], timeout_s=15)
         if victim != "sweep":
-            result = RunFolder(out).repeat(RunFolder(out).manifest().plan[0].cell, 0).result()
-            assert result is not None
-            assert result.status == "crashed"
-            assert "killed by signal 9 (SIGKILL" in result.message
+            assert_recorded(out, "crashed", "killed by signal 9 (SIGKILL")
     with light_jobs():
         assert start_sweep(out, **flags).wait(timeout=120) == 0
     assert half_written(out) == []
@@ -72,7 +71,40 @@ def test_a_termination_is_recorded_and_ends_the_job(tmp_path: Path) -> None:
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=30) == 128 + signal.SIGTERM
     assert processes_of(out) == []
+    assert_recorded(out, "interrupted", "the same command resumes the run")
+
+
+def assert_recorded(out: Path, status: str, message: str) -> None:
+    """Of the first cell."""
     result = RunFolder(out).repeat(RunFolder(out).manifest().plan[0].cell, 0).result()
     assert result is not None
-    assert result.status == "interrupted"
-    assert "the same command resumes the run" in result.message
+    assert (result.status, message in result.message) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["calibrate", "--devices", "2"], "nothing is saved: interrupted"),
+        (["equal", "--device", "cpu", "--steps", "50"], "nothing is compared: interrupted"),
+        (["run", "--device", "cpu", "--strategy", "ddp", "--no-calibrate"], "the same command resumes the run"),
+        (["train", "--device", "cpu", "--strategy", "ddp", "--data", "fake"], "interrupted"),
+    ],
+)
+def test_ctrl_c_is_130_everywhere(tmp_path: Path, arguments: list[str], message: str) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "dpscope.launch.cli", *arguments, "--out", str(tmp_path / "run")],
+        env={**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},  # a calibration's job works there
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: running.poll() is not None or torchruns_of(tmp_path) != [])
+    assert running.poll() is None, running.communicate()
+    running.send_signal(signal.SIGINT)
+    printed, _ = running.communicate(timeout=60)
+    assert running.returncode == 128 + signal.SIGINT, printed
+    assert message in " ".join(printed.split())
+    assert "Traceback" not in printed
+    assert torchruns_of(tmp_path) == []
+    if arguments[0] == "run":
+        assert_recorded(tmp_path / "run", "interrupted", "the same command resumes the run")

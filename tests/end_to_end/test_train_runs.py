@@ -1,5 +1,6 @@
 """Whole trainings with real torchrun jobs on a tiny model: against a plain loop, each other, themselves."""
 
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,6 @@ def epochs_of(out: Path, strategy: str) -> list[EpochRecord]:
     return found
 
 
-def fake(first: int, count: int) -> FakeData:
-    return FakeData(count, (3, 8, 8), 4, transforms.ToTensor(), random_offset=first)
-
-
 def reference_epochs() -> list[tuple[float, float, float, float]]:
     """Losses and accuracies of a plain training loop: train loss, train accuracy, test loss, test accuracy."""
     torch.manual_seed(SEED)
@@ -66,16 +63,21 @@ def reference_epochs() -> list[tuple[float, float, float, float]]:
         patch.syspath_prepend(USER_MODELS)
         model = build_model("tiny_models:tiny").model
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=5e-4)
-    data: Any = fake(0, SAMPLES)
+    data: Any = FakeData(SAMPLES, (3, 8, 8), 4, transforms.ToTensor())
+    test: Any = FakeData(SAMPLES // 5, (3, 8, 8), 4, transforms.ToTensor(), random_offset=SAMPLES)
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=SEED)
+
+    def batch(source: Any, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        images, labels = zip(*(source[index] for index in indices), strict=True)
+        return torch.stack(images), torch.tensor(labels)
+
     found = []
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         order = list(sampler)
         losses, right = [], 0
         for start in range(0, SAMPLES, BATCH):
-            chosen = [data[index] for index in order[start : start + BATCH]]
-            images, labels = torch.stack([image for image, _ in chosen]), torch.tensor([label for _, label in chosen])
+            images, labels = batch(data, order[start : start + BATCH])
             logits = model(images)
             loss = nn.functional.cross_entropy(logits, labels, label_smoothing=SMOOTHING)
             optimizer.zero_grad()
@@ -84,36 +86,28 @@ def reference_epochs() -> list[tuple[float, float, float, float]]:
             optimizer.step()
             losses.append(loss.item() * len(labels))
             right += int((logits.argmax(1) == labels).sum())
-        found.append((sum(losses) / SAMPLES, 100 * right / SAMPLES, *plainly_tested(model)))
+        images, labels = batch(test, range(7))
+        with torch.no_grad():
+            logits = model.eval()(images)
+        model.train()
+        tested = nn.functional.cross_entropy(logits, labels).item(), float((logits.argmax(1) == labels).float().mean())
+        found.append((sum(losses) / SAMPLES, 100 * right / SAMPLES, tested[0], 100 * tested[1]))
     return found
 
 
-def plainly_tested(model: nn.Module) -> tuple[float, float]:
-    test: Any = fake(SAMPLES, SAMPLES // 5)
-    images, labels = (torch.stack([test[k][0] for k in range(7)]), torch.tensor([test[k][1] for k in range(7)]))
-    with torch.no_grad():
-        logits = model.eval()(images)
-    model.train()
-    return nn.functional.cross_entropy(logits, labels).item(), 100 * float((logits.argmax(1) == labels).float().mean())
-
-
-def test_a_single_device_learns_as_a_plain_loop_does(run: tuple[Path, str]) -> None:
+def test_a_single_device_learns_as_a_plain_loop_does_and_dp_as_ddp(run: tuple[Path, str]) -> None:
     records = epochs_of(run[0], "single")
     for record, expected in zip(records, reference_epochs(), strict=True):
         found = (record.train_loss, record.train_accuracy, record.test_loss, record.test_accuracy)
         assert found == pytest.approx(expected, rel=1e-4)
     assert [record.learning_rate for record in records] == pytest.approx([LEARNING_RATE, LEARNING_RATE * GAMMA])
-
-
-def test_data_parallel_and_distributed_learn_the_same(run: tuple[Path, str]) -> None:
-    pairs = list(zip(epochs_of(run[0], "dp-host"), epochs_of(run[0], "ddp"), strict=True))
-    for dp, ddp in pairs:
+    for dp, ddp in zip(epochs_of(run[0], "dp-host"), epochs_of(run[0], "ddp"), strict=True):
         assert dp.train_loss == pytest.approx(ddp.train_loss, rel=1e-5)
         assert (dp.train_accuracy, dp.test_accuracy) == (ddp.train_accuracy, ddp.test_accuracy)
         assert dp.test_loss == pytest.approx(ddp.test_loss, rel=1e-4)
 
 
-def test_what_is_stored_of_an_epoch(run: tuple[Path, str]) -> None:
+def test_what_is_stored_and_printed_of_an_epoch(run: tuple[Path, str]) -> None:
     folder = TrainFolder(run[0])
     log = folder.log()
     assert {(one.cell, one.devices, one.batch_size, one.global_batch_size) for one in log.epochs} == {
@@ -135,9 +129,6 @@ def test_what_is_stored_of_an_epoch(run: tuple[Path, str]) -> None:
         assert result is not None
         assert (result.status, result.epochs, result.parameter_count) == ("ok", EPOCHS, 216 + 16 + 36)
         assert training.epochs() == [record for record in log.epochs if record.cell == one.cell.name]
-
-
-def test_a_line_is_printed_for_every_epoch_and_the_warning(run: tuple[Path, str]) -> None:
     lines = run[1].splitlines()
     assert sum("warning: --milestones 9: with 2 epochs" in line for line in lines) == 1
     shown = [line for line in lines if " seed 3 epoch " in line]
@@ -171,12 +162,6 @@ def test_a_training_that_fails_is_reported_and_the_others_go_on(tmp_path: Path) 
     assert "this rank fails on purpose" in outcome.results[0].message
     assert "this rank fails on purpose" in printed
     assert "Traceback" not in printed
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(DpscopeError, match="is not a run folder; name another"):
-        trained(tmp_path)
 
 
 def test_variants_precision_and_weak_scaling(tmp_path: Path) -> None:

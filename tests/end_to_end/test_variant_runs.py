@@ -53,23 +53,26 @@ def measured(out: Path, **flags: object) -> RunData:
 
 
 @pytest.fixture(scope="module")
-def buckets(tmp_path_factory: pytest.TempPathFactory) -> RunData:
-    out = tmp_path_factory.mktemp("buckets") / "run"
-    return measured(out, strategy="ddp", overlap="on,off")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
+    settings: dict[str, dict[str, object]] = {
+        "buckets": {"strategy": "ddp", "overlap": "on,off"},
+        "compressed": {
+            "strategy": "dp,ddp", "accumulate": 2, "comm_hook": "fp16", "gradient_as_bucket_view": True, "static_graph": True,
+            "broadcast_buffers": "off",
+        },
+        "brain": {"strategy": "ddp", "comm_hook": "bf16", "bucket_mb": 1},
+    }  # fmt: skip
+    return {name: measured(tmp_path_factory.mktemp(name) / "run", **flags) for name, flags in settings.items()}
 
 
-@pytest.fixture(scope="module")
-def compressed(tmp_path_factory: pytest.TempPathFactory) -> RunData:
-    out = tmp_path_factory.mktemp("compressed") / "run"
-    return measured(
-        out, strategy="dp,ddp", accumulate=2, comm_hook="fp16", gradient_as_bucket_view=True, static_graph=True,
-        broadcast_buffers="off",
-    )  # fmt: skip
+@pytest.fixture
+def buckets(runs: dict[str, RunData]) -> RunData:
+    return runs["buckets"]
 
 
-@pytest.fixture(scope="module")
-def brain(tmp_path_factory: pytest.TempPathFactory) -> RunData:
-    return measured(tmp_path_factory.mktemp("brain") / "run", strategy="ddp", comm_hook="bf16", bucket_mb=1)
+@pytest.fixture
+def compressed(runs: dict[str, RunData]) -> RunData:
+    return runs["compressed"]
 
 
 def bytes_per_step(data: CellData, kind: str) -> list[list[int]]:
@@ -88,20 +91,6 @@ def assert_moved(data: CellData, reduced: list[int], broadcast: list[int]) -> No
     assert all(check.steps > 0 and check.buckets_equal for check in data.counter_checks)
 
 
-def test_without_overlap_one_bucket_is_left_after_rebuilding(buckets: RunData) -> None:
-    assert list(buckets.cells) == ["ddp-d2-b8", "ddp-d2-b8-overlap-off"]
-    assert_moved(buckets.cells["ddp-d2-b8"], [FIRST, MIDDLE + LAST], BUFFERS)
-    assert_moved(buckets.cells["ddp-d2-b8-overlap-off"], [ALL], BUFFERS)
-
-
-def test_half_the_bytes_once_a_step_and_no_buffers(compressed: RunData) -> None:
-    assert_moved(compressed.cells[f"ddp-d2-b8-{COMPRESSED}"], [FIRST // 2, (MIDDLE + LAST) // 2], [])
-
-
-def test_small_buckets_in_bf16(brain: RunData) -> None:
-    assert_moved(brain.cells["ddp-d2-b8-bucket-1mb-hook-bf16"], [FIRST // 2, MIDDLE // 2, LAST // 2], BUFFERS)
-
-
 def traces_of(run: RunData, name: str) -> TraceAnalysis:
     return analyze_traces(run.folder.repeat(run.cells[name].planned, 0).traces())
 
@@ -112,7 +101,15 @@ def events_named(run: RunData, name: str, event: str) -> int:
     return found
 
 
-def test_bucket_views_save_copying_back(buckets: RunData, compressed: RunData) -> None:
+def test_variants_move_what_they_promise(runs: dict[str, RunData]) -> None:
+    """One bucket without overlap, half the bytes once a step without buffers, small buckets in bf16; views save copying back."""
+    buckets, compressed = runs["buckets"], runs["compressed"]
+    assert list(buckets.cells) == ["ddp-d2-b8", "ddp-d2-b8-overlap-off"]
+    assert_moved(buckets.cells["ddp-d2-b8"], [FIRST, MIDDLE + LAST], BUFFERS)
+    assert_moved(buckets.cells["ddp-d2-b8-overlap-off"], [ALL], BUFFERS)
+    assert_moved(compressed.cells[f"ddp-d2-b8-{COMPRESSED}"], [FIRST // 2, (MIDDLE + LAST) // 2], [])
+    small = runs["brain"].cells["ddp-d2-b8-bucket-1mb-hook-bf16"]
+    assert_moved(small, [FIRST // 2, MIDDLE // 2, LAST // 2], BUFFERS)
     copying = "reducer::copy_bucket_to_grad"
     assert events_named(buckets, "ddp-d2-b8", copying) >= 6 * TRACED  # parameters
     assert events_named(compressed, f"ddp-d2-b8-{COMPRESSED}", copying) == 0
@@ -171,6 +168,12 @@ def planted(run: RunData, **step_us: float) -> RunData:
     return replace(run, cells=cells)
 
 
+def assert_around(estimate: Estimate, value: float, distance: float) -> None:
+    assert estimate.low is not None
+    assert estimate.high is not None
+    assert value - distance <= estimate.low <= value <= estimate.high <= value + distance
+
+
 def test_what_overlap_saves(buckets: RunData) -> None:
     """120 ms without overlap, 90 ms with it: 30 ms, a quarter."""
     run = planted(buckets, plain=90e3, overlap_off=120e3)
@@ -185,13 +188,13 @@ def test_what_overlap_saves(buckets: RunData) -> None:
     assert (finding.code, finding.severity) == ("overlap_saves", "info")
     assert "overlap saves 30.0 ms a step, 25.0% of the step without it (95% interval" in finding.message
     assert "10 steps" in finding.message
-
-
-def test_overlap_that_costs_or_makes_no_difference_is_reported(buckets: RunData) -> None:
     (costs,) = variant_findings(planted(buckets, plain=150e3, overlap_off=120e3))
     assert "overlap costs 30.0 ms a step, 25.0% of the step without it (saving: 95% interval -30" in costs.message
     (none,) = variant_findings(planted(buckets, plain=120e3, overlap_off=120e3))
     assert "no difference by overlap is shown" in none.message
+    few = replace(run, cells={name: replace(data, samples=data.samples[:4]) for name, data in run.cells.items()})
+    (unknown,) = variant_findings(few)
+    assert "but fewer than five steps cannot show it" in unknown.message
 
 
 @pytest.mark.parametrize(
@@ -216,44 +219,25 @@ def test_what_every_other_option_saves(buckets: RunData, options: CellOptions, m
     assert "95% interval 30.0 ms to 30.0 ms" in finding.message
 
 
-def assert_around(estimate: Estimate, value: float, distance: float) -> None:
-    assert estimate.low is not None
-    assert estimate.high is not None
-    assert value - distance <= estimate.low <= value <= estimate.high <= value + distance
-
-
-def test_few_steps_give_no_verdict_on_overlap(buckets: RunData) -> None:
-    run = planted(buckets, plain=90e3, overlap_off=120e3)
-    few = replace(run, cells={name: replace(data, samples=data.samples[:4]) for name, data in run.cells.items()})
-    (finding,) = variant_findings(few)
-    assert "but fewer than five steps cannot show it" in finding.message
-
-
-def with_cells(run: RunData, *cells: Cell) -> RunData:
-    some = next(iter(run.cells.values()))
-    return replace(run, cells={cell.name: replace(some, cell=cell) for cell in cells})
-
-
 def test_which_cells_are_compared(buckets: RunData) -> None:
     base = Cell(strategy="ddp", devices=2, batch_size=8)
-    accumulating = CellOptions(accumulate=2)
+    both = (CellOptions(), CellOptions(accumulate=2))
     cells = [
         Cell(strategy=strategy, devices=devices, batch_size=8, options=options)  # type: ignore[arg-type]
         for strategy, devices in (("single", 1), ("dp-host", 2), ("ddp", 2))
-        for options in (CellOptions(), accumulating)
+        for options in both
     ]
-    others = [
-        CellOptions(overlap="off"), CellOptions(comm_hook="fp16"), CellOptions(overlap="off", accumulate=2),
-        CellOptions(bucket_mb=5),
-    ]  # fmt: skip
-    run = with_cells(buckets, *cells, *(msgspec.structs.replace(base, options=options) for options in others))
+    others = [{"overlap": "off"}, {"comm_hook": "fp16"}, {"overlap": "off", "accumulate": 2}, {"bucket_mb": 5}]
+    cells += [msgspec.structs.replace(base, options=CellOptions(**options)) for options in others]  # type: ignore[arg-type]
+    some = buckets.cells["ddp-d2-b8"]
+    run = replace(buckets, cells={cell.name: replace(some, cell=cell) for cell in cells})
     assert [(dp.cell.name, ddp.cell.name) for dp, ddp in strategy_pairs(run)] == [
         ("dp-host-d2-b8", "ddp-d2-b8"),
         ("dp-host-d2-b8", "ddp-d2-b8-overlap-off"),
         ("dp-host-d2-b8-accumulate-2", "ddp-d2-b8-accumulate-2"),
         ("dp-host-d2-b8-accumulate-2", "ddp-d2-b8-overlap-off-accumulate-2"),
     ]
-    (single,) = single_device_baselines(run, cells[-1]).values()
+    (single,) = single_device_baselines(run, cells[5]).values()
     assert single.cell.name == "single-d1-b8-accumulate-2"
     (single,) = single_device_baselines(run, base).values()
     assert single.cell.name == "single-d1-b8"

@@ -1,7 +1,6 @@
 """The worker started by hand, by path, under torchrun."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import ROOT, USER_MODELS
+from tests.helpers.ranks import free_port
 
 WORKER = ROOT / "launch" / "worker.py"
 TINY = [
@@ -60,12 +60,9 @@ def test_two_torchruns_measure_one_cell(out: Path) -> None:
     for name in ("rank_0_1.json", "samples_0_1.parquet", "traces/0_1.pt.trace.json.gz", "counters/0_1.json"):
         (begun / name).parent.mkdir(parents=True, exist_ok=True)
         (begun / name).write_text("left")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"),
-        *(f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=two", "--local-addr=127.0.0.1", str(WORKER), *TINY),
+        *(f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=two", "--local-addr=127.0.0.1", str(WORKER), *TINY),
         *("--strategy", "ddp", "--out", str(out)),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -26,7 +26,7 @@ def options_of(command: list[str]) -> dict[str, str]:
 
 def place_in(command: list[str], variables: dict[str, str]) -> NodePlace | None:
     options = options_of(command)
-    return node_place(options.get("--nodes"), None, options.get("--rendezvous"), variables)
+    return node_place(options["--nodes"], None, options.get("--rendezvous"), variables)
 
 
 def planned(command: list[str], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> str:
@@ -54,7 +54,7 @@ def test_the_pods_of_an_indexed_job_meet_at_the_first_one_s_name(monkeypatch: py
     assert pod["subdomain"] == service["metadata"]["name"]
     (container,) = pod["containers"]
     variables = {"JOB_COMPLETION_INDEX": "1"}
-    assert place_in(container["command"], variables) == NodePlace(2, 1, "Kubernetes", Address(first, 29500))
+    assert place_in(container["command"], variables) == NodePlace(2, 1, Address(first, 29500))
     assert spec["completions"] == int(options_of(container["command"])["--nodes"])
     assert "ddp-d4-n2-b2" in planned(container["command"], monkeypatch, variables | {"JOB_COMPLETION_INDEX": "0"})
     _check_volumes(pod)
@@ -70,7 +70,7 @@ def test_a_pytorch_job_tells_its_pods_their_place(monkeypatch: pytest.MonkeyPatc
         pod = one["template"]["spec"]
         (container,) = pod["containers"]
         assert container["name"] == "pytorch"  # the operator sets the variables of the container of this name
-        expected = NodePlace(2, 1, "PyTorchJob", Address("dpscope-master-0", 23456))
+        expected = NodePlace(2, 1, Address("dpscope-master-0", 23456))
         assert place_in(container["command"], variables) == expected
         assert "ddp-d4-n2-b2" in planned(container["command"], monkeypatch, variables | {"RANK": "0"})
         _check_volumes(pod)

@@ -5,9 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.generated_traces.builder import DeviceWork, TraceBuilder, one_group
+from tests.generated_traces.builder import (
+    KERNEL_NAMES,
+    OPERATORS,
+    DeviceWork,
+    TraceBuilder,
+    all_reduce_of_two,
+    one_group,
+)
 from tests.generated_traces.model import Trace
-from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS, all_reduce_of_two
 from tests.generated_traces.writing import write_trace
 
 MAIN, COMPUTE, OWN = 5100, 7, 40

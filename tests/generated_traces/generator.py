@@ -18,9 +18,8 @@ steps counted on a raster, which `test_expected` holds against steps worked out 
 
 from pathlib import Path
 
-from tests.generated_traces.builder import ZERO_US
-from tests.generated_traces.ddp import ddp_trace
-from tests.generated_traces.ddp_schedule import DdpOptions, Metadata
+from tests.generated_traces.builder import ZERO_US, Generation
+from tests.generated_traces.ddp import DdpOptions, Metadata, ddp_trace
 from tests.generated_traces.dp import Inputs, Transport, dp_trace
 from tests.generated_traces.gloo import gloo_trace
 from tests.generated_traces.model import (
@@ -31,37 +30,15 @@ from tests.generated_traces.model import (
     GeneratedTrace,
     Trace,
 )
-from tests.generated_traces.nccl_names import Generation
-from tests.generated_traces.parallel_jobs import parallel_trace
-from tests.generated_traces.parallel_schedule import Job
+from tests.generated_traces.parallel_jobs import Job, parallel_trace
 from tests.generated_traces.relabeling import relabel
 from tests.generated_traces.writing import Layout, cut_file, trace_text, write_trace
 
 __all__ = [
-    "ZERO_US",
-    "DdpOptions",
-    "Expected",
-    "ExpectedCollective",
-    "ExpectedPhase",
-    "ExpectedStep",
-    "GeneratedTrace",
-    "Generation",
-    "Inputs",
-    "Job",
-    "Layout",
-    "Metadata",
-    "Trace",
-    "Transport",
-    "cut_file",
-    "ddp_trace",
-    "dp_trace",
-    "gloo_trace",
-    "parallel_trace",
-    "relabel",
-    "trace_text",
-    "write_ddp_job",
-    "write_trace",
-]
+    "ZERO_US", "DdpOptions", "Expected", "ExpectedCollective", "ExpectedPhase", "ExpectedStep", "GeneratedTrace", "Generation",
+    "Inputs", "Job", "Layout", "Metadata", "Trace", "Transport", "cut_file", "ddp_trace", "dp_trace", "gloo_trace",
+    "parallel_trace", "relabel", "trace_text", "write_ddp_job", "write_trace",
+]  # fmt: skip
 
 
 def write_ddp_job(folder: Path, ranks: int = 2, factor: float = 1.0) -> Path:

@@ -8,9 +8,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.generated_traces.builder import CALL_US, ENTER_US, DeviceWork, TraceBuilder, one_group
+from tests.generated_traces.builder import (
+    CALL_US,
+    ENTER_US,
+    KERNEL_NAMES,
+    OPERATORS,
+    DeviceWork,
+    TraceBuilder,
+    all_reduce_of_two,
+    one_group,
+)
 from tests.generated_traces.model import Trace
-from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS, all_reduce_of_two
 from tests.generated_traces.writing import write_trace
 
 MAIN, AUTOGRAD = 5100, 5150

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Trace = dict[str, Any]
+DP_BROADCAST_BYTES = (12582912, 3145728, 38400, 160)  # by chunk of DataParallel
+DP_REDUCE_BYTES = (6291456, 9437184)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ Every time of the generator is a multiple of half a microsecond. A set of cells 
 from collections.abc import Iterable
 
 from tests.generated_traces.builder import ZERO_US
-from tests.generated_traces.dp_schedule import BROADCAST_BYTES, REDUCE_BYTES
-from tests.generated_traces.model import ExpectedPhase, ExpectedStep, Trace
+from tests.generated_traces.model import DP_BROADCAST_BYTES, DP_REDUCE_BYTES, ExpectedPhase, ExpectedStep, Trace
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 FIRST_CELL_US = ZERO_US - 2000
@@ -151,7 +150,7 @@ def _grouped(events: list[Trace], places: dict[int, str | None]) -> dict[str, li
 
 def _phase(events: list[Trace]) -> ExpectedPhase:
     collectives = [event["name"] for event in events if "nccl" in event["name"]]
-    sizes = {"_Broadcast_": sum(BROADCAST_BYTES), "_Reduce_": sum(REDUCE_BYTES)}
+    sizes = {"_Broadcast_": sum(DP_BROADCAST_BYTES), "_Reduce_": sum(DP_REDUCE_BYTES)}
     return ExpectedPhase(
         length_us(covered_by(events)),
         copied_bytes=sum(event["args"].get("bytes", 0) for event in events),

@@ -56,17 +56,19 @@ def _do(job: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress)
 
     from dpscope.launch.jobs.process_group import join_limit_s, join_process_group
 
-    device = torch.device("cpu")
+    device = shared = torch.device("cpu")
     if job.kind == "cuda":
         device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    shared = job.kind == "cuda" and torch.cuda.device_count() < place.world_size
-    # NCCL does not let ranks share a GPU.
-    join_process_group(torch.device("cpu") if shared else device, join_limit_s(device, JOB_S))
+        if torch.cuda.device_count() >= place.world_size:  # NCCL does not let ranks share a GPU
+            shared = device
+    join_process_group(shared, join_limit_s(device, JOB_S))
     if job.what == "memory":
         _take_memory(place, device)
     else:
-        _time_all_reduces(job, place, device)
+        call_us = _time_all_reduces(job.size_bytes, device)
+        if place.rank == 0:
+            write_json(job.folder.result_path, Timed(call_us))
     torch.distributed.destroy_process_group()
 
 
@@ -81,14 +83,15 @@ def _take_memory(place: TorchrunPlace, device: "torch.device") -> None:
     torch.distributed.all_reduce(torch.ones(1, device=device))
 
 
-def _time_all_reduces(job: _Job, place: TorchrunPlace, device: "torch.device") -> None:
+def _time_all_reduces(size_bytes: int, device: "torch.device") -> float:
+    """Microseconds a call on the slowest rank."""
     import torch
     from torch import distributed
 
     from dpscope.launch.jobs.process_group import synchronise
     from dpscope.profiling.instruments.step_timer import StepTimer
 
-    buffer = torch.zeros(job.size_bytes // 4, device=device)
+    buffer = torch.zeros(size_bytes // 4, device=device)
     for _ in range(5):
         distributed.all_reduce(buffer)
     synchronise([device])
@@ -98,11 +101,9 @@ def _time_all_reduces(job: _Job, place: TorchrunPlace, device: "torch.device") -
         distributed.all_reduce(buffer)
     timer.boundary()
     synchronise([device])
-    (total_us,) = timer.step_durations_us()
-    slowest = torch.tensor(total_us, dtype=torch.float64, device=device)
+    slowest = torch.tensor(timer.step_durations_us(), dtype=torch.float64, device=device)
     distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
-    if place.rank == 0:
-        write_json(job.folder.result_path, Timed(float(slowest) / CALLS))
+    return float(slowest) / CALLS
 
 
 if __name__ == "__main__":

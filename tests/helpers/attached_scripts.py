@@ -23,7 +23,6 @@ WHOLE = UNTIMED + TIMED
 def attached(out: Path, notes: list[str], **settings: object) -> Iterator[Session]:
     chosen = {"warmup_steps": WARMUP, "steps": TIMED, "traced_steps": 1, **settings}
     session = Session(AttachSettings(out=out, script="train.py", **chosen), notes.append)  # type: ignore[arg-type]
-    session.listen()
     try:
         yield session
     finally:
@@ -60,18 +59,37 @@ def train(
         optimizer.step()
 
 
-def train_attached(out: Path, notes: list[str] | None = None, steps: int = WHOLE, **settings: object) -> None:
-    """Train a small model under measurement, 8 samples a step."""
+def validate(model: nn.Module, samples: int = 100) -> None:
+    model.eval()
+    with torch.no_grad():
+        loss_of(model, samples)
+    model.train()
+
+
+def train_attached(
+    out: Path,
+    notes: list[str] | None = None,
+    steps: int = WHOLE,
+    samples: int = 8,
+    micro_batches: int = 1,
+    **settings: object,
+) -> None:
+    """Train a small model under measurement."""
     with attached(out, [] if notes is None else notes, **settings):
-        train(*net_with_sgd(), steps)
+        train(*net_with_sgd(), steps, samples, micro_batches)
 
 
 def measured(out: Path) -> tuple[Cell, RepeatFolder, RankResult, pd.DataFrame]:
-    """The only cell of a run, with its only repeat and process."""
+    """The only cell of a run, with its only repeat and process, and the samples."""
     (planned,) = RunFolder(out).manifest().plan
     ((_, repeat),) = RunFolder(out).done_repeats(planned.cell)
     (rank,) = repeat.ranks()
     return planned.cell, repeat, rank, repeat.samples([rank])
+
+
+def timed_steps(samples: pd.DataFrame) -> list[int]:
+    """The numbers of the timed steps."""
+    return list(samples[samples["measuring_pass"] == "timed"]["step"])
 
 
 def counting_backend(graphs: list[int]) -> Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., object]]:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from tests.helpers import machine_scenarios
 from tests.helpers.executed_lines import executed_lines
 from tests.helpers.nvml_records import TwoGpuNvml
 from tests.helpers.paths import USER_MODELS
@@ -31,9 +30,14 @@ DEVICES = RecordingDevices(count=4, uuids=UUIDS)
 GROUP = RecordedGroup(DEVICES, rank=1, world_size=2, script=lambda size: 10 + size * BYTE_US)
 
 
-def passes(strategy: str, out: Path, devices: int = 2, **workload: object) -> dict[str, Any]:
-    """One process of a cell from its start to its end: rank 1 of two under DDP, whose device is 1."""
+def _place(rank: int, size: int) -> Any:
     from dpscope.launch.jobs.worker_process import TorchrunPlace
+
+    return TorchrunPlace(rank=rank, local_rank=rank, world_size=size, local_world_size=size, node=0)
+
+
+def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
+    """One process of a cell from its start to its end: rank 1 of two under DDP, whose device is 1."""
     from dpscope.launch.measuring.cell import run_cell
     from dpscope.launch.measuring.worker_arguments import WorkerJob
     from dpscope.launch.planning.run_config import load_config
@@ -42,18 +46,11 @@ def passes(strategy: str, out: Path, devices: int = 2, **workload: object) -> di
     from dpscope.profiling.store.folders import RunFolder
 
     cell = Cell(strategy=strategy, devices=devices, batch_size=2)  # type: ignore[arg-type]
-    ddp = strategy == "ddp"
-    settings = {"model": "tiny_models:tiny", "steps": 3, "traced_steps": 1, "samples": 64, **workload}
-    job = WorkerJob(
-        config=load_config(None, settings),
-        cell=cell,
-        repeat=0,
-        kind="cuda",
-        threads=1,
-        folder=RunFolder(out).repeat(cell, 0),
-    )
-    job.folder.path.mkdir(parents=True)
-    place = TorchrunPlace(rank=1, local_rank=1, world_size=2, local_world_size=2, node=0) if ddp else _alone()
+    config = load_config(None, {"model": "tiny_models:tiny", "steps": 3, "traced_steps": 1, "samples": 64})
+    folder = RunFolder(out).repeat(cell, 0)
+    job = WorkerJob(config=config, cell=cell, repeat=0, kind="cuda", threads=1, folder=folder)
+    folder.path.mkdir(parents=True)
+    place = _place(1, 2) if strategy == "ddp" else _place(0, 1)
     passes: list[str] = []
 
     def report(state: str) -> None:
@@ -62,44 +59,33 @@ def passes(strategy: str, out: Path, devices: int = 2, **workload: object) -> di
 
     DEVICES.used_bytes = [1000, 2000, 3000, 4000]
     run_cell(job, place, 0.0, report)
-    rank = json.loads(job.folder.rank_path(place.node, place.rank).read_bytes())
-    samples = job.folder.samples(job.folder.ranks())
-    counters = job.folder.counters_path(place.node, place.rank)
+    samples = folder.samples(folder.ranks())
+    counters = folder.counters_path(place.node, place.rank)
     return {
-        "rank": rank,
+        "rank": json.loads(folder.rank_path(place.node, place.rank).read_bytes()),
         "passes": passes,
         "samples": samples[["measuring_pass", "step_us"]].values.tolist(),
         "counted": len(read_json(counters, list)) if counters.exists() else 0,
-        "traces": [path.name for path in job.folder.traces()],
+        "traces": [path.name for path in folder.traces()],
     }
-
-
-def _alone() -> Any:
-    from dpscope.launch.jobs.worker_process import TorchrunPlace
-
-    return TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 
 
 def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
     """Rank 1 of two times all-reduces of 4 and 8 KiB and their contention with products of matrices."""
     DEVICES.work_us["mm"] = piece_us
-    from dpscope.launch.calibration.worker import measure
-    from dpscope.launch.jobs.worker_process import TorchrunPlace
+    from dpscope.launch.calibration.collective_timing import measure
     from dpscope.profiling.records.calibration import CalibrationSettings
 
     settings = CalibrationSettings(
         device="cuda", devices=(2,), collectives=("all_reduce",), iterations=3, warmup_iterations=1,
         chosen_sizes=(4096, 8192), timeout_s=900.0,
     )  # fmt: skip
-    place = TorchrunPlace(rank=1, local_rank=1, world_size=2, local_world_size=2, node=0)
-    timed = measure(settings, place, lambda _: None)
+    timed = measure(settings, _place(1, 2), lambda _: None)
     ((contention,),) = (timed.contention,)
+    times = [name for name in contention.__struct_fields__ if name.endswith("_us")]
     return {
         "times_us": {point.size_bytes: point.times_us for point in timed.points},
-        "contention": {
-            name: getattr(contention, name) for name in contention.__struct_fields__ if name.endswith("_us")
-        },
-        "names": timed.device_names,
+        "contention": {name: getattr(contention, name) for name in times},
         "uuids": timed.device_uuids,
         "backend": timed.backend,
         "engine": timed.nccl_engine,
@@ -144,9 +130,7 @@ def failures(out: Path) -> dict[str, Any]:
 
     gib = 1 << 30
     cublas = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
-    watchdog = RuntimeError(
-        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
-    )
+    watchdog = RuntimeError("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)")
     used: dict[str, tuple[Exception, list[int]]] = {
         "torch": (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), [gib] * 4),
         "cublas_full": (cublas, [gib, 39 * gib, gib, gib]),
@@ -162,7 +146,7 @@ def failures(out: Path) -> dict[str, Any]:
         DEVICES.used_bytes = used_bytes
         write_failure(folder, 0, 1, error)
         (note,) = read_failures(folder)
-        notes[name] = (note.kind, note.message, note.peer_lost)
+        notes[name] = (note.kind, note.message)
     DEVICES.deaf, DEVICES.used_bytes = set(), [0] * 4
     return {"notes": notes}
 
@@ -179,6 +163,73 @@ def given_up(out: Path) -> dict[str, Any]:
     return {"error": None}
 
 
+def _four_present() -> None:
+    from dpscope.launch.jobs import devices
+
+    setattr(devices, "present_gpus", lambda: devices.PresentGpus(4, "NVML", "570.86"))  # noqa: B010 (a double)
+
+
+def machine(out: Path) -> dict[str, Any]:
+    """`doctor`'s checks, the devices of `--device`, the environment where NVML knows no GPU, generators' states."""
+    from dpscope.launch.commands import doctor
+    from dpscope.launch.jobs import devices as jobs_devices
+    from dpscope.launch.jobs.all_reduce_check import _reduce
+    from dpscope.launch.measuring.cell import precision_findings
+    from dpscope.launch.training.checkpoint_state import rng_states, set_rng_states
+    from dpscope.profiling.machine.environment import collect_environment, machine_findings
+
+    DEVICES.peers = {(0, 1)}
+    _four_present()
+    checks = {"devices": doctor._devices(), "backends": doctor._backends(), "peer access": doctor._peer_access()}
+    setattr(torch.version, "hip", "6.4")  # noqa: B010 (typed as a constant)
+    checks["driver"] = doctor._driver()
+    setattr(torch.version, "hip", None)  # noqa: B010
+    environment = collect_environment(None, on_gpus=True)
+    devices = tuple(torch.device("cuda", index) for index in range(2))
+    set_rng_states(rng_states(devices), devices)
+    reduced = ""
+    try:
+        _reduce("cuda", _place(1, 2))
+    except Exception as error:  # the double moves no data, which the check must see
+        reduced = str(error)
+    torch.distributed.destroy_process_group()
+    return {
+        "checks": [(name, check.status, check.detail) for name, check in checks.items()],
+        "devices": jobs_devices.resolve_devices("cuda").count,
+        "names": [one.name for one in environment.accelerators],
+        "findings": [one.code for one in machine_findings(environment, "cuda", 2)],
+        "emulated": [one.message for one in precision_findings("bf16", devices)],
+        "reduced": reduced,
+    }
+
+
+def planning(out: Path) -> dict[str, Any]:
+    """What is planned and refused on GPUs, without touching one."""
+    from dpscope.launch.calibration.settings import CalibrationFlags
+    from dpscope.launch.equality.run import _check_sync
+    from dpscope.launch.workload.strategies import _further_arguments
+    from dpscope.profiling.records.run import CellOptions
+    from dpscope.profiling.store.errors import DpscopeError
+
+    def refusal(do: Callable[[], object]) -> str:
+        try:
+            return f"nothing: {do()}"
+        except DpscopeError as error:
+            return str(error)
+
+    _four_present()
+    counts = CalibrationFlags(device="cuda").resolved().devices
+    mixed = _further_arguments(CellOptions(ddp_args="mixed_precision=bf16"), torch.device("cuda", 0))["mixed_precision"]
+    DEVICES.count = 1
+    refused = [
+        refusal(lambda: CalibrationFlags(device="cuda").resolved()),
+        refusal(lambda: _check_sync(("single", "ddp"), "cuda", freeze_batch_norm=True)),
+        refusal(lambda: _check_sync(("single", "dp"), "cuda", freeze_batch_norm=False)),
+    ]
+    DEVICES.count = 4
+    return {"counts": counts, "reduce_dtype": str(mixed.reduce_dtype), "refused": refused}
+
+
 SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "single": lambda out: passes("single", out, devices=1),
     "dp": lambda out: passes("dp", out),
@@ -189,8 +240,8 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "attached": attached,
     "failures": failures,
     "given_up": given_up,
-    "machine": lambda out: machine_scenarios.machine(DEVICES),
-    "planning": lambda out: machine_scenarios.planning(DEVICES),
+    "machine": machine,
+    "planning": planning,
 }
 
 
@@ -232,7 +283,7 @@ def main() -> None:
     sys.path.insert(0, str(USER_MODELS))
     executed: dict[str, set[int]] = {}
     results: dict[str, Any] = {}
-    with doubles_in_place(), executed_lines(executed):
+    with executed_lines(executed), doubles_in_place():
         for name, scenario in SCENARIOS.items():
             folder = out / name
             folder.mkdir()

@@ -57,16 +57,11 @@ class Bench:
         self, *arguments: object, limit_s: float = 300.0, variables: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
         """A command of dpscope, run to its end."""
+        command = [sys.executable, "-m", "dpscope.launch.cli", *map(str, arguments)]
         return subprocess.run(
-            [sys.executable, "-m", "dpscope.launch.cli", *map(str, arguments)],
-            cwd=ROOT,
-            env={**os.environ, **(variables or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
+            command, cwd=ROOT, env={**os.environ, **(variables or {})}, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=limit_s, check=False,
+        )  # fmt: skip
 
     def run_command(self, name: str, *more: str) -> list[str]:
         """The run of RUNS, and `more` options; ResNet-18 for CIFAR unless they name another model."""

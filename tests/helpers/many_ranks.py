@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpscope.analysis.partials.file import MADE_FROM, PARTIAL_SCHEMA, Partial, write_partial
+from dpscope.analysis.partials.file import PARTIAL_SCHEMA, Partial, write_partial
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
 from dpscope.analysis.traces.ranks.rank_rows import COPY_COLUMNS, SCHEMA
 
@@ -63,83 +63,54 @@ def write_partials(
 def _rows(
     own: list[int], ranks: int, late: _Times, latest: _Times, begun: _Times, steps: int, per_step: int
 ) -> pa.Table:
-    count = len(own)
-    each = steps * per_step
+    count, each = len(own), steps * per_step
+    numbers = np.arange(each)
     starts = (begun[:, None] + late).T.ravel()
     durations = (latest[:, None] - late + TRANSFER_US).T.ravel()
-    step = np.tile(np.repeat(np.arange(steps), per_step), count)
-    none = pa.nulls
-    collectives = {
-        "device": np.repeat(np.array(own) % PER_NODE, each),
-        "step": step,
-        "kind": pa.array(["all_reduce"] * count * each),
-        "group": pa.array(["0"] * count * each),
-        "group_ranks": none(count * each, pa.string()),
-        "sequence": np.tile(np.arange(each), count),
-        "order": np.tile(np.arange(each), count),
-        "bytes": np.tile(np.resize(SIZES, each), count),
-        "group_size": np.full(count * each, ranks),
-        "start_us": starts,
-        "duration_us": durations,
-        "queue_us": none(count * each, pa.float64()),
-        "ready_us": starts - 5.0,
-        "concurrent": np.zeros(count * each, dtype=np.int64),
-    }
-    exposed = {"device": collectives["device"], "step": step, "start_us": starts, "end_us": starts + durations}
+    communication = durations.reshape(count * steps, per_step).sum(axis=1)
     ends = np.array([*begun[per_step::per_step], begun[-1] + latest[-1] + TRANSFER_US + STEP_GAP_US])
     lengths = np.tile(np.diff(ends, prepend=0.0), count)
-    communication = durations.reshape(count * steps, per_step).sum(axis=1)
-    zeros = np.zeros(count * steps)
+    devices = np.array(own) % PER_NODE
+    # Columns that are not here are unknown.
+    collectives = {
+        "device": np.repeat(devices, each), "step": np.tile(numbers // per_step, count),
+        "kind": ["all_reduce"] * count * each, "group": ["0"] * count * each, "sequence": np.tile(numbers, count),
+        "order": np.tile(numbers, count), "bytes": np.tile(np.resize(SIZES, each), count),
+        "group_size": np.full(count * each, ranks), "start_us": starts, "duration_us": durations, "ready_us": starts - 5.0,
+        "concurrent": np.zeros(count * each, dtype=np.int64),
+    }  # fmt: skip
+    exposed = {name: collectives[name] for name in ("device", "step", "start_us")} | {"end_us": starts + durations}
     table = {
-        "device": np.repeat(np.array(own) % PER_NODE, steps),
-        "step": np.tile(np.arange(steps), count),
-        "step_us": lengths,
-        "compute_us": lengths - communication,
-        "communication_us": communication,
-        "exposed_us": communication,
-        **dict.fromkeys(("hidden_us", "host_copy_us", "device_copy_us", "idle_us", "clipped_us"), zeros),
-        "partial_window": np.tile(np.arange(steps) == 0, count),
-        **{f"{name}_us": none(count * steps, pa.float64()) for name in _PHASES},
+        "device": np.repeat(devices, steps), "step": np.tile(np.arange(steps), count), "step_us": lengths,
+        "compute_us": lengths - communication, "communication_us": communication, "exposed_us": communication,
+        **dict.fromkeys(_NOTHING, np.zeros(count * steps)), "partial_window": np.tile(np.arange(steps) == 0, count),
         "collective_count": np.full(count * steps, per_step),
-        "by_time_us": zeros,
-    }
-    evidence = msgspec.msgpack.encode(
-        {
-            "range_counts": {},
-            "parallelism": msgspec.to_builtins(_evidence(ranks)),
-            "reduction_ends_us": {},
-            "identity": {"source": "", "world_size": ranks},
-        }
-    )
-    columns = {
-        "source": pa.array([f"traces/{host_of(rank)}_{rank}.pt.trace.json.gz" for rank in own]),
-        "rank": pa.array(own),
-        "host": pa.array([host_of(rank) for rank in own]),
-        **{name: pa.array([value] * count) for name, value in _ALIKE.items()},
-        "evidence": pa.array([evidence] * count, pa.binary()),
-        "findings": pa.array([[]] * count, SCHEMA.field("findings").type),
-        "collectives": _lists("collectives", collectives, count),
-        "exposed": _lists("exposed", exposed, count),
-        "steps": _lists("steps", table, count),
-        "dp_phases": pa.array([[]] * count, SCHEMA.field("dp_phases").type),
-        "kernels": pa.array([[]] * count, SCHEMA.field("kernels").type),
-        "copies": _lists("copies", {name: np.zeros(0, dtype=np.int64) for name in COPY_COLUMNS}, count),
-        "timeline": pa.nulls(count, pa.binary()),
-        "file": pa.array([f"/scratch/{host_of(rank)}_{rank}.pt.trace.json.gz" for rank in own]),
-        **{name: pa.array([value] * count, MADE_FROM.field(name).type) for name, value in _MADE.items()},
-        "world_size": pa.array([ranks] * count),
-    }
-    return pa.table([columns[name] for name in PARTIAL_SCHEMA.names], schema=PARTIAL_SCHEMA)
-
-
-_PHASES = ("data", "host_to_device", "forward", "backward", "optimizer")
-_ALIKE = {"zero_ns": 0, "on_device": True, "communication_shown": True, "cut_short": False}
-_MADE = {"size_bytes": 5_000_000, "modified_ns": 1, "reader": "1", "reduced_on": None}
-
-
-def _evidence(ranks: int) -> ParallelismEvidence:
+    }  # fmt: skip
     reduced = Requests(gradients=7, seen=7)
-    return ParallelismEvidence(1, ranks, False, False, True, True, frozenset({"all_reduce"}), reduced, Requests())
+    parallelism = ParallelismEvidence(
+        1, ranks, False, False, True, True, frozenset({"all_reduce"}), reduced, Requests()
+    )
+    evidence = {
+        "range_counts": {}, "parallelism": msgspec.to_builtins(parallelism), "reduction_ends_us": {},
+        "identity": {"source": "", "world_size": ranks},
+    }  # fmt: skip
+    alike = {
+        "zero_ns": 0, "on_device": True, "communication_shown": True, "cut_short": False, "findings": [], "dp_phases": [],
+        "kernels": [], "timeline": None, "size_bytes": 5_000_000, "modified_ns": 1, "reader": "1", "reduced_on": None,
+        "world_size": ranks, "evidence": msgspec.msgpack.encode(evidence),
+    }  # fmt: skip
+    columns = {
+        "source": [f"traces/{host_of(rank)}_{rank}.pt.trace.json.gz" for rank in own],
+        "file": [f"/scratch/{host_of(rank)}_{rank}.pt.trace.json.gz" for rank in own],
+        "rank": own, "host": [host_of(rank) for rank in own], **{name: [value] * count for name, value in alike.items()},
+        "collectives": _lists("collectives", collectives, count), "exposed": _lists("exposed", exposed, count),
+        "steps": _lists("steps", table, count),
+        "copies": _lists("copies", {name: np.zeros(0, dtype=np.int64) for name in COPY_COLUMNS}, count),
+    }  # fmt: skip
+    return pa.table({one.name: pa.array(columns[one.name], one.type) for one in PARTIAL_SCHEMA}, schema=PARTIAL_SCHEMA)
+
+
+_NOTHING = ("hidden_us", "host_copy_us", "device_copy_us", "idle_us", "clipped_us", "by_time_us")
 
 
 def _lists(name: str, columns: Mapping[str, Any], count: int) -> pa.Array:

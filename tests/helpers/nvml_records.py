@@ -1,5 +1,8 @@
-"""NVML's answers without a GPU, given by hand."""
+"""NVML's answers without a GPU: given by hand, or recorded and replayed."""
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -56,3 +59,34 @@ class TwoGpuNvml:
             return answers[handle]
 
         return answer
+
+
+class ReplayedNvmlError(Exception):
+    """Raised by a call that failed when it was recorded."""
+
+
+class ReplayedNvml:
+    """Has NVML's functions and returns the first recorded answer of each call; a call that was not recorded raises KeyError."""
+
+    NVMLError = ReplayedNvmlError
+
+    def __init__(self, path: Path) -> None:
+        calls = reversed(json.loads(path.read_text()))  # records of older versions hold later answers, too
+        self._answers = {json.dumps([call["call"], *call["arguments"]]): call for call in calls}
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(*arguments: Any) -> Any:
+            recorded = self._answers[json.dumps([name, *arguments])]
+            if "error" in recorded:
+                raise ReplayedNvmlError(recorded["error"])
+            return _replayed(recorded["answer"])
+
+        return answer
+
+
+def _replayed(answer: Any) -> Any:
+    if isinstance(answer, list):
+        return [_replayed(one) for one in answer]
+    if isinstance(answer, dict):
+        return answer["handle"] if "handle" in answer else SimpleNamespace(**answer)
+    return answer

@@ -23,16 +23,6 @@ def free_port() -> int:
             return port
 
 
-def one_process(command: list[str]) -> list[tuple[int, str, str]]:
-    """Exit status, output and errors of the only rank."""
-    return ended_ranks(command, 1)
-
-
-def two_processes(command: list[str]) -> list[tuple[int, str, str]]:
-    """Exit status, output and errors of each of two ranks."""
-    return ended_ranks(command, 2)
-
-
 def run_ranks(command: list[str], count: int, cwd: Path | None = None) -> None:
     """Run a job that must succeed on every rank."""
     ended = ended_ranks(command, count, cwd)

@@ -6,6 +6,7 @@ and DataParallel are doubles that note which devices they are given: torch's own
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,17 +17,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.helpers.recording_device import DoubleStream, RecordingDevices
 
 
-class DoubleWork:
-    """A collective under way."""
-
-    def __init__(self, double: RecordingDevices, index: int, done_us: float) -> None:
-        self._double, self._index, self._done_us = double, index, done_us
-
-    def wait(self) -> None:
-        """Makes the current stream wait, as NCCL's works do; the host goes on."""
-        self._double.stream_of(self._index).wait_until(self._done_us)
-
-
 class RecordedGroup:
     """`script` returns how long a collective of so many bytes takes; `failing` is raised by the next one."""
 
@@ -35,17 +25,8 @@ class RecordedGroup:
         self.failing: Exception | None = None
         self._double = double
         self._links = [DoubleStream(double, index, "nccl") for index in range(double.count)]
-        self._real = {
-            name: getattr(distributed, name)
-            for name in (
-                "init_process_group",
-                "new_group",
-                "barrier",
-                "all_reduce",
-                "broadcast",
-                "destroy_process_group",
-            )
-        }
+        names = ("init_process_group", "new_group", "destroy_process_group")
+        self._real = {name: getattr(distributed, name) for name in names}
 
     def install(self) -> None:
         """Put the recorder in the place of torch.distributed's functions, for good."""
@@ -53,7 +34,7 @@ class RecordedGroup:
             "init_process_group": self._init,
             "new_group": self._new_group,
             "set_timeout": lambda timeout: self._double.note("set_timeout", None, timeout.total_seconds()),
-            "barrier": self._barrier,
+            "barrier": lambda group=None: self._double.note("barrier"),
             "all_reduce": self._collective("all_reduce"),
             "broadcast": self._collective("broadcast"),
             "destroy_process_group": self._destroy,
@@ -74,9 +55,6 @@ class RecordedGroup:
         self._double.note("destroy_process_group")
         self._real["destroy_process_group"]()
 
-    def _barrier(self, group: Any = None) -> None:
-        self._double.note("barrier")
-
     def _collective(self, name: str) -> Callable[..., Any]:
         def run(tensor: torch.Tensor, *args: Any, group: Any = None, async_op: bool = False, **kwargs: Any) -> Any:
             if self.failing is not None:
@@ -87,11 +65,12 @@ class RecordedGroup:
             self._double.note(name, index, size_bytes)
             link = self._links[index]
             link.wait_until(self._double.stream_of().done_us)
-            work = DoubleWork(self._double, index, link.queue(self.script(size_bytes)))
-            if async_op:
-                return work
-            work.wait()
-            return None
+            done_us = link.queue(self.script(size_bytes))
+
+            def wait() -> None:  # makes the current stream wait, as NCCL's works do; the host goes on
+                self._double.stream_of(index).wait_until(done_us)
+
+            return SimpleNamespace(wait=wait) if async_op else wait()
 
         return run
 

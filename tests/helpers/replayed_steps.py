@@ -29,22 +29,11 @@ def works(device_us: list[float], host_us: list[float] | None = None, **columns:
 def profile(table: Works, after: list[int], ends: tuple[int, ...], **more: object) -> StepProfile:
     """Gradients of 1 MB each."""
     gradients = Gradients(np.full(len(after), 1e6), np.array(after, dtype=np.int64), "recorded")
+    first_host_us = 0.0 if table.launch_gap_us[0] == 0 else NEVER
     made = StepProfile(
-        rank=0,
-        step=1,
-        step_us=0.0,
-        works=table,
-        gradients=gradients,
-        buckets=(),
-        others=(),
-        bucket_ends=ends,
-        first_host_us=0.0 if table.launch_gap_us[0] == 0 else NEVER,
-        launch_lag_us=0.0,
-        start_gap_us=0.0,
-        turn_us=0.0,
-        exposed_us=0.0,
-        servers=1,
-    )
+        rank=0, step=1, step_us=0.0, works=table, gradients=gradients, buckets=(), others=(), bucket_ends=ends,
+        first_host_us=first_host_us, launch_lag_us=0.0, start_gap_us=0.0, turn_us=0.0, exposed_us=0.0, servers=1,
+    )  # fmt: skip
     return replace(made, **more)  # type: ignore[arg-type]
 
 

@@ -30,40 +30,21 @@ SIZES = ParameterSizes(
 
 def rank_result(rank: int, world_size: int) -> RankResult:
     return RankResult(
-        rank=rank,
-        node=0,
-        local_rank=rank,
-        world_size=world_size,
-        device_names=(),
-        threads=1,
-        backend=None,
-        nccl_engine=None,
-        loader_workers=0,
-        steps_per_epoch=10,
-        model=SIZES,
-        blocks=(),
-        memory=(),
-    )
+        rank=rank, node=0, local_rank=rank, world_size=world_size, device_names=(), threads=1, backend=None, nccl_engine=None,
+        loader_workers=0, steps_per_epoch=10, model=SIZES, blocks=(), memory=(),
+    )  # fmt: skip
 
 
 def samples(repeats: Sequence[Sequence[float]], data_wait_us: float = 0.0) -> pd.DataFrame:
     """Timed and traced step times in microseconds, a list per repeat."""
-    return pd.DataFrame(
-        [
-            {
-                "measuring_pass": measuring_pass,
-                "epoch": 0,
-                "step": step,
-                "step_us": float(value),
-                "data_wait_us": data_wait_us,
-                "samples": 8,
-                "repeat": repeat,
-            }
-            for repeat, values in enumerate(repeats)
-            for measuring_pass in ("timed", "traced")
-            for step, value in enumerate(values)
-        ]
-    )
+    rows = [
+        (measuring_pass, 0, step, float(value), data_wait_us, 8, repeat)
+        for repeat, values in enumerate(repeats)
+        for measuring_pass in ("timed", "traced")
+        for step, value in enumerate(values)
+    ]
+    names = ["measuring_pass", "epoch", "step", "step_us", "data_wait_us", "samples", "repeat"]
+    return pd.DataFrame(rows, columns=names)
 
 
 UNKNOWN = (
@@ -121,16 +102,9 @@ def cell_data(
     cell: Cell, repeats: Sequence[Sequence[float]], steps: pd.DataFrame, collectives: pd.DataFrame | None = None
 ) -> CellData:
     processes = cell.devices if cell.strategy == "ddp" else 1
-    return CellData(
-        cell=cell,
-        skip_reason=None,
-        ranks=tuple(
-            (repeat, rank_result(rank, processes)) for repeat in range(len(repeats)) for rank in range(processes)
-        ),
-        samples=samples(repeats),
-        steps=steps,
-        collectives=collectives if collectives is not None else pd.DataFrame(),
-    )
+    ranks = ((repeat, rank_result(rank, processes)) for repeat in range(len(repeats)) for rank in range(processes))
+    frame = collectives if collectives is not None else pd.DataFrame()
+    return CellData(cell, None, ranks=tuple(ranks), samples=samples(repeats), steps=steps, collectives=frame)
 
 
 def timed_cell(cell: Cell, *levels_us: float, count: int = 8) -> CellData:
@@ -143,30 +117,17 @@ def calibration(
     lines: dict[Collective, tuple[float, float]], devices: int = 2, smallest: int = 4096, largest: int = 256 << 20
 ) -> Calibration:
     """A calibration of one line per collective: alpha in microseconds, rate in GB/s."""
+    fits = [
+        CollectiveFit(
+            collective=kind, devices=devices, pieces=(FitPiece(0, None, *[alpha_us] * 3, *[gb_per_s] * 3),), sizes=10,
+            smallest_bytes=smallest, largest_bytes=largest, median_relative_error=0.0, largest_relative_error=0.0,
+            prediction_relative_error=0.1, interval_source="samples",
+        )
+        for kind, (alpha_us, gb_per_s) in lines.items()
+    ]  # fmt: skip
     return Calibration(
-        schema_version=CALIBRATION_SCHEMA_VERSION,
-        dpscope_version="0",
-        created_at="2026-01-01T00:00:00+00:00",
-        source="measured",
-        settings=None,
-        backend="gloo",
-        environment=None,
-        device_names=(),
-        points=(),
-        fits=tuple(_fit(kind, devices, *line, smallest, largest) for kind, line in lines.items()),
-    )
-
-
-def _fit(
-    kind: Collective, devices: int, alpha_us: float, gb_per_s: float, smallest: int, largest: int
-) -> CollectiveFit:
-    piece = FitPiece(
-        from_bytes=0, to_bytes=None, alpha_us=alpha_us, alpha_low_us=alpha_us, alpha_high_us=alpha_us,
-        bandwidth_gb_per_s=gb_per_s, bandwidth_low_gb_per_s=gb_per_s, bandwidth_high_gb_per_s=gb_per_s,
-    )  # fmt: skip
-    return CollectiveFit(
-        collective=kind, devices=devices, pieces=(piece,), sizes=10, smallest_bytes=smallest, largest_bytes=largest,
-        median_relative_error=0.0, largest_relative_error=0.0, prediction_relative_error=0.1, interval_source="samples",
+        schema_version=CALIBRATION_SCHEMA_VERSION, dpscope_version="0", created_at="2026-01-01T00:00:00+00:00",
+        source="measured", settings=None, backend="gloo", environment=None, device_names=(), points=(), fits=tuple(fits),
     )  # fmt: skip
 
 
@@ -177,5 +138,4 @@ def with_ranks(data: CellData, **changes: object) -> CellData:
 
 def run_of(*cells: CellData) -> RunData:
     """A run of these cells, in the example's folder and with its manifest."""
-    folder = RunFolder(EXAMPLE_RUN)
-    return RunData(EXAMPLE_RUN, folder.manifest(), {data.cell.name: data for data in cells})
+    return RunData(EXAMPLE_RUN, RunFolder(EXAMPLE_RUN).manifest(), {data.cell.name: data for data in cells})

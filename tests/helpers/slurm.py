@@ -11,6 +11,7 @@ ended by the next one.
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -76,27 +77,18 @@ class Cluster:
     folder: Path
     environment: Mapping[str, str]
 
-    def call(self, *command: str) -> str:
+    def call(self, *command: str, cwd: Path | None = None, **variables: str) -> str:
         """What one of Slurm's commands prints; raises where it fails."""
+        environment = {**self.environment, **variables}
         ended = subprocess.run(
-            command, env={**self.environment}, capture_output=True, text=True, check=False, timeout=60
+            command, env=environment, cwd=cwd, capture_output=True, text=True, check=False, timeout=60
         )
         assert ended.returncode == 0, f"{' '.join(command)}: {ended.stderr}"
         return ended.stdout.strip()
 
     def submit(self, script: Path, *arguments: str, cwd: Path, **variables: str) -> str:
         """Submit a script from a folder, with variables in its environment; returns the job's id."""
-        ended = subprocess.run(
-            ["sbatch", "--parsable", str(script), *arguments],
-            env={**self.environment, **variables},
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout.strip()
+        return self.call("sbatch", "--parsable", str(script), *arguments, cwd=cwd, **variables)
 
     def state(self, job: str) -> dict[str, str]:
         """What scontrol shows of a job: JobState, Restarts, ExitCode, ..."""
@@ -130,7 +122,9 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     environment = {**os.environ, "SLURM_CONF": str(configuration), _OWNER: str(os.getpid())}
     cluster = Cluster(folder, environment)
     try:
-        _start(cluster, "munged", _munged(folder))
+        files = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "munged.pid", "seed-file": "munge.seed"}
+        options = [f"--{name}={folder / file}" for name, file in files.items()]
+        _start(cluster, "munged", ["munged", "--force", "--foreground", "--num-threads=2", *options])
         _until(lambda: (folder / "munge.sock").exists(), "munged")
         _start(cluster, "slurmctld", ["slurmctld", "-D", "-f", str(configuration)])
         for node in NODES:
@@ -141,29 +135,19 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
         _end(lambda owner: owner == os.getpid())
 
 
-def _munged(folder: Path) -> list[str]:
-    files = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "munged.pid", "seed-file": "munge.seed"}
-    options = [f"--{name}={folder / file}" for name, file in files.items()]
-    return ["munged", "--force", "--foreground", "--num-threads=2", *options]
-
-
 def _start(cluster: Cluster, name: str, command: Sequence[str]) -> None:
     with open(cluster.folder / f"{name}.out", "w") as log:
         subprocess.Popen(
-            dying_with_process(os.getpid(), command),
-            env={**cluster.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+            dying_with_process(os.getpid(), command), env={**cluster.environment}, stdin=subprocess.DEVNULL, stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
 
 
 def _idle(cluster: Cluster) -> bool:
+    command = ["sinfo", "--noheader", "--Node", "--format=%T"]
     shown = subprocess.run(
-        ["sinfo", "--noheader", "--Node", "--format=%T"], env={**cluster.environment}, capture_output=True, text=True,
-        check=False, timeout=30,
-    )  # fmt: skip
+        command, env={**cluster.environment}, capture_output=True, text=True, check=False, timeout=30
+    )
     return shown.stdout.split() == ["idle"] * len(NODES)
 
 
@@ -191,11 +175,8 @@ def _processes() -> list[tuple[int, int]]:
     """Ids of clusters' processes, each with its owner's."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parts = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        owner = next((part for part in parts if part.startswith(f"{_OWNER}=".encode())), None)
-        if owner is not None and int(folder.name) != os.getpid():
-            found.append((int(folder.name), int(owner.partition(b"=")[2])))
+        with contextlib.suppress(OSError):
+            owner = re.search(rf"(?:^|\0){_OWNER}=(\d+)".encode(), (folder / "environ").read_bytes())
+            if owner is not None and int(folder.name) != os.getpid():
+                found.append((int(folder.name), int(owner[1])))
     return found

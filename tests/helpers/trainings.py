@@ -34,25 +34,15 @@ def plain_epochs(
     **more: object,
 ) -> list[dict[str, object]]:
     """Epochs with no more than the fields every train.json has, and `more`."""
+    rows = zip(accuracies, train_s, losses or [1.0] * len(accuracies), strict=True)
     return [
         {
-            "strategy": strategy,
-            "devices": devices,
-            "seed": seed,
-            "epoch": index + 1,
-            "train_loss": loss,
-            "train_accuracy": accuracy,
-            "test_loss": loss,
-            "test_accuracy": accuracy,
-            "learning_rate": 0.1,
-            "train_s": seconds,
-            "evaluation_s": 0.5,
-            **more,
+            "strategy": strategy, "devices": devices, "seed": seed, "epoch": epoch, "train_loss": loss,
+            "train_accuracy": accuracy, "test_loss": loss, "test_accuracy": accuracy, "learning_rate": 0.1,
+            "train_s": seconds, "evaluation_s": 0.5, **more,
         }
-        for index, (accuracy, seconds, loss) in enumerate(
-            zip(accuracies, train_s, losses or [1.0] * len(accuracies), strict=True)
-        )
-    ]
+        for epoch, (accuracy, seconds, loss) in enumerate(rows, start=1)
+    ]  # fmt: skip
 
 
 def write_train_json(folder: Path, epochs: Sequence[dict[str, object]]) -> Path:
@@ -61,28 +51,18 @@ def write_train_json(folder: Path, epochs: Sequence[dict[str, object]]) -> Path:
     return folder
 
 
+def _config(epochs: int, **workload: Any) -> ResolvedTrainConfig:
+    matrix = ResolvedMatrix(devices=(1, 2), batch_sizes=(8,))
+    return ResolvedTrainConfig(workload=Workload(**workload), optimizer=Optimizer(), matrix=matrix, epochs=epochs)
+
+
 def checkpoint(cell: Cell, **changes: Any) -> CheckpointDescription:
     """The description of a checkpoint after two of four epochs of 9 steps."""
     description = CheckpointDescription(
-        dpscope_version="0.1.0",
-        torch_version="2.9",
-        created_at="2026-01-01T00:00:00Z",
-        config=ResolvedTrainConfig(
-            workload=Workload(model="tiny"),
-            optimizer=Optimizer(),
-            matrix=ResolvedMatrix(devices=(1, 2), batch_sizes=(8,)),
-            epochs=4,
-        ),
-        cell=cell,
-        seed=0,
-        device_type="cpu",
-        threads_per_process=1,
-        train_samples=65,
-        steps_per_epoch=9,
-        epochs=2,
-        step=0,
+        dpscope_version="0.1.0", torch_version="2.9", created_at="2026-01-01T00:00:00Z", config=_config(4, model="tiny"),
+        cell=cell, seed=0, device_type="cpu", threads_per_process=1, train_samples=65, steps_per_epoch=9, epochs=2, step=0,
         test_accuracy=50.0,
-    )
+    )  # fmt: skip
     return msgspec.structs.replace(description, **changes)
 
 
@@ -90,49 +70,24 @@ def record(cell: str = "ddp-d2-b16", seed: int = 0, epoch: int = 1, test_accurac
     """An epoch as a training stores it; 2 s of training each."""
     strategy, devices, batch = cell.split("-")[:3]
     return EpochRecord(
-        cell=cell,
-        strategy=strategy,  # type: ignore[arg-type]
-        devices=int(devices[1:]),
-        variant="",
-        batch_size=int(batch[1:]),
-        global_batch_size=int(devices[1:]) * int(batch[1:]),
-        seed=seed,
-        epoch=epoch,
-        train_loss=1.0 / epoch,
-        train_accuracy=test_accuracy,
-        test_loss=2.0 / epoch,
-        test_accuracy=test_accuracy,
-        learning_rate=0.1,
-        train_s=2.0,
-        evaluation_s=0.5,
-        trained_s=2.0 * epoch,
-        ended_at_s=1_700_000_000.0 + 3 * epoch,
-        train_samples=1440,
-        test_samples=360,
-    )
+        cell=cell, strategy=strategy, devices=int(devices[1:]), variant="", batch_size=int(batch[1:]),  # type: ignore[arg-type]
+        global_batch_size=int(devices[1:]) * int(batch[1:]), seed=seed, epoch=epoch, train_loss=1.0 / epoch,
+        train_accuracy=test_accuracy, test_loss=2.0 / epoch, test_accuracy=test_accuracy, learning_rate=0.1, train_s=2.0,
+        evaluation_s=0.5, trained_s=2.0 * epoch, ended_at_s=1_700_000_000.0 + 3 * epoch, train_samples=1440, test_samples=360,
+    )  # fmt: skip
 
 
 def write_trained(folder: Path, cells: Sequence[Cell], records: Sequence[EpochRecord], epochs: int) -> Path:
     """A folder as `dpscope train` leaves it: a manifest that plans `epochs` for the cells, and what was trained."""
-    config = ResolvedTrainConfig(
-        workload=Workload(device="cpu", model="resnet8_test"),
-        optimizer=Optimizer(),
-        matrix=ResolvedMatrix(devices=(1, 2), batch_sizes=(8,)),
-        epochs=epochs,
-    )
+    plan = [
+        PlannedTraining(planned=PlannedCell(cell=cell), learning_rate=0.1, train_samples=1437, repeated_samples=1)
+        for cell in cells
+    ]
     manifest = TrainManifest(
-        schema_version=TRAIN_SCHEMA_VERSION,
-        dpscope_version="0",
-        created_at="2026-01-01T00:00:00Z",
-        config=config,
-        device_type="cpu",
-        threads_per_process=1,
-        environment=environment(),
-        plan=tuple(
-            PlannedTraining(planned=PlannedCell(cell=cell), learning_rate=0.1, train_samples=1437, repeated_samples=1)
-            for cell in cells
-        ),
-    )
+        schema_version=TRAIN_SCHEMA_VERSION, dpscope_version="0", created_at="2026-01-01T00:00:00Z",
+        config=_config(epochs, device="cpu", model="resnet8_test"), device_type="cpu", threads_per_process=1,
+        environment=environment(), plan=tuple(plan),
+    )  # fmt: skip
     stored = TrainFolder(folder)
     write_json(stored.manifest_path, manifest)
     write_json(stored.log_path, TrainLog(schema_version=TRAIN_SCHEMA_VERSION, epochs=tuple(records)))

@@ -31,15 +31,8 @@ def compile_guard(folder: Path) -> Path:
     """The guard as a library; takes a C++ compiler some seconds."""
     torch_folder = Path(torch.__file__).parent
     library = folder / "two_devices.so"
-    flags = [
-        "-O0",
-        "-std=c++20",
-        "-shared",
-        "-fPIC",
-        f"-I{torch_folder / 'include'}",
-        f"-L{torch_folder / 'lib'}",
-        "-lc10",
-    ]
+    found = (f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}", "-lc10")
+    flags = ("-O0", "-std=c++20", "-shared", "-fPIC", *found)
     subprocess.run(["g++", str(SOURCE), "-o", str(library), *flags], check=True, timeout=120)
     return library
 
@@ -52,13 +45,9 @@ class TwinTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls: Any, host: torch.Tensor, index: int) -> "TwinTensor":
+        strides, offset, device = host.stride(), host.storage_offset(), torch.device(NAME, index)
         made: TwinTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            host.size(),
-            strides=host.stride(),
-            storage_offset=host.storage_offset(),
-            dtype=host.dtype,
-            device=torch.device(NAME, index),
+            cls, host.size(), strides=strides, storage_offset=offset, dtype=host.dtype, device=device
         )
         made.host = host
         return made
@@ -134,14 +123,11 @@ def install(library: Path) -> list[tuple[Any, ...]]:
 def move_to_first(model: nn.Module) -> nn.Module:
     """A model with its parameters and buffers on the first device."""
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[name] = nn.Parameter(
-                    TwinTensor(parameter.detach().clone(), 0), requires_grad=parameter.requires_grad
-                )
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = TwinTensor(buffer.clone(), 0)
+        for name, parameter in module.named_parameters(recurse=False):
+            twin = TwinTensor(parameter.detach().clone(), 0)
+            module._parameters[name] = nn.Parameter(twin, requires_grad=parameter.requires_grad)
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = TwinTensor(buffer.clone(), 0)
     return model
 
 

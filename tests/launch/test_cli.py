@@ -1,11 +1,190 @@
-"""The command's entry point: versions, and errors of the system."""
+"""The entry point: versions; mistakes, damaged traces, a full disk, long names, a closed output: one line, exit status 2."""
 
 import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from dpscope.analysis.report.build import make_report, write_report
+from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch import cli
+from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT, USER_MODELS
+
+TRACES = EXAMPLE_RUN / "cells/ddp-d2-b8/repeat0/traces"
+TIMES = ROOT / "examples/published/epoch_times.csv"
+LONG = "n" * 300
+ANALYZE = [sys.executable, "-m", "dpscope.launch.cli", "analyze", "--format", "json"]
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """The exit status of dpscope with these arguments."""
+    monkeypatch.setattr(sys, "argv", ["dpscope", *map(str, arguments)])
+    monkeypatch.setattr("dpscope.launch.commands.bundle._machine_notes", dict)  # it starts processes
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def error_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    status, message = called(monkeypatch, *arguments), capsys.readouterr().err
+    assert (status, message.count("\n")) == (2, 1), message
+    assert message.startswith("dpscope: ")
+    return message
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["analyze", EXAMPLE_RUN, "--format", "json"],
+        ["analyze", TRACES],
+        ["compare", EXAMPLE_RUN, EXAMPLE_RUN],
+        ["estimate", TIMES],
+        ["whatif", EXAMPLE_RUN, "--devices", "4", "--format", "json"],
+        ["bundle", EXAMPLE_RUN, "-o", "bundle.zip"],
+        ["merge", EXAMPLE_RUN, "-o", "merged.json"],
+        ["--version"],
+    ],
+)
+def test_a_full_disk_under_the_output_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str | Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        message = error_line(monkeypatch, capsys, *arguments)
+    assert message == "dpscope: cannot write: No space left on device; make room there, or choose another place\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["analyze", TRACES, "--report", LONG],
+        ["analyze", LONG],
+        ["compare", LONG, EXAMPLE_RUN],
+        ["merge", TRACES, "-o", f"{LONG}.json"],
+        ["reduce", TRACES, "-o", f"{LONG}.dpscope"],
+        ["bundle", EXAMPLE_RUN, "-o", f"{LONG}.zip"],
+        ["whatif", EXAMPLE_RUN, "--devices", "4", "--trace", f"{LONG}.json"],
+        ["whatif", EXAMPLE_RUN, "--devices", "4", "--figure", f"{LONG}.png"],
+        ["tensorboard", TRACES, "--out", LONG],
+        ["calibrate", "--out", LONG],
+        ["run", "--out", LONG],
+        ["train", "--out", LONG],
+        ["attach", "--out", LONG, "--", __file__],
+        ["estimate", LONG],
+    ],
+)
+def test_a_name_that_is_too_long_is_one_line_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str | Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = error_line(monkeypatch, capsys, *arguments)
+    assert LONG[:200] in message
+    assert "File name too long" in message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third file cannot be written: the report that stood there stays whole, and a new one has no file."""
+    shutil.copytree(EXAMPLE_RUN, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
+    report = make_report(load_run(tmp_path / "run"))
+    page = write_report(report, ("png",))
+    before = {path: path.stat().st_mtime_ns for path in page.parent.rglob("*")}
+    written: list[Path] = []
+    write = Path.write_bytes
+
+    def fill(path: Path, content: bytes) -> int:
+        written.append(path)
+        if len(written) % 3 == 0:
+            raise OSError(28, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    for folder in (page.parent, tmp_path / "other"):
+        with pytest.raises(OSError, match="No space left"):
+            write_report(report, ("png",), folder=folder)
+    assert {path: path.stat().st_mtime_ns for path in page.parent.rglob("*")} == before
+    assert not [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run --batch-size 0", "--batch-size 0"),
+        ("run --model resnet1", "--model resnet1"),
+        ("run --strategy zero", "--strategy zero"),
+        ("run --device cpu --devices 4000", "--devices 4000"),
+        ("run --config no_such.toml", "no_such.toml"),
+        ("run --data cifar10 --data-dir nowhere", "nowhere"),
+        ("analyze no_such_folder", "no_such_folder"),
+        ("analyze .", "no trace"),
+        ("analyze tiny_models.py", "tiny_models.py"),
+        ("analyze tiny_models.py --max-bytes 0", "--max-bytes 0"),
+        ("run --link 25", "write 25GB/s (1e9 bytes a second) or 25Gb/s (1e9 bits a second)"),
+        ("run --link fast", "--link 'fast' is no link"),
+        ("run --link-gbps 25", "--link 25GB/s (bytes) or --link 200Gb/s (bits)"),
+        ("tensorboard nowhere --link-gbps=25", "--link-gbps: it is --link now"),
+        ("run --target-efficiency 0", "--target-efficiency 0"),
+        ("analyze tiny_models.py --tables", "--tables"),
+        ("train --epochs 0", "--epochs 0: must be 1 or more"),
+        ("train --model tiny_models:tiny", "--model tiny_models:tiny: it distinguishes 4 classes and digits has 10"),
+        ("train --data synthetic", "--data synthetic: one random batch teaches nothing"),
+        ("train --model resnet8_cifr", "--model resnet8_cifr: no such model; did you mean resnet8_cifar"),
+        ("train --data cifar10 --data-dir nowhere", "cifar-10-batches-py does not exist"),
+        ("train --device cpu --amp fp16", "--amp fp16 on the CPU"),
+        ("train --device cpu --devices 2 --batch-size 5", "a global batch of 5 cannot be split over 2"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, message: str
+) -> None:
+    monkeypatch.chdir(USER_MODELS)
+    words = command.split()
+    out = ["--out", str(tmp_path / "run")] if words[0] in ("run", "train") else []
+    assert message in error_line(monkeypatch, capsys, *words, *out)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.process
+def test_a_truncated_trace_is_read_as_far_as_it_goes_and_is_one_line(tmp_path: Path) -> None:
+    cut = tmp_path / "rank0.json.gz"
+    cut.write_bytes((DATA / "v100x8_ddp_dlrm" / "rank0.json.gz").read_bytes()[:40_000])
+    ended = subprocess.run([*ANALYZE, str(cut)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert str(cut) in line
+    findings = json.loads(ended.stdout)["findings"]
+    assert {"gzip_damaged", "trace_truncated"} <= {finding["code"] for finding in findings}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("redirected", [">&-", "> /dev/full", "2>&- >&-"])
+def test_whole_processes_with_outputs_that_are_closed_or_full(tmp_path: Path, redirected: str) -> None:
+    command = [*ANALYZE, str(EXAMPLE_RUN), redirected]
+    ended = subprocess.run(
+        ["sh", "-c", " ".join(command)], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert ended.returncode == (2 if "full" in redirected else 0), ended.stderr
+    assert ended.stderr.count("\n") == ("full" in redirected)
+
+
+@pytest.mark.process
+def test_a_pipe_whose_reader_leaves_ends_quietly(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run([*ANALYZE, str(EXAMPLE_RUN)], stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 def test_versions_where_a_package_has_no_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,19 +205,32 @@ def test_what_may_not_be_read_is_not_called_unwritable(
     trace = tmp_path / "trace.json"
     trace.touch()
 
-    def error_line(readable: bool) -> str:
+    def denied_line(readable: bool) -> str:
         monkeypatch.setattr("os.access", lambda *_: readable)  # a superuser may read everything
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert ended.value.code == 2
-        return capsys.readouterr().err
+        return error_line(monkeypatch, capsys)
 
     def denied() -> None:
         raise PermissionError(13, "Permission denied", str(trace))
 
     monkeypatch.setattr(cli, "app", denied)
     unreadable = f"dpscope: cannot read {trace}: Permission denied; change its permissions, or name another\n"
-    assert error_line(readable=False) == unreadable
-    assert error_line(readable=True) == f"dpscope: cannot write {trace}: Permission denied; choose another folder\n"
+    assert denied_line(readable=False) == unreadable
+    assert denied_line(readable=True) == f"dpscope: cannot write {trace}: Permission denied; choose another folder\n"
     trace.unlink()
-    assert error_line(readable=False).startswith(f"dpscope: cannot write {trace}")
+    assert denied_line(readable=False).startswith(f"dpscope: cannot write {trace}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "line", ["analyze run --report", "merge run -o .json", "bundle run -o .zip", "reduce TRACES -o .dpscope"]
+)
+def test_square_brackets_of_a_name_are_printed_and_are_no_markup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
+    *words, last = line.replace("TRACES", "run/cells/ddp-d2-b8/repeat0/traces").split()
+    name = f"[bold]x{last if last.startswith('.') else ''}"
+    called(monkeypatch, *words, *([] if last.startswith(".") else [last]), name)
+    assert (name if last.startswith(".") else f"{name}/report.html") in capsys.readouterr().out

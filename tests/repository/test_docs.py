@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from docs._tools.columns_docs import columns_page
 from docs._tools.commands_docs import commands_page, parameters
 from docs._tools.findings_docs import findings_page
 from docs._tools.glossary_docs import glossary_page
+from docs._tools.links_docs import links_page
 from dpscope.analysis.report.page import SECTIONS
 from dpscope.launch.cli import COMMANDS, app
 from dpscope.launch.measuring import worker_arguments as worker_job
@@ -24,63 +24,45 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 _REPOSITORY_FILE = re.compile(r"^(?:tests|examples|docs|launch|analysis|profiling|benchmarks)/")
-_WORKER = ("launch/worker.py", "dpscope.launch.worker")
 COMMAND = typer.main.get_command(app)
 
 
-@dataclass(frozen=True)
-class Line:
-    """A command of a page, as words."""
-
-    page: str
-    words: tuple[str, ...]
-
-    def behind(self, *names: str) -> list[str] | None:
-        """The words behind the first of these; None where none of them is there."""
-        index = next((index for index, word in enumerate(self.words) if word in names), None)
-        return None if index is None else list(self.words[index + 1 :])
-
-
-def lines() -> Iterator[Line]:
-    """The commands in fenced shell blocks, continued lines joined, comments left out; commands.md is generated."""
+def lines() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Page and words of the commands in fenced shell blocks, continued lines joined, without comments and generated pages."""
     for page in PAGES:
         if page.name == "commands.md":
             continue
         for language, text in _FENCE.findall(page.read_text()):
             if language in ("", "bash", "sh"):
                 for line in text.replace("\\\n", " ").splitlines():
-                    words = shlex.split(line, comments=True)
-                    if words:
-                        yield Line(page.name, tuple(word.removeprefix(".venv/bin/") for word in words))
+                    if words := shlex.split(line, comments=True):
+                        yield page.name, tuple(word.removeprefix(".venv/bin/") for word in words)
 
 
 LINES = list(lines())
 
 
-def test_every_page_is_looked_at() -> None:
-    assert {"README.md", "getting-started.md", "faq.md", "gpu-and-slurm.md"} <= {page.name for page in PAGES}
-    assert len([line for line in LINES if "dpscope" in line.words]) > 30
+def behind(*names: str) -> list[tuple[str, tuple[str, ...], list[str]]]:
+    """The lines with one of these words: page, words, and the words behind it."""
+    found = [(page, words, [index for index, word in enumerate(words) if word in names]) for page, words in LINES]
+    return [(page, words, list(words[places[0] + 1 :])) for page, words, places in found if places]
 
 
 def test_dpscope_commands_parse() -> None:
-    found = 0
-    for line in LINES:
-        arguments = line.behind("dpscope")
-        if arguments:
-            name, *rest = arguments
-            assert name in COMMAND.commands, f"{line.page}: dpscope {name}"  # type: ignore[attr-defined]
-            COMMAND.commands[name].make_context(name, rest)  # type: ignore[attr-defined]
-            found += 1
-    assert found > 30
+    assert {"README.md", "getting-started.md", "faq.md", "gpu-and-slurm.md"} <= {page.name for page in PAGES}
+    found = [(page, rest) for page, _, rest in behind("dpscope") if rest]
+    assert len(found) > 30
+    for page, (name, *rest) in found:
+        assert name in COMMAND.commands, f"{page}: dpscope {name}"  # type: ignore[attr-defined]
+        COMMAND.commands[name].make_context(name, rest)  # type: ignore[attr-defined]
 
 
 def test_worker_commands_parse() -> None:
-    found = [(line, rest) for line in LINES if (rest := line.behind(*_WORKER))]
+    found = behind("launch/worker.py", "dpscope.launch.worker")
     assert len(found) >= 3
-    for line, rest in found:
-        options = worker_job._parser().parse_args(rest)
-        assert options.out is not None, line.page
-        assert "torchrun" in line.words, line.page
+    for page, words, rest in found:
+        assert worker_job._parser().parse_args(rest).out is not None, page
+        assert "torchrun" in words, page
 
 
 def test_inline_commands_name_options_that_exist() -> None:
@@ -94,15 +76,12 @@ def test_inline_commands_name_options_that_exist() -> None:
         assert options <= known | {"--help", "--"}, f"{page}: {span}"
 
 
-def test_make_targets_exist() -> None:
+def test_make_targets_and_files_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {(line.page, line.words[1]) for line in LINES if line.words[0] == "make"}
-    assert named
-    assert {target for _, target in named} <= targets
-
-
-def test_files_that_are_named_exist() -> None:
-    named = {(line.page, word) for line in LINES for word in line.words if _REPOSITORY_FILE.match(word)}
+    made = {words[1] for _, words in LINES if words[0] == "make"}
+    assert made
+    assert made <= targets
+    named = {(page, word) for page, words in LINES for word in words if _REPOSITORY_FILE.match(word)}
     assert len(named) > 5
     assert [(page, word) for page, word in sorted(named) if not (ROOT / word).exists()] == []
 
@@ -141,32 +120,28 @@ def test_python_blocks_compile() -> None:
         compile(text, page, "exec")
 
 
-def test_generated_pages_are_current() -> None:
-    assert (ROOT / "docs/commands.md").read_text() == commands_page(), "run: make docs"
-    assert (ROOT / "docs/columns.md").read_text() == columns_page(), "run: make docs"
-    assert (ROOT / "docs/findings.md").read_text() == findings_page(), "run: make docs"
-    assert (ROOT / "docs/glossary.md").read_text() == glossary_page(), "run: make docs"
-
-
-def test_make_docs_makes_every_generated_page() -> None:
+def test_generated_pages_are_current_and_made_by_make_docs() -> None:
+    pages = {"commands": commands_page, "columns": columns_page, "findings": findings_page, "glossary": glossary_page}
+    for name, made in {**pages, "links": links_page}.items():
+        assert (ROOT / f"docs/{name}.md").read_text() == made(), "run: make docs"
     recipe = re.search(r"^docs:.*?\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
-    made_by = {
-        page.name: re.search(r"(?:Made|Generated) by `python (docs/_tools/\w+\.py)`", page.read_text())
-        for page in PAGES
-    }
-    generated = {page: module[1] for page, module in made_by.items() if module is not None}
+    by = re.compile(r"(?:Made|Generated) by `python (docs/_tools/\w+\.py)`")
+    generated = {page.name: module[1] for page in PAGES if (module := by.search(page.read_text()))}
     assert set(generated) == {"columns.md", "commands.md", "findings.md", "glossary.md", "links.md", "results.md"}
     assert all(module in recipe[1] for module in generated.values())
 
 
-def test_every_command_is_described() -> None:
+def test_every_command_is_described_and_every_option_has_a_meaning() -> None:
     page = (ROOT / "docs/commands.md").read_text()
     for name in COMMANDS:
         assert f"\n## {name}\n" in page
         assert {one.written for one in parameters(name)} <= set(re.findall(r"^\| `([^`]+)`", page, re.MULTILINE))
+        assert [one.written for one in parameters(name) if not one.meaning] == [], name
     assert "| `--output, -o` | path | required |" in page
     assert "| `--fail-over` | text | `5%` |" in page
+    context = COMMAND.make_context("dpscope", [], resilient_parsing=True)
+    assert "..." not in COMMAND.get_help(context).partition("Commands:")[2], "the list of commands cuts nothing"
 
 
 @pytest.mark.parametrize(
@@ -194,13 +169,6 @@ def test_versions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"dpscope [\d.]+\S*, torch [\d.]+\S*\n", capsys.readouterr().out)
 
 
-def test_every_option_has_a_meaning_and_the_list_of_commands_cuts_nothing() -> None:
-    for name in COMMANDS:
-        assert [one.written for one in parameters(name) if not one.meaning] == [], name
-    context = COMMAND.make_context("dpscope", [], resilient_parsing=True)
-    assert "..." not in COMMAND.get_help(context).partition("Commands:")[2]
-
-
 def test_every_section_of_the_report_is_explained() -> None:
     explained = set(_HEADING.findall((ROOT / "docs/reading-the-report.md").read_text()))
     assert {section.title for section in SECTIONS} <= explained
@@ -216,16 +184,14 @@ def test_contributing_names_every_folder_and_files_that_exist() -> None:
     files = set(re.findall(r"`((?:profiling|launch|analysis|tests)/[a-z_/]+\.py)`", page))
     assert len(files) > 10
     assert [name for name in files if not (ROOT / name).exists()] == []
-    flows = "".join(line for line in page.splitlines() if " -> " in line)
-    stages = re.findall(r"`([a-z_]+/[a-z_/]+)`", flows)
+    stages = set(re.findall(r"`([a-z_]+/[a-z_/]+)`", "".join(line for line in page.splitlines() if " -> " in line)))
     assert len(stages) > 30
     places = {stage: [ROOT / stage, *(ROOT / top / stage for top in tops)] for stage in stages}
-    there = {
+    assert [
         stage
         for stage, found in places.items()
-        if any(one.is_dir() or one.with_suffix(".py").exists() for one in found)
-    }
-    assert set(stages) - there == set()
+        if not any(one.is_dir() or one.with_suffix(".py").exists() for one in found)
+    ] == []
 
 
 def test_recipes_for_slurm_give_the_task_its_cores() -> None:

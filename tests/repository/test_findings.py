@@ -35,9 +35,8 @@ def test_every_code_is_raised_somewhere() -> None:
 def test_every_code_is_registered_once_and_described() -> None:
     of_dpscope = {codes for codes in FindingCode.__subclasses__() if codes.__module__.startswith("dpscope.")}
     assert set(REGISTERED) == of_dpscope
-    assert all(
-        len(codes.__members__) == len(codes) for codes in REGISTERED
-    )  # an enum drops what equals an earlier member
+    # An enum drops what equals an earlier member.
+    assert all(len(codes.__members__) == len(codes) for codes in REGISTERED)
     assert len({code.code for code in CODES.values()}) == len(CODES)
     for name, code in CODES.items():
         assert code.severity in (None, "info", "warning", "error"), name

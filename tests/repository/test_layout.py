@@ -14,76 +14,72 @@ from tests.helpers.paths import ROOT
 from tests.helpers.sources import SOURCES, TOPS, syntax_nodes
 
 # What each folder may import besides itself, lowest first: a folder may name only folders listed above it.
+_PERMISSIONS = """
+profiling/records:
+profiling/store: profiling/records
+profiling/machine: profiling/{records,store}
+profiling/instruments: profiling/{machine,records,store}
+profiling/mirrors: profiling/{records,store}
+profiling/attached: profiling/{instruments,machine,records,store}
+launch/jobs: profiling/{machine,records,store}
+launch/nodes: launch/jobs profiling/{machine,records,store}
+launch/attach: launch/jobs profiling/{attached,machine,records,store}
+launch/workload: launch/jobs profiling/{instruments,records,store}
+launch/calibration: launch/jobs profiling/{machine,records,store}
+launch/planning: launch/{jobs,workload} profiling/{machine,records,store}
+launch/measuring: launch/{calibration,jobs,planning,workload} profiling/{instruments,machine,records,store}
+launch/training: launch/{jobs,planning,workload} profiling/{instruments,machine,mirrors,records,store}
+launch/equality: launch/{jobs,planning,workload} profiling/{records,store}
+analysis/stats:
+analysis/text: profiling/{records,store}
+analysis/costs: analysis/{stats,text} profiling/{machine,records,store}
+analysis/traces/reading: profiling/{records,store}
+analysis/traces/steps: analysis/traces/reading profiling/records
+analysis/traces/data_parallel: analysis/traces/{reading,steps} profiling/records
+analysis/traces/ranks: analysis/{costs,stats,text} analysis/traces/{data_parallel,reading,steps} profiling/{records,store}
+analysis/traces/merge: analysis/text analysis/traces/{ranks,reading,steps} profiling/{records,store}
+analysis/hosts: analysis/text analysis/traces/{ranks,reading} profiling/{records,store}
+analysis/bundle: analysis/text analysis/traces/reading profiling/{records,store}
+analysis/partials: analysis/traces/{ranks,reading} profiling/{records,store}
+analysis/training: analysis/{stats,text} profiling/{machine,records,store}
+analysis/runs: analysis/{stats,text,training} analysis/traces/{data_parallel,ranks,reading,steps}
+  profiling/{machine,records,store}
+analysis/cells: analysis/{costs,runs,stats,text,training} analysis/traces/{data_parallel,ranks,reading,steps}
+  profiling/{machine,records}
+analysis/figures: analysis/{cells,costs,runs,stats,text,training} profiling/records
+analysis/what_if/replay: analysis/{costs,stats} profiling/records
+analysis/what_if/profiles: analysis/{costs,stats} analysis/traces/{ranks,reading,steps} analysis/what_if/replay
+  profiling/{machine,records,store}
+analysis/what_if: analysis/{costs,stats,text} analysis/traces/ranks profiling/{records,store}
+analysis/what_if/scenarios: analysis/{costs,text,what_if} analysis/traces/ranks analysis/what_if/replay
+  profiling/{machine,records}
+analysis/what_if/answers: analysis/{cells,costs,figures,runs,stats,text,what_if} analysis/traces/ranks
+  analysis/what_if/{profiles,replay,scenarios} profiling/{machine,records,store}
+analysis/findings: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading,steps} profiling/records
+analysis/report: analysis/{cells,costs,figures,findings,runs,text,training}
+  analysis/traces/{reading,data_parallel,ranks,steps} analysis/what_if/answers profiling/{machine,records,store}
+analysis/equality: analysis/text profiling/{records,store}
+analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,hosts,partials,report,runs,stats,text,training}
+  analysis/traces/{data_parallel,merge,ranks,reading,steps} profiling/{machine,mirrors,records,store}
+analysis/epoch_times: analysis/{costs,stats,text} profiling/{machine,records,store}
+analysis: analysis/{cells,partials,report,runs} analysis/traces/{merge,ranks,reading,steps}
+  analysis/what_if/{answers,scenarios} profiling/store
+launch/commands: analysis/{bundle,costs,output,epoch_times,partials,report,runs,stats,text,what_if} analysis/traces/reading
+  analysis/what_if/answers launch/{attach,calibration,equality,jobs,measuring,nodes,planning,training}
+  profiling/{attached,machine,mirrors,records,store}
+launch: launch/{commands,jobs,measuring} profiling/store
+"""
+
+
+def _expanded(text: str) -> str:
+    """The names in ``a/{b,c} d``."""
+    groups = (word.removesuffix("}").partition("{") for word in text.split())
+    return " ".join(f"{start}{end}" for start, _, ends in groups for end in ends.split(","))
+
+
 MAY_IMPORT: dict[str, str] = {
-    "profiling/records": "",
-    "profiling/store": "profiling/records",
-    "profiling/machine": "profiling/records profiling/store",
-    "profiling/instruments": "profiling/machine profiling/records profiling/store",
-    "profiling/mirrors": "profiling/records profiling/store",
-    "profiling/attached": "profiling/instruments profiling/machine profiling/records profiling/store",
-    "launch/jobs": "profiling/machine profiling/records profiling/store",
-    "launch/nodes": "launch/jobs profiling/machine profiling/records profiling/store",
-    "launch/attach": "launch/jobs profiling/attached profiling/machine profiling/records profiling/store",
-    "launch/workload": "launch/jobs profiling/instruments profiling/records profiling/store",
-    "launch/calibration": "launch/jobs profiling/machine profiling/records profiling/store",
-    "launch/planning": "launch/jobs launch/workload profiling/machine profiling/records profiling/store",
-    "launch/measuring": "launch/calibration launch/jobs launch/planning launch/workload profiling/instruments profiling/machine "
-    "profiling/records profiling/store",
-    "launch/training": "launch/jobs launch/planning launch/workload profiling/instruments profiling/machine profiling/mirrors "
-    "profiling/records profiling/store",
-    "launch/equality": "launch/jobs launch/planning launch/workload profiling/records profiling/store",
-    "analysis/stats": "",
-    "analysis/text": "profiling/records profiling/store",
-    "analysis/costs": "analysis/text profiling/machine profiling/records profiling/store",
-    "analysis/traces/reading": "profiling/records profiling/store",
-    "analysis/traces/steps": "analysis/traces/reading profiling/records",
-    "analysis/traces/data_parallel": "analysis/traces/reading analysis/traces/steps profiling/records",
-    "analysis/traces/ranks": "analysis/costs analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/reading "
-    "analysis/traces/steps profiling/records profiling/store",
-    "analysis/traces/merge": "analysis/text analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
-    "profiling/records profiling/store",
-    "analysis/hosts": "analysis/text analysis/traces/ranks profiling/records profiling/store analysis/traces/reading",
-    "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
-    "analysis/partials": "analysis/traces/ranks analysis/traces/reading profiling/records profiling/store",
-    "analysis/training": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
-    "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/reading "
-    "analysis/traces/steps analysis/training profiling/machine profiling/records profiling/store",
-    "analysis/cells": "analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/data_parallel "
-    "analysis/traces/ranks analysis/traces/reading analysis/traces/steps analysis/training profiling/machine profiling/records",
-    "analysis/figures": "analysis/cells analysis/costs analysis/runs analysis/stats analysis/text analysis/training "
-    "profiling/records",
-    "analysis/what_if/replay": "analysis/costs analysis/stats profiling/records",
-    "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading "
-    "analysis/traces/steps analysis/what_if/replay profiling/machine profiling/records profiling/store",
-    "analysis/what_if": "analysis/costs analysis/stats analysis/text analysis/traces/ranks profiling/records profiling/store",
-    "analysis/what_if/scenarios": "analysis/costs analysis/text analysis/traces/ranks analysis/what_if "
-    "analysis/what_if/replay profiling/machine profiling/records",
-    "analysis/what_if/answers": "analysis/cells analysis/costs analysis/figures analysis/runs analysis/stats analysis/text "
-    "analysis/traces/ranks analysis/what_if analysis/what_if/profiles analysis/what_if/replay "
-    "analysis/what_if/scenarios profiling/machine profiling/records profiling/store",
-    "analysis/findings": "analysis/cells analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/ranks "
-    "analysis/traces/reading analysis/traces/steps analysis/training profiling/records",
-    "analysis/report": "analysis/cells analysis/costs analysis/figures analysis/findings analysis/runs analysis/traces/reading "
-    "analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/steps analysis/training "
-    "analysis/what_if/answers profiling/machine profiling/records profiling/store",
-    "analysis/equality": "analysis/text profiling/records profiling/store",
-    "analysis/output": "analysis/bundle analysis/cells analysis/costs analysis/equality analysis/figures "
-    "analysis/findings analysis/hosts "
-    "analysis/partials analysis/report analysis/runs "
-    "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
-    "analysis/traces/reading analysis/traces/steps analysis/training "
-    "profiling/machine profiling/mirrors profiling/records profiling/store",
-    "analysis/epoch_times": "analysis/costs analysis/stats analysis/text profiling/machine profiling/records profiling/store",
-    "analysis": "analysis/cells analysis/partials analysis/report analysis/runs "
-    "analysis/traces/merge analysis/traces/ranks analysis/traces/reading "
-    "analysis/traces/steps analysis/what_if/answers analysis/what_if/scenarios "
-    "profiling/store",
-    "launch/commands": "analysis/bundle analysis/costs analysis/output analysis/epoch_times analysis/partials analysis/report "
-    "analysis/runs analysis/stats analysis/text analysis/traces/reading analysis/what_if analysis/what_if/answers "
-    "launch/attach launch/calibration launch/equality launch/jobs launch/measuring launch/nodes "
-    "launch/planning launch/training "
-    "profiling/attached profiling/machine profiling/mirrors profiling/records profiling/store",
-    "launch": "launch/commands launch/jobs launch/measuring profiling/store",
+    folder: _expanded(others)
+    for folder, _, others in (line.partition(":") for line in _PERMISSIONS.replace("\n  ", " ").strip().splitlines())
 }
 MOST_FILES = 40
 MOST_LINES = 450

@@ -24,36 +24,25 @@ BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
     ("index", "expected"),
     [
         (0, ["late_rank", "gradient_reduce", "ddp-d2-b128"]),
-        (
-            1,
-            ["10163.76", "32.089", "transfer_us"],
-        ),  # exposed in step 4 of the A100 trace; busbw of the V100 job's largest
+        # Exposed in step 4 of the A100 trace; busbw of the V100 job's largest.
+        (1, ["10163.76", "32.089", "transfer_us"]),
         (2, ["8 of 8\n"]),
         (3, ["as fast (90% band"]),
     ],
 )
 def test_the_code_runs(index: int, expected: list[str]) -> None:
+    assert len(BLOCKS) == 4
     script = BLOCKS[index] + "\nimport sys\nassert 'torch' not in sys.modules\n"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert [one for one in expected if one not in done.stdout] == [], done.stdout
 
 
-def test_all_code_is_run() -> None:
-    assert len(BLOCKS) == 4
-
-
 def test_the_tables_name_every_column() -> None:
     named = set(re.findall(r"`([a-z_]+)`", DOCUMENT)) | {"rank", "device", "step", "phase"}
-    for columns in (
-        step_breakdown.COLUMNS,
-        collectives.COLUMNS,
-        rank_matching.MATCHED_COLUMNS,
-        stragglers.COLUMNS,
-        dp_phases.COLUMNS,
-    ):
+    tables = (step_breakdown.COLUMNS, collectives.COLUMNS, rank_matching.MATCHED_COLUMNS, stragglers.COLUMNS)
+    for columns in (*tables, dp_phases.COLUMNS):
         assert set(columns) <= named
 
 

@@ -14,20 +14,24 @@ HEAVY = {"jinja2", "matplotlib", "scipy", "tensorboard", "torch", "torchvision"}
 TRACE = str(DATA / "v100x8_ddp_dlrm" / "rank0.json.gz")
 
 
+def loaded_after(code: str, *arguments: object) -> set[str]:
+    """The packages that a fresh interpreter holds after this code."""
+    command = [sys.executable, "-c", f'{code}\nprint("\\nloaded", *sys.modules)', *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return {name.split(".")[0] for name in ended.stdout.splitlines()[-1].split()[1:]}
+
+
 def loaded_by(*arguments: str) -> set[str]:
-    """The packages that a fresh interpreter holds after a command that ended well."""
-    code = f"""
+    """The packages that are loaded after a command that ended well."""
+    code = """
 import sys
-sys.argv = ["dpscope", *{arguments!r}]
 from dpscope.launch.cli import main
 try:
     main()
 except SystemExit as ended:
     assert not ended.code, ended.code
-print("\\nloaded", *sys.modules)
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    return {name.split(".")[0] for name in ended.stdout.splitlines()[-1].split()[1:]}
+    return loaded_after(code, *arguments)
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",)])
@@ -67,15 +71,7 @@ def test_estimating_from_epoch_times_loads_no_tables() -> None:
 
 def test_what_measures_a_cell_and_saves_it_loads_no_tables(tmp_path: Path) -> None:
     """Each process of each job starts with it."""
-    code = """
-import sys, pathlib
-from dpscope.launch.measuring import cell
-cell.save_samples(pathlib.Path(sys.argv[1]), [])
-print("\\nloaded", *sys.modules)
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "samples"], capture_output=True, text=True, timeout=120, check=True
-    )
-    loaded = {name.split(".")[0] for name in ended.stdout.splitlines()[-1].split()[1:]}
+    code = "import sys, pathlib; from dpscope.launch.measuring import cell; cell.save_samples(pathlib.Path(sys.argv[1]), [])"
+    loaded = loaded_after(code, tmp_path / "samples")
     assert {"torch", "pyarrow"} <= loaded
     assert loaded & {"jinja2", "matplotlib", "pandas", "scipy", "tensorboard"} == set()

@@ -20,15 +20,8 @@ SUFFIXES = (".py", ".html", ".css", ".js", ".typed")
 
 def run(*command: object, cwd: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ended = subprocess.run(
-        [str(one) for one in command],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    words = [str(one) for one in command]
+    ended = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -41,18 +34,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source")
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        folder,
-        folder / "source",
-        cwd=folder,
-    )
+    pip_wheel = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder)
+    run(*pip_wheel, folder / "source", cwd=folder)
     (built,) = folder.glob("dpscope-*.whl")
     return built
 

@@ -14,15 +14,11 @@ import torch
 from torch import distributed, nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.profiler import ProfilerActivity, profile, schedule
+
+from tests.user_models.parallel_training import Step, block, data_parallel, fully_sharded, traced
 
 LATE_S = 0.1
-ACTIVE = 3
-Step = Callable[[], None]
-
-
 waits = count()
 
 
@@ -34,10 +30,6 @@ def late() -> None:
     else:
         store.wait([name])
         time.sleep(LATE_S)
-
-
-def block() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
 
 
 class Late(nn.Module):
@@ -75,15 +67,12 @@ def tensor_parallel_clipped(mesh: DeviceMesh) -> Step:
 
 def fully_sharded_clipped(mesh: DeviceMesh) -> Step:
     """The norm of sharded gradients is a DTensor: making a number of it all-reduces and waits."""
-    model = nn.Sequential(block(), block())
-    for module in (*model, model):
-        fully_shard(module, mesh=mesh)
-    return training(model, clip=True)
+    return training(fully_sharded(mesh), clip=True)
 
 
 def data_parallel_metric(_: DeviceMesh) -> Step:
     """DDP whose loss is averaged by a blocking all-reduce of torch.distributed, by a work's wait() and by a functional one."""
-    step = training(nn.parallel.DistributedDataParallel(nn.Sequential(block(), block())), clip=False)
+    step = training(data_parallel(_), clip=False)
 
     def with_metric() -> None:
         step()
@@ -145,25 +134,12 @@ WAYS: dict[str, Callable[[DeviceMesh], Step]] = {
 }
 
 
-def train(step: Step, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    trace = folder / f"0_{distributed.get_rank()}.pt.trace.json"
-    with profile(
-        activities=[ProfilerActivity.CPU],
-        schedule=schedule(wait=2, warmup=1, active=ACTIVE),
-        on_trace_ready=lambda done: done.export_chrome_trace(str(trace)),
-    ) as profiler:
-        for _ in range(3 + ACTIVE):
-            step()
-            profiler.step()
-
-
 def main() -> None:
     distributed.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for way, make in WAYS.items():
         torch.manual_seed(0)
-        train(make(mesh), Path(sys.argv[1]) / way)
+        traced(make(mesh), Path(sys.argv[1]) / way, first=3, active=3)
     distributed.destroy_process_group()
 
 

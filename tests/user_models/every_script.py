@@ -37,8 +37,6 @@ def printed(command: list[str], written_port: Path, settings: AttachSettings | N
     os.environ["MASTER_PORT"] = agreed_port(written_port)
     notes: list[str] = []
     session = Session(settings, notes.append) if settings is not None else None
-    if session is not None:
-        session.listen()
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         run_script(command, session.close if session is not None else notes.append)
     return shown.getvalue(), notes

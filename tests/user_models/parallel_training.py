@@ -16,6 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.profiler import ProfilerActivity, profile, schedule
 
+Step = Callable[[], None]
+
 
 def block() -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
@@ -30,7 +32,7 @@ def tensor_parallel(mesh: DeviceMesh) -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), *blocks)
 
 
-def fully_sharded(mesh: DeviceMesh) -> nn.Module:
+def fully_sharded(mesh: DeviceMesh) -> nn.Sequential:
     model = nn.Sequential(block(), block())
     for module in (*model, model):
         fully_shard(module, mesh=mesh)
@@ -53,10 +55,6 @@ def replicated(make: Callable[..., object], sizes: tuple[int, ...]) -> Callable[
     return model
 
 
-def averaged_by_hand(_: DeviceMesh) -> nn.Module:
-    return ByHand()
-
-
 class ByHand(nn.Module):
     """Averages its gradients itself, when the backward pass has ended: `train` calls `average`."""
 
@@ -75,11 +73,7 @@ class ByHand(nn.Module):
 
 
 def hybrid(mesh: DeviceMesh) -> nn.Module:
-    both = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("replicate", "shard"))
-    model = nn.Sequential(block(), block())
-    for module in (*model, model):
-        fully_shard(module, mesh=both)
-    return model
+    return fully_sharded(init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("replicate", "shard")))
 
 
 EQUAL, UNEQUAL = (64, 64, 64, 64), (64, 128, 32, 64)
@@ -88,7 +82,7 @@ WAYS: dict[str, Callable[[DeviceMesh], nn.Module]] = {
     "replicated_unequal": replicated(replicate, UNEQUAL),
     "layers_equal": replicated(replicate_by_layer, EQUAL),
     "layers_unequal": replicated(replicate_by_layer, UNEQUAL),
-    "averaged_by_hand": averaged_by_hand,
+    "averaged_by_hand": lambda _: ByHand(),
     "hybrid": hybrid,
     "data_parallel": data_parallel,
     "tensor_parallel": tensor_parallel,
@@ -96,25 +90,33 @@ WAYS: dict[str, Callable[[DeviceMesh], nn.Module]] = {
 }
 
 
-def train(model: nn.Module, folder: Path, record_shapes: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def training(model: nn.Module) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trace = folder / f"0_{distributed.get_rank()}.pt.trace.json"
+
+    def step() -> None:
+        loss = model(torch.ones(32, 64)).square().mean()
+        loss.backward()
+        if isinstance(model, ByHand):
+            model.average()
+        optimizer.step()
+        optimizer.zero_grad()
+        distributed.all_reduce(loss.detach().clone())
+
+    return step
+
+
+def traced(step: Step, folder: Path, first: int, active: int, record_shapes: bool = False) -> None:
+    """Run `first` steps and trace so many more."""
+    folder.mkdir(parents=True, exist_ok=True)
     with profile(
         activities=[ProfilerActivity.CPU],
         record_shapes=record_shapes,
-        schedule=schedule(wait=1, warmup=1, active=2),
-        on_trace_ready=lambda done: done.export_chrome_trace(str(trace)),
+        schedule=schedule(wait=first - 1, warmup=1, active=active),
     ) as profiler:
-        for _ in range(4):
-            loss = model(torch.ones(32, 64)).square().mean()
-            loss.backward()
-            if isinstance(model, ByHand):
-                model.average()
-            optimizer.step()
-            optimizer.zero_grad()
-            distributed.all_reduce(loss.detach().clone())
+        for _ in range(first + active):
+            step()
             profiler.step()
+    profiler.export_chrome_trace(str(folder / f"0_{distributed.get_rank()}.pt.trace.json"))
 
 
 def trace_ways(folder: Path) -> None:
@@ -123,4 +125,4 @@ def trace_ways(folder: Path) -> None:
     for way, make in WAYS.items():
         for shapes in ("shapes", "plain"):
             torch.manual_seed(0)
-            train(make(mesh), folder / way / shapes, shapes == "shapes")
+            traced(training(make(mesh)), folder / way / shapes, 2, 2, shapes == "shapes")

@@ -6,31 +6,23 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 STOP_AT_STEP = 70  # of a process, in the third epoch of 30 steps
-MARKER_VARIABLE = (
-    "DPSCOPE_TEST_MARKER"  # begins the names of files: what is to happen once has happened when its file is there
-)
+# It begins the names of files: what is to happen once has happened when its file is there.
+MARKER_VARIABLE = "DPSCOPE_TEST_MARKER"
 
 
-def plain() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.Conv2d(6, 8, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(512, 10),
-    )
+def plain() -> nn.Sequential:
+    def convolved(channels: int, out: int) -> tuple[nn.Module, ...]:
+        return nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()
+
+    return nn.Sequential(*convolved(3, 6), *convolved(6, 8), nn.Flatten(), nn.Linear(512, 10))
 
 
 def with_dropout() -> nn.Module:
     """Draws from the process's own random numbers in every step."""
     model = plain()
-    assert isinstance(model, nn.Sequential)
     model.insert(7, nn.Dropout(0.2))
     return model
 
@@ -44,53 +36,41 @@ class Event(NamedTuple):
     start: int = 0  # of its job, by torchrun
 
 
-class _Interrupted(nn.Module):
+def _interrupted(model: nn.Module, *events: Event) -> nn.Module:
     """Sends itself signals, each once, also over several starts."""
+    here = tuple(int(os.environ.get(name, "0")) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
+    own = [event for event in events if here == (event.rank, event.start)]
 
-    def __init__(self, model: nn.Module, *events: Event) -> None:
-        super().__init__()
-        self.layers = model
-        here = tuple(int(os.environ.get(name, "0")) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
-        self._events = [event for event in events if here == (event.rank, event.start)]
-        self._steps = 0
-
-    def forward(self, images: Tensor) -> Tensor:
-        self._steps += self.training
-        for event in self._events:
+    def before(model: nn.Module, inputs: object) -> None:
+        steps = vars(model).get("steps", 0) + model.training
+        vars(model)["steps"] = steps  # each replica counts its own
+        for event in own:
             marker = Path(f"{os.environ[MARKER_VARIABLE]}-{event.number.name}")
-            if event.step == self._steps and not marker.exists():
+            if event.step == steps and not marker.exists():
                 marker.touch()
                 os.kill(os.getpid(), event.number)
-        logits: Tensor = self.layers(images)
-        return logits
+
+    model.register_forward_pre_hook(before)
+    return model
 
 
 def stopped() -> nn.Module:
     """Stopped in the middle of its third epoch."""
-    return _Interrupted(with_dropout(), Event(STOP_AT_STEP, signal.SIGTERM))
+    return _interrupted(with_dropout(), Event(STOP_AT_STEP, signal.SIGTERM))
 
 
 def stopped_replicas() -> nn.Module:
     """The same for replicas on threads, whose dropout would draw from one generator in the order of chance."""
-    return _Interrupted(plain(), Event(STOP_AT_STEP, signal.SIGTERM))
+    return _interrupted(plain(), Event(STOP_AT_STEP, signal.SIGTERM))
 
 
 def stopped_and_killed() -> nn.Module:
     """One rank is stopped; after the next start another is killed, as by the out-of-memory killer."""
-    return _Interrupted(with_dropout(), Event(5, signal.SIGTERM, rank=1), Event(40, signal.SIGKILL, rank=2, start=1))
-
-
-class _Slow(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.layers = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        time.sleep(0.03 * self.training)
-        logits: Tensor = self.layers(images)
-        return logits
+    return _interrupted(with_dropout(), Event(5, signal.SIGTERM, rank=1), Event(40, signal.SIGKILL, rank=2, start=1))
 
 
 def slow() -> nn.Module:
     """Slow enough to be stopped in the middle of an epoch."""
-    return _Slow(with_dropout())
+    model = with_dropout()
+    model.register_forward_pre_hook(lambda model, inputs: time.sleep(0.03 * model.training))
+    return model

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -31,53 +32,44 @@ def tiny() -> Workload:
     return tiny_module(), SHAPE, CLASSES
 
 
-class _Tiny(nn.Module):
+def _tiny_after(before: Callable[[nn.Module, tuple[Tensor]], None]) -> Workload:
     """The tiny model, with something done before each forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = tiny_module()
-
-    def before(self, images: Tensor) -> None:
-        """Nothing, by default."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        self.before(images)
-        logits: Tensor = self.model(images)
-        return logits
+    model = tiny_module()
+    model.register_forward_pre_hook(before)
+    return model, SHAPE, CLASSES
 
 
-class _Failing(_Tiny):
+def _failing(fail: Callable[[Tensor], None]) -> Workload:
     """Calls `fail` in the forward of `FAILING_STEP`, on the last rank alone."""
+    steps = count(1)
 
-    def __init__(self, fail: Callable[[Tensor], None]) -> None:
-        super().__init__()
-        self.fail = fail
-        self.steps = 0
-
-    def before(self, images: Tensor) -> None:
-        self.steps += 1
+    def before(model: nn.Module, inputs: tuple[Tensor]) -> None:
         last = int(os.environ.get("WORLD_SIZE", "1")) - 1
-        if self.steps == FAILING_STEP and int(os.environ.get("RANK", "0")) == last:
-            self.fail(images)
+        if next(steps) == FAILING_STEP and int(os.environ.get("RANK", "0")) == last:
+            fail(inputs[0])
 
-
-class _CompiledAlone(_Tiny):
-    """Trains only as torch.compile has compiled it."""
-
-    def before(self, images: Tensor) -> None:
-        if "RANK" in os.environ and self.training and not torch.compiler.is_compiling():
-            raise ArithmeticError("not compiled")
+    return _tiny_after(before)
 
 
 def compiled_alone() -> Workload:
-    return _CompiledAlone(), SHAPE, CLASSES
+    """Trains only as torch.compile has compiled it."""
+
+    def before(model: nn.Module, inputs: tuple[Tensor]) -> None:
+        if "RANK" in os.environ and model.training and not torch.compiler.is_compiling():
+            raise ArithmeticError("not compiled")
+
+    return _tiny_after(before)
 
 
-class _Unused(_Tiny):
+class _Unused(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.model = tiny_module()
         self.spare = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(images)
+        return logits
 
 
 def unused() -> Workload:
@@ -93,24 +85,24 @@ def _exhaust_memory_from_batch_two(images: Tensor) -> None:
         torch.empty(1 << 60)
 
 
-def _hang(images: Tensor) -> None:
-    time.sleep(3600)
-
-
 def crashing() -> Workload:
-    return _Failing(_crash), SHAPE, CLASSES
+    return _failing(_crash)
 
 
 def crashing_alone() -> Workload:
-    return (_Failing(_crash) if os.environ.get("WORLD_SIZE") == "1" else tiny_module()), SHAPE, CLASSES
+    return crashing() if os.environ.get("WORLD_SIZE") == "1" else tiny()
 
 
 def memory_hungry() -> Workload:
-    return _Failing(_exhaust_memory_from_batch_two), SHAPE, CLASSES
+    return _failing(_exhaust_memory_from_batch_two)
 
 
 def hanging() -> Workload:
-    return _Failing(_hang), SHAPE, CLASSES
+    return _failing(lambda images: time.sleep(3600))
+
+
+def slow() -> Workload:
+    return _tiny_after(lambda model, inputs: time.sleep(0.02))
 
 
 class _Late(torch.autograd.Function):
@@ -135,45 +127,19 @@ class LateOnLastRank(nn.Module):
         return found
 
 
-class _Slow(_Tiny):
-    def before(self, images: Tensor) -> None:
-        time.sleep(0.02)
-
-
-def slow() -> Workload:
-    return _Slow(), SHAPE, CLASSES
-
-
 def layered() -> Workload:
     """Gradients that fill several buckets; the tests of variants count their bytes.
 
     393,216 + 4,096 (norm) + 2 x 1,048,576 + 8,192 = 2,502,656 B of gradients in 625,664 elements; buffers
     2,048 + 2,048 B fp32 and 8 B int64. No biases: the order in which a layer's two gradients arrive is not fixed.
     """
-    layers = (
-        nn.Linear(192, 512, bias=False),
-        nn.BatchNorm1d(512),
-        nn.ReLU(),
-        nn.Linear(512, 512, bias=False),
-        nn.ReLU(),
-        nn.Linear(512, 512, bias=False),
-        nn.ReLU(),
-        nn.Linear(512, CLASSES, bias=False),
-    )
-    return nn.Sequential(*layers), (192,), CLASSES
-
-
-class _Double(nn.Module):
-    """fp64 throughout and no batch norm: a batch's gradient is the mean of its samples' gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, CLASSES)).double()
-
-    def forward(self, samples: Tensor) -> Tensor:
-        logits: Tensor = self.layers(samples.double())
-        return logits
+    first, last = nn.Linear(192, 512, bias=False), nn.Linear(512, CLASSES, bias=False)
+    middle = [layer for _ in range(2) for layer in (nn.Linear(512, 512, bias=False), nn.ReLU())]
+    return nn.Sequential(first, nn.BatchNorm1d(512), nn.ReLU(), *middle, last), (192,), CLASSES
 
 
 def double() -> Workload:
-    return _Double(), (12,), CLASSES
+    """fp64 throughout and no batch norm: a batch's gradient is the mean of its samples' gradients."""
+    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, CLASSES)).double()
+    model.register_forward_pre_hook(lambda model, inputs: inputs[0].double())
+    return model, (12,), CLASSES

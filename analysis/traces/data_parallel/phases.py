@@ -7,21 +7,119 @@ its own, and reduces gradients in the backward node of its broadcast. Source: to
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dpscope.analysis.traces.data_parallel.launches import OTHER, PHASES, LaunchPhases, launch_phases
-from dpscope.analysis.traces.reading.event_table import Category, EventTable, IntColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, FloatColumn, IntColumn
 from dpscope.analysis.traces.reading.table import Table
-from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
+from dpscope.analysis.traces.reading.tensor_sizes import buffer_sizes
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.breakdown import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind
-from dpscope.analysis.traces.steps.intervals import Intervals
+from dpscope.analysis.traces.steps.intervals import Intervals, innermost
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.run import TensorSize
+
+OTHER = "other"
+PHASES = (
+    "host_to_device", "scatter", "replicate", "parallel_apply", "gather", "loss_backward", "gradient_reduce", "optimizer",
+    OTHER,
+)  # fmt: skip
+
+_NODE = r"autograd::engine::evaluate_function: "
+_REDUCES = re.compile(rf"^(?:{_NODE})?(?:BroadcastBackward|ReduceAddCoalesced)$")
+_BACKWARD_NODE = re.compile(rf"^{_NODE}")
+_COALESCED = re.compile(r"^(?:Broadcast|ReduceAddCoalesced)$")
+_OPTIMIZER = re.compile(r"^Optimizer\.step#")
+_ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
+_FROM_HOST = re.compile(r"HtoD|HostToDevice", re.IGNORECASE)
+_FORWARD_OPERATOR = re.compile(r"^(?:Scatter|Broadcast|Gather)$")
+
+
+def launch_phases(attribution: Attribution) -> IntColumn:
+    """Phase of every device event of a step, an index in PHASES; what has no launch is OTHER. -1 for all other events."""
+    phase = np.full(len(attribution.events), -1, dtype=np.int64)
+    rows = np.flatnonzero(attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0))
+    phase[rows] = PHASES.index(OTHER)
+    rows = rows[attribution.launch_row[rows] >= 0]
+    for name, where in _rules(
+        attribution, attribution.launch_row[rows], attribution.events.named(_FROM_HOST.search)[rows]
+    ):
+        phase[rows[where]] = PHASES.index(name)  # later rules win
+    return phase
+
+
+def _rules(attribution: Attribution, launch: IntColumn, from_host: BoolColumn) -> list[tuple[str, BoolColumn]]:
+    """Phases and the launches that belong to them, from the widest rule to the narrowest."""
+    events, steps_us = attribution.events, np.sort(attribution.steps.start_us)
+    times = events.start_us[launch]
+    operators, annotations = events.is_category(Category.CPU_OP), events.is_category(Category.USER_ANNOTATION)
+
+    def inside(matches: Callable[[str], object], ranges: BoolColumn) -> BoolColumn:
+        """In a range of such a name on its own thread."""
+        return np.asarray(innermost(events, launch, ranges & events.named(matches)) >= 0)
+
+    def during(name: str) -> BoolColumn:
+        """In a user range of that name, with or without a replica's index, on any thread."""
+        ranges = np.flatnonzero(annotations & events.named(lambda one: phases.base_name(one) == name))
+        ranges = ranges[np.argsort(events.start_us[ranges], kind="stable")]
+        return np.asarray(intervals.index_at(events.start_us[ranges], events.end_us[ranges], times) >= 0)
+
+    starts, ends, threads = _forward_calls(attribution)
+    updated_us = np.sort(events.end_us[annotations & events.named(_OPTIMIZER.match)])
+    forwarded = _ended_in_step(times, steps_us, ends, starts)
+    updated = _ended_in_step(times, steps_us, updated_us, updated_us)
+    call = intervals.index_at(starts, ends, times)
+    on_caller = (call >= 0) & (events.thread[launch] == np.append(threads, -1)[call])  # there may be no call at all
+    return [
+        ("loss_backward", forwarded & ~inside(_ZERO_GRAD.match, annotations) & ~updated),
+        ("loss_backward", during(phases.FORWARD)),
+        ("host_to_device", from_host & (call < 0)),
+        ("host_to_device", during(phases.HOST_TO_DEVICE)),
+        ("parallel_apply", (call >= 0) & ~on_caller),
+        ("replicate", on_caller),
+        ("scatter", on_caller & inside("Scatter".__eq__, operators)),
+        ("gather", on_caller & inside("Gather".__eq__, operators)),
+        ("parallel_apply", during(phases.PARALLEL_APPLY)),
+        ("scatter", on_caller & during(phases.SCATTER)),
+        ("replicate", on_caller & during(phases.REPLICATE)),
+        ("gather", on_caller & during(phases.GATHER)),
+        ("loss_backward", inside(_BACKWARD_NODE.match, operators) | during(phases.BACKWARD)),
+        ("optimizer", inside(_OPTIMIZER.match, annotations) | during(phases.OPTIMIZER)),
+        ("gradient_reduce", inside(_REDUCES.match, operators) | during(phases.GRADIENT_REDUCE)),
+    ]
+
+
+def _ended_in_step(times: FloatColumn, steps_us: FloatColumn, ends: FloatColumn, marks: FloatColumn) -> BoolColumn:
+    """Whether a range has ended before each time, and the last one has its mark, such as its start, in the same step."""
+    if not len(ends):
+        return np.zeros(len(times), dtype=bool)
+    last = np.searchsorted(ends, times, side="right") - 1
+    step = np.searchsorted(steps_us, times, side="right") - 1
+    return np.asarray((last >= 0) & (marks[np.maximum(last, 0)] >= steps_us[np.maximum(step, 0)]))
+
+
+def _forward_calls(attribution: Attribution) -> tuple[FloatColumn, FloatColumn, IntColumn]:
+    """Starts, ends and threads of the `DataParallel.forward` ranges, in order.
+
+    Without such ranges, a step's forward is from its first to its last Scatter, Broadcast or Gather outside of backward nodes.
+    """
+    events = attribution.events
+    operators, annotations = events.is_category(Category.CPU_OP), events.is_category(Category.USER_ANNOTATION)
+    rows = np.flatnonzero((operators | annotations) & events.named("DataParallel.forward".__eq__))
+    if len(rows):
+        rows = rows[np.argsort(events.start_us[rows], kind="stable")]
+        return events.start_us[rows], events.end_us[rows], events.thread[rows]
+    own_ranges = annotations & events.named((phases.SCATTER, phases.REPLICATE, phases.GATHER).__contains__)
+    rows = np.flatnonzero((operators & events.named(_FORWARD_OPERATOR.match)) | own_ranges)
+    rows = rows[innermost(events, rows, operators & events.named(_BACKWARD_NODE.match)) < 0]
+    of_step = attribution.steps.index_at(events.start_us[rows])
+    calls = [rows[of_step == step] for step in np.unique(of_step[of_step >= 0])]
+    starts = np.array([events.start_us[own].min() for own in calls])
+    ends = np.array([events.end_us[own].max() for own in calls])
+    return starts, ends, np.array([events.thread[own[0]] for own in calls], dtype=np.int64)
 
 
 def peer_copies(attribution: Attribution) -> Table:
@@ -40,7 +138,7 @@ def peer_copies(attribution: Attribution) -> Table:
     sizes, of_model = events.bytes[rows], np.zeros(len(rows), dtype=bool)
     if len(rows) and is_data_parallel(attribution):
         moving = [PHASES.index(name) for name in ("replicate", "gradient_reduce")]
-        of_model = np.isin(launch_phases(attribution).phase[rows], moving)
+        of_model = np.isin(launch_phases(attribution)[rows], moving)
     totals = np.zeros((2, len(places)), dtype=np.int64)
     np.add.at(totals[0], places.code, sizes)
     np.add.at(totals[1], places.code, np.where(of_model, sizes, 0))
@@ -92,54 +190,56 @@ def collective_kinds(attribution: Attribution) -> dict[int, str]:
     if not len(rows) or not attribution.on_device or not is_data_parallel(attribution):
         return {}
     kinds = {PHASES.index("replicate"): "broadcast", PHASES.index("gradient_reduce"): "reduce"}
-    codes = launch_phases(attribution).phase[rows].tolist()
+    codes = launch_phases(attribution)[rows].tolist()
     return {row: kinds[code] for row, code in zip(rows.tolist(), codes, strict=True) if code in kinds}
 
 
 def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     if not is_data_parallel(attribution):
         return
-    events = attribution.events
-    launches = launch_phases(attribution)
-    own = np.flatnonzero(launches.phase >= 0)
-    exposed_us = _device_exposed_us(attribution, launches.phase)
-    keys = np.stack((attribution.step[own], events.device[own], launches.phase[own]), axis=1)
-    places, inverse, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-    rows_of_place = np.split(own[np.argsort(inverse.ravel(), kind="stable")], np.cumsum(counts)[:-1])
-    devices = len(np.unique(events.device[own]))
-    for (step, device, phase), rows in zip(places.tolist(), rows_of_place, strict=True):
-        copies = rows[events.category[rows] == Category.MEMCPY]
-        collectives = rows[attribution.kind[rows] == Kind.COLLECTIVE]
-        name = PHASES[phase]
-        yield {
-            "device": device,
-            "step": attribution.steps.numbers[step],
-            "phase": name,
-            "time_us": intervals.length(intervals.of_events(events, rows)),
-            "exposed_us": exposed_us.get((step, device, name)),  # unknown of a step without a window
-            "copied_bytes": int(events.bytes[copies].sum()) if (events.bytes[copies] >= 0).all() else None,
-            "collective_count": len(collectives),
-            "collective_bytes": _collective_bytes(attribution, launches, collectives, name, devices),
-        }
+    events, windows, phase = attribution.events, attribution.windows, launch_phases(attribution)
+    coalesced = innermost(
+        events, attribution.launch_row, events.is_category(Category.CPU_OP) & events.named(_COALESCED.match)
+    )
+    communicates, computes = attribution.rows(*COMMUNICATION_KINDS), (phase >= 0) & attribution.rows(Kind.COMPUTE)
+    devices = np.unique(events.device[phase >= 0]).tolist()
+    compute = {device: intervals.of_events(events, computes & (events.device == device)) for device in devices}
+    for step, rows in enumerate(attribution.by_step(phase >= 0)):
+        start_us, end_us = float(windows.start_us[step]), float(windows.end_us[step])
+        for device in devices:
+            own = rows[events.device[rows] == device]
+            of_phase = {name: own[phase[own] == code] for code, name in enumerate(PHASES)}
+            spans = {name: intervals.of_events(events, some[communicates[some]]) for name, some in of_phase.items()}
+            known = np.isfinite(end_us)  # else exposed time is unknown
+            exposed_us = _exposed_parts(spans, compute[device], start_us, end_us) if known else {}
+            for name, some in of_phase.items():
+                if not len(some):
+                    continue
+                copied = events.bytes[some[events.category[some] == Category.MEMCPY]]
+                collectives = some[attribution.kind[some] == Kind.COLLECTIVE]
+                yield {
+                    "device": device,
+                    "step": attribution.steps.numbers[step],
+                    "phase": name,
+                    "time_us": intervals.length(intervals.of_events(events, some)),
+                    "exposed_us": exposed_us.get(name),
+                    "copied_bytes": int(copied.sum()) if (copied >= 0).all() else None,
+                    "collective_count": len(collectives),
+                    "collective_bytes": _collective_bytes(events, coalesced[collectives], name, len(devices)),
+                }
 
 
-def _collective_bytes(
-    attribution: Attribution, launches: LaunchPhases, collectives: "np.ndarray", phase: str, devices: int
-) -> int | None:
+def _collective_bytes(events: EventTable, operators: IntColumn, phase: str, devices: int) -> int | None:
     """Bytes of one device's collectives, from the operators that launched them all; None where some have none."""
-    if not len(collectives):
+    if not len(operators):
         return 0
-    operators = np.unique(launches.coalesced[collectives])
     if phase not in ("replicate", "gradient_reduce") or (operators < 0).any():
         return None
-    total = 0
-    for operator in operators.tolist():
-        args = attribution.events.communication.get(operator)
-        size = element_bytes(args.dtype) if args is not None else None
-        if args is None or (args.input_bytes is None and (args.input_elements is None or size is None)):
-            return None
-        total += args.input_bytes if args.input_bytes is not None else (args.input_elements or 0) * (size or 0)
-    return total // devices if phase == "gradient_reduce" else total  # the reduction's inputs are every replica's
+    known = [events.communication.get(operator) for operator in np.unique(operators).tolist()]
+    sizes = [buffer_sizes(args)[0] if args is not None else None for args in known]
+    total = sum(size or 0 for size in sizes)
+    # The reduction's inputs are every replica's.
+    return None if None in sizes else total // devices if phase == "gradient_reduce" else total
 
 
 def phase_means(phases: Table) -> Table:
@@ -172,31 +272,9 @@ def _exposed_parts(spans: Mapping[str, Intervals], compute: Intervals, start: fl
     return parts
 
 
-def _device_exposed_us(attribution: Attribution, phase: IntColumn) -> dict[tuple[int, int, str], float]:
-    """Exposed microseconds by step's index, device and phase; `phase` holds an index into PHASES per event, -1 for none."""
-    events, windows = attribution.events, attribution.windows
-    launched = phase >= 0
-    found: dict[tuple[int, int, str], float] = {}
-    for device in np.unique(events.device[launched]).tolist():
-        own = launched & (events.device == device)
-        compute = intervals.of_events(events, own & attribution.rows(Kind.COMPUTE))
-        own_of_step = attribution.by_step(own & attribution.rows(*COMMUNICATION_KINDS))
-        for step in np.flatnonzero(np.isfinite(windows.end_us)).tolist():
-            rows = own_of_step[step]
-            spans = {name: intervals.of_events(events, rows[phase[rows] == code]) for code, name in enumerate(PHASES)}
-            parts = _exposed_parts(spans, compute, float(windows.start_us[step]), float(windows.end_us[step]))
-            found |= {(step, device, name): length_us for name, length_us in parts.items()}
-    return found
-
-
 _NAMES = {
-    phases.SCATTER: "scatter",
-    phases.REPLICATE: "replicate",
-    phases.PARALLEL_APPLY: "parallel_apply",
-    phases.GATHER: "gather",
-    phases.GRADIENT_REDUCE: "gradient_reduce",
-    phases.OPTIMIZER: "optimizer",
-    phases.HOST_TO_DEVICE: "host_to_device",
+    name: name.removeprefix(phases.PREFIX).removeprefix("dp_")
+    for name in (*phases.DP_PHASES, phases.OPTIMIZER, phases.HOST_TO_DEVICE)
 }
 _BACKWARD = "loss_backward"
 _OF_STEP = (phases.FORWARD, phases.BACKWARD)

@@ -5,7 +5,7 @@ are read over the machine's cores, and memory holds the table of one rank and a 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from dpscope.analysis.traces.merge.names import RankTracks, RawEvent
+from dpscope.analysis.traces.merge.names import RankTracks
 from dpscope.analysis.traces.merge.rewrite import (
-    RAW_EVENTS,
     MergedPart,
-    PartWriter,
     RankPlacement,
     RankRewriter,
-    is_compressed,
+    TraceWriter,
     merged_file,
     writing,
 )
@@ -38,13 +36,14 @@ from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clock
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.matching import match_windows
 from dpscope.analysis.traces.ranks.process_pool import over_cores
-from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity, named_collectives, trace_identity
+from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity, named_collectives, rank_order, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, require_one_job
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.analysis.traces.reading.json_events import RAW_EVENTS, RawEvent
 from dpscope.analysis.traces.reading.reader import read_events, read_traces
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import attribute
@@ -69,12 +68,6 @@ class RankFile:
     first_us: float  # of all its events, in the table's time
     identity: TraceIdentity
 
-    @property
-    def order(self) -> tuple[bool, int, str]:
-        """Ranks by number, then files of unknown ranks by name."""
-        rank = self.trace.rank
-        return rank is None, rank or 0, str(self.path)
-
 
 @dataclass(frozen=True)
 class RankJob:
@@ -87,15 +80,6 @@ class RankJob:
     spans: list[Span]
     part: Path
     compressed: bool
-
-
-@dataclass(frozen=True)
-class WrittenRank:
-    """A rank's part, and how many of its events are in it and left out."""
-
-    part: MergedPart
-    events: int
-    left_out: int
 
 
 def read_rank(path: Path, limits: ReadLimits) -> RankFile:
@@ -119,21 +103,21 @@ def read_rank(path: Path, limits: ReadLimits) -> RankFile:
     )
 
 
-def write_rank(job: RankJob) -> WrittenRank:
-    """Read a rank's file again and write its part."""
+def write_rank(job: RankJob) -> tuple[MergedPart, int, int]:
+    """Read a rank's file again and write its part; how many of its events are in it and left out."""
     tracks = RankTracks(job.placement.position)
     rewriter = RankRewriter(job.placement, tracks)
     with writing(job.part), open(job.part, "wb") as file:
-        part = PartWriter(job.part, file, job.compressed)
+        writer = TraceWriter(file, job.compressed)
 
         def use(decoded: DecodedChunk[RawEvent]) -> None:
-            part.write(rewriter.rewritten(decoded.events))
+            writer.write_events(rewriter.rewritten(decoded.events))
             rewriter.left_out += decoded.skipped
 
         read_events(job.path, job.limits, RAW_EVENTS, use)
-        part.write(track_events(job.spans, job.placement.place_us, tracks))
-        part.write(tracks.metadata(job.title))
-        return WrittenRank(part.close(), rewriter.kept, rewriter.left_out)
+        writer.write_events(track_events(job.spans, job.placement.place_us, tracks))
+        writer.write_events(tracks.metadata(job.title))
+        return writer.part(job.part), rewriter.kept, rewriter.left_out
 
 
 @dataclass(frozen=True)
@@ -168,26 +152,23 @@ def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None =
     cell, repeats = traced[name]
     chosen = min(repeats) if repeat is None else repeat
     if chosen not in repeats:
-        raise DpscopeError(f"{name} has no finished repeat {chosen}; name one of {_listed(repeats)} with --repeat")
+        done = ", ".join(map(str, repeats))
+        raise DpscopeError(f"{name} has no finished repeat {chosen}; name one of {done} with --repeat")
     return RunTraces(cell, chosen, tuple(repeats[chosen].traces()))
 
 
 def _only_cell(path: Path, cells: Sequence[Cell]) -> str:
     """The default cell: the only one of several ranks, else of several devices, else the only one of the run."""
-    choices = (
+    several_ranks, several = (
         [cell for cell in cells if cell.processes > 1],
         [cell for cell in cells if cell.devices > 1],
-        list(cells),
     )
-    found = next(choice for choice in choices if choice)
+    found = [cell.name for cell in several_ranks or several or cells]
     if len(found) > 1:
-        names = _listed([cell.name for cell in found])
-        raise DpscopeError(f"{path} holds several jobs, which share no time axis; name one of {names} with --cell")
-    return found[0].name
-
-
-def _listed(names: Iterable[object]) -> str:
-    return ", ".join(str(name) for name in names)
+        raise DpscopeError(
+            f"{path} holds several jobs, which share no time axis; name one of {', '.join(found)} with --cell"
+        )
+    return found[0]
 
 
 _COUNTED_HERE = TraceCode.with_trait("events_left_out")
@@ -221,12 +202,14 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     The first rank's clock is the reference. Raises DpscopeError when a file cannot be read or holds several ranks, or when
     the output is one of the files or cannot be written.
     """
-    (files, _), output = find_traces(paths), Path(output)
+    files, output = find_traces(paths), Path(output)
+    compressed = output.suffix == ".gz"
     _check_output(output, files)
     read = over_cores(partial(read_rank, limits=limits), files, files)
     found = find_jobs([rank.identity for rank in read], files)
-    require_one_job(found, paths, "a merged trace")
-    ranks = sorted((read[index] for index in found.jobs[""]), key=lambda rank: rank.order)
+    require_one_job(found.jobs, paths, "a merged trace")
+    own = [read[index] for index in found.jobs[""]]
+    ranks = [own[index] for index in rank_order([one.trace.rank for one in own], [str(one.path) for one in own])]
     tables = [rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)]
     origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
     trace = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
@@ -243,18 +226,18 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
                 title=title,
                 spans=[*collective_spans(matched.table.take(matched.table["rank"] == position)), *rank.others],
                 part=Path(folder) / str(position),
-                compressed=is_compressed(output),
+                compressed=compressed,
             )
             for position, (rank, clock, title) in enumerate(zip(ranks, clocks, _titles(ranks), strict=True))
         ]
         written = over_cores(write_rank, jobs, [rank.path for rank in ranks])
         merged = [
-            MergedRank(job.title, job.path, clock, one.events, one.left_out, len(rank.moved))
-            for job, clock, one, rank in zip(jobs, clocks, written, ranks, strict=True)
+            MergedRank(job.title, job.path, clock, events, left_out, len(rank.moved))
+            for job, clock, (_, events, left_out), rank in zip(jobs, clocks, written, ranks, strict=True)
         ]
-        with merged_file(output) as file:
-            for one in written:
-                file.append(one.part)
+        with merged_file(output, compressed) as file:
+            for part, _, _ in written:
+                file.append(part)
             file.close(_fields(ranks[0].trace, first_us, merged))
     every = [*found.of(""), *(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
     findings = (*(finding for finding in every if finding.code not in _COUNTED_HERE), *_findings(merged))
@@ -269,12 +252,10 @@ def _check_output(output: Path, files: Sequence[Path]) -> None:
         raise DpscopeError(
             f"{output.parent} does not exist or is not a folder; create it, or choose another place with -o"
         )
-    if output.exists():
-        for file in files:
-            if file.exists() and output.samefile(file):
-                raise DpscopeError(
-                    f"{output} is one of the traces to merge and is not overwritten; choose another place with -o"
-                )
+    if output.exists() and any(file.exists() and output.samefile(file) for file in files):
+        raise DpscopeError(
+            f"{output} is one of the traces to merge and is not overwritten; choose another place with -o"
+        )
     check_overwritable(output, is_dpscope_trace)
 
 
@@ -317,17 +298,15 @@ def _fields(reference: Trace, first_us: float, ranks: Sequence[MergedRank]) -> d
 def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:
     if left_out := [rank for rank in ranks if rank.left_out]:
         yield TraceCode.EVENTS_LEFT_OUT.finding(
-            message=f"{counted(sum(rank.left_out for rank in left_out), 'event')} are not readable or have no sound times "
-            "and were left "
-            f"out ({', '.join(f'{rank.title}: {rank.left_out}' for rank in left_out)})"
+            f"{counted(sum(rank.left_out for rank in left_out), 'event')} are not readable or have no sound times and were "
+            f"left out ({', '.join(f'{rank.title}: {rank.left_out}' for rank in left_out)})"
         )
     if unset := [rank.title for rank in ranks[1:] if not rank.clock.collectives]:
         yield TraceCode.CLOCKS_AS_RECORDED.finding(
-            message=f"{', '.join(unset)}: they share no synchronising collective with the ranks before them, so their clocks "
-            "are as recorded"
+            f"{', '.join(unset)}: they share no synchronising collective with the ranks before them, so their clocks are as "
+            "recorded"
         )
     if moved := sum(rank.own_lanes for rank in ranks):
         yield TraceCode.EVENTS_IN_LANES.finding(
-            message=f"{counted(moved, 'event')} partly overlap another event of their thread and are shown on a separate "
-            "lane next to it"
+            f"{counted(moved, 'event')} partly overlap another event of their thread and are shown on a separate lane next to it"
         )

@@ -5,6 +5,7 @@ Perfetto names threads by their number alone, so that stream 7 of every device w
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,8 +13,7 @@ from typing import Any
 
 from dpscope.analysis.traces.reading.categories import category_of, is_on_device
 from dpscope.analysis.traces.reading.event_table import Category
-
-RawEvent = dict[str, Any]
+from dpscope.analysis.traces.reading.json_events import RawEvent
 
 NUMBER_STRIDE = 100_000  # numbers of processes and threads that each rank has; 42,000 ranks fit 32 bits
 _FIRST_TRACK, _FIRST_THREAD = 1_000, 10_000  # Perfetto orders a process's threads by number: added tracks come first
@@ -67,8 +67,8 @@ class RankTracks:
         self._thread_numbers = count(first + _FIRST_THREAD)
         self._processes: dict[int | str, Process] = {}
         self._threads: dict[tuple[int | str, int | str, int], tuple[Process, int]] = {}
-        self._thread_args: dict[tuple[int | str, int | str], dict[str, dict[str, Any]]] = {}
-        self._process_labels: dict[int | str, dict[str, str]] = {}
+        self._thread_args: dict[tuple[int | str, int | str], dict[str, dict[str, Any]]] = defaultdict(dict)
+        self._process_labels: dict[int | str, dict[str, str]] = defaultdict(dict)
 
     def new_track(self) -> int:
         """The number of a further track, behind the tracks added before and before all threads of the file."""
@@ -76,17 +76,15 @@ class RankTracks:
 
     def thread(self, pid: int | str, tid: int | str, lane: int = 0) -> tuple[Process, int]:
         """The process and the fresh number of a thread, or of a further lane of it."""
-        known = self._threads.get((pid, tid, lane))
-        if known is None:
-            known = self._threads[pid, tid, lane] = (self._process(pid), next(self._thread_numbers))
-        return known
+        if (pid, tid, lane) not in self._threads:
+            self._threads[pid, tid, lane] = (self._process(pid), next(self._thread_numbers))
+        return self._threads[pid, tid, lane]
 
     def _process(self, pid: int | str) -> Process:
         if pid in _PROFILER:
             pid = "profiler"
         if pid not in self._processes:
-            labels = self._process_labels.setdefault(pid, {})
-            self._processes[pid] = Process(next(self._process_numbers), pid, labels=labels)
+            self._processes[pid] = Process(next(self._process_numbers), pid, labels=self._process_labels[pid])
         return self._processes[pid]
 
     def learn(self, event: RawEvent) -> None:
@@ -96,10 +94,10 @@ class RankTracks:
         if not isinstance(args, dict):
             return
         if isinstance(name, str) and name in _THREAD_METADATA:
-            self._thread_args.setdefault((pid, hashable(event.get("tid"))), {})[name] = args
+            self._thread_args[pid, hashable(event.get("tid"))][name] = args
         for kind, key in (("process_name", "name"), ("process_labels", "labels")):
             if name == kind and isinstance(args.get(key), str):
-                self._process_labels.setdefault(pid, {})[kind] = args[key]
+                self._process_labels[pid][kind] = args[key]
 
     def process_of_device(self, device: int | None) -> Process:
         """The process that shows a device; the host's for None, or where no process shows it."""

@@ -19,9 +19,9 @@ from typing import IO, Any
 import msgspec
 from isal import isal_zlib
 
-from dpscope.analysis.traces.merge.names import RankTracks, RawEvent, hashable
+from dpscope.analysis.traces.merge.names import RankTracks, hashable
 from dpscope.analysis.traces.merge.tracks import EventPlace
-from dpscope.analysis.traces.reading.json_events import Codec, sound_us
+from dpscope.analysis.traces.reading.json_events import RawEvent, sound_us
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import DPSCOPE_TRACE_HEAD
@@ -30,29 +30,13 @@ ID_STRIDE = 10_000_000_000
 """Ids keep their digits behind the rank's position: 30000019001 is id 19001 of the rank at position 3."""
 
 _PAIRED_ARGS = ("correlation", "External id", "external id", "wait_on_cuda_event_record_corr_id")
-
 _FLOW = frozenset("stf")  # phases: a flow's start, step and end
-
-
-def _lenient(text: bytes) -> RawEvent | None:
-    """An event that is no strict JSON; what is no number becomes null."""
-    try:
-        value = json.loads(text.decode("utf-8", errors="replace"), strict=False, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-_list = msgspec.json.Decoder(list[dict[str, Any]])
-RAW_EVENTS: Codec[RawEvent] = Codec(
-    chunk=_list.decode,
-    lax_chunk=_list.decode,
-    one=msgspec.json.Decoder(dict[str, Any]).decode,
-    lenient=_lenient,
-    is_event=lambda event: bool(event.get("ph")),
-    is_timed=lambda event: event.get("ts") is not None and event.get("dur") is not None,
-)
-"""Events with all their fields."""
+_SEPARATOR = b",\n  "
+_GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time, system unknown
+_RAW_DEFLATE = -15
+_LEVEL = 2  # of isal's 0 to 3
+_BATCH = 4096  # events encoded at once
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
@@ -103,42 +87,27 @@ class RankRewriter:
             event["name"] = str(event.get("name", ""))
         if not isinstance(event.get("cat", ""), str):
             del event["cat"]
-        self._put(event, start, duration)
-        event["ts"] = round(start - self._placement.zero_us + self._placement.place_us, 3) + 0.0  # no -0.0
-        if "id" in event:
-            event["id"] = self._id(event["id"])
-        args = event.get("args")
-        if isinstance(args, dict):
-            for key in _PAIRED_ARGS:
-                if key in args:
-                    args[key] = self._id(args[key])
-        return True
-
-    def _put(self, event: RawEvent, start: float, duration: float | None) -> None:
-        """Set process and thread; a flow goes where the event went that begins with it."""
-        pid, tid = hashable(event.get("pid")), hashable(event.get("tid"))
-        if duration is None:
-            lane = self._moved_starts.get((pid, tid, start), 0)
-        else:
-            lane = self._placement.moved.get((pid, tid, start, duration), 0)
-        process, event["tid"] = self._tracks.thread(pid, tid, lane)
+        # A flow goes where the event went that begins with it.
+        place = hashable(event.get("pid")), hashable(event.get("tid")), start
+        moved, moved_starts = self._placement.moved, self._moved_starts
+        lane = moved_starts.get(place, 0) if duration is None else moved.get((*place, duration), 0)
+        process, event["tid"] = self._tracks.thread(place[0], place[1], lane)
         event["pid"] = process.number
         if duration is not None:
             process.note(event.get("cat"))
+        event["ts"] = round(start - self._placement.zero_us + self._placement.place_us, 3) + 0.0  # no -0.0
+        args = event.get("args")
+        for holder, keys in ((event, ("id",)), (args if isinstance(args, dict) else {}, _PAIRED_ARGS)):
+            for key in keys:
+                if key in holder:
+                    holder[key] = self._id(holder[key])
+        return True
 
     def _id(self, value: object) -> object:
         """An id of this rank alone. Perfetto pairs numbers only; one with no room behind the position is folded."""
         if type(value) is int:
             return self._id_base + value % ID_STRIDE
         return self._id_base + zlib.crc32(value.encode("utf-8", "replace")) if isinstance(value, str) else value
-
-
-_SEPARATOR = b",\n  "
-_GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time, system unknown
-_RAW_DEFLATE = -15
-_LEVEL = 2  # of isal's 0 to 3
-_BATCH = 4096  # events encoded at once
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
@@ -150,78 +119,58 @@ class MergedPart:
     text_bytes: int
 
 
-class PartWriter:
-    """Writes events as they come."""
+class TraceWriter:
+    """Writes text, compressed or plain, with its checksum and length; parts written elsewhere may stand amid it."""
 
-    def __init__(self, path: Path, file: IO[bytes], compressed: bool) -> None:
-        self._path = path
+    def __init__(self, file: IO[bytes], compressed: bool) -> None:
         self._file = file
         self._deflate = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _RAW_DEFLATE) if compressed else None
-        self._crc = 0
-        self._text_bytes = 0
+        self._crc = self._text_bytes = 0
+        self._has_events = False
 
-    def write(self, events: Iterable[RawEvent]) -> None:
-        """Append events; each ends on a separate line, where readers may cut."""
-        remaining = iter(events)
-        while batch := list(islice(remaining, _BATCH)):
-            text = _SEPARATOR.join(encoded(event)[:-1] + b"\n  }" for event in batch)
-            self._put(_SEPARATOR + text if self._text_bytes else text)
-
-    def _put(self, text: bytes) -> None:
+    def write(self, text: bytes) -> None:
         self._crc = isal_zlib.crc32(text, self._crc)
         self._text_bytes += len(text)
         self._file.write(self._deflate.compress(text) if self._deflate else text)
 
-    def close(self) -> MergedPart:
-        """End the part; it can be joined to others."""
+    def write_events(self, events: Iterable[RawEvent]) -> None:
+        """Append events; each ends on a separate line, where readers may cut."""
+        remaining = iter(events)
+        while batch := list(islice(remaining, _BATCH)):
+            text = _SEPARATOR.join(encoded(event)[:-1] + b"\n  }" for event in batch)
+            self.write(_SEPARATOR + text if self._text_bytes else text)
+
+    def flush(self, how: int = isal_zlib.Z_FULL_FLUSH) -> None:
+        """End what was written on a byte; what comes behind refers to nothing before."""
         if self._deflate:
-            self._file.write(self._deflate.flush(isal_zlib.Z_FULL_FLUSH))
+            self._file.write(self._deflate.flush(how))
         self._file.flush()
-        return MergedPart(self._path, self._crc, self._text_bytes)
 
-
-class MergedFile:
-    """Puts parts together."""
-
-    def __init__(self, file: IO[bytes], compressed: bool) -> None:
-        self._file = file
-        self._compressed = compressed
-        self._crc = 0
-        self._text_bytes = 0
-        self._has_events = False
-        if compressed:
-            file.write(_GZIP_HEADER)
-        self._text(DPSCOPE_TRACE_HEAD)
+    def part(self, path: Path) -> MergedPart:
+        """What was written to `path`; it can be joined to others."""
+        self.flush()
+        return MergedPart(path, self._crc, self._text_bytes)
 
     def append(self, part: MergedPart) -> None:
         """Add a part made with the same compression."""
         if not part.text_bytes:
             return
         if self._has_events:
-            self._text(_SEPARATOR)
+            self.write(_SEPARATOR)
+        self.flush()
         self._has_events = True
         with open(part.path, "rb") as file:
             shutil.copyfileobj(file, self._file, 1 << 20)
-        self._count(part.crc, part.text_bytes)
+        self._crc = isal_zlib.crc32_combine(self._crc, part.crc, part.text_bytes)
+        self._text_bytes += part.text_bytes
 
     def close(self, fields: dict[str, Any]) -> None:
-        """End the events and add these fields of the trace."""
+        """End the events and the file, with these fields of the trace."""
         text = "".join(f",\n  {json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items())
-        self._text(b"\n  ]" + text.encode() + b"\n}\n", isal_zlib.Z_FINISH)
-        if self._compressed:
+        self.write(b"\n  ]" + text.encode() + b"\n}\n")
+        self.flush(isal_zlib.Z_FINISH)
+        if self._deflate:
             self._file.write(struct.pack("<II", self._crc, self._text_bytes % 2**32))
-
-    def _text(self, text: bytes, flush: int = isal_zlib.Z_FULL_FLUSH) -> None:
-        if self._compressed:
-            deflate = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _RAW_DEFLATE)
-            self._file.write(deflate.compress(text) + deflate.flush(flush))
-        else:
-            self._file.write(text)
-        self._count(isal_zlib.crc32(text), len(text))
-
-    def _count(self, crc: int, text_bytes: int) -> None:
-        self._crc = isal_zlib.crc32_combine(self._crc, crc, text_bytes)
-        self._text_bytes += text_bytes
 
 
 def encoded(event: RawEvent) -> bytes:
@@ -232,16 +181,14 @@ def encoded(event: RawEvent) -> bytes:
         return json.dumps(event, ensure_ascii=False).encode("utf-8", errors="replace")
 
 
-def is_compressed(path: Path) -> bool:
-    """Whether a merged trace of this name is compressed."""
-    return path.suffix == ".gz"
-
-
 @contextmanager
-def merged_file(path: Path) -> Iterator[MergedFile]:
+def merged_file(path: Path, compressed: bool) -> Iterator[TraceWriter]:
     """A merged trace at `path`; whole or not at all."""
     with writing(path), atomic_path(path) as temporary, open(temporary, "wb") as file:
-        yield MergedFile(file, is_compressed(path))
+        file.write(_GZIP_HEADER if compressed else b"")
+        writer = TraceWriter(file, compressed)
+        writer.write(DPSCOPE_TRACE_HEAD)
+        yield writer
 
 
 @contextmanager

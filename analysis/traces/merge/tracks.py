@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpscope.analysis.text.units import show_bytes
-from dpscope.analysis.traces.merge.names import RankTracks, RawEvent, metadata_event
+from dpscope.analysis.traces.merge.names import RankTracks, metadata_event
 from dpscope.analysis.traces.reading.event_table import EventTable
-from dpscope.analysis.traces.reading.json_events import MOST_US, Event
+from dpscope.analysis.traces.reading.json_events import MOST_US, Event, RawEvent
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import Kind

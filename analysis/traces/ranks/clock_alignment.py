@@ -54,7 +54,10 @@ def align_clocks(collectives: "Table | pd.DataFrame", origins: Sequence[RankOrig
         index = max((index for index in range(len(ends)) if index not in clocks), key=lambda index: shared[index])
         origin = origins[index]
         one_host = origins[0].host is not None and origin.host == origins[0].host
-        moved_us = _correction(ends[index], anchor, one_host)
+        differences = anchor - ends[index]
+        moved_us = float(np.nanmedian(differences)) if shared[index] else 0.0
+        if one_host and shared[index] and abs(moved_us) <= np.nanmax(np.abs(differences - moved_us)):
+            moved_us = 0.0
         own = ends[index] + moved_us
         apart = np.abs(own - anchor)
         apart = apart[np.isfinite(apart)]
@@ -80,13 +83,3 @@ def _ends(collectives: Table, row_of: Mapping[int, int], place_us: _FloatColumn)
     rows = np.array([row_of[rank] for rank in known["rank"].tolist()], dtype=np.int64)
     ends[rows, columns] = known["start_us"] + known["duration_us"] + place_us[rows]
     return ends
-
-
-def _correction(own: _FloatColumn, anchor: _FloatColumn, one_host: bool) -> float:
-    apart = anchor - own
-    apart = apart[np.isfinite(apart)]
-    if not len(apart):
-        return 0.0
-    median = float(np.median(apart))
-    scatter = float(np.abs(apart - median).max())
-    return 0.0 if one_host and abs(median) <= scatter else median

@@ -1,15 +1,14 @@
 """Contention: how much longer kernels run while communication runs next to them, from kernels of the same class that ran free."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dpscope.analysis.stats.samples import Interval, student_t
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.table import Groups, Table
+from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.table import Table
 
 NO_OVERLAP = "no kernel ran while communication ran"
 NOTHING_FREE = (
@@ -69,19 +68,40 @@ def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
     overlapped, free = kernels.take(own), kernels.take(~own)
     if alone is not None and len(alone):
         keys, free = ("kernel_class",), alone.take(~alone.truths("overlapped"))
-    classes = _free_classes(free, keys)
-    place = overlapped.places_in(classes.first, keys)
+    classes = free.group(*keys)
+    unit_us = free["time_us"] / free["count"]
+    mean_us, units = classes.means(unit_us), classes.sizes
+    squares = classes.sums((unit_us / mean_us[classes.code] - 1.0) ** 2)
+    freedom = int((units - 1).sum())
+    # Of one unit, relative to the mean; of a class with few units that of all classes together.
+    variance = np.where(units >= _OWN_VARIANCE, squares / np.maximum(units - 1, 1), squares.sum() / max(1, freedom))
+    place = overlapped.places_in(free.take(classes.first), keys)
     operators = overlapped.group("operator", in_order=True)
-    matched = _Matched.of(overlapped, operators.code, classes, place)
-    compared = float(matched.overlap_us.sum()) / float(overlapped["overlap_us"].sum())
-    if int(matched.kernels.sum()) < _FEWEST_KERNELS or compared < _LEAST_COMPARED:
+    matched, of_class = overlapped.take(place >= 0), place[place >= 0]
+    matched = Table(
+        {
+            **{name: matched[name] for name in ("count", "overlap_us", "time_us")},
+            "operator": operators.code[place >= 0],
+            "cluster": matched.group("kernel_class", "unit").code,
+            "class": of_class,
+            "expected_us": matched["count"] * mean_us[of_class],  # of as many free kernels
+        }
+    )
+    totals_us = operators.sums(overlapped["overlap_us"])
+    compared = float(matched["overlap_us"].sum()) / float(totals_us.sum())
+    if int(matched["count"].sum()) < _FEWEST_KERNELS or compared < _LEAST_COMPARED:
         share = f"; comparable ones did for {compared:.0%} of the overlapped compute time" if compared else ""
         return Contentions(None, reason=NOTHING_FREE + share)
-    freedom = int((classes.units - 1).sum())
-    every = _estimate(None, matched, freedom, compared)
+    of_free = (variance, units)
+    every = _estimate(None, matched, of_free, freedom, compared)
     if every is None:
         return Contentions(None, reason="the kernels took longer next to communication than that communication lasted")
-    by_operator = _of_operators(matched, overlapped, operators, freedom)
+    by_operator = []
+    for code, operator in enumerate(overlapped.words("operator")[operators.first].tolist()):
+        of_operator = matched.take(matched["operator"] == code)
+        share_compared = float(of_operator["overlap_us"].sum() / totals_us[code])
+        if len(of_operator) and (one := _estimate(operator, of_operator, of_free, freedom, share_compared)):
+            by_operator.append(one)
     return Contentions(every, tuple(sorted(by_operator, key=lambda one: -one.cost_us(one.overlapped_us))))
 
 
@@ -103,83 +123,27 @@ def with_contention(ledger: Ledger, found: Contentions) -> Ledger:
     )
 
 
-@dataclass(frozen=True)
-class _FreeClasses:
-    """Of each class of free kernels: the mean duration of its units, how many there are, and the variance of one.
-
-    The variance is relative to the mean, the class's own from _OWN_VARIANCE units on, that of all classes together below.
-    """
-
-    first: Table
-    mean_us: FloatColumn
-    units: IntColumn
-    variance: FloatColumn
-
-
-def _free_classes(free: Table, keys: Sequence[str]) -> _FreeClasses:
-    groups, unit_us = free.group(*keys), free["time_us"] / free["count"]
-    mean_us, units = groups.means(unit_us), groups.sizes
-    squares = groups.sums((unit_us / mean_us[groups.code] - 1.0) ** 2)
-    pooled = squares.sum() / max(1, int((units - 1).sum()))
-    variance = np.where(units >= _OWN_VARIANCE, squares / np.maximum(units - 1, 1), pooled)
-    return _FreeClasses(free.take(groups.first), mean_us, units, variance)
-
-
-@dataclass(frozen=True)
-class _Matched:
-    """Overlapped kernels of classes that also ran free, a unit per row."""
-
-    operator: IntColumn  # its number among all
-    cluster: IntColumn  # places that ranks share
-    kernels: IntColumn
-    overlap_us: FloatColumn
-    time_us: FloatColumn
-    expected_us: FloatColumn  # of as many free kernels
-    free: IntColumn  # its class among `classes`
-    classes: _FreeClasses
-
-    @classmethod
-    def of(cls, overlapped: Table, operator: IntColumn, classes: _FreeClasses, place: IntColumn) -> "_Matched":
-        """`place` is the class of each row among the free ones, -1 for none."""
-        own, free = overlapped.take(place >= 0), place[place >= 0]
-        cluster = own.group("kernel_class", "unit").code
-        expected_us = own["count"] * classes.mean_us[free]
-        operator = operator[place >= 0]
-        return cls(operator, cluster, own["count"], own["overlap_us"], own["time_us"], expected_us, free, classes)
-
-    def take(self, rows: BoolColumn) -> "_Matched":
-        """The rows that are marked."""
-        columns = {one.name: getattr(self, one.name)[rows] for one in fields(self) if one.name != "classes"}
-        return _Matched(**columns, classes=self.classes)
-
-
-def _of_operators(matched: _Matched, overlapped: Table, operators: Groups, freedom: int) -> Iterator[Contention]:
-    names, totals_us = overlapped.words("operator")[operators.first], operators.sums(overlapped["overlap_us"])
-    for code, (operator, total_us) in enumerate(zip(names.tolist(), totals_us, strict=True)):
-        own = matched.take(matched.operator == code)
-        one = _estimate(operator, own, freedom, float(own.overlap_us.sum() / total_us)) if len(own.kernels) else None
-        if one is not None:
-            yield one
-
-
-def _estimate(operator: str | None, matched: _Matched, freedom: int, compared: float) -> Contention | None:
+def _estimate(
+    operator: str | None, matched: Table, free: tuple[FloatColumn, IntColumn], freedom: int, compared: float
+) -> Contention | None:
     """A kernel of duration `free_us` alone that overlaps communication for `overlap_us` takes free_us + share * overlap_us.
 
-    The variance: residuals of overlapped units by the places that ranks share, and the error of the free means.
+    The variance: residuals of overlapped units by the places that ranks share, and the error of the free means. `free`: of each
+    class of free kernels the relative variance of one unit, and how many there are.
     """
-    added_us = matched.time_us - matched.expected_us
-    overlapped_us = float(matched.overlap_us.sum())
+    added_us, overlap_us = matched["time_us"] - matched["expected_us"], matched["overlap_us"]
+    overlapped_us = float(overlap_us.sum())
     share = float(added_us.sum()) / overlapped_us
     if share >= 1.0:
         return None
-    clusters = np.bincount(matched.cluster, weights=added_us - share * matched.overlap_us)[np.unique(matched.cluster)]
-    half = None
-    if len(clusters) >= _FEWEST_KERNELS and freedom >= 2:
-        expected_us = np.bincount(matched.free, weights=matched.expected_us, minlength=len(matched.classes.units))
-        of_means = float((expected_us**2 * matched.classes.variance / matched.classes.units).sum())
-        of_overlapped = len(clusters) / (len(clusters) - 1) * float(np.square(clusters).sum())
-        half = student_t(min(len(clusters) - 1, freedom)) * math.sqrt(of_means + of_overlapped) / overlapped_us
-    bounds = Interval(share - half, share + half) if half is not None else None
+    (variance, units), cluster, bounds = free, matched["cluster"], None
+    residuals = np.bincount(cluster, weights=added_us - share * overlap_us)[np.unique(cluster)]
+    if len(residuals) >= _FEWEST_KERNELS and freedom >= 2:
+        expected_us = np.bincount(matched["class"], weights=matched["expected_us"], minlength=len(units))
+        of_means = float((expected_us**2 * variance / units).sum())
+        of_overlapped = len(residuals) / (len(residuals) - 1) * float(np.square(residuals).sum())
+        half = student_t(min(len(residuals) - 1, freedom)) * math.sqrt(of_means + of_overlapped) / overlapped_us
+        bounds = Interval(share - half, share + half)
     return Contention(
         operator=operator,
         ratio=_ratio(share),
@@ -187,7 +151,7 @@ def _estimate(operator: str | None, matched: _Matched, freedom: int, compared: f
         share=share,
         share_interval=bounds,
         overlapped_us=overlapped_us,
-        kernels=int(matched.kernels.sum()),
+        kernels=int(matched["count"].sum()),
         compared=compared,
     )
 

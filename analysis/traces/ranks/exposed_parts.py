@@ -6,7 +6,7 @@ clock is shared between ranks and none is needed: a matched collective waits in 
 `transfer_us`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 
-_REASONS: dict[str, str] = {
+_REASONS = {
     TraceCode.GROUPS_UNKNOWN.code: "its collectives name no process group and do not visibly end together",
     TraceCode.COLLECTIVES_UNMATCHED.code: "the ranks' collectives differ in number, kind or size",
 }
@@ -50,19 +50,17 @@ def why_not_split(
         return NotSplit("only one process was read", "read the traces of all ranks to separate waiting from transfer")
     if missing:
         which = f"{'rank' if len(missing) == 1 else 'ranks'} {as_ranges(missing)}"
-        return NotSplit(
-            f"{which} of {world_size} have no trace here", f"read the traces of all ranks, {which} among them"
-        )
+        reason = f"{which} of {world_size} have no trace here"
+        return NotSplit(reason, f"read the traces of all ranks, {which} among them")
     if not len(collectives):
         return NotSplit(
             "copies between devices are no collectives", "look at the copies on the timeline (dpscope merge)"
         )
     if collectives.words("kind").isin(*ROOTED).all():
         return NotSplit("broadcasts and reduces do not make all ranks wait for each other", "no action needed")
-    for finding in findings:
-        if (reason := _REASONS.get(finding.code)) is not None:
-            return NotSplit(reason, finding.next_step)
-    return NotSplit("its collectives could not be matched across ranks", "see the findings on the collectives")
+    unknown = NotSplit("its collectives could not be matched across ranks", "see the findings on the collectives")
+    found = (NotSplit(_REASONS[one.code], one.next_step) for one in findings if one.code in _REASONS)
+    return next(found, unknown)
 
 
 _KEYS = ("rank", "device", "step")
@@ -75,8 +73,7 @@ def waits_by_step(table: Table, exposed: Table | None = None) -> Table:
 
     `transfer_us` is the sum of transfer_j. `wait_us` is the length of the union of the waiting parts (a collective's first
     wait_j microseconds): gloo's collectives queue side by side, and a wait shared by several of them is lost once. Both are NA
-    without matched collectives. EXPOSED are the sums of `exposed_parts`, by `exposed`, the rows of `exposed_stretches` of all
-    ranks; NA without them.
+    without matched collectives, EXPOSED, the sums of `exposed_parts`, without `exposed`, the `exposed_stretches` of all ranks.
     """
     waits = _waits(table)
     if exposed is None:
@@ -142,31 +139,26 @@ def exposed_parts(table: Table, exposed: Table) -> Table:
     marked = np.unique(exposed["rank"][exposed.known("step")])
     collectives = table.take(table.known("step") | ~np.isin(table["rank"], marked))
     collectives = collectives.assign(late_rank=late_ranks(collectives) if "match" in collectives else None)
-    pieces = joined([_cut(own, stretches) for own, stretches in _by_ranks(collectives, exposed)])
+    ranks = np.unique(exposed["rank"])
+    shares = max(1, min(-(-(len(collectives) + len(exposed)) // _MOST_ROWS), len(ranks)))
+    pieces = joined(
+        [
+            _cut(*(rows.take(np.isin(rows["rank"], own)) for rows in (collectives, exposed)))
+            for own in np.array_split(ranks, shares)
+        ]
+        if shares > 1
+        else [_cut(collectives, exposed)]
+    )
     keys = pieces.group(*COLUMNS[:-1], in_order=True)
     return pieces.take(keys.first).assign(time_us=keys.sums(pieces["time_us"]))
 
 
-def _by_ranks(collectives: Table, stretches: Table) -> Iterator[tuple[Table, Table]]:
-    """Both tables in shares of whole ranks."""
-    ranks = np.unique(stretches["rank"])
-    shares = min(-(-(len(collectives) + len(stretches)) // _MOST_ROWS), len(ranks))
-    if shares <= 1:
-        yield collectives, stretches
-        return
-    for own in np.array_split(ranks, shares):
-        yield tuple(table.take(np.isin(table["rank"], own)) for table in (collectives, stretches))  # type: ignore[misc]
-
-
-def _places(table: Table) -> Table:
-    """A device runs in a window what any step launched; on the CPU, a step communicates through its own collectives alone."""
-    own = table.select(("rank", "device", "step"))
-    return own.assign(step=np.where(own.known("device"), UNKNOWN, own["step"]))
-
-
 def _moves_us(collectives: Table, stretches: Table) -> tuple[FloatColumn, FloatColumn]:
     """How far each row is moved, so that on one time axis every (rank, device), on the CPU every (rank, step), is apart."""
-    code = joined([_places(collectives), _places(stretches)]).group("rank", "device", "step").code
+    places = joined([collectives.select(_KEYS), stretches.select(_KEYS)])
+    # A device runs in a window what any step launched; on the CPU, a step communicates through its own collectives alone.
+    places = places.assign(step=np.where(places.known("device"), UNKNOWN, places["step"]))
+    code = places.group(*_KEYS).code
     starts = np.concatenate([collectives["start_us"], stretches["start_us"]])
     ends = np.concatenate([collectives["start_us"] + collectives["duration_us"], stretches["end_us"]])
     origin = np.full(int(code.max()) + 1, np.inf)
@@ -197,7 +189,13 @@ def _cut(collectives: Table, stretches: Table) -> Table:
     moves, stretch_moves = _moves_us(collectives, stretches)
     starts, ends = (stretches[name] + stretch_moves for name in ("start_us", "end_us"))
     within = _Pieces(starts, ends, np.arange(len(stretches)))
-    by_part = dict(zip(PARTS, _pieces_of_parts(collectives, moves), strict=True))
+    rows, begin = np.arange(len(collectives)), collectives["start_us"] + moves
+    end, split = collectives["start_us"] + collectives["duration_us"] + moves, collectives.known("wait_us")
+    by_part = {  # where collectives transfer, where they wait, and where those are in flight that cannot be split
+        "transfer": _Pieces(end[split] - collectives["transfer_us"][split], end[split], rows[split]),
+        "wait": _Pieces(begin[split], begin[split] + collectives["wait_us"][split], rows[split]),
+        "other": _Pieces(begin[~split], end[~split], rows[~split]),
+    }
     pieces = [within, *by_part.values()]
     edges = np.unique(np.concatenate([times for one in pieces for times in (one.starts, one.ends)]))
     middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
@@ -208,30 +206,13 @@ def _cut(collectives: Table, stretches: Table) -> Table:
     for code, name in reversed(list(enumerate(PARTS))):  # the first part has precedence
         found = by_part[name].row_at(middles)
         part, row = np.where(found >= 0, code, part), np.where(found >= 0, found, row)
-    known, of_wait = row >= 0, part == PARTS.index("wait")
     kinds = Words.joined([collectives.words("kind"), Words.of([COPIES])])
     late = np.append(collectives["late_rank"], UNKNOWN)
-    place = np.where(known, row, len(collectives))
-    return (
-        stretches.select(_KEYS)
-        .take(stretch)
-        .assign(
-            part=Words.coded(part, PARTS),
-            kind=kinds[place],
-            late_rank=np.where(of_wait, late[place], UNKNOWN),
-            time_us=lengths,
-        )
-    )
-
-
-def _pieces_of_parts(collectives: Table, moves: FloatColumn) -> tuple[_Pieces, _Pieces, _Pieces]:
-    """Where collectives transfer, where they wait, and where those are in flight that cannot be split."""
-    rows, starts = np.arange(len(collectives)), collectives["start_us"] + moves
-    ends = collectives["start_us"] + collectives["duration_us"] + moves
-    split = collectives.known("wait_us")
-    transfers, waits = (collectives[name][split] for name in ("transfer_us", "wait_us"))
-    return (
-        _Pieces(ends[split] - transfers, ends[split], rows[split]),
-        _Pieces(starts[split], starts[split] + waits, rows[split]),
-        _Pieces(starts[~split], ends[~split], rows[~split]),
+    place = np.where(row >= 0, row, len(collectives))
+    of_stretch = stretches.select(_KEYS).take(stretch)
+    return of_stretch.assign(
+        part=Words.coded(part, PARTS),
+        kind=kinds[place],
+        late_rank=np.where(part == PARTS.index("wait"), late[place], UNKNOWN),
+        time_us=lengths,
     )

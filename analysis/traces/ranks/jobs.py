@@ -7,10 +7,11 @@ one process are one job. Whatever cannot be separated stands alone, since nothin
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.rank_tables import Group, TraceIdentity
@@ -30,11 +31,11 @@ class FoundJobs:
     """Indices of the traces of each job, by its name; a single job is called ``""``. `findings` by the same names."""
 
     jobs: dict[str, Indices]
-    findings: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
+    findings: dict[str, list[Finding]] = field(default_factory=dict)
 
-    def of(self, name: str) -> tuple[Finding, ...]:
+    def of(self, name: str) -> list[Finding]:
         """The findings on a job's files."""
-        return self.findings.get(name, ())
+        return self.findings.get(name, [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +49,6 @@ class _Trace(TraceIdentity):
     def process(self) -> tuple[str | None, int, int | None] | None:
         return None if self.process_id is None else (self.host, self.process_id, self.rank)
 
-    @property
-    def span_ns(self) -> tuple[int, int]:
-        """Of a trace that records its times."""
-        assert self.start_ns is not None
-        assert self.end_ns is not None
-        return self.start_ns, self.end_ns
-
 
 _Part = list[_Trace]
 
@@ -65,47 +59,40 @@ def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path]) -> FoundJ
     A job of several folders is named by the folder that contains them, one whose files lie next to the others' folders ``.``. A
     single trace in a folder with a job of several, but not of that job, is left out with a finding.
     """
-    first: dict[tuple[int | None, str], _Trace] = {}
-    kept: _Part = []
+    originals: dict[object, _Trace] = {}
     copies: list[tuple[_Trace, _Trace]] = []
     for index, (trace, place) in enumerate(zip(traces, places, strict=True)):
         one = _Trace(**vars(trace), index=index, folder=os.path.dirname(os.path.abspath(place)))
-        original = one if one.content is None else first.setdefault((one.rank, one.content), one)
-        if original is one:
-            kept.append(one)
-        else:
+        original = originals.setdefault((one.rank, index if one.content is None else one.content), one)
+        if original is not one:
             copies.append((one, original))
-    parts = _grouped(kept, lambda one: one.world_size)
-    parts = [piece for part in parts for piece in _by_time(part)]
-    parts = [piece for part in parts for piece in _by_groups(part)]
+    parts = [list(originals.values())]
+    for split in (lambda part: _grouped(part, lambda one: one.world_size), _by_time, _by_groups):
+        parts = [piece for part in parts for piece in split(part)]
     parts, apart = _with_unique_ranks(parts)
     parts.sort(key=lambda part: (min(one.start_ns or 0 for one in part), part[0].index))
     jobs, strays = _without_strays(parts)
-    names = _names(jobs)
-    job_of = {one.index: name for name, job in names.items() for one in job}
-    found: dict[str, list[Finding]] = {name: [] for name in names}
-    default = next(iter(names))  # for findings on traces of no job
+    named = _named(jobs)
+    job_of = {one.index: name for name, job in named.items() for one in job}
+    first = next(iter(named))  # has the findings on traces of no job
+    found: dict[str, list[Finding]] = defaultdict(list)
     for copy, original in copies:
         which = "" if original.rank is None else f" of rank {original.rank}"
         message = f"{copy.source} holds the same trace{which} as {original.source}: it is counted once"
-        found[job_of.get(original.index, default)].append(TraceCode.TRACE_COPIED.finding(message))
+        found[job_of.get(original.index, first)].append(TraceCode.TRACE_COPIED.finding(message))
     for stray, job in strays:
-        reason = "; ".join(_differences([stray], job, "the other traces"))
-        message = f"{stray.source} was left out, since it is of another job: " + (
-            reason or "another file of the job claims its rank"
-        )
+        reason = "; ".join(_differences([stray], job, "the other traces")) or "another file of the job claims its rank"
+        message = f"{stray.source} was left out, since it is of another job: {reason}"
         found[job_of[job[0].index]].append(TraceCode.TRACE_OF_ANOTHER_JOB.finding(message))
     for part in apart:
-        found[job_of.get(part[0].index, default)].append(_not_unique(part))
-    if len(jobs) > 1:
-        for name, job in names.items():
-            elsewhere = {one.folder for other in jobs if other is not job for one in other}
-            if not elsewhere.isdisjoint(one.folder for one in job):
-                found[name].append(_several_jobs(names, name))
-    return FoundJobs(
-        {name: [one.index for one in job] for name, job in names.items()},
-        {name: tuple(findings) for name, findings in found.items() if findings},
-    )
+        found[job_of.get(part[0].index, first)].append(_not_unique(part))
+    for name, job in named.items():
+        elsewhere = {one.folder for other in jobs if other is not job for one in other}
+        if not elsewhere.isdisjoint(one.folder for one in job):
+            message = f"{counted(len(job), 'trace')} in a folder with those of other jobs: {_listed(job)}"
+            differences = _differences(job, named[first], first) if name != first else ()
+            found[name].append(TraceCode.SEVERAL_JOBS.finding("; ".join([message, *differences])))
+    return FoundJobs({name: [one.index for one in job] for name, job in named.items()}, dict(found))
 
 
 def windows_of(traces: Sequence[TraceIdentity]) -> list[Indices]:
@@ -116,19 +103,21 @@ def windows_of(traces: Sequence[TraceIdentity]) -> list[Indices]:
     if all(one.start_ns is not None for one in every):
         windows = _stretches_joined([[one] for one in every], 0)
     else:
-        by_step: dict[int, _Part] = defaultdict(list)
-        for one in every:
-            by_step[one.first_step or 0].append(one)
-        windows = [by_step[step] for step in sorted(by_step)]
+        windows = [own for _, own in sorted(_by_key(every, lambda one: one.first_step or 0).items())]
     return [[one.index for one in window] for window in windows]
 
 
-def _grouped(part: _Part, key: Callable[[_Trace], object]) -> list[_Part]:
-    """By a recorded value; traces that record none go with the others where there is one value, else by themselves."""
-    by_key: dict[object, _Part] = defaultdict(list)
+def _by_key(part: _Part, key: Callable[[_Trace], Any]) -> dict[Any, _Part]:
+    found: dict[Any, _Part] = defaultdict(list)
     for one in part:
-        by_key[key(one)].append(one)
-    return [part] if len(by_key.keys() - {None}) <= 1 else list(by_key.values())
+        found[key(one)].append(one)
+    return found
+
+
+def _grouped(part: _Part, key: Callable[[_Trace], Any]) -> list[_Part]:
+    """By a recorded value; traces that record none go with the others where there is one value, else by themselves."""
+    found = _by_key(part, key)
+    return [part] if len(found.keys() - {None}) <= 1 else list(found.values())
 
 
 def _by_groups(part: _Part) -> list[_Part]:
@@ -152,13 +141,19 @@ def _by_groups(part: _Part) -> list[_Part]:
 def _by_time(part: _Part) -> list[_Part]:
     """By times that overlap, host by host; hosts that each have one stretch of time are one job's, however far their clocks."""
     undated = [one for one in part if one.start_ns is None]
-    by_host: dict[str | None, _Part] = defaultdict(list)
-    for one in part:
-        if one.start_ns is not None:
-            by_host[one.host].append(one)
+    by_host = _by_key([one for one in part if one.start_ns is not None], lambda one: one.host)
     stretches: list[_Part] = []
     for own in by_host.values():
-        stretches += _joined_windows(_stretches_joined([[one] for one in own], _ONE_CLOCK_NS))
+        found: list[
+            _Part
+        ] = []  # a further window of the same processes, with later steps, is joined to the earlier one
+        for stretch in _stretches_joined([[one] for one in own], _ONE_CLOCK_NS):
+            earlier = next((one for one in found if _are_later_windows(one, stretch)), None)
+            if earlier is None:
+                found.append(stretch)
+            else:
+                earlier += stretch
+        stretches += map(_in_order, found)
     if len(by_host) > 1:
         limit = _TWO_CLOCKS_NS if len(stretches) == len(by_host) else _ONE_CLOCK_NS
         stretches = _stretches_joined(stretches, limit)
@@ -168,8 +163,8 @@ def _by_time(part: _Part) -> list[_Part]:
 
 
 def _span_ns(part: _Part) -> tuple[int, int]:
-    starts, ends = zip(*(one.span_ns for one in part), strict=True)
-    return min(starts), max(ends)
+    """Of traces that all record their times."""
+    return min(one.start_ns or 0 for one in part), max(one.end_ns or 0 for one in part)
 
 
 def _in_order(part: Iterable[_Trace]) -> _Part:
@@ -191,18 +186,6 @@ def _stretches_joined(parts: list[_Part], limit_ns: int) -> list[_Part]:
     return [_in_order(one) for one in found]
 
 
-def _joined_windows(stretches: list[_Part]) -> list[_Part]:
-    """Stretches of time joined where each is a further window of the same processes, with later steps."""
-    found: list[_Part] = []
-    for stretch in stretches:
-        earlier = next((one for one in found if _are_later_windows(one, stretch)), None)
-        if earlier is None:
-            found.append(list(stretch))
-        else:
-            earlier += stretch
-    return [_in_order(one) for one in found]
-
-
 def _are_later_windows(earlier: _Part, later: _Part) -> bool:
     last_step: dict[object, int] = {}
     for one in earlier:
@@ -217,12 +200,7 @@ def _are_later_windows(earlier: _Part, later: _Part) -> bool:
 
 def _with_unique_ranks(parts: list[_Part]) -> tuple[list[_Part], list[_Part]]:
     """Parts whose processes are all different, and those of them that could only be divided into single traces."""
-    splits: tuple[Callable[[_Part], list[_Part]], ...] = (
-        _by_folder,
-        lambda part: _grouped(part, lambda one: one.host),
-        _by_process_ids,
-    )
-    for split in splits:
+    for split in (_by_folder, lambda part: _grouped(part, lambda one: one.host), _by_process_ids):
         parts = [piece for part in parts for piece in ([part] if _is_one_job(part) else split(part))]
     apart = [part for part in parts if not _is_one_job(part)]
     return [part for part in parts if part not in apart] + [[one] for part in apart for one in part], apart
@@ -230,17 +208,14 @@ def _with_unique_ranks(parts: list[_Part]) -> tuple[list[_Part], list[_Part]]:
 
 def _is_one_job(part: _Part) -> bool:
     """Whether each rank is there once, or several times as windows of one process with steps of different numbers."""
-    by_rank: dict[int | None, _Part] = defaultdict(list)
-    for one in sorted(part, key=lambda one: (one.start_ns or 0, one.first_step or 0)):
-        by_rank[one.rank].append(one)
-    return all(_are_later_windows([one], [other]) for own in by_rank.values() for one, other in pairwise(own))
+    by_time = sorted(part, key=lambda one: (one.start_ns or 0, one.first_step or 0))
+    by_rank = _by_key(by_time, lambda one: one.rank).values()
+    return all(_are_later_windows([one], [other]) for own in by_rank for one, other in pairwise(own))
 
 
 def _by_folder(part: _Part, depth: int = 0) -> list[_Part]:
     """By the folders that hold them, as few levels deep as make ranks differ."""
-    inside: dict[tuple[str, ...], _Part] = defaultdict(list)
-    for one in part:
-        inside[Path(one.folder).parts[: depth + 1]].append(one)
+    inside = _by_key(part, lambda one: Path(one.folder).parts[: depth + 1])
     if _is_one_job(part) or all(len(folder) == depth for folder in inside):
         return [part]
     return [
@@ -260,8 +235,7 @@ def _by_process_ids(part: _Part) -> list[_Part]:
         if not found or one.rank in {other.rank for other in found[-1]}:
             found.append([])
         found[-1].append(one)
-    complete = len({len(one) for one in found}) == 1
-    return [_in_order(one) for one in found] if complete else [part]
+    return [_in_order(one) for one in found] if len(set(map(len, found))) == 1 else [part]
 
 
 def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace, _Part]]]:
@@ -277,7 +251,7 @@ def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace,
     return jobs, strays
 
 
-def _names(jobs: list[_Part]) -> dict[str, _Part]:
+def _named(jobs: list[_Part]) -> dict[str, _Part]:
     """Each job by its folder, as many levels of it as distinguish it; jobs of one folder by their number in order of time.
 
     Single traces by their file.
@@ -334,15 +308,6 @@ def _not_unique(part: _Part) -> Finding:
     )
 
 
-def _several_jobs(named: Mapping[str, _Part], name: str) -> Finding:
-    first, job = next(iter(named)), named[name]
-    message = f"{counted(len(job), 'trace')} in a folder with those of other jobs: {_listed(job)}"
-    if name != first:
-        message = "; ".join([message, *_differences(job, named[first], first)])
-    return TraceCode.SEVERAL_JOBS.finding(message)
-
-
 def _listed(part: _Part) -> str:
-    named = [Path(one.source).name for one in part[:_NAMED_FILES]]
-    more = len(part) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")
+    more = len(part) - _NAMED_FILES
+    return ", ".join(Path(one.source).name for one in part[:_NAMED_FILES]) + (f" and {more} more" if more > 0 else "")

@@ -2,8 +2,7 @@
 
 A file holds the row of one trace, as `rank_rows` makes it. Its key: the trace's name, size, time of change and last bytes, and
 the version of the code and of NumPy; a run that is moved or copied with its times keeps its tables. Files that do not match or
-cannot be read are ignored: the trace is what was measured. The files used least recently are removed when all together exceed
-MOST_BYTES. Nothing is written into the folder that is read.
+cannot be read are ignored. The files used least recently are removed when all together exceed MOST_BYTES.
 """
 
 import contextlib
@@ -43,10 +42,8 @@ def tables_folder() -> Path:
 def read_files_once(files: Sequence[Path]) -> list[FileOutcome]:
     """As `read_files`; a file whose tables are kept is not read, and those of the others are kept."""
     keys = {file: _key(file) for file in files}
-    found: dict[Path, FileOutcome] = {}
-    for file in files:
-        if (tables := _read_kept(file, keys[file])) is not None:
-            found[file] = ranks_of(tables)
+    kept = {file: _read_kept(file, keys[file]) for file in files}
+    found: dict[Path, FileOutcome] = {file: ranks_of(rows) for file, rows in kept.items() if rows is not None}
     missing = [file for file in files if file not in found]
     for file, outcome in zip(missing, read_files(missing, RUN_LIMITS), strict=True):
         found[file] = outcome

@@ -67,8 +67,8 @@ class Ledger:
     @property
     def hidden_us(self) -> float | None:
         """Communication behind compute."""
-        known = self.communication_us is not None and self.exposed_us is not None
-        return (self.communication_us or 0.0) - (self.exposed_us or 0.0) if known else None
+        exposed_us = self.exposed_us
+        return None if self.communication_us is None or exposed_us is None else self.communication_us - exposed_us
 
     @property
     def is_split(self) -> bool:
@@ -78,18 +78,15 @@ class Ledger:
     @property
     def by_name_us(self) -> dict[str, float]:
         """What part an action can remove, as actions and savings name it, and how long it is; known parts only."""
-        if not self.is_split:
-            exposed = {UNSPLIT: self.exposed_other_us}
-        else:
-            others = {other_part(kind): us for kind, us in self.other_by_kind_us.items()}
-            exposed = {WAITING: self.exposed_wait_us, TRANSFER: self.exposed_transfer_us, **others}
-        return {name: us for name, us in {**exposed, IDLE: self.idle_us}.items() if us is not None}
+        others = {other_part(kind): us for kind, us in self.other_by_kind_us.items()}
+        split = {WAITING: self.exposed_wait_us, TRANSFER: self.exposed_transfer_us, **others}
+        parts = (split if self.is_split else {UNSPLIT: self.exposed_other_us}) | {IDLE: self.idle_us}
+        return {name: us for name, us in parts.items() if us is not None}
 
     @property
     def parts_us(self) -> dict[str, float]:
         """The known ones of STEP_PARTS."""
-        values = {name: getattr(self, f"{name}_us") for name in STEP_PARTS}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: us for name in STEP_PARTS if (us := getattr(self, f"{name}_us")) is not None}
 
 
 def whole_steps(steps: Table) -> Table:

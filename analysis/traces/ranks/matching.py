@@ -5,10 +5,11 @@ its sequence number, else by its order with the sizes checked. A rank that comes
 others wait, so the shortest duration is the closest to the transfer itself (an upper bound of it).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.traces.ranks.step_findings import number_steps_alike
@@ -18,6 +19,8 @@ from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table, Words,
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
+
+IntTable = npt.NDArray[np.int64]
 
 ENOUGH_RANKS = 0.99  # of a group: the shortest duration among so many bounds the transfer
 _POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # between two ranks of a group, whatever its size
@@ -69,13 +72,25 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
         lower_bound_gb_per_s=_gb_per_s(table.real("bytes"), table["duration_us"]),
     )
     table = table.assign(busbw_gb_per_s=table["algbw_gb_per_s"] * _bus_factors(table))
-    several = len(np.unique(table["rank"])) > 1
-    to_match = several & (table["group_size"] != 1) & ~kind.isin(*_POINT_TO_POINT)
-    unmatched = int((to_match & ~whole & ~apart).sum())
-    disagree = int((to_match & ~sound).sum())
-    of_unknown_groups = int(apart.sum())
-    findings = (*numbering, *_findings(unmatched, disagree, of_unknown_groups, table))
-    return MatchedCollectives(table, unmatched + of_unknown_groups, findings)
+    ranks = len(np.unique(table["rank"]))
+    to_match = (ranks > 1) & (table["group_size"] != 1) & ~kind.isin(*_POINT_TO_POINT)
+    unmatched, of_unknown_groups = int((to_match & ~whole & ~apart).sum()), int(apart.sum())
+    collectives, findings = counted(len(table), "collective"), list(numbering)
+    if unmatched:
+        disagree = int((to_match & ~sound).sum())
+        lacks_ranks = (table["group_size"] > ranks).any()  # than were read
+        disagreeing = f" ({disagree} by kind or size)" if disagree else ""
+        message = f"no counterpart on every rank of the group: {unmatched} of {collectives}{disagreeing}"
+        next_step = None if lacks_ranks else "trace the same steps on every rank"
+        message += ": no transfer and no wait is given for them"
+        findings.append(TraceCode.COLLECTIVES_UNMATCHED.finding(message, next_step))
+    if of_unknown_groups:
+        message = (
+            f"no process group is named by {of_unknown_groups} of {collectives}, and end times do not show that all ranks took "
+            "part (they may belong to several groups, or to hosts whose clocks differ): they have no transfer and no wait"
+        )
+        findings.append(TraceCode.GROUPS_UNKNOWN.finding(message))
+    return MatchedCollectives(table, unmatched + of_unknown_groups, tuple(findings))
 
 
 def without_waits(matched: MatchedCollectives) -> MatchedCollectives:
@@ -147,33 +162,14 @@ def _bus_factors(table: Table) -> FloatColumn:
     moved_as = table.words("moved_as").where(table.known("moved_as"), kind) if "moved_as" in table else kind
     keys = table.assign(kind=moved_as)
     groups = keys.group("kind", "group_size")
-    factors = [
-        bus_factor(one["kind"], one["group_size"]) if one["kind"] and one["group_size"] is not None else None
-        for one in keys.take(groups.first).records(("kind", "group_size"))
-    ]
-    return np.array([np.nan if one is None else one for one in factors], dtype=np.float64)[groups.code]
+    names = ("kind", "group_size")
+    pairs = [(one["kind"], one["group_size"] or 0) for one in keys.take(groups.first).records(names)]
+    return np.array([bus_factor(*pair) for pair in pairs], dtype=np.float64)[groups.code]
 
 
 def _gb_per_s(size_bytes: FloatColumn, time_us: FloatColumn) -> FloatColumn:
     """1e9 bytes per second; NaN where the time is 0 or unknown."""
     return np.asarray(np.divide(size_bytes, time_us * 1e3, out=np.full(len(time_us), np.nan), where=time_us > 0))
-
-
-def _findings(unmatched: int, disagree: int, apart: int, table: Table) -> Iterator[Finding]:
-    collectives = counted(len(table), "collective")
-    if unmatched:
-        lacks_ranks = (table["group_size"] > len(np.unique(table["rank"]))).any()  # than were read
-        yield TraceCode.COLLECTIVES_UNMATCHED.finding(
-            message=f"no counterpart on every rank of the group: {unmatched} of {collectives}"
-            + (f" ({disagree} by kind or size)" if disagree else "")
-            + ": no transfer and no wait is given for them",
-            next_step=None if lacks_ranks else "trace the same steps on every rank",
-        )
-    if apart:
-        yield TraceCode.GROUPS_UNKNOWN.finding(
-            f"no process group is named by {apart} of {collectives}, and end times do not show that all ranks "
-            "took part (they may belong to several groups, or to hosts whose clocks differ): they have no transfer and no wait"
-        )
 
 
 _ANY = -1  # agrees with anything
@@ -206,25 +202,22 @@ def aligned_order(table: Table) -> IntColumn:
         by_rank = list(own.group("rank", in_order=True).rows())
         if len(by_rank) < 2:
             continue
-        series = list(_series(own, by_rank))
-        reference = max(range(len(series)), key=lambda index: len(series[index][0]))
+        kinds = np.where(own.known("kind"), own.group("kind").code, _ANY)
+        sizes = np.where(own.known("bytes") & ~own.words("kind").isin(_VARIABLE_SIZE), own["bytes"], _ANY)
+        series = [np.stack((kinds[of_rank], sizes[of_rank])) for of_rank in by_rank]
+        reference = max(range(len(series)), key=lambda index: series[index].shape[1])
         for index, of_rank in enumerate(by_rank):
             shift = 0 if index == reference else _shift(series[reference], series[index])
             order[unnumbered[rows[of_rank]]] += _APART * (index + 1) if shift is None else shift
     return order
 
 
-def _series(own: Table, by_rank: list[IntColumn]) -> Iterator[tuple[IntColumn, IntColumn]]:
-    """Kinds and sizes of each rank's collectives in order, as numbers; _ANY where they are not known."""
-    kinds = np.where(own.known("kind"), own.group("kind").code, _ANY)
-    sizes = np.where(own.known("bytes") & ~own.words("kind").isin(_VARIABLE_SIZE), own["bytes"], _ANY)
-    for rows in by_rank:
-        yield kinds[rows], sizes[rows]
+def _shift(reference: IntTable, own: IntTable) -> int | None:
+    """By how much `own` is behind the reference's beginning; 0 where none fits, None where several fit as well.
 
-
-def _shift(reference: tuple[IntColumn, IntColumn], own: tuple[IntColumn, IntColumn]) -> int | None:
-    """By how much `own` is behind the reference's beginning; 0 where none fits, None where several fit as well."""
-    length, count = len(reference[0]), len(own[0])
+    Both hold the kinds and sizes of a rank's collectives in order, as numbers; _ANY where they are not known.
+    """
+    length, count = reference.shape[1], own.shape[1]
     if length == count and _agree(reference, own, 0):
         return 0
     fitting: dict[int, list[int]] = {}
@@ -238,11 +231,8 @@ def _shift(reference: tuple[IntColumn, IntColumn], own: tuple[IntColumn, IntColu
     return 0 if not found else found[0] if len(found) == 1 else None
 
 
-def _agree(reference: tuple[IntColumn, IntColumn], own: tuple[IntColumn, IntColumn], shift: int) -> bool:
+def _agree(reference: IntTable, own: IntTable, shift: int) -> bool:
     """Whether all that both hold agrees when `own` begins `shift` behind the reference."""
-    start, stop = max(0, shift), min(len(reference[0]), shift + len(own[0]))
-    for theirs, ours in zip(reference, own, strict=True):
-        one, other = theirs[start:stop], ours[start - shift : stop - shift]
-        if not ((one == other) | (one == _ANY) | (other == _ANY)).all():
-            return False
-    return True
+    start, stop = max(0, shift), min(reference.shape[1], shift + own.shape[1])
+    one, other = reference[:, start:stop], own[:, start - shift : stop - shift]
+    return bool(((one == other) | (one == _ANY) | (other == _ANY)).all())

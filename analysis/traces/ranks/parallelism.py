@@ -59,13 +59,13 @@ def requests(events: EventTable, steps: StepRanges, kind: str) -> Requests:
         size = args.input_elements if args.input_elements is not None else args.input_bytes
         (by_backward if in_backward else by_rest if is_after else by_forward)[args.group, size] += 1
     mirrored = {key for key, count in by_backward.items() if 2 * by_forward[key] >= count}
-    gradients = {key for key in by_backward if key not in mirrored}
+    gradients = by_backward.keys() - mirrored
     rest = {key: count for key, count in by_rest.items() if key not in gradients}
     return Requests(
         gradients=sum(by_backward[key] + by_rest[key] for key in gradients),
         activations=sum(by_backward[key] for key in mirrored if key[1] is not None),
         undetermined=sum(by_backward[key] for key in mirrored if key[1] is None),
-        forward=sum(by_forward.values()),
+        forward=by_forward.total(),
         after=sum(rest.values()),
         large_after=sum(count for (_, size), count in rest.items() if size is not None and size > _FEW),
         seen=len(rows),
@@ -74,11 +74,10 @@ def requests(events: EventTable, steps: StepRanges, kind: str) -> Requests:
 
 def _places(events: EventTable, steps: StepRanges, rows: IntColumn) -> tuple[BoolColumn, BoolColumn]:
     """Which of the rows an autograd node or autograd's own thread requested, and which come after all of their step's."""
-    nodes = np.flatnonzero(events.is_category(Category.CPU_OP) & events.named(_NODE.match))
+    is_node = events.is_category(Category.CPU_OP) & events.named(_NODE.match)
+    nodes = np.flatnonzero(is_node)
     step_threads = np.unique(events.thread[named_annotations(events, "ProfilerStep#")])
     own_threads = np.setdiff1d(np.unique(events.thread[nodes]), step_threads)
-    is_node = np.zeros(len(events), dtype=bool)
-    is_node[nodes] = True
     backward = (innermost(events, rows, is_node) >= 0) | np.isin(events.thread[rows], own_threads)
     node_steps = steps.index_at(events.start_us[nodes])
     last = np.full(len(steps), np.inf)  # a step without nodes has no after
@@ -97,16 +96,18 @@ def _request_rows(events: EventTable, kind: str) -> IntColumn:
     def is_named(pattern: re.Pattern[str]) -> BoolColumn:
         return events.named(lambda name: pattern.match(name) and collective_kind(name) == kind)
 
-    records = np.flatnonzero(host & events.named(_RECORD.match)).tolist()
-    recorded = [events.communication.get(row, _NO_ARGS).collective_name or "" for row in records]
-    named = [row for row, name in zip(records, recorded, strict=True) if collective_kind(name) == kind]
+    named = [
+        row
+        for row in np.flatnonzero(host & events.named(_RECORD.match)).tolist()
+        if collective_kind(events.communication.get(row, _NO_ARGS).collective_name or "") == kind
+    ]
     if named:
         return np.array(named, dtype=np.int64)
     functional, plain = host & is_named(_FUNCTIONAL), np.flatnonzero(host & is_named(_OPERATOR))
     operators = np.concatenate((np.flatnonzero(functional), plain[innermost(events, plain, functional) < 0]))
-    return (
-        operators if len(operators) else np.flatnonzero(events.is_category(Category.USER_ANNOTATION) & is_named(_RANGE))
-    )
+    if len(operators):
+        return operators
+    return np.flatnonzero(events.is_category(Category.USER_ANNOTATION) & is_named(_RANGE))
 
 
 _MESSAGES = frozenset({"send", "recv", "send_recv"})
@@ -182,29 +183,24 @@ def _name(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str | 
 
 
 def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:
-    reduced = _together([one.all_reduces for one in evidence])
-    scattered = _together([one.reduce_scatters for one in evidence])
+    reduced, scattered = _together(evidence)
+    ddp_forward = any(one.ddp_forward for one in evidence)
     besides = (_ACTIVATIONS if reduced.activations else "") + (
         _SHARDED_FORWARD if scattered.activations or scattered.forward else ""
     )
     if not any(one.autograd for one in evidence):
-        if any(one.ddp_forward for one in evidence) and "all_reduce" in kinds:
+        if ddp_forward and "all_reduce" in kinds:
             return _DDP_BY_RANGE
         return "unknown: no operators of a backward pass in the trace show what launched its collectives"
-    is_ddp = reduced.gradients and any(one.ddp_forward for one in evidence)
-    if scattered.gradients or (scattered.after and "all_gather" in kinds and not is_ddp):
+    if scattered.gradients or (scattered.after and "all_gather" in kinds and not (reduced.gradients and ddp_forward)):
         also = ", with all-reduces of gradients in the backward pass" if reduced.gradients else ""
         return "sharded (FSDP- or ZeRO-like)" + also + besides
-    if reduced.gradients or (reduced.undetermined and any(one.ddp_forward for one in evidence)):
+    if reduced.gradients or (reduced.undetermined and ddp_forward):
         shared = ", with all-to-alls (as of sharded embeddings or experts)" if "all_to_all" in kinds else ""
         return _DDP + shared + besides
     if scattered.undetermined:
         return "sharded or sequence-parallel: the sizes that distinguish gradients from activations are not recorded"
-    return _without_gradients(reduced, kinds, besides)
-
-
-def _without_gradients(reduced: Requests, kinds: set[str], besides: str) -> str:
-    """If no collective of the backward pass is known to reduce gradients."""
+    # No collective of the backward pass is known to reduce gradients.
     if reduced.activations:
         return "not DDP: its backward pass all-reduces what others do too, and no gradients of parameters (tensor-parallel)"
     if reduced.undetermined:
@@ -219,27 +215,26 @@ def _without_gradients(reduced: Requests, kinds: set[str], besides: str) -> str:
     return f"not DDP: it all-reduces no gradients{messages}{besides}"
 
 
-def _together(parts: Sequence[Requests]) -> Requests:
-    return Requests(**{name: sum(getattr(one, name) for one in parts) for name in Requests.__struct_fields__})
+def _together(evidence: Sequence[ParallelismEvidence]) -> tuple[Requests, Requests]:
+    """All processes' all-reduces and reduce-scatters."""
+    reduced, scattered = (
+        Requests(**{name: sum(getattr(one, name) for one in parts) for name in Requests.__struct_fields__})
+        for parts in ([one.all_reduces for one in evidence], [one.reduce_scatters for one in evidence])
+    )
+    return reduced, scattered
 
 
 def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
     counts = collectives.words("kind").counts if len(collectives) else {}
     parts = [f"{count} {kind}" for kind, count in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))]
-    for name, requested in (
-        ("all-reduces", _together([one.all_reduces for one in evidence])),
-        ("reduce-scatters", _together([one.reduce_scatters for one in evidence])),
-    ):
-        if requested.gradients:
-            parts.append(f"{requested.gradients} {name} started by the backward pass alone")
-        if requested.activations:
-            parts.append(f"{requested.activations} {name} of the backward pass like others of the forward pass")
-        if requested.undetermined:
-            parts.append(
-                f"{requested.undetermined} {name} started by the backward pass and {requested.forward} before it"
-            )
-        if requested.after:
-            parts.append(f"{requested.after} {name} after the backward pass")
+    for name, requested in zip(("all-reduces", "reduce-scatters"), _together(evidence), strict=True):
+        places = (
+            (requested.gradients, "started by the backward pass alone"),
+            (requested.activations, "of the backward pass like others of the forward pass"),
+            (requested.undetermined, f"started by the backward pass and {requested.forward} before it"),
+            (requested.after, "after the backward pass"),
+        )
+        parts += [f"{count} {name} {where}" for count, where in places if count]
     if any(one.ddp_forward for one in evidence):
         parts.append("DistributedDataParallel's forward range")
     groups = len(collectives.words("group").counts) if len(collectives) else 0

@@ -57,12 +57,7 @@ def files_as_read(
     if executor is not None:
         yield from _submitted(files, limits, executor)
         return
-    workers = _worthwhile_processes(files, jobs)
-    if workers < 2:
-        for place, file in enumerate(files):
-            yield place, read_file(file, limits)
-        return
-    with closing(_answers(partial(read_file, limits=limits), files, workers)) as answers:
+    with closing(_answers(partial(read_file, limits=limits), files, _worthwhile_processes(files, jobs))) as answers:
         for place, answer in answers:
             yield place, _unanswered(files[place], answer.how) if isinstance(answer, _Died) else answer
 
@@ -72,11 +67,8 @@ def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: 
 
     Raises what `work` raises, and DpscopeError for a process that ends without an answer.
     """
-    workers = _worthwhile_processes(files)
-    if workers < 2:
-        return [work(item) for item in items]
     results: dict[int, _Result] = {}
-    with closing(_answers(work, items, workers)) as answers:
+    with closing(_answers(work, items, _worthwhile_processes(files))) as answers:
         for place, answer in answers:
             if isinstance(answer, _Died):
                 raise DpscopeError(
@@ -110,10 +102,9 @@ def read_file(file: Path, limits: ReadLimits) -> FileOutcome:
 
 
 def _submitted(files: Sequence[Path], limits: ReadLimits, executor: Executor) -> Generator[tuple[int, FileOutcome]]:
-    futures: list[Any] = [executor.submit(read_file, file, limits) for file in files]
-    places = {future: place for place, future in enumerate(futures)}
-    own = all(isinstance(future, Future) for future in futures)
-    for future in as_completed(futures) if own else futures:  # submitit's jobs are no futures: waited for in turn
+    places: dict[Any, int] = {executor.submit(read_file, file, limits): place for place, file in enumerate(files)}
+    own = all(isinstance(future, Future) for future in places)
+    for future in as_completed(places) if own else places:  # submitit's jobs are no futures: waited for in turn
         try:
             outcome = future.result()
         except Exception as error:  # such a job's may be of another library's kind
@@ -151,10 +142,13 @@ class _Died:
 def _answers(
     work: Callable[[_Item], _Result], items: Sequence[_Item], count: int
 ) -> Generator[tuple[int, _Result | _Died]]:
-    """Each item's place and result as they come, by `count` processes, which end with the generator.
+    """Each item's place and result as they come, by `count` processes, which end with the generator; by this one if it is 0.
 
     A process that dies costs its item alone: another takes its place. Raises what `work` raises.
     """
+    if not count:
+        yield from ((place, work(item)) for place, item in enumerate(items))
+        return
     places = iter(range(len(items)))
     busy: dict[Connection, tuple[_Worker, int]] = {}
     with ExitStack() as ending:

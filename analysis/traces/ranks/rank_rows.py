@@ -21,7 +21,7 @@ from dpscope.analysis.traces.ranks.rank_tables import (
     RankTables,
     TraceIdentity,
     TraceSummary,
-    in_rank_order,
+    rank_order,
 )
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, timeline_bytes, timeline_of
 from dpscope.analysis.traces.reading.event_table import IntColumn
@@ -101,20 +101,20 @@ def _row(one: RankTables) -> pa.RecordBatch:
     columns: dict[str, pa.Array] = {name: pa.array([getattr(summary, name)], kind) for name, kind in _OWN.items()}
     columns["evidence"] = pa.array([msgspec.msgpack.encode(evidence)], pa.binary())
     columns["findings"] = pa.array([msgspec.to_builtins(one.findings)], SCHEMA.field("findings").type)
-    for name, schema in _TABLE_SCHEMAS.items():
-        table: Table = getattr(one, name)
-        cells = [_cells(table.column(field.name), field.type) for field in schema]
-        rows = pa.StructArray.from_arrays(cells, fields=list(schema))
-        offsets = pa.array([0, len(rows)], pa.int32())
-        columns[name] = pa.ListArray.from_arrays(offsets, rows, type=SCHEMA.field(name).type)
     columns[TIMELINE] = pa.array([timeline_bytes(one.timeline)], pa.binary())
+    for name, schema in _TABLE_SCHEMAS.items():
+        cells = []
+        for own in schema:
+            column: Column = getattr(one, name).column(own.name)
+            words = isinstance(column, Words)
+            cells.append(
+                pa.array(column.tolist() if words else column, own.type, mask=None if words else ~is_known(column))
+            )
+        rows = pa.StructArray.from_arrays(cells, fields=list(schema))
+        columns[name] = pa.ListArray.from_arrays(
+            pa.array([0, len(rows)], pa.int32()), rows, type=SCHEMA.field(name).type
+        )
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
-
-
-def _cells(column: Column, kind: pa.DataType) -> pa.Array:
-    if isinstance(column, Words):
-        return pa.array(column.tolist(), kind)
-    return pa.array(column, kind, mask=~is_known(column))
 
 
 def join_rows(rows: pa.Table) -> JobTables:
@@ -139,10 +139,9 @@ def ranks_of(rows: pa.Table) -> list[RankTables]:
 
 
 def rows_in_order(rows: pa.Table) -> pa.Table:
-    """Rows by rank, as `in_rank_order`."""
-    return rows.take(
-        pa.array(in_rank_order(*(rows.column(name).to_pylist() for name in ("rank", "source"))), pa.int64())
-    )
+    """Rows by rank, as `rank_order`."""
+    order = rank_order(*(rows.column(name).to_pylist() for name in ("rank", "source")))
+    return rows.take(pa.array(order, pa.int64()))
 
 
 def _table_of(rows: pa.Table, name: str) -> tuple[Table, IntColumn]:
@@ -168,17 +167,13 @@ def _column(values: pa.Array, kind: Kind) -> Column:
 def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
     """The summary of each row's trace."""
     decode = msgspec.msgpack.Decoder(_Evidence).decode
-    own = [rows.column(name).to_pylist() for name in _OWN]
-    read_on = rows.column(READ_ON).to_pylist() if READ_ON in rows.column_names else [None] * rows.num_rows
-    evidence = (decode(one) for one in rows.column("evidence").to_pylist())
-    return tuple(
-        TraceSummary(
-            **dict(zip(_OWN, values, strict=True)),
-            **vars(replace(found, identity=replace(found.identity, source=values[0], rank=values[1], host=values[2]))),
-            read_on=host,
-        )
-        for values, found, host in zip(zip(*own, strict=True), evidence, read_on, strict=True)
-    )
+    found = []
+    names = [name for name in ("evidence", *_OWN, READ_ON) if name in rows.column_names]
+    for own in rows.select(names).to_pylist():
+        evidence, read_on = decode(own.pop("evidence")), own.pop(READ_ON, None)
+        identity = replace(evidence.identity, source=own["source"], rank=own["rank"], host=own["host"])
+        found.append(TraceSummary(**own, **vars(replace(evidence, identity=identity)), read_on=read_on))
+    return tuple(found)
 
 
 def timelines_of(rows: pa.Table) -> list[StepTimeline | None]:

@@ -12,7 +12,7 @@ from dpscope.analysis.traces.data_parallel.phases import collective_kinds, dp_ph
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, parallelism_evidence
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline, timeline_bytes, timeline_of
 from dpscope.analysis.traces.reading.chunks import ReadLimits
-from dpscope.analysis.traces.reading.event_table import IntColumn, Trace
+from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
@@ -53,13 +53,13 @@ def trace_identity(attribution: Attribution) -> TraceIdentity:
     trace, events = attribution.trace, attribution.trace.events
     if len(events):
         start_ns = trace.zero_ns + round(float(events.start_us.min()) * 1e3)
-        end_ns = trace.zero_ns + round(float(events.end_us.max()) * 1e3)
+        if start_ns >= _SINCE_1970_NS:
+            end_ns = trace.zero_ns + round(float(events.end_us.max()) * 1e3)
         digest = hashlib.blake2b(str(trace.zero_ns).encode(), digest_size=16)
         for column in (events.start_us, events.duration_us, events.category, events.name, events.thread):
             digest.update(np.ascontiguousarray(column).data)
         digest.update("\0".join(events.names).encode(errors="surrogatepass"))
         content = digest.hexdigest()
-    dated = start_ns is not None and start_ns >= _SINCE_1970_NS
     numbers = [number for number in attribution.steps.numbers if number is not None]
     return TraceIdentity(
         source=trace.source,
@@ -68,8 +68,8 @@ def trace_identity(attribution: Attribution) -> TraceIdentity:
         host=trace.host,
         process_id=trace.process_id,
         groups=tuple((group.name, group.ranks) for group in trace.process_groups),
-        start_ns=start_ns if dated else None,
-        end_ns=end_ns if dated else None,
+        start_ns=start_ns if end_ns is not None else None,
+        end_ns=end_ns,
         first_step=min(numbers, default=None),
         last_step=max(numbers, default=None),
         content=content,
@@ -130,9 +130,15 @@ class JobTables(Tables):
     collective_owner: IntColumn  # the summary that each collective is of
 
 
-def in_rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]:
+def rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]:
     """Places of traces by rank, unknown ranks last; those of the same rank by their source."""
     return sorted(range(len(ranks)), key=lambda one: (ranks[one] is None, ranks[one] or 0, sources[one]))
+
+
+def in_rank_order(ranks: Sequence[RankTables]) -> list[RankTables]:
+    """As `rank_order`."""
+    order = rank_order([one.summary.rank for one in ranks], [one.summary.source for one in ranks])
+    return [ranks[place] for place in order]
 
 
 def join_ranks(ranks: Sequence[RankTables]) -> JobTables:
@@ -148,7 +154,7 @@ def join_ranks(ranks: Sequence[RankTables]) -> JobTables:
 
 def read_rank_tables(path: Path, limits: ReadLimits) -> list[RankTables]:
     """The tables of every rank in a file; raises DpscopeError as `read_traces` does."""
-    return [_rank_tables(one) for one in read_attributed(path, limits)]
+    return [rank_tables(one) for one in read_attributed(path, limits)]
 
 
 def read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
@@ -175,11 +181,9 @@ def named_collectives(attribution: Attribution) -> Table:
     return collective_table(attribution, collective_kinds(attribution))
 
 
-def rank_tables(trace: Trace) -> RankTables:
-    return _rank_tables(attribute(trace))
-
-
-def _rank_tables(attribution: Attribution) -> RankTables:
+def rank_tables(attribution: Attribution) -> RankTables:
+    trace = attribution.trace
+    idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
     return RankTables(
         steps=step_table(attribution),
         collectives=named_collectives(attribution),
@@ -187,26 +191,20 @@ def _rank_tables(attribution: Attribution) -> RankTables:
         exposed=exposed_stretches(attribution),
         copies=peer_copies(attribution),
         kernels=kernel_times(attribution),
-        summary=_summary(attribution),
-        findings=(*attribution.trace.findings, *attribution_findings(attribution)),
+        summary=TraceSummary(
+            source=trace.source,
+            rank=trace.rank,
+            on_device=attribution.on_device,
+            range_counts=range_counts(attribution),
+            parallelism=parallelism_evidence(attribution),
+            communication_shown=not idle_device and not communication_lost(attribution),
+            reduction_ends_us=reduction_ends_us(attribution),
+            zero_ns=trace.zero_ns,
+            host=trace.host,
+            cut_short=trace.cut_short,
+            device_name=next(iter(trace.device_names), None),
+            identity=trace_identity(attribution),
+        ),
+        findings=(*trace.findings, *attribution_findings(attribution)),
         timeline=timeline_of(timeline_bytes(step_timeline(attribution))),  # to the nanosecond, as it is stored
-    )
-
-
-def _summary(attribution: Attribution) -> TraceSummary:
-    trace = attribution.trace
-    idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
-    return TraceSummary(
-        source=trace.source,
-        rank=trace.rank,
-        on_device=attribution.on_device,
-        range_counts=range_counts(attribution),
-        parallelism=parallelism_evidence(attribution),
-        communication_shown=not idle_device and not communication_lost(attribution),
-        reduction_ends_us=reduction_ends_us(attribution),
-        zero_ns=trace.zero_ns,
-        host=trace.host,
-        cut_short=trace.cut_short,
-        device_name=next(iter(trace.device_names), None),
-        identity=trace_identity(attribution),
     )

@@ -1,6 +1,6 @@
 """Findings about the steps of a job: idle devices, and steps with many more collectives than the others."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -34,32 +34,27 @@ def idle_findings(steps: Table, name: str = "", data_wait_us: float | None = Non
     if not len(idle):
         return
     (most,) = means.take(np.array([np.nanargmax(shares)])).records()
-    share = float(idle.max())
     which = f"device {most['device']}" + (f" of rank {most['rank']}" if most["rank"] is not None else "")
-    if len(means) == 1:
-        share_text = f"{which} is idle {share:.0%} of a step"
-    else:
+    share_text = f"{which} is idle {idle.max():.0%} of a step"
+    if len(means) > 1:
         least = f"{idle.min():.0%} to " if len(idle) > 1 else ""
-        share_text = (
-            f"{len(idle)} of {counted(len(means), 'device')} idle {least}{share:.0%} of a step, most of all {which}"
-        )
-    copies = most["host_copy_us"] or 0.0
+        devices_text = counted(len(means), "device")
+        share_text = f"{len(idle)} of {devices_text} idle {least}{idle.max():.0%} of a step, most of all {which}"
+    copies, unlaunched, step_us = most["host_copy_us"] or 0.0, most["unlaunched_us"], most["step_us"]
     copying = (
         f", {show_time(copies)} of it copying from or to the host" if copies > COPY_SHARE * most["idle_us"] else ""
     )
-    times = f"{show_time(most['idle_us'])} of {show_time(most['step_us'])}{copying}"
-    message = f"{name}: {share_text} ({times})".removeprefix(": ")
-    unlaunched = most["unlaunched_us"]
-    if None not in (data_wait_us, unlaunched) and unlaunched - data_wait_us >= IDLE_SHARE * most["step_us"]:
+    message = f"{name}: {share_text} ({show_time(most['idle_us'])} of {show_time(step_us)}{copying})".removeprefix(": ")
+    if None not in (data_wait_us, unlaunched) and unlaunched - data_wait_us >= IDLE_SHARE * step_us:
         yield TraceCode.LAUNCH_BOUND.finding(
             f"{message}: launch-bound, for {show_time(unlaunched - data_wait_us)} of a step the host has launched nothing "
             "for it to run; faster devices or links would not shorten that part"
         )
-        return
-    yield TraceCode.DEVICE_IDLE.finding(
-        f"{message}: host or loader bound, or under DataParallel waiting for another device; faster devices or links would not "
-        "shorten that part"
-    )
+    else:
+        yield TraceCode.DEVICE_IDLE.finding(
+            f"{message}: host or loader bound, or under DataParallel waiting for another device; faster devices or links would "
+            "not shorten that part"
+        )
 
 
 TIMES_AS_MANY = 2.0  # collectives of a step over the median of its rank's steps
@@ -81,22 +76,21 @@ def uneven_steps(steps: Table) -> Iterator[Finding]:
         return
     place = int(np.where(many, counts, 0.0).argmax())
     numbers = np.unique(whole["step"][many & whole.known("step")]).tolist()
-    exposed_us = whole["exposed_us"]
-    named = ", ".join(str(number) for number in numbers[:_NAMED_STEPS])
-    more = f" and {len(numbers) - _NAMED_STEPS} more" if len(numbers) > _NAMED_STEPS else ""
-    mean_us, median_us = float(exposed_us.mean()), float(np.median(exposed_us))
+    mean_us, median_us = float(whole["exposed_us"].mean()), float(np.median(whole["exposed_us"]))
     yield TraceCode.STEPS_UNEVEN.finding(
-        f"{counted(len(numbers), 'step')} (step {named}{more}) {'holds' if len(numbers) == 1 else 'hold'} at least "
-        f"{TIMES_AS_MANY:g} times as many collectives as usual: {counts[place]:.0f} in step {whole['step'][place]}, "
+        f"{counted(len(numbers), 'step')} (step {_listed(numbers, _NAMED_STEPS)}) {'holds' if len(numbers) == 1 else 'hold'} at "
+        f"least {TIMES_AS_MANY:g} times as many collectives as usual: {counts[place]:.0f} in step {whole['step'][place]}, "
         f"{usual[place]:g} in the median step; exposed communication is {show_time(mean_us)} in the mean "
         f"over steps and {show_time(median_us)} in the median"
     )
 
 
+def _listed(values: Sequence[object], most: int) -> str:
+    return ", ".join(map(str, values[:most])) + (f" and {len(values) - most} more" if len(values) > most else "")
+
+
 FAR_APART = 100.0  # ratio of two ranks' median steps: ranks of one job wait for each other, so their units differ
 _NAMED_RANKS = 8  # in a message
-
-_Series = list[list[tuple[str | None, int]]]
 
 
 def number_steps_alike(table: Table) -> tuple[IntColumn, list[Finding]]:
@@ -118,26 +112,24 @@ def number_steps_alike(table: Table) -> tuple[IntColumn, list[Finding]]:
         return steps, []
     reference = next(iter(labels))
     expected = _series(own.take(of_rank[reference]))
-    steps, changed = steps.copy(), {}
+    steps, numbers_of = steps.copy(), {reference: labels[reference]}
     for rank, rows in of_rank.items():
         same_count = len(labels[rank]) == len(labels[reference])
         if same_count and not set(labels[rank]) & set(labels[reference]) and _series(own.take(rows)) == expected:
             number = np.array(labels[reference], dtype=np.int64)
             steps[numbered[rows]] = number[np.searchsorted(labels[rank], own["step"][rows])]
-            changed[rank] = labels[rank]
-    if not changed:
+            numbers_of[rank] = labels[rank]
+    if len(numbers_of) == 1:
         return steps, []
-    numbers_of = {reference: labels[reference]} | changed
-    named = [f"rank {rank} {as_ranges(own)}" for rank, own in list(numbers_of.items())[:_NAMED_RANKS]]
-    more = f" and {len(numbers_of) - _NAMED_RANKS} more" if len(numbers_of) > _NAMED_RANKS else ""
+    named = _listed([f"rank {rank} {as_ranges(own)}" for rank, own in numbers_of.items()], _NAMED_RANKS)
     finding = TraceCode.STEPS_NUMBERED_DIFFERENTLY.finding(
-        f"the ranks number their steps differently: {', '.join(named)}{more}; their series of collectives are equal, so "
+        f"the ranks number their steps differently: {named}; their series of collectives are equal, so "
         "steps were matched in order"
     )
     return steps, [finding]
 
 
-def _series(own: Table) -> _Series:
+def _series(own: Table) -> list[list[tuple[str | None, int]]]:
     """Kinds and sizes of a rank's collectives, step by step; an all-to-all may send another amount on each rank."""
     kinds = own.words("kind")
     sizes = np.where(kinds.isin("all_to_all"), UNKNOWN, own["bytes"])

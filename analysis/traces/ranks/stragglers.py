@@ -39,13 +39,11 @@ def late_ranks(table: Table) -> IntColumn:
     """For each row the rank that arrived last at its collective: the one whose duration is the transfer itself."""
     late = np.full(len(table), UNKNOWN)
     known = np.flatnonzero(table.known("wait_us") & table.known("match"))
-    if len(known):
-        own = table.take(known)
-        matches = own.group("match")
-        order = np.lexsort((own["duration_us"], matches.code))
-        shortest = order[np.searchsorted(matches.code[order], np.arange(len(matches)))]
-        of_match = np.asarray(own["rank"])[shortest]
-        late[known] = of_match[matches.code]
+    own = table.take(known)
+    matches = own.group("match")
+    order = np.lexsort((own["duration_us"], matches.code))
+    shortest = order[np.searchsorted(matches.code[order], np.arange(len(matches)))]
+    late[known] = np.asarray(own["rank"])[shortest][matches.code]
     return late
 
 

@@ -6,12 +6,12 @@ microseconds after the trace's start. Small on purpose: it travels from the proc
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from dpscope.analysis.traces.data_parallel.launches import PHASES, launch_phases
-from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
+from dpscope.analysis.traces.data_parallel.phases import PHASES, is_data_parallel, launch_phases
 from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, IntColumn
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps import intervals
@@ -33,10 +33,8 @@ def drawn_ranks(ranks: Sequence[int | None], steps: Table, caused: Table) -> lis
     """
     if len(ranks) <= MOST_TO_DRAW:
         return list(range(len(ranks)))
-    late, own = _by_wait(caused, "late_rank"), _by_wait(steps, "rank")[::-1]
-    chosen = [ranks[0], *late[:_LATE]]
-    if len(own):
-        chosen += [own[-1], own[len(own) // 2], own[0]]
+    late, own = _by_wait(caused, "late_rank"), _by_wait(steps, "rank")
+    chosen = [ranks[0], *late[:_LATE], *([own[0], own[(len(own) - 1) // 2], own[-1]] if own else ())]
     place = {rank: index for index, rank in enumerate(ranks)}
     wanted = [place[rank] for rank in chosen if rank in place]
     spread = np.linspace(len(ranks) - 1, 0, _CHOSEN).astype(int).tolist()
@@ -152,7 +150,7 @@ def thinned(spans: Intervals, most: int) -> tuple[Intervals, float]:
 def _device_timelines(attribution: Attribution, index: int, window: tuple[float, float]) -> Iterator[DeviceTimeline]:
     events = attribution.events
     launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
-    by_phase = launch_phases(attribution).phase if is_data_parallel(attribution) else None
+    by_phase = launch_phases(attribution) if is_data_parallel(attribution) else None
     for device in np.unique(events.device[launched]).tolist():
         own = launched & (events.device == device)
         compute, peers, others = (
@@ -181,9 +179,8 @@ def _cpu_timeline(attribution: Attribution, index: int, window: tuple[float, flo
     for row in np.flatnonzero(in_step & named_annotations(events, f"{phases.PREFIX}dp_")).tolist():
         base, _, replica = events.names[events.name[row]].partition("#")
         if base in phases.DP_PHASES:
-            name = base.removeprefix(f"{phases.PREFIX}dp_")
-            own = Mark(float(events.start_us[row]), float(events.end_us[row]), name)
-            replicas.append((int(replica) if replica.isdigit() else None, own))
+            mark = _mark(events, row, base.removeprefix(f"{phases.PREFIX}dp_"))
+            replicas.append((int(replica) if replica.isdigit() else None, mark))
     yield replace(
         _unions(None, cpu_compute(attribution), intervals.of_events(events, communication), window),
         named=_longest(events, _outermost(events, operators), MOST_NAMED),
@@ -191,19 +188,22 @@ def _cpu_timeline(attribution: Attribution, index: int, window: tuple[float, flo
     )
 
 
+def _mark(events: EventTable, row: int, name: str, size: int | None = None) -> Mark:
+    return Mark(float(events.start_us[row]), float(events.end_us[row]), name, size)
+
+
 def _unions(
     device: int | None, compute: Intervals, communication: Intervals, window: tuple[float, float]
 ) -> DeviceTimeline:
     """What the device computed and communicated in the window, without marks."""
     computed, moved = intervals.clip(compute, *window), intervals.clip(communication, *window)
-    drawn, gap_us = _drawn([computed, moved, intervals.difference(moved, computed)], MOST_INTERVALS)
-    return DeviceTimeline(device, drawn[0], drawn[1], drawn[2], gap_us)
+    return DeviceTimeline(device, *_drawn([computed, moved, intervals.difference(moved, computed)], MOST_INTERVALS))
 
 
 def coarser(device: DeviceTimeline, most_spans: int, most_named: int) -> DeviceTimeline:
     """The same with fewer intervals of each kind and fewer named events, the longest ones."""
     unions = [np.array(spans).reshape(-1, 2) for spans in (device.compute, device.communication, device.exposed)]
-    (compute, communication, exposed), gap_us = _drawn(unions, most_spans)
+    compute, communication, exposed, gap_us = _drawn(unions, most_spans)
     named = sorted(device.named, key=lambda mark: mark.start_us - mark.end_us)[:most_named]
     return replace(
         device,
@@ -215,13 +215,14 @@ def coarser(device: DeviceTimeline, most_spans: int, most_named: int) -> DeviceT
     )
 
 
-def _drawn(unions: Sequence[Intervals], most: int) -> tuple[list[Spans], float]:
-    """At most so many intervals of each union, and the largest gap that was closed for it."""
+def _drawn(unions: Sequence[Intervals], most: int) -> tuple[Spans, Spans, Spans, float]:
+    """At most so many intervals of each of three unions, and the largest gap that was closed for it."""
     thin = [thinned(spans, most) for spans in unions]
-    return [_spans(spans) for spans, _ in thin], max(gap_us for _, gap_us in thin)
+    first, second, third = (_pairs(spans) for spans, _ in thin)
+    return first, second, third, max(gap_us for _, gap_us in thin)
 
 
-def _spans(rows: Intervals) -> Spans:
+def _pairs(rows: Intervals) -> Spans:
     return tuple((start, end) for start, end in rows.tolist())
 
 
@@ -242,118 +243,85 @@ def _outermost(events: EventTable, rows: IntColumn) -> IntColumn:
 
 def _longest(events: EventTable, rows: IntColumn, most: int) -> tuple[Mark, ...]:
     chosen = np.sort(rows[np.argsort(-events.duration_us[rows], kind="stable")[:most]])
+    names = [events.names[code] for code in events.name[chosen].tolist()]
     return tuple(
-        Mark(
-            float(events.start_us[row]),
-            float(events.end_us[row]),
-            name if len(name := events.names[events.name[row]]) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…",
+        _mark(
+            events,
+            row,
+            name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…",
             int(events.bytes[row]) if events.bytes[row] >= 0 else None,
         )
-        for row in chosen.tolist()
+        for row, name in zip(chosen.tolist(), names, strict=True)
     )
 
 
 def _host_ranges(attribution: Attribution, index: int, window: tuple[float, float]) -> Iterator[Mark]:
     """The step's own ranges on the CPU side; on a device's timeline they show when work was launched, not when it ran."""
-    events = attribution.events
+    events, steps = attribution.events, attribution.steps
     found = named_annotations(events, phases.PREFIX)
     if attribution.on_device:
-        steps = attribution.steps
         found &= (events.start_us >= steps.start_us[index]) & (events.start_us < steps.end_us[index])
     else:
         found = _within(events, found & (attribution.step == index), window)
     for row in np.flatnonzero(found).tolist():
         name = events.names[events.name[row]]
         if name in phases.STEP_PHASES:
-            yield Mark(float(events.start_us[row]), float(events.end_us[row]), name.removeprefix(phases.PREFIX))
-
-
-# What is stored of a timeline: the fields in order, times as whole nanoseconds, each as its distance from the one before.
-_Steps = list[int]
-_Marks = list[tuple[int, int, str, int | None]]
-_Replicas = list[int | None]  # of `dp_phases`
-_Device = tuple[int | None, _Steps, _Steps, _Steps, float, _Marks, _Marks, _Marks, _Replicas, _Marks]
-_Step = tuple[int | None, int, str | None, int | None, _Steps, list[_Device], _Marks]
+            yield _mark(events, row, name.removeprefix(phases.PREFIX))
 
 
 def timeline_bytes(timeline: StepTimeline | None) -> bytes | None:
-    """A timeline as msgpack, times as whole nanoseconds; None for none.
+    """A timeline as msgpack: fields in order, times as whole nanoseconds, each as its distance from the one before.
 
     Traces state nanoseconds at best, so that a timeline loses nothing that a page could show.
     """
     if timeline is None:
         return None
-    devices: list[_Device] = [
-        (
+    devices = [
+        [
             one.device,
-            _steps(one.compute),
-            _steps(one.communication),
-            _steps(one.exposed),
+            *map(_distances, (one.compute, one.communication, one.exposed)),
             one.closed_gap_us,
-            _marks(one.named),
-            _marks(one.copies),
-            _marks(one.host_copies),
+            *map(_packed, (one.named, one.copies, one.host_copies)),
             [replica for replica, _ in one.dp_phases],
-            _marks([mark for _, mark in one.dp_phases]),
-        )
+            _packed([mark for _, mark in one.dp_phases]),
+        ]
         for one in timeline.devices
     ]
-    window = _steps(((timeline.start_us, timeline.end_us),))
-    step: _Step = (
-        timeline.rank,
-        timeline.zero_ns,
-        timeline.host,
-        timeline.step,
-        window,
-        devices,
-        _marks(timeline.ranges),
-    )
-    return msgspec.msgpack.encode(step)
+    window = _distances([(timeline.start_us, timeline.end_us)])
+    head = (timeline.rank, timeline.zero_ns, timeline.host, timeline.step, window)
+    return msgspec.msgpack.encode([*head, devices, _packed(timeline.ranges)])
 
 
 def timeline_of(content: bytes | None) -> StepTimeline | None:
     """The timeline that `timeline_bytes` was given, its times to the nanosecond."""
     if content is None:
         return None
-    rank, zero_ns, host, step, window, packed, ranges = msgspec.msgpack.decode(content, type=_Step)
+    rank, zero_ns, host, step, window, packed, ranges = msgspec.msgpack.decode(content)
     devices = []
-    for device, compute, communication, exposed, gap_us, named, copies, host_copies, replicas, dp_phases in packed:
-        devices.append(
-            DeviceTimeline(
-                device,
-                _spans_of_steps(compute),
-                _spans_of_steps(communication),
-                _spans_of_steps(exposed),
-                gap_us,
-                _drawn_marks(named),
-                _drawn_marks(copies),
-                _drawn_marks(host_copies),
-                tuple(zip(replicas, _drawn_marks(dp_phases), strict=True)),
-            )
-        )
-    ((start_us, end_us),) = _spans_of_steps(window)
-    return StepTimeline(rank, zero_ns, host, step, start_us, end_us, tuple(devices), _drawn_marks(ranges))
+    for device, *unions, gap_us, named, copies, host_copies, replicas, in_phases in packed:
+        marks = map(_unpacked, (named, copies, host_copies))
+        dp_phases = tuple(zip(replicas, _unpacked(in_phases), strict=True))
+        fields: list[Any] = [device, *map(_spans, unions), gap_us, *marks, dp_phases]
+        devices.append(DeviceTimeline(*fields))
+    return StepTimeline(rank, zero_ns, host, step, *_spans(window)[0], tuple(devices), _unpacked(ranges))
 
 
-def _steps(spans: Sequence[tuple[float, float]]) -> _Steps:
-    """Starts and ends in order, each less the one before."""
+def _distances(spans: Sequence[tuple[float, float]]) -> list[int]:
     times_ns = np.rint(np.array(spans, dtype=float).ravel() * 1e3).astype(np.int64)
-    steps: list[int] = np.diff(times_ns, prepend=0).tolist()
-    return steps
+    distances: list[int] = np.diff(times_ns, prepend=0).tolist()
+    return distances
 
 
-def _spans_of_steps(steps: Sequence[int]) -> Spans:
-    return _spans((np.cumsum(np.array(steps, dtype=np.int64)) / 1e3).reshape(-1, 2))
+def _spans(distances: Sequence[int]) -> Spans:
+    return _pairs((np.cumsum(np.array(distances, dtype=np.int64)) / 1e3).reshape(-1, 2))
 
 
-def _marks(marks: Sequence[Mark]) -> _Marks:
-    steps = _steps([(mark.start_us, mark.end_us) for mark in marks])
-    return [
-        (start, length, mark.name, mark.bytes)
-        for start, length, mark in zip(steps[::2], steps[1::2], marks, strict=True)
-    ]
+def _packed(marks: Sequence[Mark]) -> list[tuple[int, int, str, int | None]]:
+    distances = _distances([(mark.start_us, mark.end_us) for mark in marks])
+    pairs = zip(distances[::2], distances[1::2], marks, strict=True)
+    return [(start, length, mark.name, mark.bytes) for start, length, mark in pairs]
 
 
-def _drawn_marks(marks: _Marks) -> tuple[Mark, ...]:
-    spans = _spans_of_steps([step for start, length, _, _ in marks for step in (start, length)])
+def _unpacked(marks: Sequence[tuple[int, int, str, int | None]]) -> tuple[Mark, ...]:
+    spans = _spans([distance for start, length, _, _ in marks for distance in (start, length)])
     return tuple(Mark(*span, name, size) for span, (_, _, name, size) in zip(spans, marks, strict=True))

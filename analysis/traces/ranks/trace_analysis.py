@@ -1,7 +1,7 @@
 """From the trace files of one job to its tables: steps, collectives, findings. What the command line calls."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -55,12 +55,10 @@ class TraceTables(Tables):
 
     @cached_property
     def exposed_parts(self) -> Table:
-        """`exposed_parts` of the collectives."""
         return exposed_parts(self.collectives, self.exposed)
 
     @cached_property
     def waits_caused(self) -> Table:
-        """`waits_by_pair` of the collectives."""
         return waits_by_pair(self.collectives)
 
 
@@ -126,14 +124,18 @@ class TraceAnalysis:
         return contentions(self.tables.kernels)
 
     @property
+    def world_size(self) -> int | None:
+        """Ranks of the job; None where no trace records them."""
+        sizes = (one.parallelism.world_size for one in self.summaries)
+        return max((size for size in sizes if size is not None), default=None)
+
+    @property
     def not_split(self) -> NotSplit | None:
         """Why communication is not split into transfer and waiting; None where it is, at least in part."""
-        collectives = self.tables.collectives
+        collectives, ranks = self.tables.collectives, [one.rank for one in self.summaries]
         if collectives.known("transfer_us").any():
             return None
-        sizes = {one.parallelism.world_size for one in self.summaries} - {None}
-        largest = max((size for size in sizes if size is not None), default=None)
-        return why_not_split([one.rank for one in self.summaries], largest, collectives, self.file_findings)
+        return why_not_split(ranks, self.world_size, collectives, self.file_findings)
 
 
 JobAnalyses = dict[str, TraceAnalysis]
@@ -151,9 +153,8 @@ def analyze_traces(
     `progress` is called with (files done, files in all). Raises DpscopeError when none can be read, or one that was named
     and not found in a folder, and where the traces are of several jobs.
     """
-    ranks, places, findings = _read(paths, limits, executor, progress)
-    found = find_jobs([one.summary.identity for one in ranks], places)
-    require_one_job(found, paths, "this analysis")
+    ranks, found, findings = _read(paths, limits, executor, progress)
+    require_one_job(found.jobs, paths, "this analysis")
     return _of_job(ranks, found, "", findings)
 
 
@@ -164,41 +165,40 @@ def analyze_jobs(
 
     `find_jobs` decides which traces are of one job.
     """
-    ranks, places, findings = _read(paths, limits, None, progress)
-    found = find_jobs([one.summary.identity for one in ranks], places)
-    analyses = {}
-    for name in found.jobs:
-        analyses[name] = _of_job(ranks, found, name, findings)
-        findings = []  # files that could not be read are reported once
-    return analyses
+    ranks, found, findings = _read(paths, limits, None, progress)
+    return each_job(found, findings, lambda name, unread: _of_job(ranks, found, name, unread))
 
 
-def require_one_job(found: FoundJobs, paths: Paths, what: str) -> None:
+def each_job(
+    found: FoundJobs, unread: Sequence[Finding], analyse: Callable[[str, Sequence[Finding]], TraceAnalysis]
+) -> JobAnalyses:
+    """Jobs by name; the first has the findings on files that could not be read, so that they are reported once."""
+    return {name: analyse(name, unread if place == 0 else ()) for place, name in enumerate(found.jobs)}
+
+
+def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None:
     """Raise DpscopeError naming the jobs where there are several; `what` takes one."""
-    if len(found.jobs) > 1:
-        raise DpscopeError(several_jobs_message(list(found.jobs), paths, what))
-
-
-def several_jobs_message(names: Sequence[str], paths: Paths, what: str) -> str:
-    """One line for a user who gave several jobs where one is needed."""
-    where = ", ".join(map(str, as_paths(paths)))
-    more = len(names) - _NAMED_JOBS
-    listed = ", ".join(names[: _NAMED_JOBS + (more == 1)]) + (f" and {more} more" if more > 1 else "")
-    hold = "hold" if len(as_paths(paths)) > 1 else "holds"
-    return f"{where} {hold} the traces of {len(names)} jobs ({listed}): {what} takes one job; name that job's folder or files"
+    if (count := len(jobs)) > 1:
+        hold = "hold" if len(as_paths(paths)) > 1 else "holds"
+        named = list(jobs)[: count if count == _NAMED_JOBS + 1 else _NAMED_JOBS]
+        listed = ", ".join(named) + (f" and {count - len(named)} more" if len(named) < count else "")
+        raise DpscopeError(
+            f"{', '.join(map(str, as_paths(paths)))} {hold} the traces of {count} jobs ({listed}): {what} takes one job; "
+            "name that job's folder or files"
+        )
 
 
 def _read(
     paths: Paths, limits: ReadLimits, executor: Executor | None, progress: FileProgress | None
-) -> tuple[list[RankTables], list[Path], list[Finding]]:
-    """The ranks of the files that could be read, the file of each, and findings on the other files.
+) -> tuple[list[RankTables], FoundJobs, list[Finding]]:
+    """The ranks of the files that could be read, their jobs, and findings on the other files.
 
     Raises DpscopeError as `analyze_traces`.
     """
-    files, findings = find_traces(paths)
-    named = {path for path in as_paths(paths) if not path.is_dir()}
+    files, named = find_traces(paths), {path for path in as_paths(paths) if not path.is_dir()}
     ranks: list[RankTables] = []
     places: list[Path] = []
+    unread: list[Finding] = []
     for file, outcome in zip(files, read_files(files, limits, executor, progress), strict=True):
         if not isinstance(outcome, DpscopeError):
             ranks += outcome
@@ -206,20 +206,15 @@ def _read(
         elif file in named:
             raise outcome
         else:
-            findings.append(not_read(str(outcome)))
+            unread.append(not_read(str(outcome)))
     if not ranks:
-        raise DpscopeError(f"no trace could be read: {findings[0].message}; name torch.profiler traces")
-    return ranks, places, findings
+        raise DpscopeError(f"no trace could be read: {unread[0].message}; name torch.profiler traces")
+    return ranks, find_jobs([one.summary.identity for one in ranks], places), unread
 
 
 def _of_job(ranks: Sequence[RankTables], found: FoundJobs, name: str, findings: Sequence[Finding]) -> TraceAnalysis:
-    own = _in_order([ranks[place] for place in found.jobs[name]])
+    own = in_rank_order([ranks[place] for place in found.jobs[name]])
     return analyze_job(join_ranks(own), [*findings, *found.of(name)], lambda rows: [own[row].timeline for row in rows])
-
-
-def _in_order(ranks: Sequence[RankTables]) -> list[RankTables]:
-    order = in_rank_order([one.summary.rank for one in ranks], [one.summary.source for one in ranks])
-    return [ranks[place] for place in order]
 
 
 def analyze_job(
@@ -238,7 +233,7 @@ def analyze_job(
         *parallelism_finding([one.parallelism for one in summaries], tables.collectives),
     )
     ranks = [one.rank for one in summaries]
-    many = len(ranks) > MOST_TO_DRAW
+    many = len(ranks) > MOST_TO_DRAW  # else no rank is chosen by its waits, which take time to compute
     chosen = drawn_ranks(ranks, tables.steps_with_waits, tables.waits_caused) if many else range(len(ranks))
     drawn = tuple(one for one in timelines(chosen) if one is not None)
     return replace(analysis, job_findings=job_findings, timelines=drawn)
@@ -256,7 +251,7 @@ def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
         if isinstance(outcome, DpscopeError):
             raise outcome
         found += outcome
-    ranks = _in_order(found)
+    ranks = in_rank_order(found)
     drawn = tuple(one.timeline for one in ranks if one.timeline is not None)
     return replace(_analysis(join_ranks(ranks), []), timelines=drawn)
 
@@ -281,7 +276,7 @@ def as_paths(paths: Paths) -> list[Path]:
     return [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
 
 
-def find_traces(paths: Paths) -> tuple[list[Path], list[Finding]]:
+def find_traces(paths: Paths) -> list[Path]:
     """Trace files among the paths: files as named, folders searched for `*.json` and `*.json.gz`.
 
     Raises DpscopeError when a path does not exist or a folder holds none.
@@ -289,16 +284,15 @@ def find_traces(paths: Paths) -> tuple[list[Path], list[Finding]]:
     found: list[Path] = []
     for path in as_paths(paths):
         if path.is_dir():
-            named = (file for file in path.rglob("*") if _TRACE_NAME.search(file.name) and file.is_file())
-            inside = sorted(named, key=natural_order)
+            inside = [file for file in path.rglob("*") if _TRACE_NAME.search(file.name) and file.is_file()]
             if not inside:
                 raise DpscopeError(f"{path} holds no trace: no *.json or *.json.gz in it; name a folder with traces")
-            found += inside
+            found += sorted(inside, key=natural_order)
         elif path.exists():
             found.append(path)
         else:
             raise DpscopeError(f"{path} does not exist; name trace files, a folder of them, or a run folder")
-    return found, []
+    return found
 
 
 def not_read(message: str) -> Finding:

@@ -86,12 +86,11 @@ def _one_clock(ends: FloatTable, close: FloatColumn, clocks: Sequence[RankOrigin
     for column, clock in enumerate(clocks):
         for block in blocks:
             first = clocks[block[0]]
-            if clock is None or first is None or clock.host != first.host:
-                continue
-            shift_us = (clock.zero_ns - first.zero_ns) / 1e3
-            if _mostly(np.abs(ends[:, column] - ends[:, block[0]] + shift_us) <= close):
-                block.append(column)
-                break
+            if clock is not None and first is not None and clock.host == first.host:
+                apart_us = ends[:, column] - ends[:, block[0]] + (clock.zero_ns - first.zero_ns) / 1e3
+                if _mostly(np.abs(apart_us) <= close):
+                    block.append(column)
+                    break
         else:
             blocks.append([column])
     return blocks

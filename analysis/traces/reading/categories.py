@@ -4,27 +4,17 @@ import re
 
 from dpscope.analysis.traces.reading.event_table import Category
 
+_RUNTIME = (
+    "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver", "mtia_runtime",
+    "privateuse1_runtime", "privateuse1_driver", "runtime", "driver",
+)  # fmt: skip
 CATEGORIES = {
-    "cpu_op": Category.CPU_OP,
-    "operator": Category.CPU_OP,
+    **dict.fromkeys(("cpu_op", "operator"), Category.CPU_OP),
     "user_annotation": Category.USER_ANNOTATION,
-    "cuda_runtime": Category.RUNTIME,
-    "cuda_driver": Category.RUNTIME,
-    "hip_runtime": Category.RUNTIME,
-    "hip_driver": Category.RUNTIME,
-    "xpu_runtime": Category.RUNTIME,
-    "xpu_driver": Category.RUNTIME,
-    "mtia_runtime": Category.RUNTIME,
-    "privateuse1_runtime": Category.RUNTIME,
-    "privateuse1_driver": Category.RUNTIME,
-    "runtime": Category.RUNTIME,
-    "driver": Category.RUNTIME,
-    "kernel": Category.KERNEL,
-    "mtia_ccp_events": Category.KERNEL,  # Kineto's later versions make it an alias of "kernel"
-    "gpu_memcpy": Category.MEMCPY,
-    "memcpy": Category.MEMCPY,
-    "gpu_memset": Category.MEMSET,
-    "memset": Category.MEMSET,
+    **dict.fromkeys(_RUNTIME, Category.RUNTIME),
+    **dict.fromkeys(("kernel", "mtia_ccp_events"), Category.KERNEL),  # Kineto's later versions make the second an alias
+    **dict.fromkeys(("gpu_memcpy", "memcpy"), Category.MEMCPY),
+    **dict.fromkeys(("gpu_memset", "memset"), Category.MEMSET),
 }
 CATEGORIES |= {name.capitalize(): category for name, category in CATEGORIES.items()}
 

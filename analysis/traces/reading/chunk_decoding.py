@@ -75,12 +75,10 @@ class _Repair(Generic[_Event]):
 
     def __init__(self, text: bytes, kineto_layout: bool, codec: Codec[_Event]) -> None:
         cuts = list((_EVENT_CUT_KINETO if kineto_layout else _EVENT_CUT).finditer(text))
-        self._text = text
-        self._codec = codec
+        self._text, self._codec, self._kineto_layout = text, codec, kineto_layout
         self._starts = [0, *(cut.end() for cut in cuts)]
         self._ends = [*(cut.start() for cut in cuts), len(text)]
         self._stray = [cut[1] is not None for cut in cuts] + [False]  # a bracket behind the piece that ends nothing
-        self._kineto_layout = kineto_layout
         self._allowance = _TRIED_AGAIN * len(text)
         self._result: DecodedChunk[_Event] = DecodedChunk([])
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from isal import igzip_lib
 
@@ -51,9 +51,11 @@ _ANY_CUT = re.compile(rb'\}\s*,\s*(?=\{\s*")')  # a quote within a string would 
 _WINDOWS = (1 << 12, 1 << 16, 1 << 40)  # bytes at a chunk's end in which its last event is looked for, in turn
 _LONGEST_CUT = 4096  # bytes; one with more blanks is found when the text behind it is
 _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.){1,64}")')
+_Cut = tuple[bytes, re.Pattern[bytes]]  # the key of an object, and what ends an event before such an object
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+WANTED = "name a file that export_chrome_trace or tensorboard_trace_handler wrote"
 ReportFinding = Callable[[Finding], None]
 
 
@@ -89,51 +91,42 @@ def open_trace(path: Path, max_bytes: int, report: ReportFinding) -> TraceText:
         buffer += block
         if not searched and buffer.startswith(_BYTE_ORDER_MARK):
             del buffer[: len(_BYTE_ORDER_MARK)]
-        start = _events_start(buffer, searched)
-        if start is not None:
+        if begin := _EVENTS_KEY.search(buffer, searched) or _BARE_ARRAY.match(buffer):
             break
         if len(buffer) > HEAD_BYTES:
             raise DpscopeError(
                 f'{path} is not a torch.profiler trace: no "traceEvents" list begins in its first {HEAD_BYTES >> 20} MiB; '
-                "name a file that export_chrome_trace or tensorboard_trace_handler wrote"
+                f"{WANTED}"
             )
         searched = max(0, len(buffer) - 4096)
     else:
         raise _no_trace(path, text, bool(buffer.strip()))
-    text.head = bytes(buffer[:start])
-    del buffer[:start]
+    text.head = bytes(buffer[: begin.end()])
+    del buffer[: begin.end()]
     while len(buffer) < 4096 and (block := next(blocks, b"")):
         buffer += block
     text.kineto_layout = re.match(rb"\s*\n  \{", buffer) is not None
-    unread = (
+    endless = (
         f"{path} holds more than {_MOST_LET_GO * EVENT_BYTES >> 20} MiB in which no event ends; the rest was not read"
     )
-    text.chunks = _chunks(bytes(buffer), blocks, text, lambda: report(TraceCode.EVENTS_UNREADABLE.finding(unread)))
+    text.chunks = _chunks(bytes(buffer), blocks, text, lambda: report(TraceCode.EVENTS_UNREADABLE.finding(endless)))
     return text
 
 
 def _no_trace(path: Path, text: TraceText, holds_something: bool) -> DpscopeError:
     """What a file without events is, so that users do not look for a trace in it."""
-    wanted = "name a file that export_chrome_trace or tensorboard_trace_handler wrote"
     if holds_something:
         content = "its decompressed content" if text.compressed else "it"
-        return DpscopeError(f'{path} is not a torch.profiler trace: {content} has no "traceEvents" list; {wanted}')
-    if text.damaged:
-        return DpscopeError(
-            f"{path} starts like a gzip file, but nothing in it can be decompressed: it is truncated, damaged or not a gzip "
-            f"file; copy it again, or {wanted}"
+        what = f'is not a torch.profiler trace: {content} has no "traceEvents" list; {WANTED}'
+    elif text.damaged:
+        what = (
+            "starts like a gzip file, but nothing in it can be decompressed: it is truncated, damaged or not a gzip file; "
+            f"copy it again, or {WANTED}"
         )
-    inside = "is an empty gzip file" if text.compressed else "is empty"
-    return DpscopeError(f"{path} {inside}, not a trace: the process may have been killed before it exported one")
-
-
-def _events_start(buffer: bytearray, searched: int) -> int | None:
-    """Offset just behind the opening bracket of the events, None while it is not in the buffer, searched so far."""
-    if match := _EVENTS_KEY.search(buffer, searched):
-        return match.end()
-    if match := _BARE_ARRAY.match(buffer):
-        return match.end()
-    return None
+    else:
+        inside = "is an empty gzip file" if text.compressed else "is empty"
+        what = f"{inside}, not a trace: the process may have been killed before it exported one"
+    return DpscopeError(f"{path} {what}")
 
 
 def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText, give_up: Callable[[], None]) -> Iterator[bytearray]:
@@ -170,20 +163,12 @@ def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText, give_up: Call
         yield bytearray().join([*parts, b"]"])
 
 
-class _Cut(NamedTuple):
-    """Where an event may end: before an object that begins with this key."""
-
-    key: bytes
-    pattern: re.Pattern[bytes]
-
-
 def _cuts(events: bytes) -> tuple[_Cut, ...]:
     """Surest first: before an object that begins as the first event does, before any object."""
-    any_object = _Cut(b'"', _ANY_CUT)
-    first = _FIRST_KEY.match(events)
-    if first is None:
+    any_object = (b'"', _ANY_CUT)
+    if (first := _FIRST_KEY.match(events)) is None:
         return (any_object,)
-    return _Cut(first[1], re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(first[1]) + rb")")), any_object
+    return (first[1], re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(first[1]) + rb")")), any_object
 
 
 def _last_cut(buffer: bytearray, kineto_layout: bool, cuts: tuple[_Cut, ...], begin: int) -> int | None:
@@ -234,15 +219,18 @@ def _blocks(path: Path, text: TraceText, report: ReportFinding) -> Iterator[byte
 
 def _inflated(file: IO[bytes], path: Path, whole: TraceText, report: ReportFinding) -> Iterator[bytes]:
     """The text of a gzip file of one or more members, up to where it is damaged; never more than a block at once."""
+
+    def damage(what: str, code: TraceCode = TraceCode.GZIP_DAMAGED) -> None:
+        whole.damaged = code is TraceCode.GZIP_DAMAGED
+        report(code.finding(f"the gzip file {path} {what}; what comes before was read"))
+
     inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
     data = file.read(BLOCK_BYTES)
     while True:
         try:
             text = inflater.decompress(data, INFLATED_BYTES)
         except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stubs call it a plain object
-            whole.damaged = True
-            report(_gzip_damage(path, f"is damaged ({error})"))
-            return
+            return damage(f"is damaged ({error})")
         if text:
             yield text
         data = b""
@@ -254,16 +242,10 @@ def _inflated(file: IO[bytes], path: Path, whole: TraceText, report: ReportFindi
                 while data and not data.strip(b"\0"):  # padding
                     data = file.read(BLOCK_BYTES)
                 if data:
-                    report(_gzip_damage(path, "has other bytes after its end", TraceCode.GZIP_TRAILING_BYTES))
+                    damage("has other bytes after its end", TraceCode.GZIP_TRAILING_BYTES)
                 return
             inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         elif inflater.needs_input:
             data = file.read(BLOCK_BYTES)
             if not data:
-                whole.damaged = True
-                report(_gzip_damage(path, "is cut short"))
-                return
-
-
-def _gzip_damage(path: Path, what: str, code: TraceCode = TraceCode.GZIP_DAMAGED) -> Finding:
-    return code.finding(f"the gzip file {path} {what}; what comes before was read")
+                return damage("is cut short")

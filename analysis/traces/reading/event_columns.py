@@ -4,15 +4,26 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import compress
 from operator import attrgetter
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from dpscope.analysis.traces.reading.categories import CATEGORIES, is_unread_device
-from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import (
+    HOST,
+    Category,
+    CommunicationArgs,
+    EventTable,
+    FloatColumn,
+    IntColumn,
+    is_among,
+)  # fmt: skip
 from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, MOST_US, NONE, Event, EventArgs, int64, ordinal
-from dpscope.analysis.traces.reading.tensor_sizes import Buffers, recorded_buffers
+from dpscope.analysis.traces.reading.tensor_sizes import recorded_buffers
 
 _CATEGORY_CODES = {name: int(category) for name, category in CATEGORIES.items()}
 
@@ -29,14 +40,8 @@ _DIGIT = re.compile(rb"\d")
 _LONGEST_NAME = 1 << 14  # characters: C++ names of kernels have hundreds
 _LONGEST_TEXT = 1 << 16  # bytes of what describes a collective; a list of 8,000 ranks has 48,000
 
-COLUMN_TYPES: dict[str, type] = {
-    "start_us": np.float64, "duration_us": np.float64, "category": np.uint8, "name": np.int64,
-    "thread": np.int64, "device": np.int64, "correlation": np.int64, "bytes": np.int64,
-    "shape": np.int64,
-}  # fmt: skip
-
-
-_Event = TypeVar("_Event", bound=Event)
+_COLUMNS: dict[str, type] = dict.fromkeys(("name", "thread", "device", "correlation", "bytes", "shape"), np.int64)
+_COLUMNS |= {"start_us": np.float64, "duration_us": np.float64, "category": np.uint8}
 
 
 class TextBase:
@@ -76,7 +81,6 @@ class TableBuilder:
 
     def __init__(self) -> None:
         self.base_us: int | None = None  # the table's time 0, as the file writes times: amid the first events
-        self.parts: dict[str, list[Any]] = {name: [] for name in COLUMN_TYPES}
         self.name_codes: dict[str, int] = {}
         self.communication: dict[int, CommunicationArgs] = {}
         self.communicates = bytearray()  # one truth per name code
@@ -84,10 +88,9 @@ class TableBuilder:
         self.lost: Counter[Loss] = Counter()
         self.unread: Counter[str] = Counter()  # events of a device in categories that are not read
         # Who launched, annotated and ran operators: more than one process, or rank, means several ranks in one file.
-        self.launching_processes: Counter[int | str] = Counter()
-        self.annotating_processes: Counter[int | str] = Counter()
-        self.operating_processes: Counter[int | str] = Counter()
+        self.processes: dict[Category, Counter[int | str]] = {one: Counter() for one in HOST}
         self.ranks: Counter[int | str | None] = Counter()
+        self._parts: dict[str, list[Any]] = {name: [np.empty(0, kind)] for name, kind in _COLUMNS.items()}
 
     @property
     def is_fused(self) -> bool:
@@ -96,21 +99,21 @@ class TableBuilder:
         A process without operators, where another has some, is no rank: some tracers (MTIA) give a rank's calls of the runtime
         another process id than its operators.
         """
-        processes = self.launching_processes or self.annotating_processes
-        if self.operating_processes:
-            processes = Counter({one: count for one, count in processes.items() if self.operating_processes[one] > 1})
-        named = Counter({rank: count for rank, count in self.ranks.items() if rank not in (NONE, None)})
-        return _several(processes) or _several(named)
+        operating, known = self.processes[Category.CPU_OP], self._known_processes
+        processes = [count for one, count in known.items() if operating[one] > 1 or not operating]
+        named = [count for rank, count in self.ranks.items() if rank not in (NONE, None)]
+        return any(sum(count > 1 for count in counts) > 1 for counts in (processes, named))
+
+    @property
+    def _known_processes(self) -> Counter[int | str]:
+        return self.processes[Category.RUNTIME] or self.processes[Category.USER_ANNOTATION]
 
     @property
     def process_id(self) -> int | None:
         """The process that launched or annotated most, where the trace numbers it."""
-        for counted in (self.launching_processes, self.annotating_processes):
-            for process, _ in counted.most_common(1):
-                return process if isinstance(process, int) else None
-        return None
+        return next((one for one, _ in self._known_processes.most_common(1) if isinstance(one, int)), None)
 
-    def add(self, decoded: Sequence[_Event], subtracted_us: int = 0) -> list[_Event]:
+    def add(self, decoded: Sequence[Event], subtracted_us: int = 0) -> list[Event]:
         """Append those of the events that are of a category read here and have sound times, shortened by `subtracted_us`.
 
         Returns them: a row each, in order.
@@ -127,24 +130,43 @@ class TableBuilder:
         if self.base_us is None:
             self.base_us = int(np.median(starts)) + subtracted_us
         category = np.array([known[event.cat] for event in events], dtype=np.uint8)
-        names = self._name_codes(_names(events, category))
-        self._append(
-            start_us=starts - float(self.base_us - subtracted_us),
-            duration_us=durations,
-            category=category,
-            name=names,
-            thread=_integers([event.tid for event in events]),
-            device=self._devices(events, category),
-            correlation=_of_some(events, np.flatnonzero(category >= Category.RUNTIME), _correlation),
-            bytes=_of_some(events, np.flatnonzero(category == Category.MEMCPY), _bytes),
-            shape=_of_some(
-                events, np.flatnonzero((category == Category.CPU_OP) | (category == Category.KERNEL)), _shape
+        on_device, copies = np.flatnonzero(category >= Category.KERNEL), np.flatnonzero(category == Category.MEMCPY)
+        called = [event.name for event in events]
+        for row in copies.tolist():
+            called[row] = copy_name(called[row], events[row].args.copy_kind)
+        names, devices = self._name_codes(called), _of_some(events, on_device, _device)
+        self.lost["device"] += int((devices[on_device] == NONE).sum())
+        columns = {
+            "start_us": starts - float(self.base_us - subtracted_us),
+            "duration_us": durations,
+            "category": category,
+            "name": names,
+            "thread": _integers([event.tid for event in events]),
+            "device": devices,
+            "correlation": _of_some(
+                events, np.flatnonzero(category >= Category.RUNTIME), attrgetter("args.correlation")
             ),
-        )
+            "bytes": _of_some(events, copies, attrgetter("args.bytes")),
+            "shape": _of_some(events, np.flatnonzero(is_among(category, (Category.CPU_OP, Category.KERNEL))), _shape),
+        }
+        for name, column in columns.items():
+            self._parts[name].append(column)
         self._note_processes(events, category)
         self._add_communication(events, names)
         self.rows += len(events)
         return events
+
+    def _with_sound_times(self, events: list[Event]) -> tuple[list[Event], FloatColumn, FloatColumn]:
+        starts = np.array([event.ts for event in events], dtype=np.float64)
+        durations = np.array([event.dur for event in events], dtype=np.float64)
+        # A comparison with NaN is False.
+        sound = (np.abs(starts) < MOST_US) & (durations >= 0) & (durations < MOST_US)
+        if sound.all():
+            return events, starts, durations
+        negative = durations < 0
+        self.lost["negative"] += int(negative.sum())
+        self.lost["without_time"] += int((~sound & ~negative).sum())
+        return list(compress(events, sound)), starts[sound], durations[sound]
 
     def _name_codes(self, names: list[str]) -> IntColumn:
         """A number for each name, the same whenever it comes; of new names it is noted which communicate."""
@@ -157,35 +179,12 @@ class TableBuilder:
                 self.communicates.append(_COMMUNICATION_NAME.search(name) is not None)
         return np.fromiter(map(codes.__getitem__, names), dtype=np.int64, count=len(names))
 
-    def _devices(self, events: Sequence[Event], category: "np.ndarray[Any, np.dtype[np.uint8]]") -> IntColumn:
-        rows = np.flatnonzero(category >= Category.KERNEL)
-        devices = _of_some(events, rows, _device)
-        self.lost["device"] += int((devices[rows] == NONE).sum())
-        return devices
-
-    def _with_sound_times(self, events: list[_Event]) -> tuple[list[_Event], FloatColumn, FloatColumn]:
-        """The events that have a start and a duration, these two, and a count of the others."""
-        starts = np.array([event.ts for event in events], dtype=np.float64)
-        durations = np.array([event.dur for event in events], dtype=np.float64)
-        # A comparison with NaN is False.
-        sound = (np.abs(starts) < MOST_US) & (durations >= 0) & (durations < MOST_US)
-        if sound.all():
-            return events, starts, durations
-        negative = durations < 0
-        self.lost["negative"] += int(negative.sum())
-        self.lost["without_time"] += int((~sound & ~negative).sum())
-        kept = [event for event, keep in zip(events, sound, strict=True) if keep]
-        return kept, starts[sound], durations[sound]
-
-    def _note_processes(self, events: Sequence[Event], category: "np.ndarray[Any, np.dtype[np.uint8]]") -> None:
-        launches = np.flatnonzero(category == Category.RUNTIME).tolist()
-        annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
-        self.launching_processes.update([events[row].pid for row in launches])
-        self.annotating_processes.update([events[row].pid for row in annotations])
-        self.operating_processes.update(
-            [events[row].pid for row in np.flatnonzero(category == Category.CPU_OP).tolist()]
-        )
-        self.ranks.update([events[row].args.rank for row in launches or annotations])
+    def _note_processes(self, events: Sequence[Event], category: npt.NDArray[np.uint8]) -> None:
+        rows = {one: np.flatnonzero(category == one).tolist() for one in HOST}
+        for one, noted in self.processes.items():
+            noted.update([events[row].pid for row in rows[one]])
+        launches = rows[Category.RUNTIME] or rows[Category.USER_ANNOTATION]
+        self.ranks.update([events[row].args.rank for row in launches])
 
     def _add_communication(self, events: Sequence[Event], names: IntColumn) -> None:
         """Sizes and groups of events that record them and whose name is that of communication."""
@@ -195,18 +194,11 @@ class TableBuilder:
             if args.collective_name is not None or args.input_dims or counted:
                 shapes = recorded_buffers(events[row].name, bytes(args.input_dims), bytes(args.input_type))
                 self.lost["shapes"] += shapes is None
-                self.communication[self.rows + row] = communication_args(args, shapes or Buffers())
-
-    def _append(self, **columns: Any) -> None:
-        for name, column in columns.items():
-            self.parts[name].append(column.astype(COLUMN_TYPES[name], copy=False))
+                self.communication[self.rows + row] = _communication_args(args, shapes or CommunicationArgs(), counted)
 
     def table(self) -> EventTable:
         """What was added, once: each column's parts are let go as soon as it is made of them."""
-        columns = {}
-        for name, dtype in COLUMN_TYPES.items():
-            parts = self.parts.pop(name)
-            columns[name] = np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
+        columns = {name: np.concatenate(self._parts.pop(name)) for name in _COLUMNS}
         return EventTable(**columns, names=list(self.name_codes), communication=self.communication)
 
 
@@ -221,39 +213,20 @@ def copy_name(name: str, kind: int | str | None) -> str:
     return name if not kind or kind in name else f"{name} {kind}"
 
 
-def _names(events: Sequence[Event], category: "np.ndarray[Any, np.dtype[np.uint8]]") -> list[str]:
-    names = [event.name for event in events]
-    for row in np.flatnonzero(category == Category.MEMCPY).tolist():
-        names[row] = copy_name(names[row], events[row].args.copy_kind)
-    return names
-
-
-def _several(owners: Counter[Any]) -> bool:
-    """Whether two or more own more than one event."""
-    return sum(count > 1 for count in owners.values()) > 1
-
-
-def communication_args(args: EventArgs, shapes: Buffers) -> CommunicationArgs:
+def _communication_args(args: EventArgs, shapes: CommunicationArgs, counted: bool) -> CommunicationArgs:
     """What the arguments of one event, and the shapes among them, say of a collective's size and group."""
-    counted = args.input_elements is not None or args.output_elements is not None
+    dtype = (args.dtype or shapes.dtype) if counted else (shapes.dtype or args.dtype)
     if counted:
-        elements = (int64(args.input_elements), int64(args.output_elements))
-        types: tuple[int | None, int | None] = (None, None)
-        dtype = args.dtype or shapes.dtype
-    else:
-        elements, types = (shapes.input_elements, shapes.output_elements), (shapes.input_bytes, shapes.output_bytes)
-        dtype = shapes.dtype or args.dtype
-    return CommunicationArgs(
+        elements = int64(args.input_elements), int64(args.output_elements)
+        shapes = CommunicationArgs(input_elements=elements[0], output_elements=elements[1])
+    return replace(
+        shapes,
         collective_name=_described(args.collective_name),
-        input_elements=elements[0],
-        output_elements=elements[1],
         dtype=_described(dtype),
         group=_described(str(args.group)) if args.group is not None else None,
         group_ranks=_described(bytes(args.group_ranks).decode("utf-8", errors="replace").strip('"')) or None,
         group_size=ordinal(args.group_size) or None,
         sequence=int64(args.sequence),
-        input_bytes=types[0],
-        output_bytes=types[1],
     )
 
 
@@ -272,15 +245,8 @@ def _of_some(events: Sequence[Event], rows: IntColumn, value: Callable[[Event], 
 
 def _device(event: Event) -> int:
     """The device an event ran on; peer copies name it otherwise, or only by their process id."""
-    args = event.args
-    for device in (args.device, args.copy_device):
-        if 0 <= device <= MOST_ORDINAL:
-            return device
-    return event.pid if isinstance(event.pid, int) and 0 <= event.pid <= MOST_ORDINAL else NONE
-
-
-_correlation: Callable[[Event], int] = attrgetter("args.correlation")  # of a hundred thousand events: no call of Python
-_bytes: Callable[[Event], int] = attrgetter("args.bytes")
+    candidates = (event.args.device, event.args.copy_device, event.pid)
+    return next((one for one in candidates if isinstance(one, int) and 0 <= one <= MOST_ORDINAL), NONE)
 
 
 def _shape(event: Event) -> int:
@@ -294,11 +260,8 @@ def _integers(values: list[Any]) -> IntColumn:
     try:
         return np.array(values, dtype=np.int64)
     except (OverflowError, ValueError, TypeError):  # beyond 64 bits, or a thread with a name
-        return np.array([_integer_or_hash(value) for value in values], dtype=np.int64)
-
-
-def _integer_or_hash(value: object) -> int:
-    number = int64(value)
-    if number is not None:
-        return number
-    return -2 - zlib.crc32(value.encode()) if isinstance(value, str) else NONE
+        numbers = np.array([NONE if (number := int64(value)) is None else number for value in values], dtype=np.int64)
+        for row, value in enumerate(values):
+            if isinstance(value, str) and int64(value) is None:
+                numbers[row] = -2 - zlib.crc32(value.encode())
+        return numbers

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -27,6 +27,9 @@ class Category(IntEnum):
     KERNEL = 3
     MEMCPY = 4
     MEMSET = 5
+
+
+HOST = (Category.RUNTIME, Category.USER_ANNOTATION, Category.CPU_OP)
 
 
 def is_among(codes: npt.NDArray[np.uint8], wanted: Iterable[int]) -> BoolColumn:
@@ -127,22 +130,29 @@ class ProcessGroup:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Trace:
-    """One process's trace: its events and its header; None where the header has no such field."""
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a trace's head and tail say; None where they have no such field."""
 
-    source: str
     rank: int | None
     world_size: int | None
     backend: str | None
     host: str | None
     device_names: tuple[str, ...]
+    process_groups: tuple[ProcessGroup, ...]  # those listed with all of their ranks
+    base_ns: int  # what the file's times count from, in the recording host's clock; 0 where it does not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace(Header):
+    """One process's trace: its header and its events."""
+
+    source: str
     events: EventTable
     has_accelerator: bool  # the trace shows a device, calls that launch work on one, or NCCL's ranges
-    zero_ns: int = 0  # what the recording host's clock showed at the table's time 0
-    zero_us: int = 0  # the time stamp in the file, shortened as `TextBase` does, of the table's time 0
-    findings: tuple[Finding, ...] = field(default=())
-    cut_short: bool = False  # its file ends too early, or cannot be read to its end
-    process_groups: tuple[ProcessGroup, ...] = ()
-    process_id: int | None = None  # of the process that ran the steps; None in a file of several ranks
-    unread: tuple[tuple[str, int], ...] = ()  # categories of a device that are not read, with their numbers of events
+    zero_ns: int  # what the recording host's clock showed at the table's time 0
+    zero_us: int  # the time stamp in the file, shortened as `TextBase` does, of the table's time 0
+    findings: tuple[Finding, ...]
+    cut_short: bool  # its file ends too early, or cannot be read to its end
+    process_id: int | None  # of the process that ran the steps; None in a file of several ranks
+    unread: tuple[tuple[str, int], ...]  # categories of a device that are not read, with their numbers of events

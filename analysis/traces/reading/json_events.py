@@ -3,13 +3,14 @@
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-_decode_lenient = json.JSONDecoder(strict=False).decode
 NONE = -1  # stands for a number the trace does not give
 MOST_US = 2.0**53  # 285 years: what is longer is no time
 MOST_ORDINAL = 2**31 - 1  # of ranks, devices and processes: c10d, CUDA and Linux count them in a C int
@@ -36,17 +37,8 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
     grid: msgspec.Raw = msgspec.Raw()
     block: msgspec.Raw = msgspec.Raw()
     rank: int | str | None = NONE  # given where a tool fused several ranks into one file
-
-
-class LabelArgs(EventArgs, gc=False, frozen=True):
-    """The same, with what metadata events call a process."""
-
-    process_name: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="name")
+    process_name: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="name")  # of metadata events
     process_labels: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="labels")
-
-
-NO_ARGS = EventArgs()
-NO_LABEL_ARGS = LabelArgs()
 
 
 class Event(msgspec.Struct, gc=False):
@@ -59,17 +51,12 @@ class Event(msgspec.Struct, gc=False):
     tid: int | str = -1
     ts: float | None = None
     dur: float | None = None
-    args: EventArgs = NO_ARGS
+    args: EventArgs = EventArgs()
 
 
-class LabelEvent(Event, gc=False):
-    """The same, with what processes are called."""
-
-    args: LabelArgs = NO_LABEL_ARGS
-
-
+RawEvent = dict[str, Any]
 _Event = TypeVar("_Event")
-_Traced = TypeVar("_Traced", bound=Event)
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 _Text = bytes | bytearray
 
 
@@ -85,53 +72,44 @@ class Codec(Generic[_Event]):
     is_timed: Callable[[_Event], bool]  # has a start and a duration
 
 
-def _lenient_event(text: bytes, event_type: type[_Traced], args_type: type[EventArgs]) -> _Traced | None:
-    """An event that is not strict JSON: NaN and Infinity, control characters, bad UTF-8, huge integers.
-
-    None when even that fails. A field of a wrong type is left out; the event stays if its times are sound.
-    """
+def _raw_event(text: bytes) -> RawEvent | None:
+    """An object with control characters, bad UTF-8, or NaN and Infinity, which become null; None when even that fails."""
     try:
-        value = _decode_lenient(text.decode("utf-8", errors="replace"))
+        value = json.loads(
+            text.decode("utf-8", "replace"), strict=False, parse_float=finite, parse_constant=lambda _: None
+        )
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
-        return None
-    args = value.get("args")
-    fields = {key: _sound(value[key]) for key in ("ph", "cat", "name") if isinstance(value.get(key), str)}
-    fields |= {key: _sound(value[key]) for key in ("pid", "tid") if isinstance(value.get(key), int | str)}
-    fields |= {key: finite(value.get(key)) for key in ("ts", "dur")}
-    return event_type(**fields, args=_lenient_args(args if isinstance(args, dict) else {}, args_type))
+    return value if isinstance(value, dict) else None
 
 
-def _lenient_args(args: dict[str, Any], args_type: type[EventArgs]) -> EventArgs:
-    kept: dict[str, Any] = {}
-    for name, encoded in zip(args_type.__struct_fields__, args_type.__struct_encode_fields__, strict=True):
-        value = args.get(encoded)
-        if name in ("input_dims", "input_type", "grid", "block", "group_ranks", "process_name", "process_labels"):
-            if value is not None:
-                kept[name] = msgspec.Raw(json.dumps(value).encode())
-        elif name in ("collective_name", "dtype", "group"):
-            kept[name] = _sound(value) if isinstance(value, str) else None
-        elif name == "rank" and isinstance(value, str):
-            kept[name] = _sound(value)
-        elif (number := int64(value)) is not None:
-            kept[name] = number
-    return args_type(**kept)
+_decoder = cache(partial(msgspec.json.Decoder, strict=False))
 
 
-def _sound(value: Any) -> Any:
-    """A string without halves of characters, which no encoding takes; anything else as it is."""
-    return value.encode("utf-8", errors="replace").decode() if isinstance(value, str) else value
+def _event(text: bytes) -> Event | None:
+    """The same as a struct; a field of a wrong type is left out."""
+    with suppress(msgspec.DecodeError, RecursionError):
+        if (value := _raw_event(text)) is not None:
+            return _fitting(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), Event)
+    return None
+
+
+def _fitting(text: bytes | msgspec.Raw, kind: type[_Struct]) -> _Struct:
+    values, kept = _decoder(dict[str, msgspec.Raw]).decode(text), {}
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name in values:
+            value = values[field.encode_name]
+            with suppress(msgspec.ValidationError):
+                kept[field.name] = (
+                    _fitting(value, EventArgs) if field.type is EventArgs else _decoder(field.type).decode(value)
+                )
+    return kind(**kept)
 
 
 def finite(value: object) -> float | None:
     """A number, also one written as a string, as a float; None if it is none, or not finite."""
-    if type(value) is float and math.isfinite(value):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
     try:
-        number = float(value)
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
@@ -157,18 +135,22 @@ def ordinal(value: object) -> int | None:
     return number if number is not None and 0 <= number <= MOST_ORDINAL else None
 
 
-def _event_codec(event_type: type[_Traced], args_type: type[EventArgs]) -> Codec[_Traced]:
-    return Codec(
-        chunk=msgspec.json.Decoder(list[event_type]).decode,  # type: ignore[valid-type]
-        lax_chunk=msgspec.json.Decoder(list[event_type], strict=False).decode,  # type: ignore[valid-type]
-        one=msgspec.json.Decoder(event_type, strict=False).decode,
-        lenient=lambda text: _lenient_event(text, event_type, args_type),
-        is_event=attrgetter("ph"),
-        is_timed=lambda event: event.ts is not None and event.dur is not None,
-    )
-
-
-EVENTS = _event_codec(Event, EventArgs)
-"""The events of which tables are made: their fields that dpscope reads."""
-LABEL_EVENTS = _event_codec(LabelEvent, LabelArgs)
-"""The same, with what processes are called."""
+EVENTS = Codec(
+    chunk=msgspec.json.Decoder(list[Event]).decode,
+    lax_chunk=msgspec.json.Decoder(list[Event], strict=False).decode,
+    one=msgspec.json.Decoder(Event, strict=False).decode,
+    lenient=_event,
+    is_event=attrgetter("ph"),
+    is_timed=lambda event: event.ts is not None and event.dur is not None,
+)
+"""The fields that dpscope reads, of which tables are made."""
+_raw_events = msgspec.json.Decoder(list[RawEvent]).decode
+RAW_EVENTS: Codec[RawEvent] = Codec(
+    chunk=_raw_events,
+    lax_chunk=_raw_events,
+    one=msgspec.json.Decoder(RawEvent).decode,
+    lenient=_raw_event,
+    is_event=lambda event: bool(event.get("ph")),
+    is_timed=lambda event: event.get("ts") is not None and event.get("dur") is not None,
+)
+"""All fields."""

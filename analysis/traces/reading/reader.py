@@ -4,7 +4,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,49 +17,30 @@ from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk, decode_
 from dpscope.analysis.traces.reading.chunks import (
     DEFAULT_LIMITS,
     TAIL_BYTES,
+    WANTED,
     ReadLimits,
     ReportFinding,
     TraceText,
     open_trace,
 )
 from dpscope.analysis.traces.reading.event_columns import Loss, TableBuilder, TextBase
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, ProcessGroup, Trace
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, Header, ProcessGroup, Trace
 from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
-from dpscope.analysis.traces.reading.json_events import EVENTS, LABEL_EVENTS, Codec, Event, ordinal
+from dpscope.analysis.traces.reading.json_events import EVENTS, Codec, Event, ordinal
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
+_FIELDS = ("distributedInfo", "baseTimeNanoseconds", "deviceProperties", "host_name")  # of the header
 _FILE_NAME_RANK = (re.compile(r"^\d+_(\d+)\.pt\.trace\.json"), re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE))
 _LONGEST_TEXT = 256  # characters of a name
 _MOST_LENIENT = 4 << 20  # bytes that are no strict JSON: its objects take up to 30 times as much
 
 
-class _Fields(msgspec.Struct, rename={"info": "distributedInfo", "host": "host_name", "devices": "deviceProperties",
-                                      "base": "baseTimeNanoseconds"}):  # fmt: skip
-    info: msgspec.Raw = msgspec.Raw()
-    host: msgspec.Raw = msgspec.Raw()
-    devices: msgspec.Raw = msgspec.Raw()
-    base: msgspec.Raw = msgspec.Raw()
-
-
-@dataclass(frozen=True)
-class Header:
-    """Fields of the trace's head and tail; None where they say nothing."""
-
-    rank: int | None
-    world_size: int | None
-    backend: str | None
-    host: str | None
-    device_names: tuple[str, ...]
-    process_groups: tuple[ProcessGroup, ...]  # those listed with all of their ranks
-    base_ns: int  # what the file's times count from, in the recording host's clock; 0 where it does not say
-
-
 def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
     """The header of a trace whose events have been read; the rank from the file's name if it has none."""
     fields = _fields(text, path, report)
-    distributed, base = _value(fields.info), _value(fields.base)
+    distributed, base, devices = (fields.get(name) for name in _FIELDS[:3])
     info: dict[str, Any] = distributed if isinstance(distributed, dict) else {}
 
     def number(what: str, value: object, least: int = 0) -> int | None:
@@ -70,12 +52,18 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
         return None
 
     rank = number("rank", info.get("rank"))
+    if rank is None:
+        matches = (pattern.search(path.name) for pattern in _FILE_NAME_RANK)
+        rank = number("rank in the name", next((match[1] for match in matches if match), None))
+    names = (
+        [one.get("name", "unknown") for one in devices if isinstance(one, dict)] if isinstance(devices, list) else []
+    )
     return Header(
-        rank=rank if rank is not None else number("rank in the name", _rank_of_name(path)),
+        rank=rank,
         world_size=number("world size", info.get("world_size"), least=1),
         backend=_text(info.get("backend")),
-        host=_text(_value(fields.host)),
-        device_names=_device_names(_value(fields.devices)),
+        host=_text(fields.get("host_name")),
+        device_names=tuple(str(name)[:_LONGEST_TEXT] for name in names),
         process_groups=tuple(_process_groups(info.get("pg_config"))),
         base_ns=base if isinstance(base, int) and 0 <= base < 2**63 else 0,  # a float is too coarse since 1970
     )
@@ -91,52 +79,32 @@ def _process_groups(listed: object) -> Iterator[ProcessGroup]:
             yield ProcessGroup(name, _text(entry.get("pg_desc")), tuple(ranks))
 
 
-def _fields(text: TraceText, path: Path, report: ReportFinding) -> _Fields:
+def _fields(text: TraceText, path: Path, report: ReportFinding) -> dict[str, Any]:
     if text.is_array:
-        return _Fields()
+        return {}
     for closing in (bytes(text.tail), b"]}"):
         whole = text.head + closing
         try:
-            return msgspec.json.decode(whole, type=_Fields)
+            raw = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
-        value = _value(whole)
-        if isinstance(value, dict):
-            names = zip(_Fields.__struct_fields__, _Fields.__struct_encode_fields__, strict=True)
-            return _Fields(
-                **{name: msgspec.Raw(json.dumps(value[key]).encode()) for name, key in names if key in value}
-            )
-    text_of_finding = f"the header of {path} is not readable: rank and world size are unknown"
-    report(TraceCode.HEADER_UNREADABLE.finding(text_of_finding))
-    return _Fields()
+            if isinstance(value := _value(whole), dict):
+                return value
+        else:
+            return {name: _value(bytes(raw[name])) for name in _FIELDS if name in raw}
+    unreadable = f"the header of {path} is not readable: rank and world size are unknown"
+    report(TraceCode.HEADER_UNREADABLE.finding(unreadable))
+    return {}
 
 
-def _value(raw: bytes | msgspec.Raw) -> object:
+def _value(text: bytes) -> object:
     """JSON that need not be strict; None for what is none, or too long."""
-    text = bytes(raw)
-    if not text or len(text) > _MOST_LENIENT:
-        return None
-    try:
-        return json.loads(text.decode("utf-8", errors="replace"), strict=False)
-    except (ValueError, RecursionError):
-        return None
+    with suppress(ValueError, RecursionError):
+        return json.loads(text.decode("utf-8", errors="replace"), strict=False) if len(text) <= _MOST_LENIENT else None
+    return None
 
 
 def _text(value: object) -> str | None:
     return value[:_LONGEST_TEXT] if isinstance(value, str) else None
-
-
-def _rank_of_name(path: Path) -> str | None:
-    for pattern in _FILE_NAME_RANK:
-        if match := pattern.search(path.name):
-            return match[1]
-    return None
-
-
-def _device_names(devices: object) -> tuple[str, ...]:
-    if not isinstance(devices, list):
-        return ()
-    return tuple(str(device.get("name", "unknown"))[:_LONGEST_TEXT] for device in devices if isinstance(device, dict))
 
 
 _PHASES = frozenset("XB")  # of events with a duration
@@ -146,28 +114,8 @@ _HOROVOD = re.compile(
 _LEGACY_PROCESS = re.compile(r"^(?:CPU|CUDA) functions$")
 
 
-class Foreign:
-    """Counts the events with a duration that are in no category of torch.profiler, by what is known to write such ones."""
-
-    def __init__(self) -> None:
-        self.events = 0
-        self.producers: Counter[str] = Counter()
-
-    def add(self, events: Sequence[Event]) -> None:
-        """Note events that are in no table."""
-        for event in events:
-            if event.ph in _PHASES and not is_of_torch_profiler(event.cat):
-                self.events += 1
-                self.producers[_producer(event)] += 1
-
-    @property
-    def description(self) -> str:
-        """What the file is, if most of its events show it."""
-        (name, count), *_ = self.producers.most_common(1)
-        return name if name and 2 * count > self.events else "a trace of another program"
-
-
 def _producer(event: Event) -> str:
+    """The program that writes such events, if it is known."""
     if "composer" in event.cat or event.name.startswith("composer/"):
         return "a trace by Composer's own profiler"
     if (isinstance(event.pid, str) and _LEGACY_PROCESS.match(event.pid)) or (
@@ -201,27 +149,27 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
     every event once, in file order, including those that are in no table.
     """
     path = Path(path)
-    builder, foreign = TableBuilder(), Foreign()
+    builder, foreign = TableBuilder(), Counter[str]()
 
     def add(decoded: DecodedChunk[Event]) -> None:
         builder.add(decoded.events, decoded.subtracted_us)
         if not builder.rows:
-            foreign.add(decoded.events)
+            others = (one for one in decoded.events if one.ph in _PHASES and not is_of_torch_profiler(one.cat))
+            foreign.update(map(_producer, others))
         watch(decoded.events)
 
     reading = read_events(path, limits, EVENTS, add)
-    if foreign.events and not builder.rows and not builder.unread and not sum(builder.lost.values()):
+    if foreign and not builder.rows and not builder.unread and not builder.lost.total():
+        (producer, count), *_ = foreign.most_common(1)
+        known = producer and 2 * count > foreign.total()
         raise DpscopeError(
-            f"{path} is {foreign.description}, not by torch.profiler: none of its {counted(foreign.events, 'event')} with a "
-            "duration is of a category that torch.profiler writes; name a file that export_chrome_trace or "
-            "tensorboard_trace_handler wrote"
+            f"{path} is {producer if known else 'a trace of another program'}, not by torch.profiler: none of its "
+            f"{counted(foreign.total(), 'event')} with a duration is of a category that torch.profiler writes; {WANTED}"
         )
     if builder.is_fused:
         fused = FusedBuilder(path)
         builder = fused.table
-        reading = read_events(
-            path, limits, LABEL_EVENTS, lambda decoded: fused.add(decoded.events, decoded.subtracted_us)
-        )
+        reading = read_events(path, limits, EVENTS, lambda decoded: fused.add(decoded.events, decoded.subtracted_us))
         ranks, findings = fused.ranks()
         reading.findings += findings
     else:
@@ -239,18 +187,12 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
 
 def _trace(path: Path, rank: FusedRank, several: bool, builder: TableBuilder, reading: "Reading") -> Trace:
     events, duplicates = without_duplicates(rank.events, path)
-    header = reading.header
     return Trace(
+        **vars(reading.header) | {"rank": rank.rank},
         source=f"{path} (rank {rank.rank})" if several else str(path),
-        rank=rank.rank,
-        world_size=header.world_size,
-        backend=header.backend,
-        process_groups=header.process_groups,
-        host=header.host,
-        device_names=header.device_names,
         events=events,
         has_accelerator=bool(builder.unread) or _shows_device(events),
-        zero_ns=header.base_ns + 1000 * rank.base_us,
+        zero_ns=reading.header.base_ns + 1000 * rank.base_us,
         zero_us=rank.base_us - reading.subtracted_us,
         findings=(*reading.findings, *duplicates),
         cut_short=reading.damaged or not reading.ended,
@@ -263,9 +205,9 @@ def _trace(path: Path, rank: FusedRank, several: bool, builder: TableBuilder, re
 class Reading:
     """One pass over a file: its header and what was lost."""
 
-    header: Header
-    findings: list[Finding]
-    subtracted_us: int  # from all times, to fit a float
+    header: Header = field(init=False)
+    findings: list[Finding] = field(default_factory=list)
+    subtracted_us: int = 0  # from all times, to fit a float
     skipped: int = 0
     repaired: int = 0
     ended: bool = False  # its events
@@ -276,44 +218,41 @@ def read_events(
     path: Path, limits: ReadLimits, codec: Codec[_Event], use: Callable[[DecodedChunk[_Event]], None]
 ) -> Reading:
     """Hand every chunk of a file's events to `use`. Raises DpscopeError as `read_trace` does."""
-    findings: list[Finding] = []
-    text = open_trace(path, limits.max_bytes, findings.append)
-    base = TextBase()
-    skipped = repaired = unread_bytes = events = 0
-    ended = any_event = False
+    reading = Reading()
+    report = reading.findings.append
+    text, base = open_trace(path, limits.max_bytes, report), TextBase()
+    unread_bytes = events = 0
+    any_event = False
     for chunk, goes_on in _to_the_end(text):
-        if ended:  # a tail longer than a chunk
+        if reading.ended:  # a tail longer than a chunk
             text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
             if len(text.tail) > TAIL_BYTES:
                 tail = f"{path} goes on for more than {TAIL_BYTES >> 20} MiB behind its events; the rest was not read"
-                findings.append(TraceCode.HEADER_UNREADABLE.finding(tail))
+                report(TraceCode.HEADER_UNREADABLE.finding(tail))
                 break
             continue
         decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, goes_on, unread_bytes > _HOPELESS_BYTES)
-        decoded.subtracted_us = base.subtracted_us
+        decoded.subtracted_us = reading.subtracted_us = base.subtracted_us
         events += len(decoded.events)
         if events > limits.max_events:
             raise DpscopeError(
-                f"{path} holds more than {counted(limits.max_events, 'event')}, too many to read at once; trace fewer "
-                "steps, or raise "
-                "--max-events"
+                f"{path} holds more than {counted(limits.max_events, 'event')}, too many to read at once; trace fewer steps, "
+                "or raise --max-events"
             )
         text.unfinished = decoded.unfinished
         has_events = any(map(codec.is_event, decoded.events))
         unread_bytes = 0 if has_events else unread_bytes + len(chunk)
         any_event = any_event or has_events
         use(decoded)
-        skipped += decoded.skipped
-        repaired += decoded.repaired
-        ended = decoded.tail is not None
+        reading.skipped += decoded.skipped
+        reading.repaired += decoded.repaired
+        reading.ended = decoded.tail is not None
         text.tail += decoded.tail or b""
     if not any_event and text.is_array:
-        raise DpscopeError(
-            f"{path} is not a torch.profiler trace: it is a list without one trace event; name a file that "
-            "export_chrome_trace or tensorboard_trace_handler wrote"
-        )
-    header = read_header(text, path, findings.append)
-    return Reading(header, findings, base.subtracted_us, skipped, repaired, ended, text.damaged)
+        raise DpscopeError(f"{path} is not a torch.profiler trace: it is a list without one trace event; {WANTED}")
+    reading.header = read_header(text, path, report)
+    reading.damaged = text.damaged
+    return reading
 
 
 def _to_the_end(text: TraceText) -> Iterator[tuple[bytearray, bool]]:

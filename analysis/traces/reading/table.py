@@ -1,9 +1,8 @@
 """Tables on NumPy columns, for everything computed from a trace; a DataFrame is made of one only where it is requested."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,10 +13,8 @@ from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn,
 if TYPE_CHECKING:
     import pandas as pd
 
-Numbers: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = IntColumn | BoolColumn
 Kind = Literal["word", "truth", "real", "whole"]
-
 UNKNOWN = int(np.iinfo(np.int64).min)
 """Stands for a missing value in columns of whole numbers and truths; it is NaN in columns of reals."""
 
@@ -99,21 +96,13 @@ class Words:
         return values
 
 
-Column: TypeAlias = Numbers | Words
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """Rows of a column, copied when they are read: of a table's many columns most steps of a computation need few."""
-
-    column: Column
-    rows: IntColumn
+Column: TypeAlias = npt.NDArray[Any] | Words
 
 
 class Table:
     """Columns of equal length by name; how each is stored follows from its name (`kind_of`)."""
 
-    def __init__(self, columns: Mapping[str, Column | _Taken]) -> None:
+    def __init__(self, columns: Mapping[str, Column]) -> None:
         self._columns = dict(columns)
 
     @classmethod
@@ -134,17 +123,15 @@ class Table:
         return cls({str(name): _from_series(frame[name], kind_of(str(name))) for name in frame.columns})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Table, ({name: self.column(name) for name in self.names},)  # without the rows that were not taken
+        return Table, (self._columns,)  # without the frame
 
     def __len__(self) -> int:
-        for column in self._columns.values():
-            return len(column.rows if isinstance(column, _Taken) else column)
-        return 0
+        return len(next(iter(self._columns.values()), ()))
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
-    def __getitem__(self, name: str) -> Numbers:
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
         column = self.column(name)
         assert isinstance(column, np.ndarray), f"{name} holds words"
         return column
@@ -155,11 +142,7 @@ class Table:
         return tuple(self._columns)
 
     def column(self, name: str) -> Column:
-        """A column of either kind."""
-        column = self._columns[name]
-        if isinstance(column, _Taken):
-            self._columns[name] = column = column.column[column.rows]
-        return column
+        return self._columns[name]
 
     def words(self, name: str) -> Words:
         column = self.column(name)
@@ -167,7 +150,7 @@ class Table:
         return column
 
     def known(self, name: str) -> BoolColumn:
-        """Rows whose value is not missing."""
+        """Rows with a value."""
         return is_known(self.column(name))
 
     def truths(self, name: str, missing: bool = False) -> BoolColumn:
@@ -182,17 +165,8 @@ class Table:
 
     def take(self, rows: Rows) -> "Table":
         """The rows that are listed or marked."""
-        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else np.asarray(rows, dtype=np.int64)
-        of_earlier: dict[int, IntColumn] = {}  # columns that were taken together share their rows
-        taken: dict[str, _Taken] = {}
-        for name, column in self._columns.items():
-            if isinstance(column, _Taken):
-                if id(column.rows) not in of_earlier:
-                    of_earlier[id(column.rows)] = column.rows[places]
-                taken[name] = _Taken(column.column, of_earlier[id(column.rows)])
-            else:
-                taken[name] = _Taken(column, places)
-        return Table(taken)
+        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return Table({name: column[places] for name, column in self._columns.items()})
 
     def select(self, names: Iterable[str]) -> "Table":
         """These columns, in this order."""
@@ -327,12 +301,9 @@ class Groups:
         place[order] = np.arange(len(order)) - starts[self.code[order]]
         return place
 
-    def rows(self) -> Iterator[IntColumn]:
+    def rows(self) -> list[IntColumn]:
         """The rows of each group, in order."""
-        order = np.argsort(self.code, kind="stable")
-        bounds = np.concatenate(([0], np.cumsum(self.sizes)))
-        for begin, end in pairwise(bounds.tolist()):
-            yield order[begin:end]
+        return np.split(np.argsort(self.code, kind="stable"), np.cumsum(self.sizes)[:-1]) if len(self) else []
 
 
 def _codes(column: Column) -> tuple[IntColumn, int]:
@@ -347,9 +318,8 @@ def _codes(column: Column) -> tuple[IntColumn, int]:
         if size <= _DENSE * len(column):
             return np.where(known, column - low, size), size + 1
     unique, code = np.unique(column, return_inverse=True)
-    if len(unique) and unique[0] == UNKNOWN:
-        code = (code - 1) % len(unique)
-    return np.asarray(code, dtype=np.int64), max(len(unique), 1)
+    first = len(unique) > 0 and unique[0] == UNKNOWN
+    return (code - first) % max(len(unique), 1), max(len(unique), 1)
 
 
 def _without_gaps(code: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
@@ -387,14 +357,11 @@ def _stored(value: object, kind: Kind, length: int) -> Column:
 
 
 def _from_series(series: "pd.Series[Any]", kind: Kind) -> Column:
+    if kind == "word":
+        return Words.of(None if lost else one for one, lost in zip(series, series.isna(), strict=True))
     if kind == "real":
         return np.asarray(series.to_numpy(dtype=float, na_value=np.nan), dtype=np.float64)
-    missing = series.isna().to_numpy(dtype=bool)
-    if kind == "word":
-        return Words.of(None if lost else one for one, lost in zip(series, missing, strict=True))
-    if series.dtype == object or missing.all():
-        return np.array([UNKNOWN if lost else int(one) for one, lost in zip(series, missing, strict=True)], np.int64)
-    return np.where(missing, UNKNOWN, series.where(~missing, 0).to_numpy(dtype=np.int64, na_value=0))
+    return np.asarray(series.astype("Int64").to_numpy(dtype=np.int64, na_value=UNKNOWN))
 
 
 def _series(column: Column, kind: Kind) -> Any:

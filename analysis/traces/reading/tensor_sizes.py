@@ -1,7 +1,8 @@
 """Sizes of collectives' buffers, from what traces record: element counts, shapes, element types in all their spellings."""
 
 import re
-from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,17 +50,6 @@ def element_bytes(dtype: str | None) -> int | None:
     return 1 if _FLOAT8.match(plain) else _ELEMENT_BYTES.get(plain)
 
 
-@dataclass(frozen=True, slots=True)
-class Buffers:
-    """A rank's input and output buffer as far as shapes show: elements and their one type, or bytes of mixed types."""
-
-    input_elements: int | None = None
-    output_elements: int | None = None
-    dtype: str | None = None
-    input_bytes: int | None = None
-    output_bytes: int | None = None
-
-
 def group_size(args: CommunicationArgs, kind: str | None) -> int | None:
     """Ranks of a collective's group: as recorded, else by the ratio of its buffers; None if both are unknown.
 
@@ -69,11 +59,9 @@ def group_size(args: CommunicationArgs, kind: str | None) -> int | None:
         return args.group_size
     if kind not in _OUTPUT_IS_N_INPUTS | _INPUT_IS_N_OUTPUTS:
         return None
-    size = element_bytes(args.dtype)
     sent, received = args.input_elements, args.output_elements
     if sent is None or received is None:
-        sent = _known_bytes(args.input_bytes, args.input_elements, size)
-        received = _known_bytes(args.output_bytes, args.output_elements, size)
+        sent, received = buffer_sizes(args)
     if kind in _INPUT_IS_N_OUTPUTS:
         sent, received = received, sent
     if not sent or not received or received % sent:
@@ -87,32 +75,26 @@ def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | No
     Where one of the two is recorded: an all-gather's output is N inputs, a reduce-scatter's input N outputs; other
     collectives are as large on both sides (an all-to-all with uneven splits may not be).
     """
-    found = _larger_buffer(args, kind, group_size)
-    return found if found is not None and 0 <= found < _MOST_BYTES else None
-
-
-def _larger_buffer(args: CommunicationArgs, kind: str | None, group_size: int | None) -> int | None:
-    size = element_bytes(args.dtype)
-    sent = _known_bytes(args.input_bytes, args.input_elements, size)
-    received = _known_bytes(args.output_bytes, args.output_elements, size)
-    if sent is not None and received is not None:
-        return max(sent, received)
-    one = sent if sent is not None else received
-    if one is None or kind in _ONE_SIDED:
+    sent, received = buffer_sizes(args)
+    one = sent if received is None else received if sent is None else max(sent, received)
+    if one is None or (kind in _ONE_SIDED and None in (sent, received)):
         return None
     if (kind in _OUTPUT_IS_N_INPUTS and received is None) or (kind in _INPUT_IS_N_OUTPUTS and sent is None):
-        return one * group_size if group_size else None
-    return one
+        if not group_size:
+            return None
+        one *= group_size
+    return one if 0 <= one < _MOST_BYTES else None
 
 
-def _known_bytes(given: int | None, elements: int | None, size: int | None) -> int | None:
-    if elements is not None and size is not None:
-        return elements * size
-    return given
+def buffer_sizes(args: CommunicationArgs) -> tuple[int | None, int | None]:
+    """Bytes of the input and of the output, as far as they are recorded."""
+    size = element_bytes(args.dtype)
+    both = (args.input_elements, args.input_bytes), (args.output_elements, args.output_bytes)
+    sent, received = (given if elements is None or size is None else elements * size for elements, given in both)
+    return sent, received
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     """One argument: a tensor, or a list of them together."""
 
     elements: int
@@ -120,8 +102,8 @@ class _Tensor:
     bytes: int | None
 
 
-def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Buffers | None:
-    """What `Input Dims` and `Input type` of an operator or range (JSON, as recorded) say of its buffers.
+def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> CommunicationArgs | None:
+    """The buffers by `Input Dims` and `Input type` of an operator or range (JSON, as recorded): elements, type, or bytes.
 
     Either may be absent (empty). None where one of them is damaged: no JSON, no UTF-8, or longer than any.
     """
@@ -133,7 +115,7 @@ def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Buffers
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(dims, list):
-        return Buffers()
+        return CommunicationArgs()
     known_types = types if isinstance(types, list) and len(types) == len(dims) else [None] * len(dims)
     arguments = [_tensor(shape, kind) for shape, kind in zip(dims, known_types, strict=True)]
     first, second = [*arguments, None, None][:2]
@@ -144,23 +126,32 @@ def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Buffers
     return _buffers(_together([one for one in arguments if one is not None]), None)  # a range: every tensor an argument
 
 
-def _buffers(sent: _Tensor | None, received: _Tensor | None) -> Buffers:
-    dtypes = {one.dtype for one in (sent, received) if one is not None and one.dtype is not None}
-    mixed = len(dtypes) > 1
-    counts = [one.elements if one is not None and not mixed else None for one in (sent, received)]
-    sizes = [one.bytes if one is not None and (mixed or one.dtype is None) else None for one in (sent, received)]
-    for index, size in enumerate(sizes):
-        if size is not None:
-            counts[index] = None
-    return Buffers(counts[0], counts[1], None if mixed else next(iter(dtypes), None), sizes[0], sizes[1])
+def _buffers(sent: _Tensor | None, received: _Tensor | None) -> CommunicationArgs:
+    """Elements and their one type, or bytes where types are mixed."""
+    dtypes = {one.dtype for one in (sent, received) if one is not None} - {None}
+
+    def size(one: _Tensor | None) -> tuple[int | None, int | None]:
+        mixed = one is not None and (len(dtypes) > 1 or one.dtype is None)
+        if one is None or (mixed and one.bytes is not None):
+            return None, None if one is None else one.bytes
+        return None if len(dtypes) > 1 else one.elements, None
+
+    (input_elements, input_bytes), (output_elements, output_bytes) = size(sent), size(received)
+    return CommunicationArgs(
+        input_elements=input_elements,
+        output_elements=output_elements,
+        dtype=dtypes.pop() if len(dtypes) == 1 else None,
+        input_bytes=input_bytes,
+        output_bytes=output_bytes,
+    )
 
 
 def _together(tensors: list[_Tensor]) -> _Tensor | None:
     if not tensors:
         return None
     dtypes = {tensor.dtype for tensor in tensors}
-    sizes = [tensor.bytes for tensor in tensors]
-    total = sum(size for size in sizes if size is not None) if all(size is not None for size in sizes) else None
+    sizes = [tensor.bytes for tensor in tensors if tensor.bytes is not None]
+    total = sum(sizes) if len(sizes) == len(tensors) else None
     return _Tensor(sum(tensor.elements for tensor in tensors), dtypes.pop() if len(dtypes) == 1 else None, total)
 
 
@@ -177,7 +168,6 @@ def _tensor(shape: object, kind: object, depth: int = 0) -> _Tensor | None:
         return None
     if not shape and size is None:
         return None
-    count = 1  # a tensor without dimensions holds one element
-    for extent in shape:
-        count *= extent if isinstance(extent, int) and extent >= 0 else 0
+    # A tensor without dimensions holds one element.
+    count = prod(extent if isinstance(extent, int) and extent >= 0 else 0 for extent in shape)
     return _Tensor(count, kind if isinstance(kind, str) else None, count * size if size is not None else None)

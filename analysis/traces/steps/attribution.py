@@ -57,21 +57,22 @@ class Windows:
         inside = (place < len(known)) & (ends_us > self.start_us[known[0]])
         return np.where(inside, known[np.minimum(place, len(known) - 1)], NO_STEP)
 
+    def lengths_of(self, spans: intervals.Intervals) -> FloatColumn:
+        """Length of disjoint intervals in each window, NaN for a step without one."""
+        return intervals.lengths_within(spans, self.start_us, self.end_us)
+
 
 def windows_of(events: EventTable, kind: npt.NDArray[np.uint8], step: IntColumn, count: int) -> Windows:
     """Windows of `count` steps, at least one, from the device events that each of them launched (`step`, NO_STEP for none)."""
     rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (step >= 0))
-    ends = _latest(step[rows], events.end_us[rows], count)
+    ends, hidden = _ends(events, step, rows, count)
     outlasting: IntColumn = np.empty(0, dtype=np.int64)
-    if (
-        hidden := _hidden(ends)
-    ).any():  # a checkpoint's copy on a separate stream may last for steps, and holds none of them up
+    if hidden.any():  # a checkpoint's copy on a separate stream may last for steps, and holds none of them up
         copies = rows[is_among(kind[rows], COPY_KINDS)]
         first_hidden = np.minimum.accumulate(np.where(hidden, ends, np.inf)[::-1])[::-1]  # from each step on
         outlasting = copies[events.end_us[copies] >= np.append(first_hidden[1:], np.inf)[step[copies]]]
         rows = rows[~np.isin(rows, outlasting)]
-        ends = _latest(step[rows], events.end_us[rows], count)
-        hidden = _hidden(ends)
+        ends, hidden = _ends(events, step, rows, count)
     first = np.full(count, np.inf)
     np.minimum.at(first, step[rows], events.start_us[rows])
     reach = np.maximum.accumulate(ends)
@@ -81,16 +82,12 @@ def windows_of(events: EventTable, kind: npt.NDArray[np.uint8], step: IntColumn,
     return Windows(np.where(has_window, starts, np.nan), np.where(has_window, reach, np.nan), whole, hidden, outlasting)
 
 
-def _latest(step: IntColumn, ends_us: FloatColumn, count: int) -> FloatColumn:
-    latest = np.full(count, -np.inf)
-    np.maximum.at(latest, step, ends_us)
-    return latest
-
-
-def _hidden(ends: FloatColumn) -> BoolColumn:
-    """Steps that launched something, all of which had ended when an earlier step's work did."""
+def _ends(events: EventTable, step: IntColumn, rows: IntColumn, count: int) -> tuple[FloatColumn, BoolColumn]:
+    """When each step's work ended, and which steps' had all ended when an earlier step's did."""
+    ends = np.full(count, -np.inf)
+    np.maximum.at(ends, step[rows], events.end_us[rows])
     before = np.concatenate(([-np.inf], np.maximum.accumulate(ends)[:-1]))
-    return np.isfinite(ends) & (ends <= before)
+    return ends, np.isfinite(ends) & (ends <= before)
 
 
 _HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Host", re.IGNORECASE)
@@ -114,18 +111,15 @@ def with_engine_copies(events: EventTable, kind: npt.NDArray[np.uint8], launch_r
         alone[row] = group_size(args, collective_kind(args.collective_name or events.names[events.name[row]])) == 1
     alone &= events.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
     moves = (copy_range >= 0) & (innermost(events, launch_row[copies], alone) < 0)
-    copies, copy_range = copies[moves], copy_range[moves]
-    if not len(copies):
-        return kind
     kernels = np.flatnonzero((kind == Kind.COLLECTIVE) & (launch_row >= 0))
     kernel_range = innermost(events, launch_row[kernels], ranges)
     with_kernel = set(zip(kernel_range.tolist(), events.device[kernels].tolist(), strict=True))
-    marked, begun = kind.copy(), set()
-    in_order = np.argsort(events.start_us[copies], kind="stable")
-    for row, own_range in zip(copies[in_order].tolist(), copy_range[in_order].tolist(), strict=True):
-        place = (own_range, int(events.device[row]))
-        if place not in with_kernel:
-            marked[row] = Kind.COLLECTIVE_PART if place in begun else Kind.COLLECTIVE
+    places = list(zip(copy_range.tolist(), events.device[copies].tolist(), strict=True))
+    marked = kind.copy()
+    begun: set[tuple[int, int]] = set()
+    for index in np.argsort(events.start_us[copies], kind="stable").tolist():
+        if moves[index] and (place := places[index]) not in with_kernel:
+            marked[copies[index]] = Kind.COLLECTIVE_PART if place in begun else Kind.COLLECTIVE
             begun.add(place)
     return marked
 
@@ -264,15 +258,13 @@ def _began_before(
     events: EventTable, rest: IntColumn, without: IntColumn, kind: npt.NDArray[np.uint8], launched: IntColumn
 ) -> BoolColumn:
     """Which of the events were launched before the trace: a stream works in order, and theirs lacks no later launch."""
-    streams = np.stack((events.device, events.thread), axis=1)
-    _, stream = np.unique(streams, axis=0, return_inverse=True)
-    stream = stream.ravel()
+    _, stream = np.unique(np.stack((events.device, events.thread)), axis=1, return_inverse=True)
     with_launch = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (launched >= 0))
     last_without, first_with = np.full(len(events), -np.inf), np.full(len(events), np.inf)
-    np.maximum.at(last_without, stream[without], events.start_us[without])
-    np.minimum.at(first_with, stream[with_launch], events.start_us[with_launch])
+    np.maximum.at(last_without, stream.ravel()[without], events.start_us[without])
+    np.minimum.at(first_with, stream.ravel()[with_launch], events.start_us[with_launch])
     before = (last_without <= first_with) & np.isfinite(first_with)
-    return np.asarray(before[stream[rest]], dtype=bool)
+    return np.asarray(before[stream.ravel()[rest]], dtype=bool)
 
 
 def _launched_before(events: EventTable, rows: IntColumn) -> BoolColumn:
@@ -293,17 +285,15 @@ def _launched_before(events: EventTable, rows: IntColumn) -> BoolColumn:
 def step_ranges(events: EventTable) -> StepRanges:
     """The ProfilerStep ranges of the CPU side, the longest of each number (several threads may carry one)."""
     rows = np.flatnonzero(named_annotations(events, "ProfilerStep#"))
-    longest: dict[int, tuple[float, float]] = {}
-    for row in rows:
+    longest: dict[int, int] = {}
+    for row in rows[np.argsort(-events.duration_us[rows], kind="stable")].tolist():
         if match := _STEP_NAME.match(events.names[events.name[row]]):
-            start, duration, number = float(events.start_us[row]), float(events.duration_us[row]), int(match[1])
-            if number not in longest or duration > longest[number][1] - longest[number][0]:
-                longest[number] = (start, start + duration)
+            longest.setdefault(int(match[1]), row)
     if not longest:
         return StepRanges((None,), np.array([-np.inf]), np.array([np.inf]))
-    ordered = sorted(longest.items(), key=lambda item: item[1])
-    bounds = np.array([bound for _, bound in ordered])
-    return StepRanges(tuple(number for number, _ in ordered), bounds[:, 0], bounds[:, 1])
+    ordered = sorted(longest, key=lambda number: (events.start_us[longest[number]], events.end_us[longest[number]]))
+    own = [longest[number] for number in ordered]
+    return StepRanges(tuple(ordered), events.start_us[own], events.end_us[own])
 
 
 def _launch_rows(events: EventTable, device_rows: npt.NDArray[np.bool_]) -> IntColumn:
@@ -311,11 +301,9 @@ def _launch_rows(events: EventTable, device_rows: npt.NDArray[np.bool_]) -> IntC
     launch = np.full(len(events), -1, dtype=np.int64)
     calls = np.flatnonzero(events.is_category(Category.RUNTIME) & (events.correlation >= 0))
     wanted = np.flatnonzero(device_rows & (events.correlation >= 0))
-    if not len(calls):
-        return launch
-    calls = calls[np.argsort(events.correlation[calls], kind="stable")]
-    correlations = events.correlation[calls]
-    position = np.minimum(np.searchsorted(correlations, events.correlation[wanted]), len(calls) - 1)
-    found = correlations[position] == events.correlation[wanted]
-    launch[wanted[found]] = calls[position[found]]
+    if len(calls):
+        calls = calls[np.argsort(events.correlation[calls], kind="stable")]
+        place = np.searchsorted(events.correlation[calls], events.correlation[wanted])
+        found = calls[np.minimum(place, len(calls) - 1)]
+        launch[wanted] = np.where(events.correlation[found] == events.correlation[wanted], found, -1)
     return launch

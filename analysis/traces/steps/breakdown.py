@@ -12,7 +12,7 @@ import numpy as np
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn, is_among
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps import gloo, intervals
-from dpscope.analysis.traces.steps.attribution import Attribution, Windows, empty_steps
+from dpscope.analysis.traces.steps.attribution import Attribution, empty_steps
 from dpscope.analysis.traces.steps.event_kind import (
     COMMUNICATION_KINDS,
     COPY_KINDS,
@@ -33,20 +33,16 @@ def exposed_stretches(attribution: Attribution) -> Table:
 
     Microseconds of the rank's own clock. Empty where the trace does not show what was communicated.
     """
-    stretches = _on_devices if attribution.on_device else _on_cpu
+    stretches = _exposed_on_devices if attribution.on_device else _exposed_on_cpu
     found = [] if communication_lost(attribution) else list(stretches(attribution))
-    bounds = np.concatenate([kept for _, _, kept in found]) if found else np.empty((0, 2))
-    counts = [len(kept) for _, _, kept in found]
+    bounds = np.concatenate([intervals.EMPTY, *(kept for _, _, kept in found)])
     places = Table.of(device=[device for device, _, _ in found], step=[step for _, step, _ in found])
-    table = places.take(np.repeat(np.arange(len(found)), counts))
+    table = places.take(np.repeat(np.arange(len(found)), [len(kept) for _, _, kept in found]))
     table = table.assign(rank=attribution.trace.rank, start_us=bounds[:, 0], end_us=bounds[:, 1])
     return table.select(EXPOSED_COLUMNS)
 
 
-_Stretches = Iterator[tuple[int | None, int | None, Intervals]]  # by device and step
-
-
-def _on_devices(attribution: Attribution) -> _Stretches:
+def _exposed_on_devices(attribution: Attribution) -> Iterator[tuple[int, int | None, Intervals]]:
     events = attribution.events
     starts, ends = attribution.windows.start_us, attribution.windows.end_us
     launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
@@ -61,7 +57,7 @@ def _on_devices(attribution: Attribution) -> _Stretches:
                 yield int(device), attribution.steps.numbers[index], kept
 
 
-def _on_cpu(attribution: Attribution) -> _Stretches:
+def _exposed_on_cpu(attribution: Attribution) -> Iterator[tuple[None, int | None, Intervals]]:
     compute = cpu_compute(attribution)
     for index, (start, end), rows in _cpu_steps(attribution):
         communication = intervals.clip(intervals.of_events(attribution.events, rows), start, end)
@@ -86,13 +82,7 @@ COLUMNS = (
     "backward_us", "optimizer_us", "collective_count", "by_time_us", "unlaunched_us",
 )  # fmt: skip
 
-_PHASE_COLUMNS = {
-    "data_us": phases.DATA,
-    "host_to_device_us": phases.HOST_TO_DEVICE,
-    "forward_us": phases.FORWARD,
-    "backward_us": phases.BACKWARD,
-    "optimizer_us": phases.OPTIMIZER,
-}
+_PHASE_COLUMNS = {f"{name.removeprefix(phases.PREFIX)}_us": name for name in phases.STEP_PHASES}
 
 _COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"  # once for each gradient
 _DDP_FORWARD = "DistributedDataParallel.forward"
@@ -121,7 +111,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     for device in np.unique(events.device[in_a_step]):
         own = in_a_step & (events.device == device)
         inside = _lengths_in_windows(attribution, own)
-        by_time_us = _length_in(windows, intervals.of_events(events, own & attribution.by_time))
+        by_time_us = windows.lengths_of(intervals.of_events(events, own & attribution.by_time))
         own_of_step = attribution.by_step(own)
         for index in np.flatnonzero(np.isfinite(windows.end_us) | windows.hidden):
             in_step, start_us = own_of_step[index], windows.start_us[index]
@@ -155,9 +145,9 @@ def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, 
     host_copies = intervals.of_events(events, own & attribution.rows(Kind.HOST_COPY))
     copies = intervals.of_events(events, own & attribution.rows(*COPY_KINDS))
     either = intervals.merge(compute, communication)
-    compute_us, communication_us = _length_in(windows, compute), _length_in(windows, communication)
-    either_us = _length_in(windows, either)
-    with_host_copies_us = _length_in(windows, intervals.merge(either, host_copies))
+    compute_us, communication_us = windows.lengths_of(compute), windows.lengths_of(communication)
+    either_us = windows.lengths_of(either)
+    with_host_copies_us = windows.lengths_of(intervals.merge(either, host_copies))
     step_us = windows.end_us - windows.start_us
     # From the begin of the call that launched it: the time that a launch takes is none in which nothing was launched.
     launched = intervals.union(np.fmin(attribution.launch_us[own], events.start_us[own]), events.end_us[own])
@@ -168,33 +158,24 @@ def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, 
         "hidden_us": compute_us + communication_us - either_us,
         "exposed_us": either_us - compute_us,
         "host_copy_us": with_host_copies_us - either_us,
-        "device_copy_us": _length_in(windows, intervals.merge(either, copies)) - with_host_copies_us,
+        "device_copy_us": windows.lengths_of(intervals.merge(either, copies)) - with_host_copies_us,
         "idle_us": step_us - either_us,
-        "unlaunched_us": step_us - _length_in(windows, launched),
+        "unlaunched_us": step_us - windows.lengths_of(launched),
     }
 
 
-def _length_in(windows: Windows, own: Intervals) -> FloatColumn:
-    return intervals.lengths_within(own, windows.start_us, windows.end_us)
-
-
-def _phase_of_launch(attribution: Attribution) -> np.ndarray | None:
-    """Index of the phase in whose range each device event was launched, -1 for none; None without ranges.
+def _phase_of_launch(attribution: Attribution) -> IntColumn | None:
+    """Index in STEP_PHASES of the range in which each device event was launched, -1 for none; None without ranges.
 
     By time, whatever the thread: the backward pass launches from autograd's own threads.
     """
-    events = attribution.events
-    rows = np.flatnonzero(named_annotations(events, phases.PREFIX))
-    names = list(_PHASE_COLUMNS.values())
-    ranges = sorted(
-        (float(events.start_us[row]), float(events.end_us[row]), names.index(events.names[events.name[row]]))
-        for row in rows
-        if events.names[events.name[row]] in names
-    )
-    if not ranges:
+    events, names = attribution.events, phases.STEP_PHASES
+    rows = np.flatnonzero(named_annotations(events, phases.PREFIX) & events.named(names.__contains__))
+    if not len(rows):
         return None
-    starts, ends, codes = (np.array(column) for column in zip(*ranges, strict=True))
-    return np.append(codes, -1)[intervals.index_at(starts, ends, attribution.launch_us)]
+    rows = rows[np.lexsort((events.end_us[rows], events.start_us[rows]))]
+    codes = [names.index(events.names[code]) for code in events.name[rows].tolist()]
+    return np.array([*codes, -1])[intervals.index_at(events.start_us[rows], events.end_us[rows], attribution.launch_us)]
 
 
 def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]:
@@ -204,40 +185,28 @@ def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]
     devices of the process: empty without dpscope's ranges. On a CPU the end of the last of DDP's copies after each of its
     forward passes.
     """
-    ends_us = _device_reduction_ends(attribution) if attribution.on_device else _cpu_reduction_ends(attribution)
-    return {number: found for number, found in zip(attribution.steps.numbers, ends_us, strict=True) if found}
-
-
-def _device_reduction_ends(attribution: Attribution) -> list[list[float]]:
-    phase_of_row = _phase_of_launch(attribution)
-    if phase_of_row is None:
-        return [[] for _ in attribution.steps.numbers]
-    launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0) & ~attribution.by_time
-    in_backward = launched & (phase_of_row == list(_PHASE_COLUMNS.values()).index(phases.BACKWARD))
-    ends_us = attribution.events.end_us
-    return [[float(ends_us[rows].max())] if len(rows) else [] for rows in attribution.by_step(in_backward)]
-
-
-def _cpu_reduction_ends(attribution: Attribution) -> list[list[float]]:
-    events = attribution.events
-    copies = events.named(lambda name: name == _COPY_OUT)
-    forwards_us = np.sort(events.start_us[named_annotations(events, _DDP_FORWARD)])
-    ends_us = []
-    for rows in attribution.by_step(copies):
-        of_forward = np.searchsorted(forwards_us, events.start_us[rows])
-        ends_us.append(sorted(float(events.end_us[rows[of_forward == one]].max()) for one in np.unique(of_forward)))
-    return ends_us
+    events, found = attribution.events, dict[int | None, list[float]]()
+    passes = np.zeros(len(events), dtype=np.int64)  # the forward pass that each event follows
+    if attribution.on_device:
+        phase = _phase_of_launch(attribution)
+        launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0) & ~attribution.by_time
+        last = launched & (phase == phases.STEP_PHASES.index(phases.BACKWARD)) if phase is not None else launched[:0]
+    else:
+        last = events.named(_COPY_OUT.__eq__)
+        passes = np.searchsorted(np.sort(events.start_us[named_annotations(events, _DDP_FORWARD)]), events.start_us)
+    for number, rows in zip(attribution.steps.numbers, attribution.by_step(last), strict=True):
+        if len(rows):
+            reduced = [rows[passes[rows] == one] for one in np.unique(passes[rows])]
+            found[number] = sorted(float(events.end_us[own].max()) for own in reduced)
+    return found
 
 
 def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     events, numbers = attribution.events, attribution.steps.numbers
     compute, empty = cpu_compute(attribution), set(empty_steps(attribution).tolist())
     annotations = events.is_category(Category.USER_ANNOTATION)
-    ranges_of_step = {
-        column: attribution.by_step(annotations & events.named(phase.__eq__))
-        for column, phase in _PHASE_COLUMNS.items()
-        if phases.FORWARD in events.names  # else the trace has no such ranges at all
-    }
+    named = _PHASE_COLUMNS.items() if phases.FORWARD in events.names else ()  # else the trace has no such ranges at all
+    ranges_of_step = {name: attribution.by_step(annotations & events.named(phase.__eq__)) for name, phase in named}
     for index, (start, end), rows in _cpu_steps(attribution):
         if index in empty:
             yield {"step": numbers[index], "step_us": end - start, "partial_window": True}

@@ -1,6 +1,10 @@
-"""One row per collective per rank: kind, group, size, time. Matching across ranks is `rank_matching`'s."""
+"""One row per collective per rank: kind, group, size, time, when it was ready, what stood still meanwhile.
+
+Matching across ranks is `ranks/matching`'s.
+"""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -16,14 +20,13 @@ from dpscope.analysis.traces.reading.event_table import (
     IntColumn,
     ProcessGroup,
 )
-from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, group_size
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations, nccl_ranges
 from dpscope.analysis.traces.steps.gloo import created_us, creators, in_flight, queue_us
 from dpscope.analysis.traces.steps.intervals import innermost
-from dpscope.analysis.traces.steps.readiness import compute_shares, held_us, on_compute_stream
 from dpscope.profiling.records import range_names as phases
 
 SHARD, REPLICATE = "mesh_shard", "mesh_replicate"  # torch's names for the two dimensions of dpscope's mesh
@@ -64,7 +67,6 @@ COLUMNS = (
     "duration_us", "queue_us", "ready_us", "concurrent", "compute_done", "compute_stream", "compiled_share", "held_us",
 )  # fmt: skip
 
-_ADDED = ("rank", "order", "ready_us", "concurrent", "compute_done", "compute_stream", "compiled_share", "held_us")
 _NO_ARGS = CommunicationArgs()
 _NO_SIZES: dict[str, None] = dict.fromkeys(("input_elements", "output_elements", "input_bytes", "output_bytes"))
 _RECORD = re.compile(r"record_param_comms$")
@@ -85,55 +87,46 @@ def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = 
     NA for a collective that no traced step launched.
     `kind_of_row` is the kind of event rows whose kind neither a record nor a name shows, as RCCL's kernels in DataParallel.
     """
+    events, on_device, trace = attribution.events, attribution.on_device, attribution.trace
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
-    when = attribution.launch_us if attribution.on_device else attribution.events.start_us
-    launched = np.where(np.isfinite(when[rows]), when[rows], attribution.events.start_us[rows])
-    rows = rows[np.argsort(launched, kind="stable")]
-    table = Table.from_records(_rows(attribution, rows, kind_of_row), [name for name in COLUMNS if name not in _ADDED])
+    when = attribution.launch_us[rows] if on_device else events.start_us[rows]
+    rows = rows[np.argsort(np.where(np.isfinite(when), when, events.start_us[rows]), kind="stable")]
+    named = list(_named(attribution, rows))
+    known = [(args, kind or kind_of_row.get(int(row))) for row, (args, kind) in zip(rows, named, strict=True)]
+    if not on_device:
+        known = in_mesh(known, trace.process_groups)
+    kinds = [kind for _, kind in known]
+    sizes = [group_size(args, kind) for args, kind in known]
+    # Which a collective is taken to span where no other size is shown.
+    assumed = None if set(sizes) - {None, 1, trace.world_size} else trace.world_size
+    ranks = [size or assumed for size in sizes]
+    performed = [collective_kind(events.names[code]) for code in events.name[rows].tolist()]
+    devices = events.device[rows] if on_device else np.full(len(rows), -1)
+    numbers = (*attribution.steps.numbers, None)  # NO_STEP is the last
     ready = ready_us(attribution, rows)
     done, compiled = compute_shares(attribution, rows, ready)
-    table = table.assign(
-        rank=attribution.trace.rank,
-        order=table.group("group", "group_ranks").places,
+    table = Table.of(
+        rank=trace.rank,
+        device=np.where(devices >= 0, devices, UNKNOWN),
+        step=[numbers[step] for step in attribution.step[rows].tolist()],
+        kind=kinds,
+        moved_as=kinds if on_device else [moved or kind for moved, kind in zip(performed, kinds, strict=True)],
+        group=[args.group for args, _ in known],
+        group_ranks=[args.group_ranks for args, _ in known],
+        sequence=[args.sequence for args, _ in known],
+        bytes=[buffer_bytes(args, kind, size) for (args, kind), size in zip(known, ranks, strict=True)],
+        group_size=ranks,
+        start_us=events.start_us[rows],
+        duration_us=_ends(attribution, rows) - events.start_us[rows],
+        queue_us=np.full(len(rows), np.nan) if on_device else queue_us(events, rows),
         ready_us=ready,
         concurrent=concurrent(attribution, rows),
         compute_done=done,
         compute_stream=on_compute_stream(attribution, rows),
         compiled_share=compiled,
-        held_us=held_us(attribution, rows, table.words("kind").tolist()),
+        held_us=held_us(attribution, rows, kinds),
     )
-    return table.select(COLUMNS)
-
-
-def _rows(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, str]) -> Iterator[dict[str, object]]:
-    events = attribution.events
-    ends = _ends(attribution, rows)
-    queued = np.full(len(rows), np.nan) if attribution.on_device else queue_us(events, rows)
-    named = list(_named(attribution, rows))
-    known = [(args, kind or kind_of_row.get(int(row))) for row, (args, kind) in zip(rows, named, strict=True)]
-    if not attribution.on_device:
-        known = in_mesh(known, attribution.trace.process_groups)
-    sizes = [group_size(args, kind) for args, kind in known]
-    world_size = attribution.trace.world_size  # which a collective is taken to span where no other size is shown
-    assumed = None if set(sizes) - {None, 1, world_size} else world_size
-    for index, row in enumerate(rows):
-        args, kind = known[index]
-        step = attribution.step[row]
-        ranks = sizes[index] or assumed
-        yield {
-            "device": int(events.device[row]) if attribution.on_device and events.device[row] >= 0 else None,
-            "step": None if step == NO_STEP else attribution.steps.numbers[step],
-            "kind": kind,
-            "moved_as": kind if attribution.on_device else collective_kind(events.names[events.name[row]]) or kind,
-            "group": args.group,
-            "group_ranks": args.group_ranks,
-            "sequence": args.sequence,
-            "bytes": buffer_bytes(args, kind, ranks),
-            "group_size": ranks,
-            "start_us": float(events.start_us[row]),
-            "duration_us": float(ends[index] - events.start_us[row]),
-            "queue_us": queued[index] if np.isfinite(queued[index]) else None,
-        }
+    return table.assign(order=table.group("group", "group_ranks").places).select(COLUMNS)
 
 
 def _named(attribution: Attribution, rows: IntColumn) -> Iterator[NamedCollective]:
@@ -248,3 +241,104 @@ def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:
             own, number = counts.setdefault(events.names[events.name[row]], {}), attribution.steps.numbers[step]
             own[number] = own.get(number, 0) + 1
     return counts
+
+
+REDUCING = frozenset({"all_reduce", "reduce_scatter"})
+
+
+def held_us(attribution: Attribution, rows: IntColumn, kinds: list[str | None]) -> FloatColumn:
+    """For each reduction (event rows) how long during it the device computed nothing although computing had been launched.
+
+    Counted are kernels that were launched before the last reduction of the step was: nothing that waits for a gradient is
+    among them, and if nothing held them they would run during the reduction. A kernel counts from the end of its launch.
+    NaN for other collectives, for those of no step, and on the CPU.
+    """
+    held = np.full(len(rows), np.nan)
+    if not attribution.on_device:
+        return held
+    events, launch_us = attribution.events, attribution.launch_us
+    reduces = np.array([kind in REDUCING for kind in kinds], dtype=bool) & np.isfinite(launch_us[rows])
+    computing = attribution.rows(Kind.COMPUTE) & np.isfinite(launch_us)
+    for own, here in _by_step_and_device(attribution, rows, reduces, computing):
+        earlier = own[launch_us[own] < launch_us[rows[here]].max()]
+        waiting = intervals.union(events.end_us[attribution.launch_row[earlier]], events.start_us[earlier])
+        still = intervals.difference(waiting, intervals.of_events(events, own))
+        held[here] = intervals.lengths_within(still, events.start_us[rows[here]], events.end_us[rows[here]])
+    return held
+
+
+# of a device's computing, from which on a stream is one that computes: copies around collectives are less
+_COMPUTES = 0.1
+_GRAPH = "CompiledFunctionBackward"  # autograd's node of what AOTAutograd compiled (torch 2.0 and later)
+
+
+def compute_shares(attribution: Attribution, rows: IntColumn, ready_us: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+    """For each collective (event rows) two shares, 0..1, of its step's computing: done when it was ready, and by its graph.
+
+    On its device, without the optimizer's work, which waits for the last gradient. What remains could hide it. The second is
+    what the last compiled backward graph computed that ended before the collective was requested: what comes out of a graph is
+    ready when all of it has run; 0 where none ended before it in its step. NaN where the step, the moment or all computing is
+    unknown.
+    """
+    events = attribution.events
+    done, compiled = np.full((2, len(rows)), np.nan)
+    graphs = np.flatnonzero(events.is_category(Category.CPU_OP) & events.named(lambda name: name == _GRAPH))
+    graphs = graphs[np.argsort(events.end_us[graphs], kind="stable")]
+    called_us = attribution.launch_us if attribution.on_device else events.start_us
+    for own, here in _by_step_and_device(attribution, rows, np.isfinite(ready_us), _before_optimizer(attribution)):
+        computed = intervals.of_events(events, own)
+        total_us = intervals.length(computed)
+        if not total_us > 0:
+            continue
+        done[here] = intervals.length_before(computed, ready_us[here]) / total_us
+        compiled[here] = 0.0
+        begins = attribution.steps.start_us[attribution.step[rows[here[0]]]]
+        when = called_us[rows[here]] if attribution.on_device else ready_us[here]
+        for place, last in zip(here, np.searchsorted(events.end_us[graphs], when, side="right") - 1, strict=True):
+            if last >= 0 and events.start_us[graphs[last]] >= begins:
+                graph = graphs[last]
+                inside = own[(called_us[own] >= events.start_us[graph]) & (called_us[own] < events.end_us[graph])]
+                compiled[place] = intervals.length(intervals.of_events(events, inside)) / total_us
+    return done, compiled
+
+
+def _by_step_and_device(
+    attribution: Attribution, rows: IntColumn, wanted: BoolColumn, computing: BoolColumn
+) -> Iterator[tuple[IntColumn, IntColumn]]:
+    """For each step and device its marked events of `computing`, and the places of its collectives that are `wanted`."""
+    devices = attribution.events.device
+    of_step = attribution.by_step(computing)
+    wanted = wanted & (attribution.step[rows] >= 0)
+    places = np.stack((attribution.step[rows], devices[rows]), axis=1)
+    for step, device in np.unique(places[wanted], axis=0):
+        own = of_step[step]
+        here = np.flatnonzero(wanted & (places == (step, device)).all(axis=1))
+        yield (own[devices[own] == device] if attribution.on_device else own), here
+
+
+def _before_optimizer(attribution: Attribution) -> BoolColumn:
+    """Rows that compute in a step, those that the optimizer launched left out."""
+    events = attribution.events
+    computing = attribution.rows(Kind.COMPUTE) & (attribution.step >= 0)
+    ranges = np.flatnonzero(named_annotations(events, "Optimizer.step#") | named_annotations(events, phases.OPTIMIZER))
+    if not len(ranges):
+        return computing
+    begins = np.full(len(attribution.steps), np.inf)
+    places = attribution.steps.index_at(events.start_us[ranges])
+    np.minimum.at(begins, places[places >= 0], events.start_us[ranges[places >= 0]])
+    called_us = attribution.launch_us if attribution.on_device else events.start_us
+    return computing & ~(called_us >= begins[np.maximum(attribution.step, 0)])
+
+
+def on_compute_stream(attribution: Attribution, rows: IntColumn) -> BoolColumn:
+    """For each collective (event rows) whether its stream is one on which its device computes: then nothing hides it."""
+    events = attribution.events
+    computing = np.flatnonzero(attribution.rows(Kind.COMPUTE))
+    times, totals = defaultdict[tuple[int, int], float](float), defaultdict[int, float](float)
+    streams = np.stack((events.device[computing], events.thread[computing]), axis=1)
+    for device, thread in np.unique(streams, axis=0).tolist():
+        own = computing[(streams == (device, thread)).all(axis=1)]
+        times[device, thread] = float(events.duration_us[own].sum())
+        totals[device] += times[device, thread]
+    places = zip(events.device[rows].tolist(), events.thread[rows].tolist(), strict=True)
+    return np.array([times[place] >= _COMPUTES * totals[place[0]] > 0.0 for place in places], dtype=np.bool_)

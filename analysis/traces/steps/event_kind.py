@@ -144,10 +144,9 @@ def is_peer_copy(name: str) -> bool:
 def event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
     """The Kind of every row of a trace with a device timeline."""
     kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
-    kernels = events.is_category(Category.KERNEL)
+    kernels, copies = events.is_category(Category.KERNEL), events.is_category(Category.MEMCPY)
     kinds[kernels] = Kind.COMPUTE
-    kinds[events.is_category(Category.MEMCPY, Category.MEMSET)] = Kind.DEVICE_COPY
-    copies = events.is_category(Category.MEMCPY)
+    kinds[copies | events.is_category(Category.MEMSET)] = Kind.DEVICE_COPY
     kinds[kernels & events.named(is_collective_kernel)] = Kind.COLLECTIVE
     kinds[copies & events.named(_HOST_COPY.search)] = Kind.HOST_COPY
     kinds[copies & events.named(is_peer_copy)] = Kind.PEER_COPY

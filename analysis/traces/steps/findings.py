@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import (
-    Category,
-    CommunicationArgs,
-)
+from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs
 from dpscope.analysis.traces.reading.reader import launching_calls
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
 from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution, empty_steps
@@ -80,23 +77,21 @@ def _device_findings(attribution: Attribution, source: str, cut: bool) -> Iterat
             + ("; its compute and communication are not given" if no_kernels else "; no sum includes them"),
         )
     elif no_kernels:
-        if launching_calls(attribution.events).any():
-            message = f"{source} holds calls that launch work on a device but no kernel: nothing is known of the device"
-            next_step = None
-        else:
+        message = f"{source} holds calls that launch work on a device but no kernel: nothing is known of the device"
+        next_step = None
+        if not launching_calls(attribution.events).any():
             message = f"{source} holds collectives of NCCL and nothing of a device: it records the CPU alone"
             next_step = "trace again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         yield TraceCode.NO_KERNELS.finding(message, _WHOLE_FILE if cut else next_step)
     if not communication_lost(attribution) or (cut and no_kernels):
         return
+    missing = "no range of gloo and no kernel of a device that show how long they took"
+    next_step = "trace the device too, where there is one; of backends on the CPU dpscope reads gloo's ranges alone"
     if on_device:
         missing = "no kernel of theirs"
         next_step = (
             "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see `dpscope doctor`"
         )
-    else:
-        missing = "no range of gloo and no kernel of a device that show how long they took"
-        next_step = "trace the device too, where there is one; of backends on the CPU dpscope reads gloo's ranges alone"
     yield TraceCode.TRACE_INCOMPLETE.finding(
         message=f"{source} holds operators that communicate and {missing}: its communication is not given",
         next_step=_WHOLE_FILE if cut else next_step,

@@ -65,14 +65,19 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
     if "reduce_scatter" not in carried_out:
         kinds = ["all_reduce" if kind == "reduce_scatter" else kind for kind in kinds]
     operator = named_operators(events, "c10d::")
+    elements = np.zeros(len(events), dtype=np.int64)  # 0 if not recorded
+    for row, args in events.communication.items():
+        elements[row] = args.input_elements or 0
     for kind in carried_out:
         of_kind = np.array([one == kind for one in kinds], dtype=bool)
         own = np.flatnonzero(of_kind[events.name[rows]])
         operators = np.flatnonzero(operator & of_kind[events.name])
-        if len(operators) != len(own) or len(np.unique(_elements(events, rows[own]) > 0)) > 1:
+        if len(operators) != len(own) or len(np.unique(elements[rows[own]] > 0)) > 1:
             found[own] = _around(events, rows[own], operators)
             continue
-        own, operators = _in_order(events, own, rows[own]), _in_order(events, operators, operators)
+        # By size and, within a size, by start: gloo's workers may begin works of several sizes out of order.
+        own = own[np.lexsort((events.start_us[rows[own]], elements[rows[own]]))]
+        operators = operators[np.lexsort((events.start_us[operators], elements[operators]))]
         if (events.start_us[operators] <= events.end_us[rows[own]]).all():
             found[own] = operators
     return found
@@ -88,17 +93,6 @@ def _around(events: EventTable, rows: IntColumn, operators: IntColumn) -> IntCol
     within = (place >= 0) & (events.start_us[rows] <= events.end_us[chosen])
     alone = np.bincount(place[within], minlength=len(operators))[np.maximum(place, 0)] == 1
     return np.where(within & alone, chosen, -1)
-
-
-def _in_order(events: EventTable, places: IntColumn, rows: IntColumn) -> IntColumn:
-    """`places` of events by size and, within a size, by start: gloo's workers may begin works of several sizes out of order."""
-    return places[np.lexsort((events.start_us[rows], _elements(events, rows)))]
-
-
-def _elements(events: EventTable, rows: IntColumn) -> IntColumn:
-    """Of each event, 0 if not recorded."""
-    sizes = [events.communication[row].input_elements or 0 if row in events.communication else 0 for row in rows]
-    return np.array(sizes, dtype=np.int64)
 
 
 def ended_in_their_pass(events: EventTable) -> EventTable:

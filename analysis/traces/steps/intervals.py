@@ -53,11 +53,8 @@ def length(intervals: Intervals) -> float:
 
 def intersection(first: Intervals, second: Intervals) -> Intervals:
     """The intersection of two disjoint sets."""
-    both = np.concatenate((first, second))
-    if not len(both):
-        return EMPTY
-    times = both.ravel()
-    steps = np.tile([1, -1], len(both))
+    times = np.concatenate((first, second)).ravel()
+    steps = np.tile([1, -1], len(times) // 2)
     order = np.lexsort((-steps, times))  # at one time, open before closing
     times, counts = times[order], np.cumsum(steps[order])
     opens = np.flatnonzero((counts[:-1] >= 2) & (times[1:] > times[:-1]))
@@ -68,11 +65,8 @@ def difference(first: Intervals, second: Intervals) -> Intervals:
     """The first set without the second."""
     if not len(first) or not len(second):
         return first
-    low = min(first[0, 0], second[0, 0])
-    high = max(first[-1, 1], second[-1, 1])
-    edges = np.concatenate(([low], second.ravel(), [high]))
-    outside = edges.reshape(-1, 2)
-    return intersection(first, outside[outside[:, 1] > outside[:, 0]])
+    outside = np.concatenate(([-np.inf], second.ravel(), [np.inf])).reshape(-1, 2)
+    return intersection(first, outside)
 
 
 def clip(intervals: Intervals, start: float, end: float) -> Intervals:
@@ -90,9 +84,9 @@ def length_before(intervals: Intervals, times: FloatColumn) -> FloatColumn:
         return np.zeros_like(times, dtype=np.float64)
     cumulative = np.concatenate(([0.0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
     index = np.searchsorted(intervals[:, 0], times, side="right")
-    inside = np.minimum(times, intervals[np.maximum(index - 1, 0), 1]) - intervals[np.maximum(index - 1, 0), 0]
-    partial = cumulative[np.maximum(index - 1, 0)] + inside
-    return cast(FloatColumn, np.where(index == 0, 0.0, partial))
+    last = np.maximum(index - 1, 0)
+    inside = np.minimum(times, intervals[last, 1]) - intervals[last, 0]
+    return cast(FloatColumn, np.where(index == 0, 0.0, cumulative[last] + inside))
 
 
 def lengths_within(intervals: Intervals, starts: FloatColumn, ends: FloatColumn) -> FloatColumn:
@@ -127,17 +121,14 @@ def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) ->
     for thread in np.intersect1d(threads[known], events.thread[ranges]):
         own = ranges[events.thread[ranges] == thread]
         own = own[np.lexsort((-events.duration_us[own], events.start_us[own]))]
-        starts, ends = events.start_us[own], events.end_us[own]
         mine = np.flatnonzero(known & (threads == thread))
         times = events.start_us[at_rows[mine]]
-        index = np.searchsorted(starts, times, side="right") - 1
-        outside = (index >= 0) & (times > ends[np.maximum(index, 0)])
-        parents = _parents(starts, ends) if outside.any() else None
-        while parents is not None and outside.any():
+        index = np.searchsorted(events.start_us[own], times, side="right") - 1
+        parents = None
+        while (outside := (index >= 0) & (times > events.end_us[own[np.maximum(index, 0)]])).any():
+            parents = _parents(events.start_us[own], events.end_us[own]) if parents is None else parents
             index[outside] = parents[index[outside]]
-            outside = (index >= 0) & (times > ends[np.maximum(index, 0)])
-        inside = index >= 0
-        result[mine[inside]] = own[index[inside]]
+        result[mine] = np.where(index >= 0, own[np.maximum(index, 0)], -1)
     return result
 
 

@@ -29,7 +29,6 @@ from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, Bucket
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs
 from dpscope.analysis.what_if.scenarios.scenario import Base, lateness
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
@@ -88,7 +87,14 @@ def interference_of_run(
 
 def interference_of_traces(ledger: Ledger | None, profiles: Sequence[StepProfile]) -> Interference:
     """Of traces alone: the ledger's contention, and how much transfers that overlap slow each other."""
-    gamma, band, contention = _measured_gamma(ledger) or (0.0, _UNKNOWN_GAMMA, "")
+    gamma, band, contention = 0.0, _UNKNOWN_GAMMA, ""
+    if ledger is not None and ledger.contention_ratio is not None and ledger.contention_ratio_interval is not None:
+        # computing loses 1 - 1/ratio of hidden communication's time
+        ratio, bounds = ledger.contention_ratio, ledger.contention_ratio_interval
+        gamma, low, high = (max(0.0, 1 - 1 / max(one, 1e-3)) for one in (ratio, bounds.low, bounds.high))
+        band = low, high
+        interval = f"{bounds.low:.2f} to {bounds.high:.2f}"
+        contention = f"compute next to communication takes {ratio:.2f}x as long ({interval}, measured)"
     lacks = () if contention else (NO_CONTENTION,)
     if (measured := slowdown_of(profiles)) is not None:
         return Interference(gamma, band, measured[0], measured[1:], True, contention, lacks)
@@ -97,16 +103,6 @@ def interference_of_traces(ledger: Ledger | None, profiles: Sequence[StepProfile
     # transfers that overlap are evidence that they share the link
     least = SHARES_THE_LINK if any(buckets_overlap(one) for one in profiles) else 1.0
     return Interference(gamma, band, SHARES_THE_LINK, (least, SHARES_THE_LINK), False, contention, lacks)
-
-
-def _measured_gamma(ledger: Ledger | None) -> tuple[float, tuple[float, float], str] | None:
-    """The share of hidden communication's time that computing loses, 1 - 1/ratio, with its interval and basis."""
-    if ledger is None or ledger.contention_ratio is None or ledger.contention_ratio_interval is None:
-        return None
-    ratio, bounds = ledger.contention_ratio, ledger.contention_ratio_interval
-    gamma, low, high = (max(0.0, 1 - 1 / max(one, 1e-3)) for one in (ratio, bounds.low, bounds.high))
-    interval = f"{bounds.low:.2f} to {bounds.high:.2f}"
-    return gamma, (low, high), f"compute next to communication takes {ratio:.2f}x as long ({interval}, measured)"
 
 
 def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
@@ -192,7 +188,8 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
     base = _as_untraced(interference.on(base))
-    sources = cost_sources(run.manifest, None, fitted)
+    sources, interconnect = cost_sources(run.manifest, None, fitted), run.manifest.environment.interconnect
+    pairs = interconnect.pairs if interconnect is not None else ()
     costs = Costs(
         devices=base.devices,
         per_node=base.per_node,
@@ -200,7 +197,8 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
         calibration=alike,
         every=fitted,
         specified=sources.link(base.devices),
-        alike=_alike(run.manifest.environment.interconnect),
+        # links of unknown rate count as alike, there being nothing to the contrary
+        alike=len({one.rate.gb_per_s for one in pairs if one.rate is not None}) <= 1,
     )
     return Question(base, costs, run, data)
 
@@ -208,7 +206,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
 def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Question:
     """Traces of one job as base; what they lack is in `lacks`. Raises DpscopeError where they cannot be read."""
     stated = stated or StatedJob()
-    files, _ = find_traces(list(paths))
+    files = find_traces(list(paths))
     job = job_profile(files, gradient_bytes=stated.gradient_bytes)
     devices = stated.devices or job.devices
     if devices is None:
@@ -310,12 +308,6 @@ def _traced(job: JobProfile) -> dict[tuple[str, float], float]:
         for other in profile.others:
             found.setdefault((other.kind, other.bytes), []).append(other.cost_us)
     return {key: float(np.median(values)) for key, values in found.items()}
-
-
-def _alike(interconnect: Interconnect | None) -> bool:
-    """Whether every two devices are joined by links of one rate; unknown counts as alike, there being nothing to the contrary."""
-    pairs = interconnect.pairs if interconnect is not None else ()
-    return len({pair.rate.gb_per_s for pair in pairs if pair.rate is not None}) <= 1
 
 
 def _as_untraced(base: Base) -> Base:

@@ -75,10 +75,11 @@ class CellErrors:
             f"The same method on {counted(len(known), 'other cell')} of this run: median error {100 * middle:.1f}%, worst "
             f"{100 * abs(worst.error or 0.0):.1f}% ({worst.cell}); the bands include it."
         )
-        perfect = [abs(one.perfect_us / one.measured_us - 1) for one in known if one.perfect_us is not None]
         rules = {
             "nothing changes": [abs(one.same_us / one.measured_us - 1) for one in known],
-            "perfect scaling": perfect,
+            "perfect scaling": [
+                abs(one.perfect_us / one.measured_us - 1) for one in known if one.perfect_us is not None
+            ],
         }
         medians = {name: float(np.median(values)) for name, values in rules.items() if values}
         listed = ", ".join(f"'{name}' {100 * off:.1f}%" for name, off in medians.items())
@@ -111,20 +112,12 @@ def _unvaried(options: CellOptions) -> CellOptions:
 
 
 def _cell_error(question: Question, data: CellData) -> CellError:
-    base = question.base
-    scenario = replace(scenario_of(data.cell, base), per_node=devices_per_node(data))
-    predicted = predict(base, scenario, question.costs)
-    measured = float(np.median(np.concatenate(data.step_samples())))
-    return CellError(
-        cell=data.cell.name,
-        measured_us=measured,
-        predicted_us=predicted.step_us,
-        low_us=predicted.low_us,
-        high_us=predicted.high_us,
-        perfect_us=base.single_us.get(data.cell.batch_size),
-        same_us=base.step_us,
-        reason=predicted.reason,
-    )
+    base, cell = question.base, data.cell
+    found = predict(base, replace(scenario_of(cell, base), per_node=devices_per_node(data)), question.costs)
+    measured_us = float(np.median(np.concatenate(data.step_samples())))
+    perfect_us = base.single_us.get(cell.batch_size)
+    times = (measured_us, found.step_us, found.low_us, found.high_us, perfect_us, base.step_us)
+    return CellError(cell.name, *times, found.reason)
 
 
 def scenario_of(cell: AnyCell, base: Base) -> Scenario:

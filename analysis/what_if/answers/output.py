@@ -29,7 +29,7 @@ from dpscope.analysis.what_if.prediction import BAND, FARTHEST, Prediction, answ
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, base_error
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs
 from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR, GPU_ERROR
-from dpscope.analysis.what_if.scenarios.predict import Answered, answered, predict
+from dpscope.analysis.what_if.scenarios.predict import answered, predict
 from dpscope.analysis.what_if.scenarios.predicted_ledger import detail_sentences, ledger_values
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 from dpscope.profiling.records.finding import counted
@@ -120,8 +120,8 @@ def _saving(
 
 def _replayed_us(base: Base, scenario: Scenario, costs: Costs, name: str) -> float | None:
     """How long a part is in the replayed steps; None of a kind that the replay does not separate."""
-    answers = [answered(base, profile, scenario, costs) for profile in base.profiles]
-    parts = [one.replayed for one in answers if isinstance(one, Answered) and one.replayed is not None]
+    answers = [answered(base, profile, scenario, costs).replayed for profile in base.profiles]
+    parts = [one for one in answers if one is not None]
     if len(parts) < len(answers):
         return None
     ledgers = [Ledger(sum(one), *one) for one in parts]
@@ -135,16 +135,13 @@ def _replayed_us(base: Base, scenario: Scenario, costs: Costs, name: str) -> flo
 
 def _unsure_us(base: Base, scenario: Scenario, costs: Costs) -> dict[str, tuple[float, float]]:
     """By what a replay rests on, half a 90% band of the step below and above, microseconds: mean of the profiles."""
-    answers = [answered(base, profile, scenario, costs) for profile in base.profiles]
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for one in answers:
-        if isinstance(one, Answered):
-            for name, (below, above) in one.parts.items():
-                found[name].append((-one.step_us * math.expm1(-below), one.step_us * math.expm1(above)))
-    return defaultdict(
-        lambda: (0.0, 0.0),
-        {name: (fmean(one[0] for one in ends), fmean(one[1] for one in ends)) for name, ends in found.items()},
-    )
+    for profile in base.profiles:
+        one = answered(base, profile, scenario, costs)
+        for name, (below, above) in one.parts.items():
+            found[name].append((-one.step_us * math.expm1(-below), one.step_us * math.expm1(above)))
+    means = {name: (fmean(one[0] for one in ends), fmean(one[1] for one in ends)) for name, ends in found.items()}
+    return defaultdict(lambda: (0.0, 0.0), means)
 
 
 def savings_sentences(found: Sequence[Saving], devices: int, ledger: Ledger | None) -> list[str]:
@@ -182,16 +179,12 @@ def _saves(changes: Sequence[str]) -> str:
 def _smaller_than_its_part(parts: Sequence[Saving], ledger: Ledger | None) -> list[str]:
     """Why the largest part of the step, which an action would remove first, is not the largest saving."""
     sizes = ledger.by_name_us if ledger is not None else {}
-    sizes = {one.change: sizes[one.change] for one in parts if one.change in sizes}
-    if not sizes:
+    largest = max(parts, key=lambda one: sizes.get(one.change, -math.inf))
+    if largest is parts[0] or largest.change not in sizes:
         return []
-    largest = max(sizes, key=lambda name: sizes[name])
-    if largest == parts[0].change:
-        return []
-    saved = next(one.saved_us for one in parts if one.change == largest)
     return [
-        f"The largest of these parts is {largest} ({show_time(sizes[largest])} of the step), but its removal alone saves only "
-        f"{show_time(max(0.0, saved))}: other parts take its place."
+        f"The largest of these parts is {largest.change} ({show_time(sizes[largest.change])} of the step), but its removal alone "
+        f"saves only {show_time(max(0.0, largest.saved_us))}: other parts take its place."
     ]
 
 
@@ -273,13 +266,21 @@ def replay_error(question: Question) -> float:
 
 def run_table(answer: RunAnswer) -> TextTable:
     """The predictions as a table, with a column for each option that varies."""
-    varied = [name for name in _options(answer) if name not in ("devices", "batch_size")]
+    options = dict.fromkeys(name for words, _, _ in answer.predictions for name in words)
+    varied = [name for name in options if name not in ("devices", "batch_size")]
     headings = (
         *("devices", "nodes", "batch"),
         *(name.replace("_", " ") for name in varied),
         *("step [ms]", f"{BAND:.0%} band [ms]", "exposed [ms]", "efficiency [%]", "bound by"),
     )
-    rows = tuple(_cells(words, one, varied) for words, _, one in answer.predictions)
+    rows = tuple(
+        (
+            *(str(one.devices), str(one.nodes), "NA" if one.batch_size is None else str(one.batch_size)),
+            *(words.get(name, "as measured") for name in varied),
+            *(show_ms(one.step_us), one.band, show_ms(one.exposed_us), one.percent, one.bound_by or "NA"),
+        )
+        for words, _, one in answer.predictions
+    )
     title = "Steps that were not measured, replayed from one that was"
     return TextTable(title, headings, rows, notes=tuple(_grounds(answer)))
 
@@ -293,12 +294,11 @@ def csv_table(answer: RunAnswer) -> TextTable:
     known += [(_label(words, one), words, one) for words, _, one in answer.predictions]
     rows = [{"configuration": name} | words | one.as_plain() | ledger_values(one.ledger) for name, words, one in known]
     headings = tuple(rows[-1])
-    cells = tuple(tuple(_csv_cell(row.get(name)) for name in headings) for row in rows)
-    return TextTable("What if", headings, cells)
-
-
-def _csv_cell(value: object) -> str:
-    return "" if value is None else f"{value:.9g}" if isinstance(value, float) else str(value)
+    values = [[row.get(name) for name in headings] for row in rows]
+    cells = [
+        [f"{one:.9g}" if isinstance(one, float) else "" if one is None else str(one) for one in row] for row in values
+    ]
+    return TextTable("What if", headings, tuple(map(tuple, cells)))
 
 
 def ledger_table(answer: RunAnswer) -> TextTable:
@@ -318,16 +318,12 @@ def ledger_table(answer: RunAnswer) -> TextTable:
     if with_tracer:
         notes.append("tracer: untraced less traced step, taken to be the base's")
     title = f"Where the step goes [{unit.label}]: the parts add up to the step"
-    return TextTable(title, headings, rows if ledgers else (), notes=(*notes, *_missing(known)))
-
-
-def _missing(known: Sequence[_LedgerRow]) -> tuple[str, ...]:
-    """Each reason once, with the parts that it is of."""
-    parts: dict[str, dict[str, None]] = {}
+    parts: dict[str, dict[str, None]] = {}  # each reason for an unknown part once, with the parts that it is of
     for _, _, _, missing in known:
         for part, reason in missing.items():
             parts.setdefault(reason, {})[part.removeprefix("exposed_")] = None
-    return tuple(f"NA of {', '.join(named)}: {reason}" for reason, named in parts.items())
+    notes += [f"NA of {', '.join(named)}: {reason}" for reason, named in parts.items()]
+    return TextTable(title, headings, rows if ledgers else (), notes=tuple(notes))
 
 
 def run_answer_sentences(answer: RunAnswer) -> list[str]:
@@ -340,18 +336,6 @@ def run_answer_sentences(answer: RunAnswer) -> list[str]:
 def _label(words: Mapping[str, str], one: Prediction) -> str:
     options = [f"{name.replace('_', ' ')} {word}" for name, word in words.items() if name != "devices"]
     return ", ".join([counted(one.devices, "device"), *options])
-
-
-def _options(answer: RunAnswer) -> list[str]:
-    return list(dict.fromkeys(name for words, _, _ in answer.predictions for name in words))
-
-
-def _cells(words: dict[str, str], one: Prediction, varied: Sequence[str]) -> tuple[str, ...]:
-    return (
-        *(str(one.devices), str(one.nodes), "NA" if one.batch_size is None else str(one.batch_size)),
-        *(words.get(name, "as measured") for name in varied),
-        *(show_ms(one.step_us), one.band, show_ms(one.exposed_us), one.percent, one.bound_by or "NA"),
-    )
 
 
 def _grounds(answer: RunAnswer) -> list[str]:
@@ -371,21 +355,16 @@ def _grounds(answer: RunAnswer) -> list[str]:
     ]
 
 
-def _which_step(question: Question) -> str:
-    """The base's step, as the report has it, and the traced one where that is another."""
-    base, ledger = question.base, question.base.ledger
-    if question.cell is None:
-        return f"{base.step_us / 1e3:.1f} ms per traced step (mean)"
-    traced = f", {ledger.traced_step_us / 1e3:.1f} ms per traced step (mean)" if ledger is not None else ""
-    return f"{base.step_us / 1e3:.1f} ms per untraced step (median over all repeats){traced}"
-
-
 def base_sentences(answer: RunAnswer) -> list[str]:
     """Of the base, what it lacks, and how wrong the method is on the run's own cells."""
     base = answer.question.base
     replayed = float(np.mean([base.prepared(one, AS_IT_WAS).profile.step_us for one in base.profiles]))
+    step = f"{base.step_us / 1e3:.1f} ms per traced step (mean)"
+    if answer.question.cell is not None:
+        step = f"{base.step_us / 1e3:.1f} ms per untraced step (median over all repeats)"
+        step += f", {base.ledger.traced_step_us / 1e3:.1f} ms per traced step (mean)" if base.ledger is not None else ""
     first = (
-        f"Base: {base.name} on {counted(base.devices, 'device')}, {_which_step(answer.question)}. "
+        f"Base: {base.name} on {counted(base.devices, 'device')}, {step}. "
         f"The replay reproduces {counted(len(base.profiles), 'typical traced step')} ({replayed / 1e3:.1f} ms on average) "
         f"within {max(100 * abs(replay_error(answer.question)), 0.01):.2f}%."
     )

@@ -114,9 +114,8 @@ def _least(base: Base, scenario: Scenario, costs: Costs, variable: str, need: tu
     if best.step_us is None:
         return Solution(variable, f"No answer: {best.reason}.")
     if not _reached(best, need):
-        measured = (
-            now.step_us is not None and now.step_us < best.step_us
-        )  # a stated link's latencies are rougher than measured ones
+        # a stated link's latencies are rougher than measured ones
+        measured = now.step_us is not None and now.step_us < best.step_us
         best, how = (now, f", with the {_NOUNS[variable]} as measured,") if measured else (best, "")
         answer = f"{_value_text(best, need)}{how} is the best (bound by {best.bound_by})"
         return Solution(variable, f"{_target(need)} cannot be reached at any {_NOUNS[variable]}: {answer}.")
@@ -210,29 +209,21 @@ def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
     cap, least = known[best]
     error, whence = (base.method_error, "shown") if base.method_error is not None else (ASSUMED_ERROR, "assumed")
     alike = least * (1 + error)
-    first = last = best
-    while first > 0 and known[first - 1][1] <= alike:
-        first -= 1
-    while last + 1 < len(known) and known[last + 1][1] <= alike:
-        last += 1
+    first = next(place for place in range(best, -1, -1) if place == 0 or known[place - 1][1] > alike)
+    last = next(place for place in range(best, len(known)) if place == len(known) - 1 or known[place + 1][1] > alike)
     usual = predict(base, replace(scenario, bucket_mb=DEFAULT_BUCKET), costs).step_us
     low, high = known[first][0], known[last][0]
     sentence = f"{_alike(low, high)}, within the {100 * error:.2g}% that this method's error is {whence} to be"
     if usual:
         sentence += f"; the default (1 MiB, then 25) takes {100 * (usual / least - 1):.1f}% longer than the best"
-    sentence += "."
-    if usual is not None and usual <= alike:
-        sentence += " Keep the default: the difference is within the error."
+    keep = usual is not None and usual <= alike
+    sentence += ". Keep the default: the difference is within the error." if keep else "."
     solved = replace(scenario, bucket_mb=cap)
     return Solution("bucket-mb", sentence, cap, low, high, solved, {"bucket_mb": f"{cap:.3g}"})
 
 
 def _alike(low_mib: float, high_mib: float) -> str:
-    """What bucket sizes are as good as the best one.
-
-    >>> _alike(5, 41), _alike(41, 41.04)
-    ('Buckets of 5 to 41 MiB are alike', 'Buckets of 41 MiB are the best, and no other size is as good')
-    """
+    """What bucket sizes are as good as the best one."""
     low, high = f"{low_mib:.3g}", f"{high_mib:.3g}"
     if low == high:
         return f"Buckets of {low} MiB are the best, and no other size is as good"
@@ -241,8 +232,7 @@ def _alike(low_mib: float, high_mib: float) -> str:
 
 def _strategies(base: Base, scenario: Scenario, costs: Costs) -> Solution:
     """Whether DataParallel is ever faster than DDP, over the counts that a number is given for."""
-    rows = []
-    count = 2
+    rows, count = [], 2
     while count <= 8 * base.largest_count:
         ddp = predict(base, replace(scenario, devices=count, strategy="ddp"), costs)
         dp = predict(base, replace(scenario, devices=count, strategy="dp"), costs)
@@ -256,9 +246,7 @@ def _strategies(base: Base, scenario: Scenario, costs: Costs) -> Solution:
     count, ratio = min(rows, key=lambda one: one[1])
     sentence = f"DataParallel is faster on {', '.join(map(str, wins))} devices."
     if not wins:
-        sentence = (
-            f"DataParallel is faster nowhere from {rows[0][0]} to {rows[-1][0]} devices; it comes closest on {count}, "
-        )
-        sentence += f"{ratio:.2f}x DDP's step."
+        where = f"nowhere from {rows[0][0]} to {rows[-1][0]} devices"
+        sentence = f"DataParallel is faster {where}; it comes closest on {count}, {ratio:.2f}x DDP's step."
     words = {"devices": str(count), "strategy": "dp"}
     return Solution("strategy", sentence, ratio, solved=replace(scenario, devices=count, strategy="dp"), words=words)

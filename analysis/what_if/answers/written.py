@@ -3,23 +3,16 @@
 import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.what_if.answers import output
 from dpscope.analysis.what_if.answers.bases import base_of_loaded
 from dpscope.analysis.what_if.answers.cell_errors import with_cell_errors
-from dpscope.analysis.what_if.answers.output import (
-    RunAnswer,
-    Saving,
-    base_sentences,
-    ledger_table,
-    run_answer,
-    run_table,
-    savings,
-)
+from dpscope.analysis.what_if.answers.output import RunAnswer
 from dpscope.analysis.what_if.replay.replay import (
     AS_IT_WAS,
     CollectiveSpan,
@@ -57,8 +50,7 @@ def check_figure_name(path: Path) -> None:
 
 def write_figure(answer: RunAnswer, path: Path) -> None:
     """Draw it. Raises DpscopeError where no scenario has an efficiency, and where there are too many."""
-    drawn = efficiency_figure(answer)
-    if drawn is None:
+    if (drawn := efficiency_figure(answer)) is None:
         raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table gives the reasons")
     if (lines := len(_lines(answer))) > _MOST_LINES:
         raise DpscopeError(
@@ -75,15 +67,12 @@ def write_figure(answer: RunAnswer, path: Path) -> None:
 
 def efficiency_figure(answer: RunAnswer) -> "Figure | None":
     """The figure; None where no scenario has an efficiency."""
-    lines = _lines(answer)
-    if not lines:
-        return None
     import matplotlib as mpl
 
     from dpscope.analysis.figures.style import STYLE
 
     with mpl.rc_context(STYLE):
-        return _drawn(lines, _measured(answer))
+        return _drawn(lines, _measured(answer)) if (lines := _lines(answer)) else None
 
 
 def _lines(answer: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
@@ -159,10 +148,10 @@ def write_replayed(answer: RunAnswer, path: Path) -> None:
     """
     base, (words, scenario, prediction) = answer.question.base, answer.predictions[0]
     profile = base.profiles[0]
-    inputs = inputs_of(base, profile, scenario, answer.question.costs)
-    if isinstance(inputs, str) or prediction.step_us is None or traits_of(scenario.strategy or "").peer_copies:
-        why = inputs if isinstance(inputs, str) else prediction.reason or "DataParallel is predicted by its formula"
+    if prediction.step_us is None or traits_of(scenario.strategy or "").peer_copies:
+        why = prediction.reason or "DataParallel is predicted by its formula"
         raise DpscopeError(f"no replay to write: {why}")
+    inputs = inputs_of(base, profile, scenario, answer.question.costs)
     measured = replay(base.prepared(profile, AS_IT_WAS), measured_conditions(profile), with_spans=True)
     predicted = replay(base.prepared(profile, inputs.compute), inputs.conditions, with_spans=True)
     label = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items()) or "as measured"
@@ -241,29 +230,33 @@ def chapter_of(run: RunData) -> WhatIfChapter | None:
     if refusal(base, Scenario()) is not None:
         return None
     counts = [times * base.devices for times in _TIMES_AS_MANY]
-    answer = run_answer(question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts])
-    changes = savings(base, Scenario(), question.costs)
-    table = run_table(answer)
+    answer = output.run_answer(question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts])
+    table = output.run_table(answer)
     tables = {
-        "what_if": TextTable(table.title, table.headings, table.rows, notes=(*base_sentences(answer), *table.notes)),
-        "what_if_ledger": ledger_table(answer),
-        "what_if_savings": _savings_table(changes, base.name),
+        "what_if": replace(table, notes=(*output.base_sentences(answer), *table.notes)),
+        "what_if_ledger": output.ledger_table(answer),
+        "what_if_savings": _savings_table(output.savings(base, Scenario(), question.costs), base.name),
         "what_if_own_error": _error_table(answer),
     }
     return WhatIfChapter(answer, {name: one for name, one in tables.items() if one.rows})
 
 
-def _savings_table(changes: list[Saving], cell: str) -> TextTable:
-    rows = []
-    for one in changes:
-        saved, low, high = (_ms(value) for value in (one.saved_us, one.low_us, one.high_us))
-        rows.append((one.change, saved, f"{low} to {high}", "yes" if one.is_significant else "no"))
-    return TextTable(
+def _savings_table(changes: list[output.Saving], cell: str) -> TextTable:
+    rows = [
+        (
+            one.change,
+            _ms(one.saved_us),
+            f"{_ms(one.low_us)} to {_ms(one.high_us)}",
+            "yes" if one.is_significant else "no",
+        )
+        for one in changes
+    ]
+    title, headings = (
         f"What one change alone would take off the step of {cell}",
-        ("change", "saves [ms]", "band [ms]", "significant"),
-        tuple(rows),
-        notes=("Parts of the step that can be removed come first, then changes for comparison",),
+        ("saves [ms]", "band [ms]", "significant"),
     )
+    notes = ("Parts of the step that can be removed come first, then changes for comparison",)
+    return TextTable(title, ("change", *headings), tuple(rows), notes)
 
 
 def _ms(value_us: float | None) -> str:

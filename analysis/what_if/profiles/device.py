@@ -22,7 +22,7 @@ from dpscope.analysis.what_if.profiles.gradients import (
     StepCollectives,
     as_replayed,
     backward_span,
-    ends_of,
+    bucket_ends_of,
     gaps,
     measured_buckets,
     ready_gradients,
@@ -81,7 +81,7 @@ def device_profile(
         buckets=tuple(as_replayed(measured, start_gap, turn)),
         others=tuple(others),
         first_host_us=first_host,
-        bucket_ends=_ends(found, len(measured)),
+        bucket_ends=bucket_ends_of(found, len(measured)),
         launch_lag_us=float(np.median(lags)) if lags else 0.0,
         start_gap_us=start_gap,
         turn_us=turn,
@@ -96,17 +96,14 @@ def _launched(attribution: Attribution, step: int, began: float) -> _Launched:
     rows = np.flatnonzero(mine)
     rows = rows[~np.isin(rows, attribution.windows.outlasting)]
     launch = attribution.launch_us[rows]
-    launch = np.where(
-        np.isfinite(launch), launch, events.start_us[rows]
-    )  # of no known launch: as late as it can have been
+    launch = np.where(np.isfinite(launch), launch, events.start_us[rows])  # unknown: as late as it can have been
     order = np.lexsort((events.start_us[rows], launch))
     rows, launch = rows[order], launch[order]
     ends = np.maximum.accumulate(np.maximum(events.end_us[rows], began)) if len(rows) else np.empty(0)
     before = np.concatenate(([began], ends[:-1])) if len(rows) else ends
     starts = np.minimum(np.maximum(events.start_us[rows], before), ends)
-    return _Launched(
-        launch, starts, ends, kernel_bounds(events.names)[events.name[rows]]
-    )  # time on another stream in parallel is not added
+    # time on another stream in parallel is not added
+    return _Launched(launch, starts, ends, kernel_bounds(events.names)[events.name[rows]])
 
 
 def _before(works: _Launched, when: float) -> int:
@@ -131,10 +128,6 @@ def _gradients(
         parts += [(size if known else 1.0) / PARTS] * PARTS
         begin = place
     return Gradients(np.array(parts), np.array(places, dtype=np.int64), INTERPOLATED if known else UNKNOWN)
-
-
-def _ends(found: ReadyGradients | None, buckets: int) -> tuple[int, ...]:
-    return ends_of(found.bucket) if found is not None else tuple(PARTS * (one + 1) - 1 for one in range(buckets))
 
 
 def _shares(reduced: pd.DataFrame) -> np.ndarray:
@@ -236,8 +229,10 @@ def _waits(attribution: Attribution, works: _Launched, step: int, began: float) 
     calls = np.flatnonzero(named & events.is_category(Category.RUNTIME) & (events.duration_us >= _SHORTEST_WAIT_US))
     calls = calls[np.argsort(events.start_us[calls], kind="stable")]
     first = works.launch_us[0] if count else began
-    following = _next_launch(attribution, step, works)
-    before = _last_launch(attribution, first)
+    launches = attribution.launch_us[attribution.rows(Kind.COMPUTE, *COPY_KINDS)]
+    later = launches[launches > (works.launch_us[-1] if count else NEVER)]
+    following = float(later.min()) if len(later) else float(attribution.steps.end_us[step])
+    before = float(launches[launches < first].max(initial=NEVER))
     for row in calls.tolist():
         begin, end = float(events.start_us[row]), float(events.end_us[row])
         if end <= first:
@@ -249,22 +244,10 @@ def _waits(attribution: Attribution, works: _Launched, step: int, began: float) 
             continue
         sync[place], resumed[place] = max(0.0, end - works.end_us[place]), end
     if not np.isfinite(before):  # the trace begins with this step: the host's way from step to step is its range
-        before = first - (first - attribution.steps.start_us[step])
+        before = attribution.steps.start_us[step]
         before -= max(0.0, attribution.steps.end_us[step] - (works.launch_us[-1] if count else first))
         before = before if np.isfinite(before) else first
     return _HostWaits(sync, resumed, float(before))
-
-
-def _last_launch(attribution: Attribution, first: float) -> float:
-    launches = attribution.launch_us[attribution.rows(Kind.COMPUTE, *COPY_KINDS)]
-    earlier = launches[launches < first]
-    return float(earlier.max()) if len(earlier) else NEVER
-
-
-def _next_launch(attribution: Attribution, step: int, works: _Launched) -> float:
-    launches = attribution.launch_us[attribution.rows(Kind.COMPUTE, *COPY_KINDS)]
-    later = launches[launches > (works.launch_us[-1] if len(works.launch_us) else NEVER)]
-    return float(later.min()) if len(later) else float(attribution.steps.end_us[step])
 
 
 _COPY = re.compile(r"^Memcpy (HtoD|DtoH)")

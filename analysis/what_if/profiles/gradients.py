@@ -65,7 +65,8 @@ def ready_gradients(
     end = np.minimum(end, np.append(begin[1:], np.inf))  # nodes of one thread do not overlap
     for index, launch in zip(last, launches_us, strict=True):
         end[index] = launch
-    for known, found in ((RECORDED, _recorded(events, rows)), (BY_ORDER, _reversed(parameter_bytes, len(rows)))):
+    by_order = np.array(parameter_bytes[::-1], dtype=float) if len(parameter_bytes) == len(rows) else None
+    for known, found in ((RECORDED, _recorded(events, rows)), (BY_ORDER, by_order)):
         if found is not None and _adds_up(found, bucket, sizes):
             return ReadyGradients(begin, end, found, tuple(bucket.tolist()), known)
     counts = np.bincount(bucket, minlength=len(last))
@@ -99,10 +100,6 @@ def _recorded(events: EventTable, nodes: np.ndarray) -> Floats | None:
     return np.array(found, dtype=float)
 
 
-def _reversed(parameter_bytes: Sequence[int], count: int) -> Floats | None:
-    return np.array(parameter_bytes[::-1], dtype=float) if len(parameter_bytes) == count else None
-
-
 def _adds_up(sizes: Floats, bucket: np.ndarray, totals: Sequence[float]) -> bool:
     """Whether the gradients of every bucket have its bytes, or one same share of them (a hook's type)."""
     sums = np.bincount(bucket, weights=sizes, minlength=len(totals))
@@ -116,9 +113,12 @@ def ends_of(bucket: Sequence[int]) -> tuple[int, ...]:
     >>> ends_of([0, 0, 1, 2, 2])
     (1, 2, 4)
     """
-    return tuple(
-        index for index in range(len(bucket)) if index + 1 == len(bucket) or bucket[index + 1] != bucket[index]
-    )
+    return tuple(index for index, (one, after) in enumerate(pairwise([*bucket, -1])) if one != after)
+
+
+def bucket_ends_of(found: ReadyGradients | None, buckets: int) -> tuple[int, ...]:
+    """The last gradient of every bucket; of buckets whose gradients the trace does not show, the last of PARTS each."""
+    return ends_of(found.bucket) if found is not None else tuple(PARTS * (one + 1) - 1 for one in range(buckets))
 
 
 _CORRECTIONS = 40
@@ -163,14 +163,9 @@ def measured_buckets(rows: pd.DataFrame, start_us: float) -> list[MeasuredBucket
     wait = _column(rows, "wait_us") if "wait_us" in rows else np.full(len(rows), np.nan)
     bounded = np.isnan(wait)
     moving = np.minimum(begin + np.where(bounded, 0.0, wait), end)
-    costs = _alone(moving, end)
-    late = _lateness(ready, begin, moving)
-    return [
-        MeasuredBucket(
-            size, ready[at] - start_us, begin[at] - start_us, end[at] - start_us, late[at], costs[at], bool(bounded[at])
-        )
-        for at, size in enumerate(_column(rows, "bytes").tolist())
-    ]
+    times = (one - start_us for one in (ready, begin, end))
+    columns = (_column(rows, "bytes"), *times, _lateness(ready, begin, moving), _alone(moving, end), bounded)
+    return [MeasuredBucket(*one) for one in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def backward_span(events: EventTable, step: tuple[float, float]) -> tuple[float, float]:
@@ -240,13 +235,9 @@ def _alone(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 def _lateness(ready: np.ndarray, begin: np.ndarray, moving: np.ndarray) -> np.ndarray:
     """How long after this rank the last one was ready. A collective that queued on both ranks gives only an upper bound."""
-    late = np.zeros(len(ready))
-    before = 0.0
-    for index in range(len(ready)):
-        seen = max(0.0, moving[index] - begin[index])
-        if begin[index] - ready[index] > _QUEUED_US and seen == 0.0:
-            before = min(before, max(0.0, begin[index] - ready[index]))
-        else:
-            before = seen + (begin[index] - ready[index] if begin[index] - ready[index] > _QUEUED_US else 0.0)
-        late[index] = before
-    return late
+    late, before = [], 0.0
+    for queued, seen in zip((begin - ready).tolist(), np.maximum(0.0, moving - begin).tolist(), strict=True):
+        waited = queued if queued > _QUEUED_US else 0.0
+        before = min(before, waited) if waited and not seen else seen + waited
+        late.append(before)
+    return np.array(late)

@@ -31,9 +31,8 @@ from dpscope.analysis.traces.steps.gloo import created_us, in_flight
 from dpscope.analysis.what_if.profiles.device import device_profile
 from dpscope.analysis.what_if.profiles.gradients import (
     PARTS,
-    StepCollectives,
     backward_span,
-    ends_of,
+    bucket_ends_of,
     gaps,
     measured_buckets,
     ready_gradients,
@@ -46,6 +45,7 @@ from dpscope.analysis.what_if.replay.step_profile import (
     SHARES_THE_LINK,
     UNKNOWN,
     Gradients,
+    MeasuredBucket,
     OtherCollective,
     StepProfile,
     Works,
@@ -55,9 +55,8 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 _TRIED = tuple(round(1.0 + step / 20, 2) for step in range(21))
-_OUTSIDE = (
-    1.35  # half the 90% quantile of chi-squared with one degree of freedom: log likelihoods that far apart differ
-)
+# half the 90% quantile of chi-squared with one degree of freedom: log likelihoods that far apart differ
+_OUTSIDE = 1.35
 _PROFILES = 16  # enough to estimate it
 
 
@@ -79,7 +78,8 @@ def slowdown_of(profiles: Sequence[StepProfile]) -> tuple[float, float, float] |
     chosen = known[:: max(1, -(-len(known) // _PROFILES))]
     if not chosen:
         return None
-    off = np.array([_unlike([at_slowdown(one, tried) for one in chosen]) for tried in _TRIED])
+    tried = [[bucket for one in chosen for bucket in at_slowdown(one, by).buckets] for by in _TRIED]
+    off = np.array([_unlike(buckets) for buckets in tried])
     ranks = len({one.rank for one in chosen})  # which saw the same collectives
     less_likely = sum(len(one.buckets) for one in chosen) / ranks * np.log(off / off.min())
     as_likely = np.array(_TRIED)[less_likely <= _OUTSIDE]
@@ -93,23 +93,17 @@ def buckets_overlap(profile: StepProfile) -> bool:
     return any(later.start_us < earlier.end_us for earlier, later in pairwise(profile.buckets))
 
 
-def _unlike(profiles: Sequence[StepProfile]) -> float:
-    """Mean absolute deviation of the buckets' costs from a line through their sizes, in logarithms."""
-    rows = [one for profile in profiles for one in profile.buckets]
-    sizes = np.array([one.bytes for one in rows])
-    costs = np.maximum(np.array([one.cost_us for one in rows]), 1.0)
-    return max(1e-6, float(np.abs(np.log(costs / _by_size(sizes, costs))).mean()))
-
-
-def _by_size(sizes: Floats, costs: Floats) -> Floats:
-    """A line, nothing negative in it, through the median cost of every size."""
+def _unlike(buckets: Sequence[MeasuredBucket]) -> float:
+    """Mean absolute deviation, in logarithms, of costs from a line without negative terms through each size's median cost."""
     from scipy.optimize import nnls
 
+    sizes = np.array([one.bytes for one in buckets])
+    costs = np.maximum(np.array([one.cost_us for one in buckets]), 1.0)
     different = np.unique(sizes)
     medians = np.array([np.median(costs[sizes == one]) for one in different])
     columns = np.stack((np.ones(len(different)), different / different.max()), axis=1)
     (start, slope), _ = nnls(columns / medians[:, None], np.ones(len(different)))
-    return np.asarray(start + slope * sizes / different.max())
+    return max(1e-6, float(np.abs(np.log(costs / (start + slope * sizes / different.max()))).mean()))
 
 
 _CODE = (Path(__file__).parents[1], Path(__file__).parents[2] / "costs")  # besides what reads traces
@@ -143,11 +137,16 @@ def job_profile(
     limits: ReadLimits = DEFAULT_LIMITS,
 ) -> JobProfile:
     """Read the traces of one job. Raises DpscopeError where none shows a whole step, or a file cannot be read."""
-    attributions, others = _one_job(paths, limits)
+    read = [(path, one) for path in paths for one in read_attributed(path, limits)]
+    found = find_jobs([trace_identity(one) for _, one in read], [path for path, _ in read])
+    require_one_job(found.jobs, paths, "a prediction")
+    attributions = [read[index][1] for index in found.jobs[""]]
     tables = [_with_times(one) for one in attributions]
     windows = windows_of([trace_identity(one) for one in attributions])
     trace = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    matched = match_windows(joined(tables), trace, windows, _origins(attributions)).table.frame
+    traces = [one.trace for one in attributions]
+    origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in traces]
+    matched = match_windows(joined(tables), trace, windows, origins).table.frame
     bounds = np.cumsum([0, *map(len, tables)])
     profiles = []
     for place, attribution in enumerate(attributions):
@@ -158,17 +157,12 @@ def job_profile(
     if not profiles:
         raise DpscopeError(f"{paths[0]}: no whole step to replay; trace two steps or more with profiler.step()")
     kinds = frozenset(matched["kind"].dropna().astype(str)) if len(matched) else frozenset()
-    sizes = [one.trace.world_size for one in attributions if one.trace.world_size]
+    sizes = [one.world_size for one in traces if one.world_size]
     largest = matched["group_size"].max() if len(matched) else pd.NA
     devices = sizes[0] if sizes else int(largest) if pd.notna(largest) else None
-    return JobProfile(
-        tuple(profiles),
-        len(attributions),
-        devices,
-        kinds,
-        (*others, *_lacks(attributions, profiles, devices)),
-        _device_name(attributions),
-    )
+    lacks = (*(finding.message for finding in found.of("")), *_lacks(attributions, profiles, devices))
+    names = {name for one in attributions if one.on_device for name in one.trace.device_names}
+    return JobProfile(tuple(profiles), len(traces), devices, kinds, lacks, names.pop() if len(names) == 1 else None)
 
 
 def run_profile(paths: Sequence[Path], parameter_bytes: Sequence[int]) -> JobProfile:
@@ -188,24 +182,6 @@ def _plain(value: Any) -> object:
 
 def _array(_: type, content: Any) -> object:
     return np.frombuffer(content[1], content[0])
-
-
-def _one_job(paths: Sequence[Path], limits: ReadLimits) -> tuple[list[Attribution], list[str]]:
-    """The traces of the one job among the files, and what was left out; raises DpscopeError where there are several."""
-    read = [(path, one) for path in paths for one in read_attributed(path, limits)]
-    found = find_jobs([trace_identity(one) for _, one in read], [path for path, _ in read])
-    require_one_job(found, paths, "a prediction")
-    return [read[index][1] for index in found.jobs[""]], [finding.message for finding in found.of("")]
-
-
-def _origins(attributions: Sequence[Attribution]) -> list[RankOrigin]:
-    traces = [one.trace for one in attributions]
-    return [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in traces]
-
-
-def _device_name(attributions: Sequence[Attribution]) -> str | None:
-    names = {name for one in attributions if one.on_device for name in one.trace.device_names}
-    return names.pop() if len(names) == 1 else None
 
 
 def with_bytes(profile: StepProfile, gradient_bytes: float) -> StepProfile:
@@ -282,7 +258,10 @@ def cpu_profile(
     sizes = [one.bytes for one in measured]
     created = split.buckets["launch_us"].tolist()
     found = ready_gradients(events, (began, ended), created, sizes, parameter_bytes)
-    blocked, others = _before_gradients(_waited_for(split, backward), began)
+    first = float(split.buckets["launch_us"].min()) if len(split.buckets) else float("inf")
+    # other collectives before the backward pass: what comes later holds the CPU up only if its work shows it
+    waited_for = split.others[split.others["launch_us"] < min(first, backward[1])]
+    blocked, others = _before_gradients(waited_for, began)
     ready, parts, known = (found.end_us - began, found.bytes, found.known) if found else _parts(created, sizes, began)
     ready = np.maximum.accumulate(np.maximum(ready, blocked[1])) if len(ready) else ready
     last = max([float(ready[-1]) if len(ready) else blocked[1], *(one.end_us for one in measured)])
@@ -298,19 +277,13 @@ def cpu_profile(
         buckets=tuple(shared_as_replayed(measured, gaps(measured)[0], GLOO_WORKERS)),
         others=tuple(others),
         first_host_us=NEVER,
-        bucket_ends=ends_of(found.bucket) if found else tuple(PARTS * (one + 1) - 1 for one in range(len(measured))),
+        bucket_ends=bucket_ends_of(found, len(measured)),
         launch_lag_us=0.0,
         start_gap_us=gaps(measured)[0],
         turn_us=0.0,
         exposed_us=exposed_us,
         servers=GLOO_WORKERS,
     )
-
-
-def _waited_for(split: StepCollectives, backward: tuple[float, float]) -> pd.DataFrame:
-    """The other collectives before the backward pass: what comes later holds the CPU up only if its work shows it."""
-    first = float(split.buckets["launch_us"].min()) if len(split.buckets) else float("inf")
-    return split.others[split.others["launch_us"] < min(first, backward[1])]
 
 
 def _before_gradients(rows: pd.DataFrame, began: float) -> tuple[tuple[float, float], list[OtherCollective]]:

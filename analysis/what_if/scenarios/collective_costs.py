@@ -22,6 +22,10 @@ from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 RING, TREE, HIERARCHICAL = "ring", "tree", "hierarchy"
 
 
+class NotKnown(Exception):  # noqa: N818 (an answer, not a fault)
+    """The measurements do not support a number; the message is the reason."""
+
+
 @dataclass(frozen=True)
 class Way:
     """Microseconds of latency and of transfer."""
@@ -118,19 +122,19 @@ class Costs:
     specified: LinkRate | None = None
     alike: bool = True
     traced_bounded: bool = False  # the trace's transfers hold waiting
-    _known: dict[tuple[object, ...], "Cost | str"] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _known: dict[tuple[object, ...], Cost] = field(default_factory=dict, init=False, compare=False, repr=False)
     _levels: dict[tuple[object, ...], CollectiveLevel] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
-    def cost(self, kind: str, size_bytes: float, devices: int, per_node: int, links: Links = Links()) -> Cost | str:
-        """The cost of one collective, or the reason why it is not known."""
+    def cost(self, kind: str, size_bytes: float, devices: int, per_node: int, links: Links = Links()) -> Cost:
+        """The cost of one collective; raises NotKnown."""
         key = (kind, size_bytes, devices, per_node, links)
         if key not in self._known:
             self._known[key] = self._found(kind, size_bytes, devices, per_node, links)
         return self._known[key]
 
-    def _found(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost | str:
+    def _found(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost:
         if devices == 1:
             return Cost(0.0, 0.0, CALIBRATED, "one device", 0.0)
         nodes = -(-devices // per_node)
@@ -151,10 +155,12 @@ class Costs:
             if self._between() is not None:
                 return self._by_rate_between(kind, size, devices, per_node, links)
             measured = counted(self.per_node, "device")
-            return f"measured with {measured} a node, requested with {per_node}: give --inter, or calibrate there"
+            raise NotKnown(
+                f"measured with {measured} a node, requested with {per_node}: give --inter, or calibrate there"
+            )
         return self._as_measured(kind, size, devices, single_node=nodes == 1)
 
-    def _as_measured(self, kind: str, size: float, devices: int, single_node: bool) -> Cost | str:
+    def _as_measured(self, kind: str, size: float, devices: int, single_node: bool) -> Cost:
         """On the links that were measured."""
         nodes = 1 if single_node else -(-devices // self.per_node)
         level = self._level(kind, nodes, self.per_node)
@@ -163,16 +169,20 @@ class Costs:
         if devices == self.devices:
             return self._traced(kind, size)
         if not self.alike and single_node:
-            return (
+            raise NotKnown(
                 f"the links between the devices differ in rate, and there is no calibration on {counted(devices, 'device')}: run "
                 f"dpscope calibrate with --devices {devices}"
             )
         if level.times:
             return self._forecast(level, nodes, devices, size)
-        here = self._traced(kind, size)
-        return here if isinstance(here, str) else _by_ring(kind, here, self.devices, devices)
+        here, before, after = self._traced(kind, size), bus_factor(kind, self.devices), bus_factor(kind, devices)
+        if before is None or after is None:
+            raise NotKnown(f"there is no model of {kind} on other numbers of devices")
+        # by the ring: transfer by the bus factor, with latency as it was
+        words = f"{here.basis}, carried to {devices} by the ring's formula"
+        return Cost(here.latency_us, here.transfer_us * after / before, CARRIED, words, 2 * SPREADS[CARRIED])
 
-    def _timed_over(self, kind: str, size: float, devices: int, per_node: int) -> Cost | str | None:
+    def _timed_over(self, kind: str, size: float, devices: int, per_node: int) -> Cost | None:
         """What a calibration timed over several nodes with as many devices on each; None where it timed nothing such."""
         nodes = -(-devices // per_node)
         level = self._level(kind, nodes, per_node)
@@ -191,12 +201,12 @@ class Costs:
             self._levels[key] = CollectiveLevel(kind, alike)
         return self._levels[key]
 
-    def _forecast(self, level: CollectiveLevel, nodes: int, devices: int, size: float) -> Cost | str:
+    def _forecast(self, level: CollectiveLevel, nodes: int, devices: int, size: float) -> Cost:
         """As `dpscope calibrate --predict` has it."""
         found = level.forecast(nodes, devices, round(size))
         layouts = ", ".join(_layout(*one) for one in level.counts)
         if found.time_us is None or found.high_us is None:
-            return f"{level.kind} calibrated on {layouts} devices: {found.source}"
+            raise NotKnown(f"{level.kind} calibrated on {layouts} devices: {found.source}")
         exact = (nodes, devices) in level.times
         beyond = ", beyond its sizes" if exact and "extended" in found.source else ""
         how = f"calibrated on {_layout(nodes, devices)} devices{beyond}"
@@ -206,11 +216,11 @@ class Costs:
         spread = max(SPREADS[CALIBRATED], math.log(found.high_us / found.time_us))
         return Cost(latency, found.time_us - latency, CALIBRATED if exact else CARRIED, how, spread)
 
-    def _by_rate_between(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost | str:
+    def _by_rate_between(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost:
         """From the rate between nodes that a calibration found with other numbers of devices on a node."""
         found = self._between()
         if found is None:
-            return (
+            raise NotKnown(
                 "the cost of the link between nodes is not known: give --inter, such as --inter 100Gb/s, or calibrate over "
                 "several nodes"
             )
@@ -227,21 +237,21 @@ class Costs:
             return None
         return rate, _hop_us(find_fit(self.every.on_nodes(rate.nodes), rate.collective, rate.devices), rate.devices)
 
-    def _within_a_node(self, kind: str, size: float, devices: int) -> Cost | str:
+    def _within_a_node(self, kind: str, size: float, devices: int) -> Cost:
         """Of a base over several nodes: what its calibration timed on one, at that count or carried to it."""
         level = self._level(kind, 1, self.per_node)
         if level.times:
             return self._forecast(level, 1, devices, size)
-        return (
+        raise NotKnown(
             f"{kind} was measured over several nodes, and {devices} devices of one were requested: run dpscope calibrate "
             f"with --devices {devices}, or give --intra"
         )
 
-    def _traced(self, kind: str, size: float) -> Cost | str:
+    def _traced(self, kind: str, size: float) -> Cost:
         """A line through the base's own collectives of that kind; one size alone scales with its bytes."""
         times = sorted((moved, time) for (name, moved), time in self.traced.items() if name == kind)
         if not times:
-            return f"no {kind} was measured: run dpscope calibrate, or state the link with --intra or --inter"
+            raise NotKnown(f"no {kind} was measured: run dpscope calibrate, or state the link with --intra or --inter")
         bounds = ", upper bounds" if self.traced_bounded else ""
         words = f"transfers of the base on {counted(self.devices, 'device')}{bounds}"
         exact = self.traced.get((kind, size))
@@ -259,7 +269,7 @@ class Costs:
         links: Links,
         stated: LinkRate,
         reached: tuple[float, str] | None = None,
-    ) -> Cost | str:
+    ) -> Cost:
         """`reached`: the reached share of the rate and its description, where it was measured and is not a specification."""
         nodes, inside = -(-devices // per_node), min(per_node, devices)
         at_other_layout = reached is not None
@@ -269,21 +279,24 @@ class Costs:
         basis = f"{stated.name}{how}" if reached else f"{stated.name}: specification{how}"
         latency, whence = (links.latency_us, "") if links.latency_us is not None else self._hop(kind, nodes > 1)
         rate = stated.gb_per_s * efficiency * 1e3  # bytes a microsecond
-        within = self._within(kind, size, inside, links) if nodes > 1 and inside > 1 else None
-        inner = (within.latency_us, within.transfer_us) if isinstance(within, Cost) else None
+        inner, words = None, ""
+        if nodes > 1 and inside > 1:
+            try:
+                within = self._within(kind, size, inside, links)
+            except NotKnown:
+                words = "; links within a node taken to be no slower"
+            else:
+                inner = (within.latency_us, within.transfer_us)
+                words = "" if links.intra is None else f"; within a node {within.basis}"
         way = best_way(kind, size, devices, inside, latency, rate, inner)
         if way is None:
-            return f"there is no model of {kind} by a link's rate"
+            raise NotKnown(f"there is no model of {kind} by a link's rate")
         source = HIERARCHY if way.name == HIERARCHICAL else SPECIFIED if reached is None else CARRIED
-        words = f"{basis}{whence}, {way.name}"
-        if isinstance(within, str):
-            words += "; links within a node taken to be no slower"
-        elif within is not None and links.intra is not None:
-            words += f"; within a node {within.basis}"
+        words = f"{basis}{whence}, {way.name}{words}"
         spread = SPREADS[HIERARCHY if at_other_layout else source]
         return Cost(way.latency_us, way.transfer_us, source, words, spread, source == SPECIFIED and how == _BOUND)
 
-    def _within(self, kind: str, size: float, inside: int, links: Links) -> Cost | str:
+    def _within(self, kind: str, size: float, inside: int, links: Links) -> Cost:
         """On the devices of one node: over the stated link, else as measured."""
         if links.intra is not None:
             return self._on_stated(kind, size, inside, inside, Links(intra=links.intra), links.intra)
@@ -312,7 +325,8 @@ class Costs:
         level, where = self.calibration, "within a node" if one_node else "between nodes"
         if not between and not one_node and self.every is not None:
             level, where = self.every.on_nodes(1), "within a node"
-        fits = _fits(level, kind)
+        every = () if level is None else level.fits
+        fits = [one for one in every if (one.collective, one.statistic) == (kind, "slowest")]
         if not fits:
             return 0.0, ", no latency known"
         fit = min(fits, key=lambda one: abs(one.devices - self.devices))
@@ -328,21 +342,6 @@ def _hop_us(fit: CollectiveFit | None, devices: int) -> float:
 
 def _layout(nodes: int, devices: int) -> str:
     return str(devices) if nodes == 1 else f"{nodes}x{devices // nodes}"
-
-
-def _fits(calibration: Calibration | None, kind: str) -> list[CollectiveFit]:
-    """The fits of a kind, at any count, to the slowest rank's times."""
-    fits = () if calibration is None else calibration.fits
-    return [one for one in fits if (one.collective, one.statistic) == (kind, "slowest")]
-
-
-def _by_ring(kind: str, here: Cost, measured: int, devices: int) -> Cost | str:
-    """What was traced on one count, carried by the ring: transfer by the bus factor, with latency as it was."""
-    before, after = bus_factor(kind, measured), bus_factor(kind, devices)
-    if before is None or after is None:
-        return f"there is no model of {kind} on other numbers of devices"
-    words = f"{here.basis}, carried to {devices} by the ring's formula"
-    return Cost(here.latency_us, here.transfer_us * after / before, CARRIED, words, 2 * SPREADS[CARRIED])
 
 
 def _line(points: list[tuple[float, float]]) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from dpscope.analysis.what_if.replay.step_profile import (
     bucket_bytes,
     bucket_ends,
 )
-from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs
+from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Lateness, Scenario
 from dpscope.analysis.what_if.step_model import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
@@ -74,31 +74,34 @@ def bucketing_of(base: Base, scenario: Scenario) -> Bucketing:
     return Bucketing(cap, base.bucketing.overlap if scenario.overlap is None else scenario.overlap)
 
 
-def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Inputs | str:
-    """What to replay a profile under, or the reason why that is not known."""
+def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Inputs:
+    """What to replay a profile under; raises NotKnown."""
     place = place_of(base, scenario)
     bucketing = bucketing_of(base, scenario)
     hook = scenario.hook or base.hook
     if hook not in HOOK_FACTORS:
-        return f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})"
+        raise NotKnown(f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})")
     key = (id(profile), bucketing, hook)
     ends, sizes = base.once(key, lambda: _buckets(base, profile, bucketing, hook))
     compute = compute_of(base, scenario)
-    if isinstance(compute, str):
-        return compute
-    found = [costs.cost("all_reduce", size, place.devices, place.per_node, scenario.links) for size in sizes]
-    reasons = [one for one in found if isinstance(one, str)]
-    if reasons:
-        return reasons[0]
-    known = [one for one in found if isinstance(one, Cost)]
+    known = [costs.cost("all_reduce", size, place.devices, place.per_node, scenario.links) for size in sizes]
     stated = (scenario.links.inter if place.nodes > 1 else scenario.links.intra) is not None
     if not stated and (scenario.links.intra is None or place.per_node == 1):
         known = _as_in_the_run(base, profile, place, sizes, known, costs)
     others = tuple(_other_us(one.kind, one.bytes, one.cost_us, place, scenario, costs) for one in profile.others)
     kept = sorted({one.kind for one, us in zip(profile.others, others, strict=True) if us is None})
-    later = _later_us(base, scenario, place)
+    lateness = base.lateness
+    if scenario.jitter is not None:
+        deviation = scenario.jitter * base.step_us
+        lateness = Lateness((0.0, 0.0), (-deviation, deviation))
+    later = lateness.latest_us(place.devices) - base.lateness.latest_us(base.devices)
     late = tuple(max(0.0, one + later) * scenario.lateness_factor for one in late_us(profile, ends))
-    latency, transfer = _in_flight(base.slowdown_measured and not stated, scenario, known)
+    # what nothing shares, and what collectives in flight share: where it is assumed that bytes share the link, the bytes
+    latency = tuple(one.latency_us * scenario.latency_factor * scenario.buckets_factor for one in known)
+    transfer = tuple(one.transfer_us * scenario.transfer_factor * scenario.buckets_factor for one in known)
+    if base.slowdown_measured and not stated:
+        # A measured slowdown is of whole calls: on a long way a call waits for round trips, which queue behind the other's bytes.
+        latency, transfer = (0.0,) * len(known), tuple(map(sum, zip(latency, transfer, strict=True)))
     conditions = Conditions(
         bucket_ends=ends,
         latency_us=latency,
@@ -117,19 +120,6 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     if kept and place.devices > 1:
         basis.append(f"{' and '.join(kept)} as measured: what they cost there is not known")
     return Inputs(compute, conditions, below, above, slowdowns, tuple(dict.fromkeys(basis)))
-
-
-def _in_flight(measured: bool, scenario: Scenario, costs: list[Cost]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What nothing shares, and what those in flight share: latency and bytes, where it is assumed that bytes share the link.
-
-    A measured slowdown is of whole calls and so of both: on a long way a call waits for round trips, which queue behind the other
-    call's bytes.
-    """
-    latency = tuple(one.latency_us * scenario.latency_factor * scenario.buckets_factor for one in costs)
-    transfer = tuple(one.transfer_us * scenario.transfer_factor * scenario.buckets_factor for one in costs)
-    if not measured:
-        return latency, transfer
-    return (0.0,) * len(costs), tuple(wait + move for wait, move in zip(latency, transfer, strict=True))
 
 
 def _buckets(base: Base, profile: StepProfile, bucketing: Bucketing, hook: str) -> tuple[tuple[int, ...], list[float]]:
@@ -159,9 +149,11 @@ def _as_in_the_run(
         factors = [time / one.total_us if one.total_us > 0 else 1.0 for time, one in pairs]
         costs_found = [replace(one, spread=0.0) for one in costs_found]  # as measured
     else:
-        model = [costs.cost("all_reduce", size, base.devices, base.per_node) for size in measured]
-        known = [one.total_us for one in model if isinstance(one, Cost)]
-        ratio = sum(times) / sum(known) if known and len(known) == len(times) and sum(known) > 0 else 1.0
+        try:
+            model_us = sum(costs.cost("all_reduce", size, base.devices, base.per_node).total_us for size in measured)
+        except NotKnown:
+            model_us = 0.0
+        ratio = sum(times) / model_us if model_us > 0 else 1.0
         factors = [ratio if 1 / _MOST_CARRIED <= ratio <= _MOST_CARRIED else 1.0] * len(costs_found)
     return [
         replace(one, latency_us=one.latency_us * factor, transfer_us=one.transfer_us * factor)
@@ -175,21 +167,15 @@ def _other_us(
     """A broadcast of buffers, for example: as modelled at the new place over as modelled at the old; None if unknown."""
     if place.devices == 1 or kind in scenario.free_kinds:
         return 0.0
-    now = costs.cost(kind, size, place.devices, place.per_node, scenario.links)
-    before = costs.cost(kind, size, costs.devices, costs.per_node)
-    if isinstance(now, str) or isinstance(before, str) or before.total_us <= 0:
+    try:
+        now = costs.cost(kind, size, place.devices, place.per_node, scenario.links)
+        before = costs.cost(kind, size, costs.devices, costs.per_node)
+    except NotKnown:
+        return None
+    if before.total_us <= 0:
         return None
     then_us = now.latency_us * scenario.latency_factor + now.transfer_us * scenario.transfer_factor
     return measured_us * then_us / before.total_us
-
-
-def _later_us(base: Base, scenario: Scenario, place: Place) -> float:
-    """By how much the last of the scenario's ranks is later than the last of the base's."""
-    late = base.lateness
-    if scenario.jitter is not None:
-        deviation = scenario.jitter * base.step_us
-        late = Lateness((0.0, 0.0), (-deviation, deviation))
-    return late.latest_us(place.devices) - base.lateness.latest_us(base.devices)
 
 
 def uneven(base: Base, scenario: Scenario) -> str | None:
@@ -220,40 +206,39 @@ def step_batch(base: Base, scenario: Scenario) -> int | None:
     return base.batch_size // base.accumulate * (scenario.accumulate or base.accumulate)
 
 
-def compute_of(base: Base, scenario: Scenario) -> Compute | str:
-    """How compute changes with the batch and the device; the reason why it is not known."""
-    by_bound = _by_bound(base, scenario)
-    if isinstance(by_bound, str):
-        return by_bound
-    factor: float | str = 1.0
+def compute_of(base: Base, scenario: Scenario) -> Compute:
+    """How compute changes with the batch and the device; raises NotKnown."""
+    by_bound, factor = _by_bound(base, scenario), 1.0
     if scenario.batch_size is not None:
         if not base.batch_size:
-            return "the base's batch is not known: give --base-batch-size"
+            raise NotKnown("the base's batch is not known: give --base-batch-size")
         wanted = scenario.batch_size // (scenario.accumulate or base.accumulate)
         factor = _samples_factor(base, wanted, base.batch_size // base.accumulate)
-    if isinstance(factor, str):
-        return factor
     device, host = base.traced.device / scenario.faster, scenario.host_factor * base.traced.host
     return Compute(factor, device, host, by_bound)
 
 
-def _by_bound(base: Base, scenario: Scenario) -> tuple[float, ...] | str:
-    """What kernels take on the requested GPU over what they take on the base's, by what bounds them; or why it is not known."""
+def _by_bound(base: Base, scenario: Scenario) -> tuple[float, ...]:
+    """What kernels take on the requested GPU over what they take on the base's, by what bounds them."""
     requested = scenario.gpu
     if requested is None:
         return ()
     what = requested.title
     if not all(profile.on_device for profile in base.profiles):
-        return f"the base computed on a CPU, so its times are no evidence for {what}: trace it on a GPU"
+        raise NotKnown(f"the base computed on a CPU, so its times are no evidence for {what}: trace it on a GPU")
     if base.device_name is None:
-        return f"the traces do not name the base's GPU, so what {what} changes is not known: give --faster a factor"
+        raise NotKnown(
+            f"the traces do not name the base's GPU, so what {what} changes is not known: give --faster a factor"
+        )
     measured = gpu_speed(base.device_name)
     if measured is None:
-        return f"no specification of the base's {base.device_name} is known here: give --faster a factor, such as 1.7"
+        raise NotKnown(
+            f"no specification of the base's {base.device_name} is known here: give --faster a factor, such as 1.7"
+        )
     return tuple(measured.rate(bound) / requested.rate(bound) for bound in BOUNDS)
 
 
-def _samples_factor(base: Base, wanted: int, measured: int) -> float | str:
+def _samples_factor(base: Base, wanted: int, measured: int) -> float:
     """How many times as long the works take that samples make longer, from `measured` to `wanted` samples a pass.
 
     By t_1 at both, less what no batch changes (the optimizer); by the samples if fewer than two batches of one device are known.
@@ -266,7 +251,7 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float | str:
     known = batches if before is not None else [measured]
     if not known[0] / BATCH_REACH <= wanted <= known[-1] * BATCH_REACH:
         basis = "one device was" if before is not None else "the base was"
-        return (
+        raise NotKnown(
             f"a forward pass of {counted(wanted, 'sample')} is too far from what {basis} measured at "
             f"({', '.join(map(str, known))}): {BATCH_REACH:g} times beyond at most"
         )
@@ -275,7 +260,7 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float | str:
     fixed_us = [one.works.device_us[~one.works.by_samples].sum() for one in base.profiles]  # such as the optimizer
     after, fixed = single.at(wanted), base.traced.device * float(np.mean(fixed_us))
     if after is None or min(after, before) <= fixed:
-        return (
+        raise NotKnown(
             f"one device's steps at {measured} and {counted(wanted, 'sample')} a pass are not longer than what no batch "
             f"changes, {fixed / 1e3:.3g} ms: what a sample costs is not known"
         )
@@ -300,7 +285,13 @@ def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replaye
         """How much longer the step would be, `moved_us` being what the base's replay would be longer."""
         return replayed_from(prepared, changed, then.entered) - then.step_us - moved_us
 
-    costs = [off(_times(conditions, math.exp(by))) if by else 0.0 for by in (-inputs.below, inputs.above)]
+    def scaled(factor: float) -> Conditions:
+        latency, transfer = (
+            tuple(factor * one for one in of) for of in (conditions.latency_us, conditions.transfer_us)
+        )
+        return replace(conditions, latency_us=latency, transfer_us=transfer)
+
+    costs = [off(scaled(math.exp(by))) if by else 0.0 for by in (-inputs.below, inputs.above)]
     in_flight = [
         off(replace(conditions, slowdown=one)) if one != conditions.slowdown and profile.servers > 1 else 0.0
         for one in inputs.slowdowns
@@ -313,7 +304,11 @@ def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replaye
         for one in base.gamma_band
     ]
     found = {"costs": costs, "two in flight": in_flight, "computing next to them": slower}
-    return {name: _below_above(values, step_us) for name, values in found.items()}
+    # from how much longer (negative: shorter) the step may be to half a band below and above
+    return {
+        name: (-math.log(max(0.05, 1 + min(0.0, *moved) / step_us)), math.log1p(max(0.0, *moved) / step_us))
+        for name, moved in found.items()
+    }
 
 
 def half_band(
@@ -337,17 +332,3 @@ def half_band(
     sides = ([max(one.get(name, _NONE)[side] for one in parts) for name in names] for side in (0, 1))
     below, above = (math.sqrt(squares + sum(one**2 for one in side)) for side in sides)
     return below, above
-
-
-def _below_above(moved_us: Sequence[float], step_us: float) -> tuple[float, float]:
-    """From how much longer (negative: shorter) the step may be."""
-    least, most = min(0.0, *moved_us), max(0.0, *moved_us)
-    return -math.log(max(0.05, 1 + least / step_us)), math.log1p(most / step_us)
-
-
-def _times(conditions: Conditions, factor: float) -> Conditions:
-    return replace(
-        conditions,
-        latency_us=tuple(one * factor for one in conditions.latency_us),
-        transfer_us=tuple(one * factor for one in conditions.transfer_us),
-    )

@@ -1,7 +1,7 @@
 """The step of a configuration that was not measured: measured base + (replay of the scenario - replay of the base)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,7 +21,7 @@ from dpscope.analysis.what_if.replay.replay import (
     silent,
 )
 from dpscope.analysis.what_if.replay.step_profile import HOOK_FACTORS, INTERPOLATED, StepProfile, not_reproduced
-from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs
+from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown
 from dpscope.analysis.what_if.scenarios.inputs import (
     ASSUMED_ERROR,
     Inputs,
@@ -37,7 +37,6 @@ from dpscope.analysis.what_if.scenarios.inputs import (
     uneven,
 )
 from dpscope.analysis.what_if.scenarios.predicted_ledger import (
-    PredictedLedger,
     data_parallel_ledger,
     largest_part,
     predicted_ledger,
@@ -74,11 +73,11 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
     unanswered = Prediction(place.devices, place.nodes, step_batch(base, scenario))
     if (reason := refusal(base, scenario)) is not None:
         return replace(unanswered, reason=reason)
-    found = [answered(base, profile, scenario, costs) for profile in base.profiles]
-    reasons = [one for one in found if isinstance(one, str)]
-    if reasons:
-        return replace(unanswered, reason=reasons[0])
-    return _joined(base, scenario, unanswered, [one for one in found if isinstance(one, Answered)], place)
+    try:
+        found = [answered(base, profile, scenario, costs) for profile in base.profiles]
+    except NotKnown as unknown:
+        return replace(unanswered, reason=str(unknown))
+    return _joined(base, scenario, unanswered, found, place)
 
 
 def refusal(base: Base, scenario: Scenario) -> str | None:
@@ -92,7 +91,9 @@ def refusal(base: Base, scenario: Scenario) -> str | None:
         return "the base ran on one device, so nothing was measured between devices: take a cell of several as the base"
     if devices != base.devices and devices > 1 and not base.lateness.known and scenario.jitter is None:
         return "one rank was read, so how late ranks are is not known: give every rank's trace, or --jitter, such as 3%"
-    if scenario.links != AS_MEASURED and (share := _host_share(base)) > _HOST_BOUND:
+    on_device = [one for one in base.profiles if one.on_device]
+    share = base.once("host share", lambda: max(map(_host_share, on_device), default=0.0))
+    if scenario.links != AS_MEASURED and share > _HOST_BOUND:
         return (
             f"the host bounds this step: {100 * share:.0f}% of it is launching, which hides what a link changes; trace a larger "
             "batch, or torch.compile, first"
@@ -131,15 +132,9 @@ def _base_refusal(base: Base) -> str | None:
     return None
 
 
-def _host_share(base: Base) -> float:
-    """The share of the base's step that a host without any cost would save."""
-    on_device = [one for one in base.profiles if one.on_device]
-    return base.once("host share", lambda: max((_host_gap_us(one) / one.step_us for one in on_device), default=0.0))
-
-
-def _host_gap_us(profile: StepProfile) -> float:
-    """What a host without any cost would save of the step without communication."""
-    return _alone(profile, AS_IT_WAS).step_us - _alone(profile, Compute(host=0.0)).step_us
+def _host_share(profile: StepProfile) -> float:
+    """The share of a step that a host without any cost would save, without communication."""
+    return (_alone(profile, AS_IT_WAS).step_us - _alone(profile, Compute(host=0.0)).step_us) / profile.step_us
 
 
 def _alone(profile: StepProfile, compute: Compute, passes: int = 1) -> Replayed:
@@ -147,13 +142,11 @@ def _alone(profile: StepProfile, compute: Compute, passes: int = 1) -> Replayed:
     return replay(Prepared(profile, compute), replace(silent(profile), passes=passes))
 
 
-def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered | str:
-    """The scenario replayed on one profile."""
+def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered:
+    """The scenario replayed on one profile; raises NotKnown."""
     if traits_of(scenario.strategy or "").peer_copies:
         return _data_parallel(base, profile, scenario, costs)
     inputs = inputs_of(base, profile, scenario, costs)
-    if isinstance(inputs, str):
-        return inputs
     prepared = base.prepared(profile, inputs.compute)
     then = replay(prepared, inputs.conditions)
     now = base.replayed(profile)
@@ -181,25 +174,25 @@ def _remains_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str,
     return {name: us for name, us in saved.items() if us > _NAMED * then.exposed_us}
 
 
-def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered | str:
+def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered:
     """`nn.DataParallel` in place of DDP: nothing overlaps, one process drives every device, and copies are by their formula.
 
     Broadcast of parameters and buffers before forward, reduce of gradients after backward, in chunks of 10 MiB, in every
     micro-batch, as it has no `no_sync`; the optimizer on one device. Source: torch/nn/parallel/replicate.py and comm.py, as in
     `dp_transfer_us`.
     """
-    place, compute, passes = place_of(base, scenario), compute_of(base, scenario), passes_of(base, scenario)
+    place, passes = place_of(base, scenario), passes_of(base, scenario)
     if place.nodes > 1:
-        return f"DataParallel is one process, on one node: it cannot drive {place.devices} devices of several"
-    if isinstance(compute, str):
-        return compute
+        raise NotKnown(f"DataParallel is one process, on one node: it cannot drive {place.devices} devices of several")
+    compute = compute_of(base, scenario)
     parameters = profile.gradients.total_bytes
     if profile.gradients.known == INTERPOLATED:
         parameters /= HOOK_FACTORS.get(base.hook, 1.0)
-    broadcast = _moved("broadcast", parameters + base.buffer_bytes, place.devices, costs, scenario)
-    reduced = _moved("reduce", parameters, place.devices, costs, scenario)
-    if isinstance(broadcast, str) or isinstance(reduced, str):
-        return f"DataParallel: {broadcast if isinstance(broadcast, str) else reduced}"
+    try:
+        broadcast = _moved("broadcast", parameters + base.buffer_bytes, place.devices, costs, scenario)
+        reduced = _moved("reduce", parameters, place.devices, costs, scenario)
+    except NotKnown as unknown:
+        raise NotKnown(f"DataParallel: {unknown}") from None
     total = (broadcast.total_us + reduced.total_us) * passes * base.accumulate
     now = base.replayed(profile)
     then = _alone(profile, compute, passes)
@@ -217,13 +210,11 @@ def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: 
     )
 
 
-def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenario) -> Cost | str:
+def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenario) -> Cost:
     """All chunks of one kind, one after another."""
     whole, rest = divmod(size, _CHUNK_BYTES)
     chunk = costs.cost(kind, float(_CHUNK_BYTES), devices, devices, scenario.links)
     last = costs.cost(kind, max(rest, 1.0), devices, devices, scenario.links)
-    if isinstance(chunk, str) or isinstance(last, str):
-        return chunk if isinstance(chunk, str) else last
     latency = whole * chunk.latency_us + last.latency_us
     return replace(chunk, latency_us=latency, transfer_us=whole * chunk.transfer_us + last.transfer_us)
 
@@ -237,7 +228,12 @@ def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[
         step = base.step_us
     elif place.devices == 1 and alone is not None:
         step, exposed = alone, 0.0
-    ledger, missing = _ledger(base, scenario, found, step, exposed, place)
+    if traits_of(scenario.strategy or "").peer_copies:
+        ledger, missing = data_parallel_ledger(base.ledger, [one.changes.compute for one in found], step, exposed)
+    else:
+        ledger, missing = predicted_ledger(base.ledger, [one.changes for one in found], step, place.devices)
+    if scenario == Scenario() and base.ledger is not None:
+        ledger = base.ledger
     if ledger is not None and ledger.exposed_us is not None:
         exposed = ledger.exposed_us
     times = place.devices / base.largest_count
@@ -271,16 +267,6 @@ def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[
     )
 
 
-def _ledger(
-    base: Base, scenario: Scenario, found: Sequence[Answered], step_us: float, exposed_us: float, place: Place
-) -> PredictedLedger:
-    if scenario == Scenario() and base.ledger is not None:
-        return base.ledger, predicted_ledger(base.ledger, [StepParts()], step_us, place.devices)[1]
-    if traits_of(scenario.strategy or "").peer_copies:
-        return data_parallel_ledger(base.ledger, [one.changes.compute for one in found], step_us, exposed_us)
-    return predicted_ledger(base.ledger, [one.changes for one in found], step_us, place.devices)
-
-
 def _alone_us(base: Base, scenario: Scenario) -> float | None:
     """t_1 of the scenario's batch and device: the replay without other devices, scaled to t_1 as measured at that batch, else at
     the base's, where known."""
@@ -295,8 +281,11 @@ def _alone_us(base: Base, scenario: Scenario) -> float | None:
 
 def _without_others(base: Base, scenario: Scenario) -> float | None:
     """The step of a scenario's compute without any collective; None where the compute is not known."""
-    compute = compute_of(base, scenario)
-    if isinstance(compute, str) or uneven(base, scenario) is not None:
+    try:
+        compute = compute_of(base, scenario)
+    except NotKnown:
+        return None
+    if uneven(base, scenario) is not None:
         return None
     passes, steps_us = passes_of(base, scenario), []
     for one in base.profiles:
@@ -326,17 +315,16 @@ def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Plac
     if place.devices > 1 and (place.devices != base.devices or scenario.jitter is not None):
         jitter = f"jitter {100 * scenario.jitter:g}% as stated" if scenario.jitter is not None else base.lateness.basis
         clauses.append(jitter)
-    if (remains := _remains(found)) and place.devices > 1:
+    names = dict.fromkeys(
+        name for one in found for name in one.remains_us
+    )  # what no rate removes; none on measured links
+    means = {name: float(np.mean([one.remains_us.get(name, 0.0) for one in found])) for name in names}
+    if means and place.devices > 1:
+        largest_first = sorted(means, key=lambda name: -means[name])
+        remains = ", ".join(f"{show_time(means[name])} {name}" for name in largest_first)
         clauses.append(f"no rate removes, of what is exposed: {remains}")
     if base.contention and scenario != Scenario():
         clauses.append(base.contention)
     if base.method_error is None:
         clauses.append(f"the method's error is assumed ({ASSUMED_ERROR:.0%}): no other cell measures it")
     return "; ".join(clauses) or f"the replay of {base.name}"
-
-
-def _remains(found: Sequence[Answered]) -> str:
-    """The parts of exposed time that no rate removes, as means over the profiles; empty on measured links."""
-    names = dict.fromkeys(name for one in found for name in one.remains_us)
-    means = {name: float(np.mean([one.remains_us.get(name, 0.0) for one in found])) for name in names}
-    return ", ".join(f"{show_time(means[name])} {name}" for name in sorted(means, key=lambda name: -means[name]))

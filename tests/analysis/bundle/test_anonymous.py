@@ -45,15 +45,8 @@ def test_paths_users_and_addresses(names: Anonymizer) -> None:
 
 
 def test_other_words_stay(names: Anonymizer) -> None:
-    for text in (
-        "torch 2.11.0, NCCL 2.30.3",
-        "at::native::add<float>",
-        "00000000:07:00.0",
-        "12:30:59",
-        "root",
-        "1.5.2",
-    ):
-        assert names.text(text) == text
+    text = "torch 2.11.0, NCCL 2.30.3, at::native::add<float>, 00000000:07:00.0, 12:30:59, root, 1.5.2"
+    assert names.text(text) == text
 
 
 def test_a_host_with_a_usual_name_is_replaced_only_in_fields_for_hosts(names: Anonymizer) -> None:

@@ -21,11 +21,11 @@ from dpscope.analysis.runs.cell_data import CellData, RunSpreads, run_spreads
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
-from dpscope.profiling.machine.nvml import ReplayedNvml
 from dpscope.profiling.records.calibration import CalibrationPoint
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.generated_traces.generator import dp_trace, write_trace
 from tests.helpers.known import known
+from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, windows
 

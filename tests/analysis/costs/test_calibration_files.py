@@ -38,6 +38,10 @@ def write(folder: Path, text: str, name: str = "run.log") -> Path:
     return path
 
 
+def log(rows: str, name: str = "all_reduce_perf") -> str:
+    return NEW.format(name=name) + NEW_HEADING + rows
+
+
 def test_old_logs() -> None:
     calibration = calibration_from_logs([LOGS / f"nccl_{name}.log" for name in ("allreduce", "broadcast", "reduce")])
     assert [fit.collective for fit in calibration.fits] == ["all_reduce", "broadcast", "reduce"]
@@ -76,7 +80,7 @@ def test_in_place_columns_and_a_stated_link() -> None:
     ],
 )
 def test_new_logs(tmp_path: Path, rows: str, test: str, collective: str) -> None:
-    calibration = calibration_from_logs([write(tmp_path, NEW.format(name=test) + NEW_HEADING + rows)])
+    calibration = calibration_from_logs([write(tmp_path, log(rows, test))])
     assert {point.collective for point in calibration.points} == {collective}
     assert [(point.size_bytes, point.times_us) for point in calibration.points] == [
         (1048576, (20.0,)),
@@ -87,7 +91,7 @@ def test_new_logs(tmp_path: Path, rows: str, test: str, collective: str) -> None
 
 
 def test_the_file_s_name_decides_what_columns_leave_open(tmp_path: Path) -> None:
-    text = NEW.format(name="unnamed") + NEW_HEADING + ALL_GATHER
+    text = log(ALL_GATHER, "unnamed")
     calibration = calibration_from_logs([write(tmp_path, text, "all_gather-4gpus.log")])
     assert calibration.points[0].collective == "all_gather"
     with pytest.raises(DpscopeError, match="fit several collectives"):
@@ -95,12 +99,13 @@ def test_the_file_s_name_decides_what_columns_leave_open(tmp_path: Path) -> None
 
 
 def test_several_tests_in_one_log(tmp_path: Path) -> None:
-    parts = [
-        NEW.format(name=name) + NEW_HEADING + rows
-        for name, rows in (("all_reduce_perf", ALL_REDUCE), ("reduce_scatter_perf", REDUCE_SCATTER))
-    ]
-    calibration = calibration_from_logs([write(tmp_path, "# Avg bus bandwidth : 1\n".join(parts))])
+    """One after another, and, as tasks of srun without MPI print them, line by line in turns."""
+    text = f"{log(ALL_REDUCE)}# Avg bus bandwidth : 1\n{log(REDUCE_SCATTER, 'reduce_scatter_perf')}"
+    calibration = calibration_from_logs([write(tmp_path, text)])
     assert [fit.collective for fit in calibration.fits] == ["all_reduce", "reduce_scatter"]
+    in_turns = "\n".join(f"{task}: {line}" for line in log(ALL_REDUCE).splitlines() for task in range(2))
+    read = calibration_from_logs([write(tmp_path, in_turns)])
+    assert [(point.devices, point.size_bytes) for point in read.points] == [(4, 1048576), (4, 16777216)] * 2
 
 
 @pytest.mark.parametrize(
@@ -128,9 +133,8 @@ def test_missing_files_and_missing_columns(tmp_path: Path) -> None:
     with pytest.raises(DpscopeError, match="name one log"):
         calibration_from_logs([])
     only = ALL_GATHER.replace("19.00   55.19   41.39       0", "  N/A     N/A     N/A     N/A")
-    path = write(tmp_path, NEW.format(name="all_gather_perf") + NEW_HEADING + only)
     with pytest.raises(DpscopeError, match="no in-place time"):
-        calibration_from_logs([path], in_place=True)
+        calibration_from_logs([write(tmp_path, log(only, "all_gather_perf"))], in_place=True)
 
 
 @pytest.mark.parametrize(
@@ -147,34 +151,21 @@ def test_missing_files_and_missing_columns(tmp_path: Path) -> None:
 )
 def test_prefixes_of_launchers(tmp_path: Path, prefix: str) -> None:
     """What srun -l, mpirun, Intel MPI and pdsh put before each line changes nothing; rows keep their line numbers."""
-    text = NEW.format(name="all_reduce_perf") + NEW_HEADING + ALL_REDUCE
-    plain = calibration_from_logs([write(tmp_path, text, "plain.log")])
-    lines = [prefix + line for line in text.splitlines()]
-    prefixed = "\n".join(
-        ["gpu01:77:77 [0] NCCL INFO Launch mode Parallel", "1: gpu02:78:78 [0] NCCL INFO cudaDriver 12", *lines]
-    )
-    read = calibration_from_logs([write(tmp_path, prefixed, "prefixed.log")])
+    plain = calibration_from_logs([write(tmp_path, log(ALL_REDUCE), "plain.log")])
+    others = ["gpu01:77:77 [0] NCCL INFO Launch mode Parallel", "1: gpu02:78:78 [0] NCCL INFO cudaDriver 12"]
+    lines = [*others, *(prefix + line for line in log(ALL_REDUCE).splitlines())]
+    read = calibration_from_logs([write(tmp_path, "\n".join(lines), "prefixed.log")])
     assert (read.points, read.nodes, read.links) == (plain.points, plain.nodes, plain.links)
-    damaged = prefixed.replace("1048576        262144      half     sum", "1048576        262144      half")
-    with pytest.raises(
-        DpscopeError, match=f"line {prefixed[: prefixed.index('1048576        262144')].count(chr(10)) + 1}:"
-    ):
+    row = "1048576        262144      half"
+    damaged = "\n".join(lines).replace(f"{row}     sum", row)
+    number = next(place for place, line in enumerate(lines, 1) if row in line)
+    with pytest.raises(DpscopeError, match=f"line {number}:"):
         calibration_from_logs([write(tmp_path, damaged, "damaged.log")])
 
 
-def test_each_task_s_own_table_is_read_by_itself(tmp_path: Path) -> None:
-    """Without MPI each task of srun runs a separate test; their lines alternate."""
-    lines = (NEW.format(name="all_reduce_perf") + NEW_HEADING + ALL_REDUCE).splitlines()
-    text = "\n".join(f"{task}: {line}" for line in lines for task in range(2))
-    read = calibration_from_logs([write(tmp_path, text)])
-    assert [(point.devices, point.size_bytes) for point in read.points] == [(4, 1048576), (4, 16777216)] * 2
-
-
 def test_nodes_are_counted_by_host_and_kept_apart_at_one_count(tmp_path: Path) -> None:
-    text = NEW.format(name="all_reduce_perf") + NEW_HEADING + ALL_REDUCE
-    second = text.replace("Rank  2 Group  0 Pid  102 on    node1", "Rank  2 Group  0 Pid  102 on    node2").replace(
-        "Rank  3 Group  0 Pid  103 on    node1", "Rank  3 Group  0 Pid  103 on    node2"
-    )
+    text = log(ALL_REDUCE)
+    second = text.replace("102 on    node1", "102 on    node2").replace("103 on    node1", "103 on    node2")
     two = calibration_from_logs([write(tmp_path, "".join(f"0: {line}\n" for line in second.splitlines()), "two.log")])
     assert two.nodes == {4: 2}
     both = calibration_from_logs([write(tmp_path, text, "one.log"), tmp_path / "two.log"])

@@ -25,6 +25,13 @@ def point(size: int, *times_us: float) -> CalibrationPoint:
     )
 
 
+LINE = {size: 20 + size / 10_000 for size in SIZES}  # 20 us and 10 GB/s
+
+
+def fit_of(times: dict[int, float]) -> CollectiveFit:
+    return fit_collective([point(size, time) for size, time in times.items()])
+
+
 def by_pieces(fit: CollectiveFit, size: int) -> float:
     """t = alpha + S/B of the piece that holds the size, in microseconds (1 GB/s = 1e3 B/us)."""
     for piece in fit.pieces:
@@ -39,30 +46,32 @@ def test_small_rates_keep_two_digits_and_a_last_piece_has_no_end() -> None:
     log = calibration_from_logs([LOGS / "nccl_allreduce.log"])
     samples, *_ = calibration_tables(msgspec.structs.replace(log, points=points, fits=(), left_out=()))
     assert [row[4:6] for row in samples.rows] == [("0.0041", "0.0041"), ("8.39", "8.39")]
-    fits = (fit_collective([point(size, 20 + size / 10_000) for size in SIZES]),)
-    tables = calibration_tables(msgspec.structs.replace(log, points=points, fits=fits, left_out=()))
+    tables = calibration_tables(msgspec.structs.replace(log, points=points, fits=(fit_of(LINE),), left_out=()))
     assert [row[2:4] for row in tables[1].rows] == [("0", "and up")]
 
 
 def test_a_line_is_found_again() -> None:
-    # 20 us and 10 GB/s: S / 10,000 us.
-    fit = fit_collective([point(size, 20 + size / 10_000) for size in SIZES])
+    fit = fit_of(LINE)
     (piece,) = fit.pieces
     assert (piece.from_bytes, piece.to_bytes) == (0, None)
-    assert piece.alpha_us == pytest.approx(20)
-    assert piece.bandwidth_gb_per_s == pytest.approx(10)
+    assert (piece.alpha_us, piece.bandwidth_gb_per_s) == pytest.approx((20, 10))
     assert fit.largest_relative_error < 1e-6
     assert (fit.sizes, fit.smallest_bytes, fit.largest_bytes) == (15, 4096, 64 << 20)
     prediction = predict_us(fit, 100_000)
     assert prediction.time_us == pytest.approx(30)
     assert prediction.extrapolated is None
+    above, below = predict_us(fit, 4 * (64 << 20)), predict_us(fit, 100)
+    assert "4 times the largest size measured" in known(above.extrapolated)
+    assert (above.low_us, above.high_us) == (None, None)
+    assert "below the smallest" in known(below.extrapolated)
+    few = fit_of({size: LINE[size] for size in SIZES[:4]})
+    assert few.prediction_relative_error is predict_us(few, 10_000).low_us is None
 
 
 def test_two_lines_and_their_breakpoint_are_found_again() -> None:
     # 1 GB/s (1e-3 us/B) up to 64 KiB, 10 GB/s (1e-4 us/B) from there: at 64 KiB 20 + 65.536 us, and the second line meets the
     # axis at 85.536 - 6.5536 = 78.9824 us.
-    curve = {size: 20 + min(size, 65_536) * 1e-3 + max(0, size - 65_536) * 1e-4 for size in SIZES}
-    fit = fit_collective([point(size, time) for size, time in curve.items()])
+    fit = fit_of({size: 20 + min(size, 65_536) * 1e-3 + max(0, size - 65_536) * 1e-4 for size in SIZES})
     first, second = fit.pieces
     assert (first.to_bytes, second.from_bytes, second.to_bytes) == (65_536, 65_536, None)
     assert [first.alpha_us, second.alpha_us] == pytest.approx([20, 78.9824])
@@ -71,18 +80,16 @@ def test_two_lines_and_their_breakpoint_are_found_again() -> None:
 
 def test_noise_is_not_taken_for_pieces() -> None:
     generator = np.random.default_rng(3)
-    counts = []
-    for _ in range(10):
-        noise = np.exp(generator.normal(0, 0.03, len(SIZES)))
-        points = [point(size, (20 + size / 10_000) * factor) for size, factor in zip(SIZES, noise, strict=True)]
-        counts.append(len(fit_collective(points).pieces))
+    noise = np.exp(generator.normal(0, 0.03, (10, len(SIZES))))
+    counts = [
+        len(fit_of({size: LINE[size] * factor for size, factor in zip(SIZES, own, strict=True)}).pieces)
+        for own in noise
+    ]
     assert counts.count(1) >= 8
-    assert len(counts) == 10
 
 
 def test_one_disturbed_size_bends_nothing() -> None:
-    points = [point(size, (20 + size / 10_000) * (5 if size == 131_072 else 1)) for size in SIZES]
-    fit = fit_collective(points)
+    fit = fit_of(LINE | {131_072: 5 * LINE[131_072]})
     assert by_pieces(fit, 64 << 20) == pytest.approx(20 + (64 << 20) / 10_000, rel=0.02)
     assert by_pieces(fit, 4096) == pytest.approx(20.4096, rel=0.02)
     assert fit.largest_relative_error > 0.5  # the error shows that a size is off
@@ -90,8 +97,7 @@ def test_one_disturbed_size_bends_nothing() -> None:
 
 def test_a_fit_never_falls() -> None:
     generator = np.random.default_rng(5)
-    points = [point(size, float(generator.uniform(50, 500))) for size in SIZES]
-    fit = fit_collective(points)
+    fit = fit_of({size: float(generator.uniform(50, 500)) for size in SIZES})
     times = [predict_us(fit, size).time_us for size in np.geomspace(4096, 64 << 20, 300)]
     assert all(later >= earlier - 1e-6 for earlier, later in pairwise(times))
     assert min(times) > 0
@@ -113,26 +119,9 @@ def test_intervals_hold_the_truth_and_come_from_the_samples() -> None:
 
 
 def test_a_size_that_makes_no_difference_has_no_bandwidth() -> None:
-    (piece,) = fit_collective([point(size, 35.0) for size in SIZES[:6]]).pieces
+    (piece,) = fit_of(dict.fromkeys(SIZES[:6], 35.0)).pieces
     assert piece.alpha_us == pytest.approx(35)
     assert piece.bandwidth_gb_per_s is None
-
-
-def test_extrapolation_is_said() -> None:
-    fit = fit_collective([point(size, 20 + size / 10_000) for size in SIZES])
-    above = predict_us(fit, 4 * (64 << 20))
-    assert above.extrapolated is not None
-    assert "4 times the largest size measured" in above.extrapolated
-    assert (above.low_us, above.high_us) == (None, None)
-    below = predict_us(fit, 100)
-    assert below.extrapolated is not None
-    assert "below the smallest" in below.extrapolated
-
-
-def test_few_sizes_have_no_error_of_prediction() -> None:
-    fit = fit_collective([point(size, 20 + size / 10_000) for size in SIZES[:4]])
-    assert fit.prediction_relative_error is None
-    assert predict_us(fit, 10_000).low_us is None
 
 
 def printed(log: str, column: int) -> dict[int, float]:
@@ -162,9 +151,9 @@ def test_real_logs(log: str, collective: str, time_column: int) -> None:
 @pytest.mark.long
 def test_sizes_left_out_are_predicted_within_the_stated_error() -> None:
     held = []
-    for fit_of in calibration_from_logs(sorted(LOGS.glob("*.log"))).fits:
-        log = f"nccl_{fit_of.collective.replace('_', '')}.log"
-        times = printed(log, 5 if fit_of.collective == "reduce" else 4)
+    for whole in calibration_from_logs(sorted(LOGS.glob("*.log"))).fits:
+        log = f"nccl_{whole.collective.replace('_', '')}.log"
+        times = printed(log, 5 if whole.collective == "reduce" else 4)
         sizes = sorted(size for size in times if size > 0)
         fit = fit_collective([point(size, times[size]) for size in sizes if size not in sizes[1:-1:3]])
         for size in sizes[1:-1:3]:
@@ -178,8 +167,7 @@ def test_sizes_left_out_are_predicted_within_the_stated_error() -> None:
 
 def test_what_changes_from_one_time_to_another_is_in_the_error_of_prediction() -> None:
     # Half of the iterations take half as long again: the median lies between, and either half is 20 or 25% off.
-    times = {size: 20 + size / 10_000 for size in SIZES}
-    fit = fit_collective([point(size, *([time] * 10 + [1.5 * time] * 10)) for size, time in times.items()])
+    fit = fit_collective([point(size, *([time] * 10 + [1.5 * time] * 10)) for size, time in LINE.items()])
     assert fit.median_relative_error < 1e-6
     assert fit.prediction_relative_error == pytest.approx(0.25, abs=0.01)
 

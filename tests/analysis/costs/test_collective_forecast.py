@@ -101,7 +101,7 @@ def test_bands_grow_and_beyond_three_times_nothing_is_said(tmp_path: Path) -> No
     unknown = [one for one in predicted if one.time_us is None]
     assert unknown
     for one in unknown:
-        assert (one.low_us, one.high_us) == (None, None)
+        assert one.low_us is one.high_us is None
         assert one.source.startswith("not known")
         assert 64 <= int(one.source.rpartition("measure at ")[2]) <= one.devices
 
@@ -138,13 +138,13 @@ def test_one_node_says_nothing_of_several(tmp_path: Path) -> None:
 
 def test_json_has_a_row_per_count_and_size(tmp_path: Path) -> None:
     given = calibrated(tmp_path, Cluster(SHAPES["fat tree"], seed=1).times_us((8, 16, 32)))
-    console = Console(file=io.StringIO(), width=80)
-    print_forecasts(given, [64, 256], "json", console)
-    rows = json.loads(console.file.getvalue())["predictions"]  # type: ignore[attr-defined]
+    with io.StringIO() as written:
+        print_forecasts(given, [64, 256], "json", Console(file=written, width=80))
+        rows = json.loads(written.getvalue())["predictions"]
+        print_forecasts(given, [64], "table", Console(file=written, width=80))
+        assert "all_reduce on other counts, predicted" in written.getvalue()
     assert len(rows) == 2 * len(SIZES)
     assert set(rows[0]) == {"collective", "devices", "nodes", "size_bytes", "time_us", "low_us", "high_us", "source"}
-    print_forecasts(given, [64], "table", console)
-    assert "all_reduce on other counts, predicted" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("text", ["", "64,", "1", "many", "-4", "64;128"])

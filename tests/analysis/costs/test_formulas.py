@@ -15,7 +15,7 @@ def test_ring_of_every_kind() -> None:
     assert ring_us("all_reduce", 1e6, 1, 10.0) is None  # no other rank
 
 
-def test_dp_by_nccl_pays_per_chunk() -> None:
+def test_dp_by_nccl_pays_per_chunk_and_needs_both_collectives() -> None:
     """12 + 3 MiB of parameters and 1 MiB of buffers sent, 6 + 9 MiB of gradients reduced on 4 devices.
 
     A broadcast takes 5 us + S/10 GB/s, a reduce 7 us + S/10.
@@ -28,9 +28,6 @@ def test_dp_by_nccl_pays_per_chunk() -> None:
     mib = 1 << 20
     found = dp_nccl_us([12 * mib, 3 * mib, mib], [6 * mib, 9 * mib], 4, cost)
     assert found == pytest.approx(3 * 5 + 2 * 7 + (12 + 3 + 1 + 6 + 9) * mib / 1e4)
-
-
-def test_dp_needs_both_collectives_calibrated() -> None:
     assert dp_nccl_us([1e6], [1e6], 2, lambda kind, ranks, size: None if kind == "reduce" else 1.0) is None
 
 

@@ -6,10 +6,10 @@ import pytest
 from dpscope.analysis.costs.sources import CostSources, contention_of, contention_ratios
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
-from dpscope.profiling.machine.nvml import ReplayedNvml
 from dpscope.profiling.records.calibration import Contention
 from dpscope.profiling.records.links import Interconnect
 from tests.helpers.known import known
+from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import calibration
 
@@ -90,19 +90,13 @@ TIMED = Contention(
 )  # fmt: skip
 
 
-def test_ratios_of_medians_with_their_spread() -> None:
+def test_ratios_of_medians_with_their_spread_of_each_device_count() -> None:
     ratios = contention_ratios(TIMED)
-    assert ratios.two_in_flight.value == pytest.approx(1.6)
-    assert ratios.beside_compute.value == pytest.approx(2.5)
-    assert ratios.compute.value == pytest.approx(1.3)
+    values = (ratios.two_in_flight.value, ratios.beside_compute.value, ratios.compute.value)
+    assert values == pytest.approx((1.6, 2.5, 1.3))
     assert ratios.two_in_flight.low < 1.6 < ratios.two_in_flight.high <= 400 / 90
     assert (ratios.compute.low, ratios.compute.high, ratios.compute.count) == (1.2, 1.4, 3)
     assert ratios.summary.startswith("two in flight take 1.60x (")
-
-
-def test_each_device_count_has_its_own() -> None:
     measured = msgspec.structs.replace(calibration({}), contention=(TIMED,))
-    assert contention_of(measured, 2) == contention_ratios(TIMED)
-    assert contention_of(measured, 4) is None
-    assert contention_of(calibration({}), 2) is None
-    assert contention_of(None, 2) is None
+    assert contention_of(measured, 2) == ratios
+    assert contention_of(measured, 4) is contention_of(calibration({}), 2) is contention_of(None, 2) is None

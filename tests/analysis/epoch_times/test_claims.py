@@ -105,7 +105,7 @@ def test_speedups_that_count_devices_twice() -> None:
     ],
 )
 def test_what_holds(quantity: str, printed: str, sound: float, holds: bool) -> None:
-    claim = AUDITED[0].setting.claim._replace(quantity=quantity, printed_value=printed)
+    claim = AUDITED[0].claim._replace(quantity=quantity, printed_value=printed)
     assert claim_holds(claim, sound) is holds
 
 

@@ -10,20 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from dpscope.analysis.equality.comparison import compare_trainings
-from dpscope.analysis.equality.data import (
-    EqualityData,
-    LostSamples,
-    ProcessData,
-    RecordedTraining,
-    RepeatedEpoch,
-    SampleDifference,
-    lost_samples,
-    repeated_epoch,
-    repeated_samples,
-    sample_difference,
-)
+from dpscope.analysis.equality.data import EqualityData, ProcessData, RecordedTraining
 from dpscope.analysis.equality.differences import judged_steps, output_differences, tolerances, training_differences
 from dpscope.analysis.equality.result import EqualityReport
+from dpscope.analysis.equality.samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.equality import (
     EqualityConfig,
@@ -72,20 +62,17 @@ def process(
         arrays[f"{what}_norm"] = np.stack([np.linalg.norm(part, axis=1) for part in parts], axis=1)
         arrays |= {f"{what}.{place}": part for place, part in enumerate(parts)}
     arrays |= {f"output.{place}": np.full((share, 2), value) for place, value in enumerate(called.values())}
-    record = RankRecord(
-        rank=rank,
-        steps=STEPS,
-        parameters=(ParameterRecord(name="a", elements=2, stored=2), ParameterRecord(name="b", elements=1, stored=1)),
-        module_calls=tuple(called),
-        batch_norms=("bn",),
-        random_layers=(),
-        shuffled=True,
-    )
-    return ProcessData(record, arrays)
+    parameters = ParameterRecord(name="a", elements=2, stored=2), ParameterRecord(name="b", elements=1, stored=1)
+    return ProcessData(RankRecord(rank, STEPS, parameters, tuple(called), ("bn",), (), shuffled=True), arrays)
 
 
 def training(cell: Cell, *ranks: ProcessData, kind: TrainingKind = "compared") -> RecordedTraining:
-    return RecordedTraining(cell=cell, kind=kind, ranks=ranks)
+    return RecordedTraining(cell, kind, ranks)
+
+
+def compared(*others: RecordedTraining, in_shares: RecordedTraining | None = None) -> EqualityReport:
+    """The report on trainings and a single device of which all values are PLAIN."""
+    return compare_trainings(data(training(SINGLE, process(PLAIN)), *others, in_shares=in_shares))
 
 
 def scaled(factor: float) -> Values:
@@ -93,13 +80,8 @@ def scaled(factor: float) -> Values:
 
 
 def settings(*cells: Cell) -> EqualitySettings:
-    config = EqualityConfig(
-        workload=Workload(device="cpu"),
-        optimizer=Optimizer(),
-        matrix=ResolvedMatrix(devices=(2,), batch_sizes=(4,)),
-        steps=STEPS,
-        timeout_s=900.0,
-    )
+    matrix = ResolvedMatrix(devices=(2,), batch_sizes=(4,))
+    config = EqualityConfig(Workload(device="cpu"), Optimizer(), matrix, STEPS, timeout_s=900.0)
     jobs = tuple(EqualityJob(cell=cell, trainings=(EqualityTraining(kind="compared"),)) for cell in cells)
     return EqualitySettings(
         config=config, device="cpu", threads_per_process=1, precision="float64", freeze_batch_norm=False,
@@ -109,13 +91,7 @@ def settings(*cells: Cell) -> EqualitySettings:
 
 def data(*compared: RecordedTraining, in_shares: RecordedTraining | None = None) -> EqualityData:
     moved = training(compared[0].cell, process(scaled(1 + 1e-12)), kind="rounding")
-    return EqualityData(
-        settings=settings(*(one.cell for one in compared)),
-        compared=compared,
-        rounding=moved,
-        in_shares=in_shares,
-        rounding_in_shares=None,
-    )
+    return EqualityData(settings(*(one.cell for one in compared)), compared, moved, in_shares, rounding_in_shares=None)
 
 
 def test_a_difference_is_relative_to_its_tensor_or_to_all() -> None:
@@ -140,15 +116,14 @@ def test_outputs_are_compared_sample_by_sample() -> None:
     shares = training(DDP, *(process(PLAIN, rank, 2, {"conv": 1.0, "bn": 2.5, "fc": 3.0}) for rank in (1, 0)))
     found = output_differences(training(SINGLE, process(PLAIN)), shares)
     # bn: eight elements off by 0.5, of norm 2 sqrt(8).
-    assert found["relative"].tolist() == pytest.approx([0.0, 0.25, 0.0])
-    assert found["call"].tolist() == ["conv", "bn", "fc"]
+    assert found == pytest.approx({"conv": 0.0, "bn": 0.25, "fc": 0.0})
 
 
 def test_tolerance_never_falls_and_has_a_floor() -> None:
     measured = pd.DataFrame(
         {
             "step": [0, 1, 2] * 3,
-            "what": ["loss"] * 3 + ["gradient"] * 3 + ["weight"] * 3,
+            "what": np.repeat(["loss", "gradient", "weight"], 3),
             "relative": [0.0, 0.0, 0.0, 1e-12, 3e-12, 2e-12, 1e-12, 1e-3, 2e-3],
         }
     )
@@ -164,9 +139,9 @@ def test_tolerance_never_falls_and_has_a_floor() -> None:
 def test_differences_within_the_tolerance_are_equal_and_beyond_it_reported() -> None:
     # The reference moves by 1e-12 of itself: 1e-11 are tolerated.
     near, far = scaled(1 + 5e-12), [*PLAIN[:2], [3.0, 4.0 + 1e-9, 0.0]]
-    report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(near))))
+    report = compared(training(DP, process(near)))
     assert (report.pairs[0].verdict, report.sound) == ("equal", True)
-    report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(far))))
+    report = compared(training(DP, process(far)))
     first = known(report.pairs[0].first_difference)
     assert (first.step, first.what, first.tensor) == (2, "gradient", "a")
     assert first.relative == pytest.approx(1e-9 / 5, rel=1e-4)
@@ -176,14 +151,14 @@ def test_differences_within_the_tolerance_are_equal_and_beyond_it_reported() -> 
 
 def test_summed_gradients_are_reported() -> None:
     doubled = [PLAIN[0], [12.0, 16.0, 0.0], PLAIN[2]]
-    report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(doubled))))
+    report = compared(training(DP, process(doubled)))
     assert "from step 1 on: the gradient of a by 1 of its norm" in report.findings[0].message
     assert "all its gradients are 2 times as large: summed" in report.findings[0].message
 
 
 def test_values_that_are_not_finite_differ() -> None:
     broken = [PLAIN[0], [math.nan, 8.0, 0.0], PLAIN[2]]
-    report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(broken))))
+    report = compared(training(DP, process(broken)))
     first = known(report.pairs[0].first_difference)
     assert (report.pairs[0].verdict, first.step, first.relative) == ("different", 1, None)
     assert msgspec.json.decode(msgspec.json.encode(report), type=EqualityReport) == report
@@ -207,8 +182,7 @@ def test_batch_norm_explains_a_difference_only_with_evidence(
     shares = None
     if in_shares is not None:
         shares = training(SINGLE, process(scaled(in_shares), outputs=BY_SHARE), kind="in_shares")
-    single = training(SINGLE, process(PLAIN))
-    report = compare_trainings(data(single, training(DP, process(scaled(1.5), outputs=outputs)), in_shares=shares))
+    report = compared(training(DP, process(scaled(1.5), outputs=outputs)), in_shares=shares)
     assert report.pairs[0].verdict == verdict
     assert report.sound == (verdict == "explained")
 
@@ -234,14 +208,13 @@ def test_samples_of_a_step_are_compared_in_any_order() -> None:
     one = samples((0, 0, 0, 5), (0, 0, 0, 6), (0, 1, 0, 7), (0, 1, 0, 8))
     assert sample_difference(one, samples((0, 0, 0, 6), (1, 0, 0, 5), (0, 1, 0, 8), (1, 1, 0, 7))) is None
     other = samples((0, 0, 0, 5), (0, 0, 0, 6), (0, 1, 0, 8), (0, 1, 0, 8))
-    assert sample_difference(one, other) == SampleDifference(step=1, missing=(7,), extra=(8,))
+    assert sample_difference(one, other) == (1, [7], [8])  # step, missing, extra
 
 
 def test_samples_that_never_enter_or_enter_twice() -> None:
     table = samples((0, 0, 0, 5), (0, 1, 0, 6), (0, 1, 0, 7), (0, 2, 0, 8))
     assert lost_samples(table) is None
-    found = lost_samples(table.assign(entered=[1, 0, 2, 0]))
-    assert found == LostSamples(step=1, never=(6,), repeatedly=(7,))
+    assert lost_samples(table.assign(entered=[1, 0, 2, 0])) == (1, [6], [7])
 
 
 def test_an_epoch_in_the_order_of_the_previous_one() -> None:
@@ -254,7 +227,7 @@ def test_an_epoch_in_the_order_of_the_previous_one() -> None:
     # The last epoch was cut short after five steps: one in 8 x 7 x 6 x 5 x 4 = 6,720 would repeat them by chance.
     assert repeated_epoch(samples(*rows)) is None
     sixth = (0, rows[-1][1] + 1, 2, 0)
-    assert repeated_epoch(samples(*rows, sixth)) == RepeatedEpoch(epoch=2, step=16, steps_compared=6)
+    assert repeated_epoch(samples(*rows, sixth)) == (2, 16, 6)  # epoch, its first step, steps compared
     assert repeated_epoch(samples(*rows, (*sixth[:3], 6))) is None
 
 

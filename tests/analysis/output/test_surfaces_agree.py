@@ -21,7 +21,7 @@ from dpscope.analysis.report.page import render_page
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
-from tests.generated_traces.ddp_schedule import DdpOptions
+from tests.generated_traces.ddp import DdpOptions
 from tests.generated_traces.generator import ddp_trace, dp_trace, parallel_trace, write_trace
 from tests.generated_traces.model import GeneratedTrace
 from tests.helpers.examples import reported

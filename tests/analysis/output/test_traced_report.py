@@ -175,7 +175,7 @@ def test_one_rank_of_two_has_the_formula_and_no_transfer(traces: Path) -> None:
 def test_a_table_of_the_cells_name_alone_is_left_out(tmp_path: Path) -> None:
     """No range in the trace names a phase."""
     write(tmp_path, [step(1, 0, 100), launch(1, 5), on_device("ncclDevKernel_AllReduce_Sum_f32", 10, 50, 1)], 0, 2)
-    views = {view.name: view.columns for view in shown_views(reported(tmp_path).comparison)}
+    views = {view.name: view.names for view in shown_views(reported(tmp_path).comparison)}
     assert "phases" not in views
     assert all(len(columns) > 1 for columns in views.values())
 

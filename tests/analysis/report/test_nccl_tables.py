@@ -53,7 +53,7 @@ def test_rows_hold_nccls_time_both_formulas_and_the_measurement(tmp_path: Path) 
 
 def test_without_a_link_the_formulas_are_unknown(tmp_path: Path) -> None:
     job = job_choices(job_log([written_log(tmp_path, 8, *LINES)], [8]), CostSources(), {})
-    table = known(choices_table([job]))
+    table = choices_table([job])
     assert [row[8:] for row in table.rows] == [("NA", "NA", "NA")] * 3
     assert any(note.startswith("ring and formula NA") for note in table.notes)
 
@@ -174,7 +174,7 @@ def found(
     table: bool = True,
 ) -> dict[str, Finding]:
     log = read_logs([written_log(folder, 8, *lines, channels=channels, table=table)])
-    findings = nccl_findings(job_choices(log, CostSources(), measured or {}), interconnect)
+    findings = list(nccl_findings(job_choices(log, CostSources(), measured or {}), interconnect))
     assert len({one.code for one in findings}) == len(findings)
     return {one.code: one for one in findings}
 

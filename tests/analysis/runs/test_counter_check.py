@@ -13,6 +13,7 @@ import pytest
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables
 from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.run import Cell, DdpCounters
 from tests.helpers.paths import DATA
 
@@ -33,7 +34,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> RankTables:
     """The trace with its backward pass called as dpscope calls it."""
     path: Path = tmp_path_factory.mktemp("trace") / "0_0.pt.trace.json"
     path.write_bytes(gzip.decompress(A100.read_bytes()).replace(b'"## backward ##"', b'"dpscope::backward"'))
-    return rank_tables(read_trace(path))
+    return rank_tables(attribute(read_trace(path)))
 
 
 def counters(spans_us: tuple[float, ...], sizes: tuple[int, ...] = (1,)) -> list[DdpCounters]:

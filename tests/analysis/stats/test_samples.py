@@ -46,11 +46,17 @@ def test_median_interval_holds_the_median_and_counts_all() -> None:
     assert known(found.low) < known(found.value) < known(found.high)
 
 
+APART = steady(100 * np.exp(-0.01), 100 * np.exp(0.01))
+
+
 def test_two_repeats_alone_have_one_degree_of_freedom() -> None:
     """exp(±0.01) apart: variance 2 x 0.01^2, standard error 0.01, Student's t of 1 degree of freedom 12.706."""
-    found = median_estimate(steady(100 * np.exp(-0.01), 100 * np.exp(0.01)))
-    assert found.low == pytest.approx(known(found.value) * np.exp(-0.12706), rel=1e-5)
-    assert found.high == pytest.approx(known(found.value) * np.exp(0.12706), rel=1e-5)
+    found = median_estimate(APART)
+    bounds = known(found.value) * np.exp([-0.12706, 0.12706])
+    assert (found.low, found.high) == pytest.approx(tuple(bounds), rel=1e-5)
+    (drawn,) = known(joint_draws(APART, []))
+    assert interval(drawn) == pytest.approx((found.low, found.high), rel=1e-3)
+    assert joint_draws(steady(100), []) is None
 
 
 def test_other_cells_show_what_a_cells_repeats_do_not() -> None:
@@ -99,18 +105,17 @@ def test_too_few_samples_have_no_interval() -> None:
     assert (found.value, found.low, found.high, found.count) == (2.0, None, None, 3)
     assert median_estimate([]).value is None
     assert median_estimate([np.array([])]).count == 0
+    assert median_noise([np.full(10, 5.0)]) is None
 
 
 def test_ratio() -> None:
     """Half widths 0.12706 (exp(±0.01), two repeats) and 0 add up as squares; so do two of 0.12706."""
-    spread, alike = steady(200 * np.exp(-0.01), 200 * np.exp(0.01)), steady(100, 100)
-    found = ratio_estimate(spread, alike)
+    double = [2 * repeat for repeat in APART]
+    found, both = ratio_estimate(double, steady(100, 100)), ratio_estimate(double, double)
     assert found.value == pytest.approx(2.0, rel=1e-3)
-    assert found.low == pytest.approx(known(found.value) * np.exp(-0.12706), rel=1e-5)
-    assert found.high == pytest.approx(known(found.value) * np.exp(0.12706), rel=1e-5)
-    both = ratio_estimate(spread, spread)
-    assert both.value == 1.0
-    assert both.high == pytest.approx(np.exp(0.12706 * np.sqrt(2)), rel=1e-5)
+    bounds = known(found.value) * np.exp([-0.12706, 0.12706])
+    assert (found.low, found.high) == pytest.approx(tuple(bounds), rel=1e-5)
+    assert (both.value, both.high) == pytest.approx((1.0, np.exp(0.12706 * np.sqrt(2))), rel=1e-5)
 
 
 def test_a_time_of_nothing_has_no_ratio() -> None:
@@ -120,7 +125,7 @@ def test_a_time_of_nothing_has_no_ratio() -> None:
 
 def test_difference() -> None:
     """Half widths of 200 and of 150, 0.12706 of each, add up nearly as squares do; the logarithms make it lean."""
-    more, less = steady(200 * np.exp(-0.01), 200 * np.exp(0.01)), steady(150 * np.exp(-0.01), 150 * np.exp(0.01))
+    more, less = [2 * repeat for repeat in APART], [1.5 * repeat for repeat in APART]
     found = difference_estimate(more, less)
     assert found.value == pytest.approx(50, abs=0.1)
     assert found.low == pytest.approx(50 - 0.12706 * 250, rel=0.2)
@@ -132,8 +137,7 @@ def test_difference() -> None:
 
 def test_a_difference_and_a_ratio_agree_on_what_is_more() -> None:
     """Medians a ratio's half width apart: just above it both are above, just below it neither is significant."""
-    half = 0.12706 * np.sqrt(2)
-    less = steady(100 * np.exp(-0.01), 100 * np.exp(0.01))
+    half, less = 0.12706 * np.sqrt(2), APART
     for factor, expected in ((np.exp(1.04 * half), "above"), (np.exp(0.96 * half), "no_difference_shown")):
         more = [repeat * factor for repeat in less]
         assert verdict(ratio_estimate(more, less)) == expected
@@ -146,13 +150,6 @@ def test_a_difference_and_a_ratio_agree_on_what_is_more() -> None:
 )
 def test_verdict(low: float | None, high: float | None, expected: str) -> None:
     assert verdict(Estimate(1.0, low, high, 9)) == expected
-
-
-def test_draws_have_the_medians_interval() -> None:
-    repeats = steady(100 * np.exp(-0.01), 100 * np.exp(0.01))
-    (drawn,), found = known(joint_draws(repeats, [])), median_estimate(repeats)
-    assert interval(drawn) == pytest.approx((found.low, found.high), rel=1e-3)
-    assert joint_draws(steady(100), []) is None
 
 
 def test_what_the_cells_of_a_turn_share_is_left_out_of_their_ratio() -> None:
@@ -178,12 +175,9 @@ def test_what_the_cells_of_a_turn_share_is_left_out_of_their_ratio() -> None:
     assert (difference.low, difference.high) == pytest.approx((known(alone.low) / 5, known(alone.high) / 5), rel=0.03)
 
 
-def test_two_repeats_of_two_cells_are_too_few_to_compare_by_repeat() -> None:
+def test_too_few_or_unequal_repeats_are_compared_apart() -> None:
     one, two = steady(90, 110), steady(45, 55)
     assert ratio_estimate(one, two, spread_in_turns([one, two])) == ratio_estimate(one, two, pooled_spread([one, two]))
-
-
-def test_unequal_numbers_of_repeats_are_compared_apart() -> None:
     cells = [steady(90, 100, 110, 100, 100), steady(45, 50, 55), steady(47, 50, 56)]
     apart, in_turns = pooled_spread(cells), spread_in_turns(cells)
     five, three, alike = cells
@@ -197,22 +191,12 @@ def test_mean_range() -> None:
     assert mean_range([]).value is None
 
 
-def test_median_slope_of_three_points() -> None:
-    """Slopes of 1, 2, 6: 1, 4 and 5/2; the 99% interval of three points is all of them."""
-    assert median_slope(np.array([1.0, 2.0, 6.0]), 0.99) == (2.5, 1.0, 4.0)
-
-
 @pytest.mark.parametrize("count", [10, 11, 40, 57])
 def test_median_slope_is_scipys(count: int) -> None:
     drifting = samples(count, 100, count=count) + 0.3 * np.arange(count)
-    for values in (
-        drifting,
-        np.round(drifting),
-        np.full(count, 7.0),
-    ):  # the second has equal values, the third no other
-        assert median_slope(values, 0.9) == pytest.approx(
-            [theilslopes(values, alpha=0.9)[index] for index in (0, 2, 3)], rel=1e-12
-        )
+    for values in (drifting, np.round(drifting), np.full(count, 7.0)):  # with equal values, and no other
+        expected = theilslopes(values, alpha=0.9)
+        assert median_slope(values, 0.9) == pytest.approx([expected[index] for index in (0, 2, 3)], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -237,10 +221,6 @@ def test_spread_findings(repeats: list[np.ndarray], codes: set[str]) -> None:
 @pytest.mark.parametrize("freedom", [1, 2, 3, 8, 29, 99, 100, 5000])
 def test_students_t_is_scipys(freedom: int) -> None:
     assert student_t(freedom) == pytest.approx(float(stdtrit(freedom, 0.975)), rel=1e-10)
-
-
-def test_one_repeat_has_no_noise() -> None:
-    assert median_noise([np.full(10, 5.0)]) is None
 
 
 @pytest.mark.parametrize(

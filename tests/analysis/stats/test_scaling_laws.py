@@ -34,27 +34,17 @@ def test_speedups_and_efficiencies() -> None:
 
 
 def test_karp_flatt() -> None:
-    # S = 2 on 4 devices: (1/2 - 1/4) / (1 - 1/4) = 0.25 / 0.75 = 1/3.
-    assert karp_flatt(2, 4) == pytest.approx(1 / 3)
-    assert karp_flatt(4, 4) == 0  # ideal
-    assert karp_flatt(1, 4) == 1  # no gain: all serial
-    assert karp_flatt(5, 4) < 0  # above N
+    # S = 2 on 4 devices: (1/2 - 1/4) / (1 - 1/4) = 0.25 / 0.75 = 1/3; ideal; no gain: all serial; above N.
+    assert [karp_flatt(speedup, 4) for speedup in (2, 4, 1)] == pytest.approx([1 / 3, 0, 1])
+    assert karp_flatt(5, 4) < 0
 
 
 def test_amdahl_gustafson_usl() -> None:
-    # s = 0.2, N = 4: 1/(0.2 + 0.8/4) = 1/0.4 = 2.5.
-    assert amdahl_speedup(0.2, 4) == pytest.approx(2.5)
-    # s = 0.2, N = 4: 4 - 0.2 x 3 = 3.4.
-    assert gustafson_speedup(0.2, 4) == pytest.approx(3.4)
-    # sigma = 0.1, kappa = 0.05, N = 4: 4/(1 + 0.3 + 0.05 x 12) = 4/1.9.
+    # s = 0.2, N = 4: 1/(0.2 + 0.8/4) = 1/0.4 = 2.5, and 4 - 0.2 x 3 = 3.4.
+    assert (amdahl_speedup(0.2, 4), gustafson_speedup(0.2, 4)) == pytest.approx((2.5, 3.4))
+    # sigma = 0.1, kappa = 0.05, N = 4: 4/(1 + 0.3 + 0.05 x 12) = 4/1.9. Without coherency the law is Amdahl's.
     assert usl_speedup(0.1, 0.05, 4) == pytest.approx(4 / 1.9)
-    # Without coherency the law is Amdahl's.
     assert usl_speedup(0.2, 0, 4) == pytest.approx(amdahl_speedup(0.2, 4))
-
-
-def test_no_multi_device_point_has_no_fit() -> None:
-    assert fit_scaling({}, "strong") is None
-    assert fit_scaling({1: 1.0}, "strong") is None
 
 
 @pytest.mark.parametrize("scaling", ["strong", "weak"])
@@ -66,6 +56,7 @@ def test_one_point_gives_karp_flatt_and_predicts_nothing(scaling: Scaling) -> No
     assert prediction.speedup.value is None
     assert "another count" in prediction.note
     assert predicted_speedup(fit, 4).speedup.value == pytest.approx(2.0)
+    assert fit_scaling({}, scaling) is fit_scaling({1: 1.0}, scaling) is None
 
 
 @pytest.mark.parametrize(
@@ -94,17 +85,14 @@ def test_three_points_fit_usl() -> None:
     assert predicted_speedup(fit, 16).speedup.value == pytest.approx(usl_speedup(0.05, 0.01, 16))
 
 
-def test_usl_is_clamped_at_zero() -> None:
+def test_laws_are_clamped_where_they_describe_nothing() -> None:
     ideal_and_better = known(fit_scaling({2: 2.1, 4: 4.3, 8: 8.8}, "strong"))
     assert [one.value for one in ideal_and_better.parameters.values()] == [0, 0]
     assert ideal_and_better.note == "clamped at 0: contention, coherency"
     assert predicted_speedup(ideal_and_better, 8).speedup.value == 8
-
-
-def test_slower_than_one_device_is_not_described_by_amdahl() -> None:
-    fit = known(fit_scaling({2: 0.4, 4: 0.3}, "strong"))
-    assert fit.parameters["serial_fraction"].value == 1
-    prediction = predicted_speedup(fit, 8)
+    slower = known(fit_scaling({2: 0.4, 4: 0.3}, "strong"))
+    assert slower.parameters["serial_fraction"].value == 1
+    prediction = predicted_speedup(slower, 8)
     assert prediction.speedup.value is None
     assert "slower than one device" in prediction.note
 

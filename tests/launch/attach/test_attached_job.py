@@ -8,7 +8,7 @@ import pytest
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import USER_MODELS
-from tests.helpers.ranks import two_processes
+from tests.helpers.ranks import ended_ranks
 
 ATTACH = (sys.executable, "-m", "dpscope.launch.attach")
 WINDOWS = ("--warmup", "5", "--steps", "8", "--traced-steps", "1")
@@ -19,7 +19,7 @@ GRADIENT_BYTES = 4 * (16 * 64 + 64 + 64 * 4 + 4)  # of two linear layers, 1,348 
 def test_two_ranks_with_accumulation_validation_loader_workers_and_uneven_inputs(tmp_path: Path) -> None:
     script = str(USER_MODELS / "attached_training.py")
     command = [*ATTACH, "--out", str(tmp_path / "run"), *WINDOWS, script, "1", "raise"]
-    for status, output, errors in two_processes(command):
+    for status, output, errors in ended_ranks(command, 2):
         assert status == 1
         assert output.endswith("trained\n")
         assert errors.endswith("ValueError: theirs\n")
@@ -43,7 +43,7 @@ def test_two_ranks_with_accumulation_validation_loader_workers_and_uneven_inputs
 def test_a_job_that_ends_within_its_windows_keeps_what_both_ranks_timed(tmp_path: Path) -> None:
     script = str(USER_MODELS / "attached_training.py")
     command = [*ATTACH, "--out", str(tmp_path / "run"), "--warmup", "5", "--steps", "500", script, "0", "exit"]
-    ended = two_processes(command)
+    ended = ended_ranks(command, 2)
     assert [status for status, _, _ in ended] == [3, 3]
     message = (
         "dpscope: the script called os._exit(3): 17 of 500 steps were timed, 3 traced, and DDP's counters are missing; "

@@ -11,13 +11,15 @@ import pytest
 
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch.attach import jobs
-from dpscope.launch.attach.jobs import AttachedJob, plan_jobs, record_jobs, run_jobs
+from dpscope.launch.attach.arguments import attachment
+from dpscope.launch.attach.jobs import AttachedJob, check_counts, default_counts, plan_jobs, record_jobs, run_job
 from dpscope.launch.commands.attach import parse_jobs
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.stop_request import StoppedError
+from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
-from tests.helpers.attached_scripts import WHOLE, attached, net_with_sgd, train
+from tests.helpers.attached_scripts import train_attached
 from tests.helpers.nccl_logs import all_reduce
 from tests.helpers.nccl_logs import nccl_log as nccl_log_text
 from tests.helpers.paths import USER_MODELS
@@ -27,43 +29,54 @@ SCRIPTS = USER_MODELS / "scripts"
 WINDOWS = ("--warmup", "5", "--steps", "8", "--traced-steps", "1")
 
 
-@pytest.mark.parametrize(
-    ("text", "counts"),
-    [("1,2", (1, 2)), ("single", (None,)), ("2,single,1", (None, 1, 2)), ("single,single,2,2", (None, 2))],
-)
-def test_single_stands_for_one_device_without_torchrun(text: str, counts: tuple[int | None, ...]) -> None:
-    assert parse_jobs(text) == counts
+def test_single_stands_for_one_device_without_torchrun() -> None:
+    assert (parse_jobs("2,single,1"), parse_jobs("single,single,2,2")) == ((None, 1, 2), (None, 2))
+    for text in ("", "single,two", "single,"):
+        with pytest.raises(ValueError, match="whole number"):
+            parse_jobs(text)
 
 
-@pytest.mark.parametrize("text", ["", "one", "single,two", "single,"])
-def test_an_invalid_count_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="whole number"):
-        parse_jobs(text)
+def test_device_counts_beyond_the_machine_are_refused() -> None:
+    cores = usable_cores()
+    check_counts((1, cores), gpus(None))
+    with pytest.raises(DpscopeError, match=f"--devices {cores + 1}: this machine has no GPU and {cores} cores"):
+        check_counts((1, cores + 1), gpus(None))
+    with pytest.raises(DpscopeError, match=r"--devices 4: this machine has 2 GPUs"):
+        check_counts((4,), gpus(2))
+    with pytest.raises(DpscopeError, match="--devices 0"):
+        check_counts((0, 1), gpus(2))
+    assert default_counts(gpus(6)) == (1, 2, 4, 6)
+
+
+def gpus(count: int | None) -> Devices:
+    return Devices(kind="cpu" if count is None else "cuda", count=count)
 
 
 def test_a_single_device_is_plain_python_with_the_threads_of_the_other_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def planned(counts: tuple[int | None, ...], found: int | None = 2, repeats: int = 1) -> list[AttachedJob]:
+        return plan_jobs(counts, repeats, tmp_path, ["--warmup", "5"], ["-m", "json.tool", "--lr", "1"], gpus(found))
+
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    jobs = plan_jobs((None, 2), 2, tmp_path, ["--warmup", "5"], ["train.py", "--lr", "1"], gpus(2))
+    jobs = planned((None, 2), repeats=2)
     assert [job.label for job in jobs] == ["one device without torchrun", "2 devices"] * 2
     single, two = jobs[:2]
-    options = ("--out", str(tmp_path), "--warmup", "5")
-    assert single.command == (sys.executable, "-m", "dpscope.launch.attach", *options, "train.py", "--lr", "1")
+    assert single.command[1:3] == ("-m", "dpscope.launch.attach")
     assert two.command[2:5] == ("dpscope.launch.attach.torchrun", "--standalone", "--nproc-per-node=2")
+    for command in (single.command, two.command):  # it works by hand
+        read = attachment(command[command.index("dpscope.launch.attach") + 1 :])
+        assert (read.command, read.settings.warmup_steps) == (("-m", "json.tool", "--lr", "1"), 5)
     assert [job.environment["OMP_NUM_THREADS"] for job in (single, two)] == ["1", "1"]
     assert single.environment["CUDA_VISIBLE_DEVICES"] == "3"  # frameworks use all that they see
     assert two.environment["CUDA_VISIBLE_DEVICES"] == "3,5"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    (alone,) = plan_jobs((None,), 1, tmp_path, [], ["train.py"], gpus(2))
-    assert alone.environment["CUDA_VISIBLE_DEVICES"] == "0"
-    (on_cpu,) = plan_jobs((None,), 1, tmp_path, [], ["train.py"], gpus(None))
-    assert "CUDA_VISIBLE_DEVICES" not in on_cpu.environment
-
-
-def gpus(count: int | None) -> Devices:
-    return Devices(kind="cpu" if count is None else "cuda", count=count)
+    assert planned((None,))[0].environment["CUDA_VISIBLE_DEVICES"] == "0"
+    on_cpu = planned((None,), found=None)[0].environment
+    assert not {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"} & on_cpu.keys()
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert planned((None, 2))[1].environment["OMP_NUM_THREADS"] == "3"
 
 
 def test_each_job_may_have_a_working_folder(tmp_path: Path) -> None:
@@ -78,21 +91,20 @@ def test_each_job_may_have_a_working_folder(tmp_path: Path) -> None:
 
 
 def test_a_job_that_was_not_measured_is_a_finding_until_it_is(tmp_path: Path) -> None:
-    with attached(tmp_path, []):
-        train(*net_with_sgd(), WHOLE)
+    train_attached(tmp_path)
     one, two = (AttachedJob(count, (), {}) for count in (None, 2))
+    message = "2 devices: the script ended with status 3 before it was measured; see its output for the reason"
+    for measured, failed, messages in (([one], {two: 3}, [message]), ([one], {}, [message]), ([two], {}, [])):
+        record_jobs(tmp_path, measured, failed)
+        findings = RunFolder(tmp_path).manifest().findings
+        assert [one.message for one in findings if one.code == "job_not_measured"] == messages
 
-    def recorded() -> list[str]:
-        return [one.message for one in RunFolder(tmp_path).manifest().findings if one.code == "job_not_measured"]
 
-    record_jobs(tmp_path, [one], {two: 3})
-    assert recorded() == [
-        "2 devices: the script ended with status 3 before it was measured; see its output for the reason"
-    ]
-    record_jobs(tmp_path, [one], {})
-    assert len(recorded()) == 1
-    record_jobs(tmp_path, [two], {})
-    assert recorded() == []
+@pytest.mark.process
+def test_the_status_of_a_job_is_its_commands(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_job(["sh", "-c", "echo $GREETING; exit 7"], {**os.environ, "GREETING": "hello"}) == 7
+    assert capfd.readouterr().out == "hello\n"
+    assert run_job(["sh", "-c", "kill -TERM $$"], os.environ) == 128 + 15
 
 
 def attach(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -141,7 +153,7 @@ def test_a_signal_that_arrives_as_a_job_starts_ends_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(jobs, "dying_with_process", with_signal)
     before = signal.getsignal(number)
     with pytest.raises(StoppedError) as stopped:
-        run_jobs([["sleep", "60"]])
+        run_job(["sleep", "60"], os.environ)
     assert stopped.value.exit_status == 128 + number
     assert signal.getsignal(number) is before
 

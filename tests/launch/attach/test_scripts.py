@@ -15,27 +15,37 @@ from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import load_run
 from tests.helpers.paths import USER_MODELS
-from tests.helpers.ranks import one_process, two_processes
+from tests.helpers.ranks import ended_ranks
 from tests.helpers.run_cells import run_of
 
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 SCRIPTS = USER_MODELS / "scripts"
-PLAIN = ["plain_loop.py", "--steps", "25"]
+PLAIN = "plain_loop.py --steps 25"
+# Of each script the cell under DDP.
 CASES = {
-    "plain_loop": PLAIN,
-    "accumulation": ["accumulation.py"],
-    "synchronised": ["accumulation.py", "--sync-always"],
-    "two_optimizers": ["two_optimizers.py"],
-    "own_trainer": ["own_trainer.py"],
-    "compiled_gpt": ["compiled_gpt.py", "--width", "16", "--layers", "1", "--backend", "aot_eager"],
-    "late_rank": [*PLAIN, "--slow-rank", "1"],
-    "single_bucket": [*PLAIN, "--width", "600", "--bucket-cap-mb", "1000"],
-    "task_module": ["task_module.py"],
-    "unused": [*PLAIN, "--unused"],
+    "plain_loop": (PLAIN, "ddp-d2-b8-bucket-25mb"),
+    "accumulation": ("accumulation.py", "ddp-d2-b16-accumulate-4-amp-bf16"),
+    "synchronised": ("accumulation.py --sync-always", "ddp-d2-b16-accumulate-4-amp-bf16"),
+    "two_optimizers": ("two_optimizers.py", "ddp-d2-b8"),
+    "own_trainer": ("own_trainer.py", "ddp-d2-b8"),
+    "compiled_gpt": ("compiled_gpt.py --width 16 --layers 1 --backend aot_eager", "ddp-d2-b4"),
+    "late_rank": (f"{PLAIN} --slow-rank 1", "ddp-d2-b8-bucket-25mb"),
+    "single_bucket": (f"{PLAIN} --width 600 --bucket-cap-mb 1000", "ddp-d2-b8-bucket-1000mb"),
+    "task_module": ("task_module.py", "ddp-d2-b8"),
+    "unused": (f"{PLAIN} --unused", "ddp-d2-b8-bucket-25mb-find_unused_parameters-true"),
 }
-SHARDED = {how: ["sharded.py", how] for how in ("again", "never", "alone")}
-DIVIDED = {"divided": ["accumulation.py", "--divide"]}
-NOT_SHARED = {"joined_only": ["joined_only.py"], "tensor_parallel": ["tensor_parallel.py"]}
-SINGLE = ("plain_loop", "accumulation", "two_optimizers", "own_trainer", "compiled_gpt", "task_module")
+COMMANDS = {name: command for name, (command, _) in CASES.items()}
+OTHERS = {
+    **{how: f"sharded.py {how}" for how in ("again", "never", "alone")},
+    "divided": "accumulation.py --divide",
+    "joined_only": "joined_only.py",
+    "tensor_parallel": "tensor_parallel.py",
+}
+SINGLE = {  # of scripts that also run on one process
+    **dict.fromkeys(("plain_loop", "two_optimizers", "toggled", "own_trainer", "task_module", "joined_only"), "single-d1-b8"),
+    **dict.fromkeys(("accumulation", "divided"), "single-d1-b16-accumulate-4-amp-bf16"),
+    "compiled_gpt": "single-d1-b4",
+}  # fmt: skip
 # Gradients in bytes, by hand. Convolution 3 x 16 x 9 + 16, batch norm 2 x 16, three linear layers.
 PLAIN_BYTES = 4 * (448 + 32 + 256 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
 WIDE_BYTES = 4 * (448 + 32 + 256 * 600 + 600 + 600 * 600 + 600 + 600 * 10 + 10)
@@ -51,20 +61,20 @@ DISCRIMINATOR_BYTES = 4 * (64 * 64 + 64 + 64 + 1)
 SHARDED_BYTES = 4 * (16 * 32 + 32 + 32 * 8 + 8)
 
 
-def run_every(out: Path, cases: dict[str, list[str]], processes: int) -> dict[str, CellData]:
+def run_every(out: Path, commands: dict[str, str], processes: int) -> dict[str, CellData]:
     """The cell of each script; its output must be the same with and without dpscope."""
-    commands = {name: [str(SCRIPTS / script), *arguments] for name, (script, *arguments) in cases.items()}
-    command = [sys.executable, str(USER_MODELS / "every_script.py"), str(out), json.dumps(commands)]
-    for status, _, errors in (two_processes if processes == 2 else one_process)(command):
+    words = {name: f"{SCRIPTS}/{command}".split() for name, command in commands.items()}
+    command = [sys.executable, str(USER_MODELS / "every_script.py"), str(out), json.dumps(words)]
+    for status, _, errors in ended_ranks(command, processes):
         assert status == 0, errors
-    for name in cases:
+    for name in commands:
         for rank in range(processes):
             found = json.loads((out / name / f"rank{rank}.json").read_text())
             without_times = [re.sub(r"after [\d.]+ s", "", found[way]) for way in ("bare", "attached")]
             assert without_times[0] == without_times[1]
             assert bool(found["bare"]) == (rank == 0)
             assert found["notes"] == []
-    measured = {name: load_run(out / name / "run").measured for name in cases}
+    measured = {name: load_run(out / name / "run").measured for name in commands}
     assert {len(cells) for cells in measured.values()} == {1}
     return {name: cells[0] for name, cells in measured.items()}
 
@@ -77,13 +87,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(folder: Path) -> dict[str, CellData]:
     """All scripts on two processes, which start once."""
-    return run_every(folder, {**CASES, **SHARDED, **DIVIDED, **NOT_SHARED}, processes=2)
+    return run_every(folder, COMMANDS | OTHERS, processes=2)
 
 
 @pytest.fixture(scope="module")
 def single(folder: Path) -> dict[str, CellData]:
-    cases = {name: CASES[name] for name in SINGLE} | {"toggled": ["two_optimizers.py", "--toggle"]}
-    return run_every(folder / "one", {**cases, **DIVIDED, "joined_only": NOT_SHARED["joined_only"]}, processes=1)
+    commands = COMMANDS | OTHERS | {"toggled": "two_optimizers.py --toggle"}
+    return run_every(folder / "one", {name: commands[name] for name in SINGLE}, processes=1)
 
 
 @pytest.fixture(scope="module")
@@ -91,21 +101,8 @@ def ddp(two: dict[str, CellData]) -> dict[str, CellData]:
     return {name: two[name] for name in CASES}
 
 
-@pytest.mark.process
-@pytest.mark.timeout(400)
 def test_each_script_is_recognised_as_its_cell(ddp: dict[str, CellData]) -> None:
-    assert {name: data.cell.name for name, data in ddp.items()} == {
-        "plain_loop": "ddp-d2-b8-bucket-25mb",
-        "accumulation": "ddp-d2-b16-accumulate-4-amp-bf16",
-        "synchronised": "ddp-d2-b16-accumulate-4-amp-bf16",
-        "two_optimizers": "ddp-d2-b8",
-        "own_trainer": "ddp-d2-b8",
-        "compiled_gpt": "ddp-d2-b4",
-        "late_rank": "ddp-d2-b8-bucket-25mb",
-        "single_bucket": "ddp-d2-b8-bucket-1000mb",
-        "task_module": "ddp-d2-b8",
-        "unused": "ddp-d2-b8-bucket-25mb-find_unused_parameters-true",
-    }
+    assert {name: data.cell.name for name, data in ddp.items()} == {name: cell for name, (_, cell) in CASES.items()}
     for data in ddp.values():
         assert data.communication_known
         assert [finding for finding in data.findings if finding.severity == "error"] == []
@@ -113,8 +110,6 @@ def test_each_script_is_recognised_as_its_cell(ddp: dict[str, CellData]) -> None
         assert [rank.blocks[0].steps for _, rank in data.ranks] == [8 - validated, 8 - validated]
 
 
-@pytest.mark.process
-@pytest.mark.timeout(400)
 def test_the_bytes_of_each_script_equal_a_calculation_by_hand(ddp: dict[str, CellData]) -> None:
     found = {}
     for name, data in ddp.items():
@@ -142,8 +137,6 @@ def test_the_bytes_of_each_script_equal_a_calculation_by_hand(ddp: dict[str, Cel
     assert {one.code for one in ddp["two_optimizers"].findings} >= {"counters_not_read", "steps_of_first_optimizer"}
 
 
-@pytest.mark.process
-@pytest.mark.timeout(400)
 def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, CellData], folder: Path) -> None:
     """Rank 1 waits 8 x 5 ms for its data; 2.1 MB of gradients, in the one bucket that the script requests."""
     late = report_of(folder / "late_rank" / "run", Targets())
@@ -160,8 +153,6 @@ def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, CellData], fol
     assert unused["find_unused_parameters"].endswith("all-reduce a map of 40 B (1 per step)")
 
 
-@pytest.mark.process
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("how", "strategy", "gathered"),
     [
@@ -179,24 +170,13 @@ def test_fully_shard_is_recognised_by_what_is_gathered_after_a_forward_pass(
     assert set(per_step["all_gather"]) == {gathered}
 
 
-@pytest.mark.process
 def test_each_script_of_one_process_is_a_single_cell(single: dict[str, CellData]) -> None:
+    assert {name: data.cell.name for name, data in single.items()} == SINGLE
     gan = [single[name].ranks[0][1].model for name in ("two_optimizers", "toggled")]
     assert [sizes.gradient_bytes for sizes in gan] == [GENERATOR_BYTES + DISCRIMINATOR_BYTES] * 2
     assert "steps_left_out" in {finding.code for finding in single["task_module"].findings}
-    assert {name: single[name].cell.name for name in (*SINGLE, "toggled")} == {
-        "task_module": "single-d1-b8",
-        "toggled": "single-d1-b8",
-        "plain_loop": "single-d1-b8",
-        "accumulation": "single-d1-b16-accumulate-4-amp-bf16",
-        "two_optimizers": "single-d1-b8",
-        "own_trainer": "single-d1-b8",
-        "compiled_gpt": "single-d1-b4",
-    }
 
 
-@pytest.mark.process
-@pytest.mark.timeout(400)
 def test_processes_that_do_not_share_work_show_no_speedup(
     two: dict[str, CellData], single: dict[str, CellData]
 ) -> None:
@@ -218,16 +198,13 @@ def test_processes_that_do_not_share_work_show_no_speedup(
     )
 
 
-@pytest.mark.process
-@pytest.mark.timeout(400)
 def test_accumulation_divided_by_the_processes_is_strong_scaling(
     two: dict[str, CellData], single: dict[str, CellData]
 ) -> None:
     """16 samples in all: four micro-batches of four on one device, two on each of two."""
     cells = (single["divided"], two["divided"])
-    names = [data.cell.name for data in cells]
-    assert names == ["single-d1-b16-accumulate-4-amp-bf16", "ddp-d2-b8-accumulate-2-amp-bf16"]
     (series,) = compare(run_of(*cells)).scaling
-    assert (series.label, series.points[0].cell) == ("DDP amp-bf16 in micro-batches of 4 strong, G = 16", names[1])
+    assert series.label == "DDP amp-bf16 in micro-batches of 4 strong, G = 16"
+    assert series.points[0].cell == "ddp-d2-b8-accumulate-2-amp-bf16"
     steps_us = [float(np.median(np.concatenate(data.step_samples()))) for data in cells]
     assert series.points[0].speedup.value == pytest.approx(steps_us[0] / steps_us[1])

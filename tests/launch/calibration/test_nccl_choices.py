@@ -2,9 +2,11 @@
 
 import io
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,11 +18,11 @@ from dpscope.analysis.report.nccl_tables import calibration_chapter
 from dpscope.launch.calibration import run, worker
 from dpscope.launch.calibration.nccl_choices import log_variables
 from dpscope.launch.calibration.run import run_calibration
-from dpscope.launch.calibration.worker import TimedCollectives
 from dpscope.launch.jobs.attended_job import JobStarter
-from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
+from dpscope.launch.jobs.job_outcome import JobWait
+from dpscope.launch.jobs.torchrun import TorchrunJob
 from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings
+from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings, TimedCollectives
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import JobFolder, RunFolder
 from tests.helpers.environments import environment
@@ -53,27 +55,21 @@ class Stub(JobStarter):
     """In place of torchrun: writes a job's result, and NCCL's log to the file that the job's variables name."""
 
     log_ranks: Callable[[int], int] = lambda devices: devices
-    exit_status: int = 0
+    exit_status: int = 0  # of the jobs in which NCCL writes its log
     jobs: list[CalibrationSettings] = field(default_factory=list)
 
     def start(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None) -> TorchrunJob:
         settings = read_json(folder.settings_path, CalibrationSettings)
         self.jobs.append(settings)
         folder.log_path.write_text("")
-        if not settings.nccl_log:
-            write_json(folder.result_path, timed(settings))
-            return Ended(folder, 0)
-        if self.exit_status == 0:
-            devices = settings.job.devices
-            self.write_log(folder, devices)
-            write_json(folder.result_path, msgspec.structs.replace(timed(settings), points=()))
-        return Ended(folder, self.exit_status)
-
-    def write_log(self, folder: JobFolder, devices: int) -> None:
-        lines = (all_reduce(8, "TREE", "LL"), all_reduce(1 << 20, "TREE", "LL"), all_reduce(2 << 20, "RING", "SIMPLE"))
-        if ranks := self.log_ranks(devices):
+        if settings.nccl_log and self.exit_status:
+            return Ended(folder, self.exit_status)
+        write_json(folder.result_path, TimedCollectives(backend="nccl") if settings.nccl_log else timed(settings))
+        if settings.nccl_log and (ranks := self.log_ranks(settings.job.devices)):
+            sizes = ((8, "TREE", "LL"), (1 << 20, "TREE", "LL"), (2 << 20, "RING", "SIMPLE"))
             path = log_variables(folder.path)["NCCL_DEBUG_FILE"].replace("%h", "node1").replace("%p", "10")
-            Path(path).write_text(nccl_log(ranks, *lines))
+            Path(path).write_text(nccl_log(ranks, *(all_reduce(*one) for one in sizes)))
+        return Ended(folder, 0)
 
 
 def timed(settings: CalibrationSettings) -> TimedCollectives:
@@ -83,9 +79,7 @@ def timed(settings: CalibrationSettings) -> TimedCollectives:
         for devices, first_us in ((2, 864.0), (4, 129.0))
         for size, time_us in ((1 << 20, first_us), (2 << 20, 200.0))
     ]
-    return TimedCollectives(
-        backend="nccl", device_names=("H100",) * 4, device_uuids=(), points=tuple(points), left_out=()
-    )
+    return TimedCollectives(backend="nccl", device_names=("H100",) * 4, points=tuple(points))
 
 
 def calibrated(starter: Stub, monkeypatch: pytest.MonkeyPatch, settings: CalibrationSettings = SETTINGS) -> Calibration:
@@ -93,6 +87,10 @@ def calibrated(starter: Stub, monkeypatch: pytest.MonkeyPatch, settings: Calibra
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(run, "collect_environment", lambda *_, **__: environment())
     return run_calibration(settings, Console(file=io.StringIO()), starter=starter)
+
+
+def unread(found: Calibration) -> list[str]:
+    return [one.message for one in found.findings if one.code == "nccl_choices_not_read"]
 
 
 @pytest.mark.long
@@ -103,13 +101,10 @@ def test_a_job_of_each_device_count_follows_the_timed_one(monkeypatch: pytest.Mo
     assert found.settings == SETTINGS
     assert [(one.devices, one.nodes) for one in found.nccl] == [(2, 1), (4, 1)]
     # The job's own message of 8 bytes is left out.
-    assert [(one.size_bytes, one.algorithm) for one in found.nccl[0].log.choices] == [
-        (1 << 20, "tree"),
-        (2 << 20, "ring"),
-    ]
-    assert not [one for one in found.findings if one.code == "nccl_choices_not_read"]
-    stored = msgspec.json.decode(msgspec.json.encode(found), type=Calibration)
-    assert stored == found
+    choices = [(one.size_bytes, one.algorithm) for one in found.nccl[0].log.choices]
+    assert choices == [(1 << 20, "tree"), (2 << 20, "ring")]
+    assert unread(found) == []
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Calibration) == found
 
 
 def test_choices_are_reported_next_to_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +141,7 @@ def test_a_users_own_settings_are_respected(name: str, monkeypatch: pytest.Monke
     monkeypatch.setenv(name, "WARN")
     found = run_calibration(SETTINGS, Console(file=io.StringIO()), starter=stub)
     assert [job.nccl_log for job in stub.jobs] == [False]
-    (finding,) = [one for one in found.findings if one.code == "nccl_choices_not_read"]
-    assert finding.message == f"what NCCL chose was not recorded: {name} is set in the environment"
+    assert unread(found) == [f"what NCCL chose was not recorded: {name} is set in the environment"]
     assert found.points
 
 
@@ -162,17 +156,15 @@ def test_a_users_own_settings_are_respected(name: str, monkeypatch: pytest.Monke
 def test_an_unreadable_log_only_loses_the_choices(stub: Stub, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = calibrated(stub, monkeypatch)
     assert (len(found.points), found.nccl) == (4, ())
-    lost = [one for one in found.findings if one.code == "nccl_choices_not_read"]
-    assert len(lost) == 2
-    assert reason in lost[0].message
+    assert len(lost := unread(found)) == 2
+    assert reason in lost[0]
 
 
 def test_gloo_starts_no_such_job(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Stub()
     found = calibrated(stub, monkeypatch, msgspec.structs.replace(SETTINGS, device="cpu"))
     assert [job.nccl_log for job in stub.jobs] == [False]
-    assert found.nccl == ()
-    assert not [one for one in found.findings if one.code == "nccl_choices_not_read"]
+    assert (found.nccl, unread(found)) == ((), [])
 
 
 @pytest.mark.parametrize("nccl_log", [True, False])
@@ -187,7 +179,8 @@ def test_only_that_job_makes_nccl_write(nccl_log: bool, tmp_path: Path, monkeypa
         seen.update({name: os.environ.get(name) for name in variables})
         return timed(SETTINGS)
 
-    monkeypatch.setattr(worker, "measure", measure)
+    # In place of the module that imports torch.
+    monkeypatch.setitem(sys.modules, "dpscope.launch.calibration.collective_timing", SimpleNamespace(measure=measure))
     settings = msgspec.structs.replace(SETTINGS, nccl_log=nccl_log)
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
     worker._calibrate(worker._Job(settings, JobFolder(tmp_path)), place, 0.0, lambda _: None)

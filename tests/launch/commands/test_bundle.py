@@ -1,6 +1,7 @@
 """`dpscope bundle` as typed: what it lists, writes and refuses."""
 
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,10 @@ def test_wrong_use_is_one_line(run: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.long
 def test_a_run_without_results_is_bundled_with_the_reason(run: Path) -> None:
     shutil.rmtree(run / "cells")
-    notes: dict[str, object] = {}
-    assert bundle._findings(run, notes) == []
-    assert "failed" in str(notes["analysis"])
+    assert CliRunner().invoke(app, ["bundle", "mine"]).exit_code == 0
+    with zipfile.ZipFile("mine-bundle.zip") as bundle:
+        (notes,) = [name for name in bundle.namelist() if name.endswith("analysis.json")]
+        assert "failed" in bundle.read(notes).decode()

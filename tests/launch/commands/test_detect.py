@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpscope.launch.commands.detect import first_round, parse_change
-from dpscope.launch.commands.options import check_seconds
+from dpscope.launch.commands.detect import check_limit, first_round, parse_change
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -16,10 +15,10 @@ def test_a_change_is_a_share_above_nothing() -> None:
 
 
 def test_a_limit_is_a_time() -> None:
-    check_seconds("--detect-limit", None)
+    check_limit(None)
     for seconds in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(DpscopeError, match=f"--detect-limit {seconds:g}: must be above 0 seconds"):
-            check_seconds("--detect-limit", seconds)
+            check_limit(seconds)
 
 
 def test_repeats_of_a_file_contradict() -> None:

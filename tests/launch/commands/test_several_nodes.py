@@ -42,6 +42,8 @@ def test_a_run_s_jobs(tmp_path: Path) -> None:
     assert {(one.threads, one.in_run) for one in planned} == {(described.threads_per_process, True)}
     folders = {job.command: job.folder.path for job in described.jobs}
     assert all(one.folder.path == folders[one.command] for one in planned)
+    write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, {"of": "another version"})  # is no part of the plan
+    assert [one.command for one in _plan(tmp_path, None)] == [one.command for one in planned]
 
 
 @pytest.mark.process  # git
@@ -71,15 +73,6 @@ def test_comparisons_and_calibrations(tmp_path: Path) -> None:
     first, *others = _plan(tmp_path, None)
     assert (first.title, first.command[-1], first.in_run) == ("calibration", str(folder), False)
     assert [one.title for one in others] == [job.cell.name for job in settings.jobs if job.cell.nodes > 1]
-
-
-def test_what_another_version_left_is_no_part_of_the_plan(tmp_path: Path) -> None:
-    config = load_config(None, {**FLAGS, "steps": 4})
-    described = plan_run(config, tmp_path, nodes=2)
-    manifest = new_manifest(described.config, "cpu", described.threads_per_process, described.plan, code=None)
-    write_json(RunFolder(tmp_path).manifest_path, manifest)
-    write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, {"of": "another version"})
-    assert len(_plan(tmp_path, None)) == len(over_several([job.command for job in described.jobs]))
 
 
 def test_a_job_is_the_same_under_another_interpreter_and_another_with_other_arguments(tmp_path: Path) -> None:

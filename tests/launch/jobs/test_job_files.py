@@ -84,15 +84,14 @@ def test_a_library_failure_on_a_full_gpu_is_out_of_memory(
     assert ("GPU memory over 90% full" in note.message) == (kind == "out_of_memory")
 
 
-def test_another_failure_on_a_full_gpu_is_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_failure_on_a_full_gpu_or_one_without_a_gpu_in_use_is_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_failure(tmp_path, node=0, rank=1, error=RuntimeError(CUBLAS))
     gpus(monkeypatch, {0: 1}, (0,))
     write_failure(tmp_path, node=0, rank=0, error=RuntimeError(OTHER))
-    assert [(note.kind, note.message) for note in read_failures(tmp_path)] == [("crashed", f"RuntimeError: {OTHER}")]
-
-
-def test_a_library_failure_without_a_gpu_in_use_is_a_crash(tmp_path: Path) -> None:
-    write_failure(tmp_path, node=0, rank=0, error=RuntimeError(CUBLAS))
-    assert [note.kind for note in read_failures(tmp_path)] == ["crashed"]
+    found = [(note.kind, note.message) for note in read_failures(tmp_path)]
+    assert found == [("crashed", f"RuntimeError: {message}") for message in (CUBLAS, OTHER)]
 
 
 CLAIM = (
@@ -121,17 +120,10 @@ PRINT_SIGNAL = (
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
-def test_the_launcher_requests_the_signal_and_becomes_the_command() -> None:
+def test_the_launcher_requests_the_signal_and_becomes_the_command_unless_its_parent_is_gone() -> None:
     command = [sys.executable, "-c", PRINT_SIGNAL]
-    launched = subprocess.run(dying_with_process(os.getpid(), command), capture_output=True, text=True, check=True)
-    assert launched.stdout == "9\n"
-    plain = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert plain.stdout == "0\n", "otherwise the test could not fail"
-
-
-@pytest.mark.process
-def test_the_command_does_not_run_when_its_parent_is_gone() -> None:
-    not_the_parent = os.getpid() + 1
-    command = dying_with_process(not_the_parent, [sys.executable, "-c", "print(1)"])
-    ended = subprocess.run(command, capture_output=True, check=False)
-    assert (ended.returncode, ended.stdout) == (1, b"")
+    not_the_parent = dying_with_process(os.getpid() + 1, command)
+    runs = [subprocess.run(one, capture_output=True, check=False) for one in (command, not_the_parent)]
+    launched = subprocess.run(dying_with_process(os.getpid(), command), capture_output=True, check=True)
+    assert (launched.stdout, runs[0].stdout) == (b"9\n", b"0\n")  # without the launcher 0: else the test could not fail
+    assert (runs[1].returncode, runs[1].stdout) == (1, b"")

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,13 @@ from rich.console import Console
 
 from dpscope.launch.jobs import job_outcome as module
 from dpscope.launch.jobs.attended_job import attend_job, check_done
-from dpscope.launch.jobs.job_files import PROGRESS_NAME, FailureNote, read_failures, write_failure
-from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome, judged_by_kernel
+from dpscope.launch.jobs.job_files import PROGRESS_NAME, FailureNote, write_failure
+from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome
 from dpscope.launch.jobs.process_group import collective_limit_s, join_limit_s
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import JobFolder, RepeatFolder
+from dpscope.profiling.store.folders import JobFolder
 
 # torchrun's own report, torch 2.15, of two ranks of which rank 1 was killed.
 REPORT = """[rank1]:loss 2.30
@@ -35,74 +36,67 @@ Root Cause (first observed failure):
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> RepeatFolder:
-    return RepeatFolder(tmp_path)
-
-
-def write_note(folder: RepeatFolder, rank: int, at_ns: int, message: str, peer_lost: bool = False) -> None:
+def write_note(folder: JobFolder, rank: int, at_ns: int, message: str, peer_lost: bool = False) -> None:
     note = FailureNote(rank=rank, at_ns=at_ns, kind="crashed", message=message, peer_lost=peer_lost)
     write_json(folder.path / f"failure_0_{rank}.json", note)
 
 
-def test_a_killed_rank_comes_before_the_rank_that_lost_it(folder: RepeatFolder) -> None:
-    folder.log_path.write_text(REPORT.format(exit=-9))
+def outcome_of(folder: JobFolder, log: str, exit_status: int = 1, kills_before: int | None = None) -> JobOutcome:
+    """Of a job in its timed pass."""
+    (folder.path / PROGRESS_NAME).write_text("timed")
+    folder.log_path.write_text(log)
+    return job_outcome(folder, "exited", exit_status, kills_before=kills_before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> JobFolder:
+    return JobFolder(tmp_path)
+
+
+def test_a_killed_rank_comes_before_the_rank_that_lost_it(folder: JobFolder) -> None:
     write_note(folder, 0, 1, "RuntimeError: Connection closed by peer", peer_lost=True)
-    outcome = job_outcome(folder, 1, 10, "timed")
+    outcome = outcome_of(folder, REPORT.format(exit=-9))
     assert outcome.status == "crashed"
     assert outcome.message.startswith("rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory")
-    assert outcome.signal == 9
     assert outcome.log_tail[:2] == ("[rank1]: loss 2.30", "[rank0]: Traceback (most recent call last):")
 
 
-def test_a_cause_comes_before_an_earlier_consequence(folder: RepeatFolder) -> None:
-    folder.log_path.write_text(REPORT.format(exit=1))
-    write_note(folder, 0, 1, "RuntimeError: Connection closed by peer", peer_lost=True)
-    write_note(folder, 1, 2, "ValueError: killed by signal 9, by a user")
-    assert job_outcome(folder, 1, 10, "timed").signal is None  # not taken from a message
-    write_note(folder, 1, 2, "ValueError: bad label")
-    assert job_outcome(folder, 1, 10, "timed").message == "rank 1: ValueError: bad label (in its timed pass)"
-
-
-def test_memory_comes_before_everything(folder: RepeatFolder) -> None:
-    folder.log_path.write_text(REPORT.format(exit=-9))
-    error = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
-    write_failure(folder.path, 0, 0, error)
-    outcome = job_outcome(folder, 1, 10, "timed")
-    assert outcome.status == "out_of_memory"
-    assert outcome.message == (
-        "rank 0: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. (in its timed pass)"
-    )
-
-
-def test_torchrun_itself_killed(folder: RepeatFolder) -> None:
-    folder.log_path.write_text("no line of a rank\n")
-    outcome = job_outcome(folder, -9, 10, None)
-    assert outcome.message.startswith("torchrun was killed by signal 9")
-    assert outcome.signal == 9
-    assert outcome.log_tail == ("[torchrun]: no line of a rank",)
-
-
-def test_past_its_time_limit(folder: RepeatFolder) -> None:
-    outcome = job_outcome(folder, None, 2.5, "traced")
-    assert (outcome.status, outcome.log_tail) == ("timed_out", ())
-    assert "2.5 s (in its traced pass)" in outcome.message
-
-
 @pytest.mark.parametrize(
-    ("before", "after", "sent", "status"),
+    ("before", "after", "exit_status", "status"),
     [
-        (3, 3, 9, "crashed"),  # by a person
-        (3, 4, 9, "out_of_memory"),
-        (3, 4, None, "crashed"),  # the kernel killed something else
-        (None, None, 9, "crashed"),
+        (3, 3, -9, "crashed"),  # by a person
+        (3, 4, -9, "out_of_memory"),
+        (3, 4, -11, "crashed"),  # the kernel killed something else
+        (3, 4, 1, "crashed"),
+        (None, None, -9, "crashed"),
     ],
 )
 def test_a_kill_is_out_of_memory_only_if_the_kernel_reports_it(
-    before: int | None, after: int | None, sent: int | None, status: str, monkeypatch: pytest.MonkeyPatch
+    folder: JobFolder, before: int | None, after: int, exit_status: int, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "memory_kills", lambda: after)
-    assert judged_by_kernel(JobOutcome(status="crashed", signal=sent), before).status == status
+    write_note(folder, 1, 2, "ValueError: killed by signal 9, by a user")  # no signal is taken from a message
+    assert outcome_of(folder, REPORT.format(exit=exit_status), kills_before=before).status == status
+
+
+def test_a_cause_comes_before_an_earlier_consequence(folder: JobFolder) -> None:
+    write_failure(folder.path, 0, 0, RuntimeError("NCCL communicator was aborted on rank 0."))
+    write_note(folder, 1, time.time_ns(), "ValueError: bad label")
+    assert outcome_of(folder, REPORT.format(exit=1)).message == "rank 1: ValueError: bad label (in its timed pass)"
+
+
+def test_memory_comes_before_everything(folder: JobFolder) -> None:
+    error = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+    write_failure(folder.path, 0, 0, error)
+    message = "rank 0: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. (in its timed pass)"
+    outcome = outcome_of(folder, REPORT.format(exit=-9))
+    assert (outcome.status, outcome.message) == ("out_of_memory", message)
+
+
+def test_torchrun_itself_killed(folder: JobFolder) -> None:
+    outcome = outcome_of(folder, "no line of a rank\n", exit_status=-9)
+    assert outcome.message.startswith("torchrun was killed by signal 9")
+    assert outcome.log_tail == ("[torchrun]: no line of a rank",)
 
 
 # Messages of torch 2.15's two engines, as in their libraries: rank 1 waited for rank 0, which was late.
@@ -122,41 +116,34 @@ SECOND = "[rank1]:[E1122 08:00:00.123456789 ProcessGroupNCCL.cpp:91] timeout - c
     ],
 )
 def test_a_collective_that_nccl_aborted_is_reported_with_its_message(
-    folder: RepeatFolder, line: str, message: str
+    folder: JobFolder, line: str, message: str
 ) -> None:
     """The watchdog aborts its process (signal 6), which leaves no note; the other rank's is a consequence."""
-    folder.log_path.write_text(line + "\n" + REPORT.format(exit=-6))
+    log = line + "\n" + REPORT.format(exit=-6)
     write_note(folder, 0, 1, "DistBackendError: NCCL communicator was aborted on rank 0.", peer_lost=True)
-    outcome = job_outcome(folder, 1, 900, "timed")
+    outcome = outcome_of(folder, log)
     assert (outcome.status, outcome.message[: len(message)]) == ("crashed", message)
     assert outcome.log_tail[0].startswith("[rank1]: ")
     write_note(folder, 0, 1, "ValueError: bad label")  # the error that rank 1 waited for
-    assert job_outcome(folder, 1, 900, "timed").message == "rank 0: ValueError: bad label (in its timed pass)"
+    assert outcome_of(folder, log).message == "rank 0: ValueError: bad label (in its timed pass)"
 
 
 @pytest.mark.parametrize(
-    ("device", "job_s", "joining_s", "limit_s"),
+    ("device", "job_s", "joining_s", "limit_s", "of_training_s"),
     [
-        ("cuda", 900.0, 720.0, 120.0),  # joining: 80% of the job's limit
-        ("cuda", 60.0, 48.0, 48.0),
-        ("cpu", 900.0, 900.0, 900.0),
+        ("cuda", 900.0, 720.0, 120.0, 720.0),  # joining: 80% of the job's limit
+        ("cuda", 60.0, 48.0, 48.0, 48.0),
+        ("cuda", 604_800.0, 483_840.0, 120.0, 1800.0),  # a rank of a training may write a checkpoint
+        ("cpu", 900.0, 900.0, 900.0, 900.0),
     ],
 )
 def test_a_collective_on_gpus_times_out_before_its_job(
-    device: str, job_s: float, joining_s: float, limit_s: float
+    device: str, job_s: float, joining_s: float, limit_s: float, of_training_s: float
 ) -> None:
-    assert join_limit_s(torch.device(device), job_s) == joining_s
-    assert collective_limit_s(torch.device(device), job_s) == limit_s
-
-
-def test_collectives_of_a_training_may_wait_for_a_checkpoint_and_time_out_before_the_job() -> None:
-    limits = [collective_limit_s(torch.device("cuda", 0), job_s, longest_s=1800.0) for job_s in (604_800.0, 1000.0)]
-    assert limits == [1800.0, 800.0]
-
-
-def test_a_rank_that_lost_its_communicator_lost_its_peer(folder: RepeatFolder) -> None:
-    write_failure(folder.path, 0, 0, RuntimeError("NCCL communicator was aborted on rank 0."))
-    assert [one.peer_lost for one in read_failures(folder.path)] == [True]
+    one = torch.device(device)
+    assert join_limit_s(one, job_s) == joining_s
+    assert collective_limit_s(one, job_s) == limit_s
+    assert collective_limit_s(one, job_s, longest_s=1800.0) == of_training_s
 
 
 pytestmark = pytest.mark.process
@@ -178,22 +165,25 @@ def run_job(path: Path, code: str, timeout_s: float = 60.0, stop: bool = False) 
     return "", shown.file.getvalue()
 
 
-RESULT = "open('{}/result.json', 'w').write('{{\"status\": \"{}\"}}')"
-PASS = "open('{}/" + PROGRESS_NAME + "', 'w').write('timed')"
+RESULT = "open('{0}/result.json', 'w').write('{{\"status\": \"{1}\"}}')"
+PASS = "open('{0}/" + PROGRESS_NAME + "', 'w').write('timed')"
 
 
-def test_a_job_with_a_result_is_done(tmp_path: Path) -> None:
-    assert run_job(tmp_path, f"{PASS.format(tmp_path)}; {RESULT.format(tmp_path, 'ok')}")[0] == ""
-
-
-def test_a_job_without_a_result_failed_however_it_exits(tmp_path: Path) -> None:
-    line, printed = run_job(tmp_path / "a", "print('[rank0]: no such device'); raise SystemExit(3)")
+def test_jobs_by_their_results_and_exits(tmp_path: Path) -> None:
+    """A result is what counts; without one a job has failed, however it exits."""
+    folders = {name: tmp_path / name for name in ("done", "fails", "silent", "begun")}
+    for name in ("done", "begun"):
+        folders[name].mkdir()
+    (folders["done"] / ".tmp-failure_0_1.json-xr17fgzj").write_text('{"rank": 1, "at_')  # of a process that was killed
+    (folders["done"] / ".tmp-mine").write_text("not dpscope's")
+    assert run_job(folders["done"], f"{PASS}; {RESULT}".format(folders["done"], "ok"))[0] == ""
+    assert [path.name for path in folders["done"].glob(".tmp-*")] == [".tmp-mine"]
+    line, printed = run_job(folders["fails"], "print('[rank0]: no such device'); raise SystemExit(3)")
     assert line == "it failed: torchrun ended with exit status 3 and no result (before its first pass)"
     assert printed == "[rank0]:  no such device\n"
-    silent, _ = run_job(tmp_path / "b", "")
+    silent, _ = run_job(folders["silent"], "")
     assert silent == "it failed: torchrun ended with exit status 0 and no result (before its first pass)"
-    (tmp_path / "c").mkdir()
-    begun, _ = run_job(tmp_path / "c", f"{PASS.format(tmp_path / 'c')}; {RESULT.format(tmp_path / 'c', 'crashed')}")
+    begun, _ = run_job(folders["begun"], f"{PASS}; {RESULT}".format(folders["begun"], "crashed"))
     assert begun == "it failed: torchrun ended with exit status 0 and no result (in its timed pass)"
 
 
@@ -202,10 +192,3 @@ def test_a_slow_or_stopped_job_is_ended(tmp_path: Path) -> None:
     line, printed = run_job(tmp_path / "b", "import time; time.sleep(60)", stop=True)
     assert line == "it failed: interrupted [143]"  # 128 + SIGTERM
     assert "rank" not in printed
-
-
-def test_unfinished_files_of_a_killed_process_are_removed_and_other_hidden_files_stay(tmp_path: Path) -> None:
-    (tmp_path / ".tmp-failure_0_1.json-xr17fgzj").write_text('{"rank": 1, "at_')
-    (tmp_path / ".tmp-mine").write_text("not dpscope's")
-    run_job(tmp_path, RESULT.format(tmp_path, "ok"))
-    assert sorted(path.name for path in tmp_path.glob(".tmp-*")) == [".tmp-mine"]

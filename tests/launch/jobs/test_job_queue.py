@@ -91,7 +91,7 @@ def test_a_signal_ends_the_running_job_and_those_after_it_are_not_begun(tmp_path
 
 def left_by(terminal: bool) -> str:
     console = Console(file=io.StringIO(), width=80, force_terminal=terminal, no_color=True)
-    with SweepProgress(console, 3) as progress:
+    with SweepProgress(console, 3).shown() as progress:
         for number, (status, message) in enumerate((("ok", ""), ("crashed", "rank 1 exited with 1"), ("ok", "")), 1):
             progress.start(number, f"cell{number} repeat 0", None)
             progress.finish(status, 61.0, message)  # type: ignore[arg-type]

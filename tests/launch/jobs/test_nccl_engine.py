@@ -40,11 +40,7 @@ def test_nccl_uses_the_chosen_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert maker() == "_create_nccl_process_group"
     choose_nccl_engine("default")  # changes nothing
     assert (maker(), os.environ[ENGINE_VARIABLE]) == ("_create_nccl_process_group", "0")
-
-
-@with_both
-def test_an_unset_variable_stays_unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    monkeypatch.delenv(ENGINE_VARIABLE)
     choose_nccl_engine("legacy")
     assert ENGINE_VARIABLE not in os.environ
 
@@ -62,7 +58,7 @@ def torch_with(**functions: object) -> SimpleNamespace:
     return SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: True, distributed_c10d=engines)
 
 
-def test_the_engine_is_registered_with_its_value_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_is_registered_with_its_value_of_the_variable_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
     seen: list[str | None] = []
     both = torch_with(_register_builtin_nccl_backend=lambda: seen.append(os.environ.get(ENGINE_VARIABLE)))
@@ -70,11 +66,7 @@ def test_the_engine_is_registered_with_its_value_of_the_variable(monkeypatch: py
     choose_nccl_engine("nccl2")
     choose_nccl_engine("legacy")
     assert (seen, os.environ.get(ENGINE_VARIABLE)) == (["1", "0"], None)
-
-
-def test_a_torch_without_the_private_function_runs_its_default_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
-    monkeypatch.setattr(process_group, "distributed", torch_with())
+    monkeypatch.setattr(process_group, "distributed", torch_with())  # without the private function
     choose_nccl_engine("nccl2")  # is the default
     with pytest.raises(DpscopeError, match=r"--nccl-engine legacy: dpscope cannot choose it .* TORCH_DIST_USE_NCCL2=0"):
         choose_nccl_engine("legacy")
@@ -101,14 +93,11 @@ def test_the_environment_names_the_engine(both: bool, variable: str | None, nccl
     assert default_engine(found, {} if variable is None else {ENGINE_VARIABLE: variable}) == engine
 
 
-def test_engines_are_variants_of_ddp_only() -> None:
+def test_engines_are_variants_of_ddp_only_and_need_nccl() -> None:
     flags = {"nccl_engine": "legacy,default", "batch_size": "32", "devices": "1,2", "steps": 9}
     config = resolve(load_config(None, flags), Devices(kind="cuda", count=2))
     names = [planned.cell.name for planned in make_plan(config.matrix, 50_000, "cuda")]
     assert names == ["single-d1-b32", "ddp-d1-b32", "dp-d2-b32", "ddp-d2-b32", "ddp-d2-b32-engine-legacy"]
-
-
-def test_unknown_engines_and_engines_without_nccl_are_refused() -> None:
     with pytest.raises(DpscopeError, match=r"--nccl-engine legacy on the CPU: gloo runs there, not NCCL; omit it"):
         resolve(load_config(None, {"nccl_engine": "legacy"}), Devices(kind="cpu", count=None))
     with pytest.raises(DpscopeError, match=r"--nccl-engine fast.*default, legacy, nccl2"):

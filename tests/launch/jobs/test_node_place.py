@@ -1,5 +1,7 @@
 """This node's rank and rendezvous from each launcher's variables, or from options; missing or contradictory ones are refused."""
 
+from typing import Any
+
 import pytest
 
 from dpscope.launch.jobs.node_place import Address, NodePlace, first_host, launched_rank, node_place, parse_address
@@ -29,7 +31,7 @@ def place(
 
 def test_slurm_gives_count_rank_and_address() -> None:
     found = place(SLURM)
-    assert (found.count, found.rank, found.source, found.job) == (2, 1, "Slurm", "slurm-71-3-0")
+    assert (found.count, found.rank, found.job, found.port_stated) == (2, 1, "slurm-71-3-0", False)
     assert found.address is not None
     assert found.address.host == "gpu07"
     assert 20_000 <= found.address.port < 30_000
@@ -38,36 +40,35 @@ def test_slurm_gives_count_rank_and_address() -> None:
     again = place({**SLURM, "SLURM_RESTART_COUNT": "1"})
     assert again.job == "slurm-71-3-1"
     assert again.address != found.address
-
-
-def test_open_mpi_gives_the_job_and_no_address() -> None:
-    assert place(OPEN_MPI) == NodePlace(4, 2, "Open MPI", None, "mpi-prterun-head-1@1")
-
-
-def test_other_launchers_give_less() -> None:
-    pmi = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}
-    assert place(pmi, rendezvous="host0") == NodePlace(2, 1, "PMI", Address("host0", 29500))
-    with pytest.raises(DpscopeError, match="no launcher sets the rendezvous; give --rendezvous"):
-        place(pmi)
-    assert place(PYTORCH_JOB) == NodePlace(3, 1, "PyTorchJob", Address("train-master-0", 23456))
-    elastic = {name: value for name, value in PYTORCH_JOB.items() if not name.startswith("PET_")}
-    assert place(elastic) == place(PYTORCH_JOB)
-    indexed = {"JOB_COMPLETION_INDEX": "1"}
-    assert place(indexed, "2", None, "job-0.svc:1234") == NodePlace(2, 1, "Kubernetes", Address("job-0.svc", 1234))
-    with pytest.raises(DpscopeError, match="--nodes auto: neither"):
-        place(indexed)
-
-
-def test_options_take_precedence_over_the_launcher() -> None:
-    assert place({}, "2", 1, "[fe80::1]:2950") == NodePlace(2, 1, "options", Address("fe80::1", 2950))
-    assert str(Address("fe80::1", 2950)) == "[fe80::1]:2950"
-    assert place(SLURM, "2", 0, "other:1") == NodePlace(2, 0, "Slurm", Address("other", 1), "slurm-71-3-0")
-    assert not place(SLURM).port_stated
     assert (launched_rank(SLURM), launched_rank({})) == (1, None)
 
 
+PMI = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}
+FOR_ONE_PROCESS = {name: value for name, value in PYTORCH_JOB.items() if not name.startswith("PET_")}
+INDEXED = {"JOB_COMPLETION_INDEX": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "expected"),
+    [
+        (OPEN_MPI, (), NodePlace(4, 2, None, "mpi-prterun-head-1@1")),
+        (PMI, ("auto", None, "host0"), NodePlace(2, 1, Address("host0", 29500))),
+        (PYTORCH_JOB, (), NodePlace(3, 1, Address("train-master-0", 23456))),
+        (FOR_ONE_PROCESS, (), NodePlace(3, 1, Address("train-master-0", 23456))),
+        (INDEXED, ("2", None, "job-0.svc:1234"), NodePlace(2, 1, Address("job-0.svc", 1234))),
+        # Options take precedence over the launcher.
+        ({}, ("2", 1, "[fe80::1]:2950"), NodePlace(2, 1, Address("fe80::1", 2950))),
+        (SLURM, ("2", 0, "other:1"), NodePlace(2, 0, Address("other", 1), "slurm-71-3-0")),
+    ],
+)
+def test_places_by_launchers_and_options(
+    environment: dict[str, str], options: tuple[Any, ...], expected: NodePlace
+) -> None:
+    assert place(environment, *options) == expected
+    assert str(Address("fe80::1", 2950)) == "[fe80::1]:2950"
+
+
 def test_a_single_node_has_no_place() -> None:
-    assert node_place(None, None, None, SLURM) is None
     assert node_place("1", None, None, {}) is None
     assert node_place("auto", None, None, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) is None
 
@@ -76,6 +77,8 @@ def test_a_single_node_has_no_place() -> None:
     ("nodes", "rank", "environment", "message"),
     [
         ("auto", None, {}, "--nodes auto: neither srun, MPI, PMI nor"),
+        ("auto", None, INDEXED, "--nodes auto: neither"),
+        ("auto", None, PMI, "no launcher sets the rendezvous; give --rendezvous"),
         # sbatch starts its script on one node, outside any step.
         ("auto", None, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, "--nodes auto: neither"),
         ("auto", None, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "Slurm has started 4 tasks on this node; start one per"),
@@ -83,8 +86,8 @@ def test_a_single_node_has_no_place() -> None:
         (
             "2",
             None,
-            {**SLURM, "SLURM_STEP_NUM_NODES": "4"},
-            "--nodes 2: Slurm has started this on 4 nodes; give --nodes",
+            {**SLURM, "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NUM_TASKS": "4"},
+            "Slurm has started this on 4 nodes",
         ),
         ("2", None, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "--nodes 2: Slurm has started 4 tasks on this node"),
         ("two", None, {}, "--nodes two: give auto, or a number"),
@@ -108,13 +111,5 @@ def test_an_address_is_a_host_and_a_port(text: str) -> None:
 
 
 def test_the_first_host_of_a_list() -> None:
-    lists = {
-        "n0": "n0",
-        "n[0-1]": "n0",
-        "gpu[017,019-020],x": "gpu017",
-        "rack1-[03-04]-ib": "rack1-03-ib",
-        "a,b": "a",
-        "rack[1-2]n[03-04],x": "rack1n03",
-        "": None,
-    }
-    assert {text: first_host(text) for text in lists} == lists
+    lists = ["n0", "n[0-1]", "gpu[017,019-020],x", "rack1-[03-04]-ib", "a,b", "rack[1-2]n[03-04],x", ""]
+    assert [first_host(one) for one in lists] == ["n0", "n0", "gpu017", "rack1-03-ib", "a", "rack1n03", None]

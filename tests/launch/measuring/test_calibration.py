@@ -54,41 +54,32 @@ def holding(*pairs: tuple[str, int]) -> Calibration:
 
 
 @pytest.mark.parametrize(
-    ("kind", "flags", "collectives"),
+    ("kind", "flags", "counts", "collectives"),
     [
-        ("cuda", {"strategy": "single,ddp"}, ("all_reduce", "broadcast")),
-        ("cuda", {}, ("all_reduce", "broadcast", "reduce")),
-        ("cpu", {}, ("all_reduce", "broadcast")),  # dp-host uses no link
-        ("cpu", {"broadcast_buffers": "off"}, ("all_reduce",)),
+        ("cuda", {"strategy": "single,ddp"}, (2, 4), ("all_reduce", "broadcast")),
+        ("cuda", {}, (2, 4), ("all_reduce", "broadcast", "reduce")),
+        ("cpu", {}, (2, 4), ("all_reduce", "broadcast")),  # dp-host uses no link
+        ("cpu", {"broadcast_buffers": "off"}, (2, 4), ("all_reduce",)),
+        ("cuda", {"strategy": "fsdp", "devices": "1,4"}, (4,), ("all_gather", "reduce_scatter")),
+        (
+            "cuda",
+            {"strategy": "ddp,fsdp", "devices": "2"},
+            (2,),
+            ("all_reduce", "all_gather", "reduce_scatter", "broadcast"),
+        ),
+        # Two groups of two: parameters within a group, gradients between the two as well.
+        ("cuda", {"strategy": "hsdp", "devices": "4"}, (2,), ("all_reduce", "all_gather", "reduce_scatter")),
     ],
 )
-def test_each_strategy_has_its_collectives_timed(
-    kind: str, flags: dict[str, object], collectives: tuple[str, ...]
+def test_each_strategy_has_its_collectives_timed_unless_they_are_stored(
+    kind: str, flags: dict[str, object], counts: tuple[int, ...], collectives: tuple[str, ...]
 ) -> None:
     settings = planned(kind, None, **flags)
     assert settings is not None
-    assert (settings.devices, settings.collectives) == ((2, 4), collectives)
-
-
-@pytest.mark.parametrize(
-    ("flags", "timed"),
-    [
-        ({"devices": "1,4"}, {("all_gather", 4), ("reduce_scatter", 4)}),
-        (
-            {"devices": "2", "strategy": "ddp,fsdp"},
-            {("all_reduce", 2), ("broadcast", 2), ("all_gather", 2), ("reduce_scatter", 2)},
-        ),
-        # Two groups of two: parameters within a group, gradients between the two as well.
-        ({"devices": "4", "strategy": "hsdp"}, {("all_gather", 2), ("reduce_scatter", 2), ("all_reduce", 2)}),
-    ],
-)  # fmt: skip
-def test_fsdp_has_all_gathers_and_reduce_scatters_timed_in_its_groups(
-    flags: dict[str, object], timed: set[tuple[str, int]]
-) -> None:
-    settings = planned("cuda", None, **{"strategy": "fsdp", **flags})
-    assert settings is not None
-    assert {(kind, count) for kind in settings.collectives for count in settings.devices} == timed
-    assert planned("cuda", holding(*timed), **{"strategy": "fsdp", **flags}) is None
+    assert settings.devices == counts
+    assert set(settings.collectives) == set(collectives)
+    held = [(collective, count) for collective in collectives for count in counts]
+    assert planned(kind, holding(*held), **flags) is None
 
 
 def test_hsdp_over_nodes_has_a_node_timed_and_a_ring_between_nodes() -> None:
@@ -108,9 +99,7 @@ def test_nothing_is_timed_that_is_not_needed_or_not_wanted() -> None:
 
 
 def test_only_missing_collectives_are_timed() -> None:
-    pairs = [(kind, count) for kind in ("all_reduce", "broadcast") for count in (2, 4)]
-    assert planned("cpu", holding(*pairs)) is None
-    rest = planned("cpu", holding(*pairs[:3]))
+    rest = planned("cpu", holding(("all_reduce", 2), ("all_reduce", 4), ("broadcast", 2)))
     assert rest is not None
     assert (rest.devices, rest.collectives) == ((4,), ("broadcast",))
     logs = msgspec.structs.replace(holding(), source="nccl-tests")
@@ -147,8 +136,11 @@ def timed(*pairs: tuple[str, int], environment: Environment = ENVIRONMENT) -> Ca
     return msgspec.structs.replace(holding(*pairs), environment=environment, source="measured")
 
 
+First = Callable[[Calibration | Exception], tuple[Finding, ...]]
+
+
 @pytest.fixture
-def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Finding, ...]]:
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> First:
     """Call `calibrate_first` on a run folder, with a job that ends as requested."""
 
     def calibrate(result: Calibration | Exception) -> tuple[Finding, ...]:
@@ -168,9 +160,7 @@ def pairs_in(folder: Path) -> set[tuple[str, int]]:
     return {(point.collective, point.devices) for point in stored.points} if stored is not None else set()
 
 
-def test_a_failed_calibration_is_a_finding_and_ends_nothing(
-    first: Callable[..., tuple[Finding, ...]], tmp_path: Path
-) -> None:
+def test_a_failed_calibration_is_a_finding_and_ends_nothing(first: First, tmp_path: Path) -> None:
     (finding,) = first(DpscopeError("calibration failed, nothing is saved: rank 1 was killed"))
     assert (finding.code, finding.severity) == ("calibration_failed", "warning")
     assert "rank 1 was killed" in finding.message
@@ -183,9 +173,7 @@ def test_a_failed_calibration_is_a_finding_and_ends_nothing(
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
 
 
-def test_ctrl_c_ends_the_run_and_saves_no_partial_calibration(
-    first: Callable[..., tuple[Finding, ...]], tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_the_run_and_saves_no_partial_calibration(first: First, tmp_path: Path) -> None:
     """The first one is kept; the stopped one adds nothing, and the run ends with the signal's status."""
     first(timed(("all_reduce", 2)))
     with pytest.raises(StoppedError, match="stopped"):
@@ -193,18 +181,7 @@ def test_ctrl_c_ends_the_run_and_saves_no_partial_calibration(
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
 
 
-def test_a_resumed_run_adds_what_it_lacks(first: Callable[..., tuple[Finding, ...]], tmp_path: Path) -> None:
-    first(timed(("all_reduce", 2), ("broadcast", 2)))
-    first(timed(("all_reduce", 4)))
-    assert pairs_in(tmp_path) == {("all_reduce", 2), ("broadcast", 2), ("all_reduce", 4)}
-    rest = planned("cpu", stored_calibration(RunFolder(tmp_path)))
-    assert rest is not None
-    assert (rest.devices, rest.collectives) == ((4,), ("broadcast",))
-
-
-def test_another_machines_calibration_is_neither_used_nor_extended(
-    first: Callable[..., tuple[Finding, ...]], tmp_path: Path
-) -> None:
+def test_another_machines_calibration_is_neither_used_nor_extended(first: First, tmp_path: Path) -> None:
     other = msgspec.structs.replace(ENVIRONMENT, cpu_name="another processor")
     write_json(tmp_path / "calibration.json", timed(("all_reduce", 2), ("broadcast", 2), environment=other))
     stored = stored_calibration(RunFolder(tmp_path))
@@ -215,7 +192,7 @@ def test_another_machines_calibration_is_neither_used_nor_extended(
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
 
 
-def test_another_engines_times_are_not_merged(first: Callable[..., tuple[Finding, ...]], tmp_path: Path) -> None:
+def test_only_the_same_engines_times_are_merged(first: First, tmp_path: Path) -> None:
     def by(engine: str, *pairs: tuple[str, int]) -> Calibration:
         return msgspec.structs.replace(timed(*pairs), nccl_engine=engine)
 

@@ -3,18 +3,22 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dpscope.launch.jobs.devices import DeviceType
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring import cell_passes
 from dpscope.launch.measuring.cell import precision_findings
 from dpscope.launch.measuring.cell_passes import CellProcess
+from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.profiling.records.config import Measurement, RunConfig
 from dpscope.profiling.records.run import Cell, DeviceState
 from dpscope.profiling.records.strategies import CellStrategy
@@ -28,10 +32,17 @@ def group(tmp_path: Path) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
+def process_of(cell: Cell, kind: DeviceType, model: nn.Module, step: Any, config: RunConfig) -> CellProcess:
+    job = WorkerJob(config, cell, 0, kind, 1, RepeatFolder(Path(os.devnull)))
+    place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
+    devices = (torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu"),)
+    return CellProcess(job, place, devices, model, step, report=lambda _: None)
+
+
 def steps_taken(
     monkeypatch: pytest.MonkeyPatch,
     strategy: CellStrategy,
-    device: str,
+    device: DeviceType,
     step_s: float,
     config: RunConfig,
     epoch: int = 7,
@@ -47,17 +58,8 @@ def steps_taken(
             now_s[0] += step_s
 
     model = nn.Linear(2, 2)
-    process = CellProcess(
-        config=config,
-        cell=Cell(strategy=strategy, devices=1 if strategy == "single" else 2, batch_size=4),
-        node=0,
-        rank=0,
-        devices=(torch.device(device, 0) if device == "cuda" else torch.device("cpu"),),
-        model=DistributedDataParallel(model) if strategy == "ddp" else model,
-        step=cast(Any, Step()),
-        folder=RepeatFolder(Path(os.devnull)),
-        report=lambda _: None,
-    )
+    cell = Cell(strategy=strategy, devices=1 if strategy == "single" else 2, batch_size=4)
+    process = process_of(cell, device, DistributedDataParallel(model) if strategy == "ddp" else model, Step(), config)
     monkeypatch.setattr(cell_passes, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(cell_passes, "synchronise", lambda devices: None)
     monkeypatch.setattr(cell_passes, "rank_0_value", lambda number, _: number)
@@ -132,19 +134,9 @@ class Device:
         return (DeviceState(index=0, sm_clock_mhz=1500 if busy else 210, throttle_reasons=reasons),)
 
 
-def process_on(device: Device, kind: str) -> CellProcess:
-    return CellProcess(
-        config=RunConfig(),
-        cell=Cell(strategy="single", devices=1, batch_size=4),
-        node=0,
-        rank=0,
-        devices=(torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu"),),
-        model=nn.Identity(),
-        step=cast(Any, device.step),
-        folder=RepeatFolder(Path(os.devnull)),
-        report=lambda _: None,
-        device_states=device.state if kind == "cuda" else None,
-    )
+def process_on(device: Device, kind: DeviceType) -> CellProcess:
+    process = process_of(Cell("single", 1, 4), kind, nn.Identity(), device.step, RunConfig())
+    return replace(process, device_states=device.state if kind == "cuda" else None)
 
 
 def test_states_are_sampled_several_times_while_steps_run(monkeypatch: pytest.MonkeyPatch) -> None:

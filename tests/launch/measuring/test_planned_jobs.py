@@ -5,6 +5,7 @@ import fcntl
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,8 +15,8 @@ from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring import planned_jobs, worker_arguments
-from dpscope.launch.measuring.planned_jobs import describe_plan, plan_run
-from dpscope.launch.measuring.worker_arguments import job_from_arguments
+from dpscope.launch.measuring.planned_jobs import PlanDescription, describe_plan, plan_run
+from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
 from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import manifest
 from dpscope.launch.planning.cells import make_plan, resolve
@@ -27,20 +28,37 @@ from tests.helpers.nvml_records import TwoGpuNvml
 TINY: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "steps": 4, "repeats": 2}
 
 
-def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> None:
-    flags = {"data": "fake", "lr": 0.5, "accumulate": "1,2", "comm_hook": "bf16", "bucket_mb": 5, "overlap": "on,off"}
-    config = load_config(None, {**TINY, **flags})
+def described(out: Path, width: int = 1000, **flags: object) -> tuple[PlanDescription, str, list[list[str]]]:
+    """The plan of a run, what is printed of it, and the words of its commands."""
     printed = io.StringIO()
-    description = describe_plan(config, tmp_path / "run", Console(file=printed, width=1000))
+    description = describe_plan(load_config(None, {**TINY, **flags}), out, Console(file=printed, width=width))
     commands = [line.split() for line in printed.getvalue().splitlines() if "torch.distributed.run" in line]
+    return description, printed.getvalue(), commands
+
+
+def job_of(command: list[str], out: Path) -> WorkerJob:
+    """The job of a command's process, started in another run folder."""
+    processes = int(command[command.index("--standalone") + 1].removeprefix("--nproc-per-node="))
+    arguments = command[command.index("dpscope.launch.worker") + 1 :]
+    arguments[arguments.index("--out") + 1] = str(out)
+    place = TorchrunPlace(rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0)
+    return job_from_arguments(arguments, place)
+
+
+def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> None:
+    flags: dict[str, Any] = {
+        "data": "fake",
+        "lr": 0.5,
+        "accumulate": "1,2",
+        "comm_hook": "bf16",
+        "bucket_mb": 5,
+        "overlap": "on,off",
+    }
+    description, _, commands = described(tmp_path / "run", **flags)
     assert len(commands) == len(description.jobs) == 2 * 8
     assert not (tmp_path / "run").exists()
     for index, (job, command) in enumerate(zip(description.jobs, commands, strict=True)):
-        processes = int(command[command.index("--standalone") + 1].removeprefix("--nproc-per-node="))
-        arguments = command[command.index("dpscope.launch.worker") + 1 :]
-        arguments[arguments.index("--out") + 1] = str(tmp_path / str(index))
-        place = TorchrunPlace(rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0)
-        by_hand = job_from_arguments(arguments, place)
+        by_hand = job_of(command, tmp_path / str(index))
         assert (by_hand.cell, by_hand.repeat) == (job.cell, job.repeat)
         assert by_hand.threads == description.threads_per_process
         same = ("model", "data", "samples", "steps", "learning_rate", "momentum", "traced_steps", "seed", "workers")
@@ -54,14 +72,8 @@ def test_the_commands_of_a_dry_run_compute_with_the_runs_threads(
     """8 cores and up to 4 devices: 2 threads each, also in the first cell, which alone would have 4."""
     for module in (plan, worker_arguments):
         monkeypatch.setattr(module, "usable_cores", lambda: 8)
-    printed = io.StringIO()
-    describe_plan(load_config(None, {**TINY, "devices": "1,2,4"}), tmp_path / "run", Console(file=printed, width=1000))
-    commands = [line.split() for line in printed.getvalue().splitlines() if "torch.distributed.run" in line]
-    assert len(commands) == 2 * 5
-    for command in commands:
-        processes = int(command[command.index("--standalone") + 1].removeprefix("--nproc-per-node="))
-        place = TorchrunPlace(rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0)
-        assert job_from_arguments(command[command.index("dpscope.launch.worker") + 1 :], place).threads == 2
+    _, _, commands = described(tmp_path / "run", devices="1,2,4")
+    assert [job_of(command, tmp_path / "run").threads for command in commands] == [2] * 2 * 5
 
 
 def test_the_commands_of_jobs_that_are_done_are_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,11 +81,8 @@ def test_the_commands_of_jobs_that_are_done_are_not_printed(tmp_path: Path, monk
     planned = plan_run(load_config(None, TINY), tmp_path / "run")
     jobs = tuple(replace(job, done=job.repeat == 0) for job in planned.jobs)
     monkeypatch.setattr(planned_jobs, "plan_run", lambda *_, **__: replace(planned, jobs=jobs))
-    printed = io.StringIO()
-    describe_plan(load_config(None, TINY), tmp_path / "run", Console(file=printed, width=1000))
-    commands = [line for line in printed.getvalue().splitlines() if "torch.distributed.run" in line]
-    assert len(commands) == 3
-    assert all("--repeat 1" in command for command in commands)
+    _, _, commands = described(tmp_path / "run")
+    assert [command[-2:] for command in commands] == [["--repeat", "1"]] * 3
 
 
 def test_repeats_are_interleaved(tmp_path: Path) -> None:
@@ -108,10 +117,8 @@ def test_a_small_model_is_estimated_to_take_little_more_than_its_starts(tmp_path
 
 
 def test_a_plan_names_its_cells_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
-    printed = io.StringIO()
-    flags = {**TINY, "strategy": "ddp", "overlap": "off", "comm_hook": "fp16", "accumulate": "2", "calibrate": False}
-    describe_plan(load_config(None, flags), tmp_path / "run", Console(file=printed, width=80))
-    table = printed.getvalue().partition("cpu,")[0]
+    flags = {"strategy": "ddp", "overlap": "off", "comm_hook": "fp16", "accumulate": "2", "calibrate": False}
+    table = described(tmp_path / "run", 80, **flags)[1].partition("cpu,")[0]
     assert "│ ddp-d2-b4-overlap-off-hook-fp16-accumulate-2 │ 2       │" in table
     assert max(len(line) for line in table.splitlines()) <= 80
 

@@ -2,18 +2,17 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dpscope.launch.commands.several_nodes import check_alike
 from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.node_place import Address, NodePlace
-from dpscope.launch.nodes.board import THREAD_NAME, NodeInfo
-from dpscope.launch.nodes.follower import Follower
-from dpscope.launch.nodes.meeting import found_meeting, opened_meeting
-from dpscope.launch.nodes.team import Team
+from dpscope.launch.jobs.stop_request import StopRequest
+from dpscope.launch.nodes.board import THREAD_NAME, Found, NodeInfo, NodeStart
+from dpscope.launch.nodes.team import Team, follow, led
 from dpscope.profiling.machine.interfaces import host_at
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.environments import environment
@@ -35,94 +34,52 @@ class Nodes:
         self.plan: list[SeveralNodesJob] = []
         self._threads: list[threading.Thread] = []
 
-    def place(self, node: int, **more: object) -> NodePlace:
-        values: dict[str, object] = {"count": self.count, "rank": node, "source": "options", "job": None}
-        values["address"] = Address("127.0.0.1", self.port)
-        return NodePlace(**{**values, **more})  # type: ignore[arg-type]
-
-    def start(
+    def at(
         self,
         node: int,
         out: Path | None = None,
         options: dict[str, str] = OPTIONS,
-        gpus: int | None = None,
-        hostname: str | None = None,
         wait_s: float = 20.0,
+        note: Callable[[str], None] | None = None,
         **more: object,
+    ) -> NodeStart:
+        """How a node is started, `more` being its place."""
+        values: dict[str, object] = {"count": self.count, "rank": node, "address": Address("127.0.0.1", self.port)}
+        place = NodePlace(**{**values, **more})  # type: ignore[arg-type]
+        return NodeStart(place, out or self.out, options, note or self.notes.append, wait_s, lambda: self.plan)
+
+    def start(
+        self, node: int, gpus: int | None = None, hostname: str | None = None, **started: Any
     ) -> threading.Thread:
         """A node that looks for node 0 and follows it to the end."""
 
-        def follow() -> None:
+        def info(found: Found) -> NodeInfo:
+            host = host_at(node, found.address, environment(hostname or f"n{node}"))
+            return NodeInfo(host, found.node0_address, gpus)
+
+        def run() -> None:
             try:
-                self.ended[node] = self._follow(
-                    node, out or self.out, options, gpus, hostname or f"n{node}", wait_s, more
-                )
+                self.ended[node] = follow(self.at(node, **started), info)
             except DpscopeError as error:
                 self.ended[node] = str(error)
 
-        thread = threading.Thread(target=follow, daemon=True)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         self._threads.append(thread)
         return thread
 
-    def _follow(
-        self,
-        node: int,
-        out: Path,
-        options: dict[str, str],
-        gpus: int | None,
-        hostname: str,
-        wait_s: float,
-        more: dict[str, object],
-    ) -> int:
-        place = self.place(node, **more)
-        found = found_meeting(place, out, self.notes.append, wait_s)
-        why = ""
-        try:
-            check_alike(place, found.meeting, options)
-            info = NodeInfo(host_at(node, found.address, environment(hostname)), found.node0_address, gpus)
-            return _Threaded(out, info, found.board, "node 0 (n0)", lambda: self.plan, self.notes.append).follow()
-        except DpscopeError as error:
-            why = str(error)
-            raise
-        finally:
-            found.board.publish(left=why)
-            found.board.close()
-
     @contextmanager
-    def meeting(
-        self, wait_s: float = 20.0, note: Callable[[str], None] | None = None, **more: object
-    ) -> Iterator[Team]:
+    def meeting(self, **started: Any) -> Iterator[Team]:
         """Node 0, once all nodes have joined; dismisses them when the block ends."""
-        note = note or self.notes.append
         self.out.mkdir(exist_ok=True)
-        with opened_meeting(self.place(0, **more), self.out, OPTIONS, False, note) as board:
-            team = Team(board, lambda: self.plan)
-            try:
-                team.gather(note, wait_s)
-                yield team
-                team.dismiss(7)
-            except DpscopeError as error:
-                team.dismiss(error.exit_status, f"Node 0: {error}")
-                raise
+        with led(self.at(0, **started), on_gpus=False) as team:
+            yield team
+            team.dismiss(7)
 
     def wait(self) -> None:
         for thread in self._threads:
             thread.join(timeout=30)
             assert not thread.is_alive()
-
-
-class _Threaded(Follower):
-    """Takes no signals: only a process's main thread can."""
-
-    def follow(self) -> int:
-        self._stop.listening = no_signals  # type: ignore[method-assign]
-        return super().follow()
-
-
-@contextmanager
-def no_signals() -> Iterator[None]:
-    yield
 
 
 @pytest.fixture(autouse=True)
@@ -134,9 +91,10 @@ def no_thread_in_a_call() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes in one process look at each other more often than nodes of a cluster."""
-    for module in ("board", "meeting", "team", "follower"):
+    """Nodes in one process look at each other more often than nodes of a cluster; only a main thread can take signals."""
+    for module in ("board", "team"):
         monkeypatch.setattr(f"dpscope.launch.nodes.{module}._POLL_S", 0.03)
+    monkeypatch.setattr(StopRequest, "listening", lambda request: nullcontext())
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_a_command_from_a_relay_is_not_executed(nodes: Nodes, tmp_path: Path) ->
             state = {**json.loads(sent[64:]), "attempt": 1, "job": 0, "command": attack, "beat": 10**6}
             while nodes.ended.get(1) is None:  # node 0 overwrites it several times a second
                 store.set(key, sent[:64].decode() + json.dumps(state))
-            lost = "node 0 (n0) was lost: a message in its name was not sent by a node of this run"
+            lost = "was lost: a message in its name was not sent by a node of this run"
             assert lost in str(nodes.ended[1])
             wait_until(lambda: team.lost is not None, timeout_s=5)
     assert not ran.exists()
@@ -90,18 +90,25 @@ def test_a_transparent_relay_changes_nothing(nodes: Nodes) -> None:
     assert nodes.ended == {1: 7}
 
 
-def test_a_forged_message_without_the_secret_has_no_effect(nodes: Nodes) -> None:
-    lines = (
-        b'{"is":"hello","protocol":1,"version":"1","node":1,"count":2,"hostname":"h","options":{},"nonce":"n","job":null}\n',
-        b'{"is":"not_shared","looked_in":"/elsewhere"}\n',
-    )
+def test_strangers_without_the_secret_have_no_effect(nodes: Nodes) -> None:
+    """Messages of an earlier protocol, forged states, garbage and forty silent connections, before and while nodes meet."""
+    earlier = b'{"is":"hello","protocol":1,"version":"1","node":1,"count":2,"hostname":"h","options":{},"nonce":"n","job":null}\n'
+    lines = [earlier + b'{"is":"not_shared","looked_in":"/elsewhere"}\n', b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000]
+    lines += [b"\x00" * 1000, b"[" * 100_000]
+    silent: list[socket.socket] = []
 
     def attack() -> None:
-        for _ in range(100):
+        sent = 0
+        while sent < 60:
             try:
-                with socket.create_connection(("127.0.0.1", nodes.port), timeout=2) as asking:
-                    for line in lines:
-                        asking.sendall(line)
+                connection = socket.create_connection(("127.0.0.1", nodes.port), timeout=2)
+                if len(silent) < 40:
+                    silent.append(connection)
+                    connection.sendall(b"\x00" * (len(silent) % 2))  # and half of a message
+                    continue
+                with connection:
+                    connection.sendall(lines[sent % len(lines)])
+                sent += 1
                 store = stranger(nodes.port)
                 store.set("1/state", '{"left": "not shared"}')
                 store.set("not_shared", "1")
@@ -112,58 +119,18 @@ def test_a_forged_message_without_the_secret_has_no_effect(nodes: Nodes) -> None
     attacking.start()
     time.sleep(0.2)
     threading.Timer(1.0, lambda: nodes.start(1)).start()
-    with nodes.meeting() as team:
-        attacking.join()
-        assert team.lost is None
-    nodes.wait()
-    assert nodes.ended == {1: 7}
-
-
-def test_forty_silent_connections_block_no_node(nodes: Nodes) -> None:
-    silent: list[socket.socket] = []
-
-    def connect() -> None:
-        while len(silent) < 40:
-            try:
-                silent.append(socket.create_connection(("127.0.0.1", nodes.port), timeout=2))
-            except OSError:
-                time.sleep(0.02)
-        for one in silent[20:]:
-            one.sendall(b"\x00")  # and half of a message
-        nodes.start(1)
-
-    threading.Thread(target=connect, daemon=True).start()
     began_s = time.monotonic()
     with nodes.meeting() as team:
-        assert len(silent) == 40
-        assert team.lost is None
-    nodes.wait()
-    assert time.monotonic() - began_s < 10
-    assert nodes.ended == {1: 7}
-    for one in silent:
-        one.close()
-
-
-def test_garbage_is_harmless(nodes: Nodes) -> None:
-    garbage = (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000, b"\x00" * 1000, b"[" * 100_000)
-
-    def send() -> None:
-        for content in garbage * 5:
-            try:
-                with socket.create_connection(("127.0.0.1", nodes.port), timeout=2) as connection:
-                    connection.sendall(content)
-            except OSError:
-                time.sleep(0.05)
-
-    sending = threading.Thread(target=send)
-    sending.start()
-    nodes.start(1)
-    with nodes.meeting() as team:
-        sending.join()
+        joined_s = time.monotonic()
+        attacking.join()
         time.sleep(1.0)
         assert team.lost is None
     nodes.wait()
+    assert joined_s - began_s < 10
     assert nodes.ended == {1: 7}
+    assert len(silent) == 40
+    for one in silent:
+        one.close()
 
 
 def test_escape_sequences_of_a_host_name_are_not_printed(nodes: Nodes) -> None:
@@ -178,11 +145,11 @@ def test_escape_sequences_of_a_host_name_are_not_printed(nodes: Nodes) -> None:
 def test_a_job_that_is_not_planned_ends_the_run_with_one_line(
     nodes: Nodes, job: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpscope.launch.nodes.follower.SEEN_WITHIN_S", 0.5)
+    monkeypatch.setattr("dpscope.launch.nodes.team.SEEN_WITHIN_S", 0.5)
     nodes.start(1)
     with nodes.meeting() as team:
         team._begin(job=job, digest="0", port=free_port())
         wait_until(lambda: team.lost is not None, timeout_s=10)
-        assert f"node 0 began job {job}, which node 1 does not find in the plan there" in str(team.lost)
+        assert f"node 0 began job {job}, which node 1 does not find in the plan" in str(team.lost)
     nodes.wait()
     assert "\n" not in str(nodes.ended[1])

@@ -2,33 +2,34 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torch._C
 
-from dpscope.launch.commands.several_nodes import check_devices
+from dpscope.launch.jobs.node_place import NodePlace
 from dpscope.launch.nodes import board as board_module
-from dpscope.launch.nodes.board import Board, Meeting, NodeInfo, sealed, unsealed
+from dpscope.launch.nodes.board import Board, NodeInfo, NodeStart, sealed, unsealed
 from dpscope.launch.nodes.team import Team
 from dpscope.profiling.machine.interfaces import host_at
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.environments import environment
 from tests.helpers.sweeps import wait_until
-from tests.launch.nodes.conftest import Nodes
 
 
 class Pair:
     """Two boards on one store, that of node 0 first."""
 
-    def __init__(self, secrets: tuple[str, str] = ("s", "s")) -> None:
+    def __init__(self) -> None:
         self.store = HashStore()
-        self.boards = [Board(self.store, secrets[0], 0, (1,)), Board(self.store, secrets[1], 1, (0,))]
+        self.boards = [Board(self.store, "s", node, (1 - node,)) for node in (0, 1)]
 
     def team(self, gpus: int | None = None) -> Team:
         self.boards[1].publish(NodeInfo(host_at(1, "127.0.0.1", environment("n1")), "127.0.0.1", gpus))
         wait_until(lambda: 1 in self.boards[0].joined, timeout_s=5)
-        return Team(self.boards[0], list)
+        start = NodeStart(NodePlace(2, 0, None), Path(), {}, lambda text: None, 5.0)
+        return Team(self.boards[0], start)
 
 
 @pytest.fixture
@@ -60,13 +61,11 @@ def test_silence_is_a_loss(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until(lambda: first.lost(1) == "it was silent for 0.5 s", timeout_s=5)
 
 
-def test_a_state_that_is_not_sealed_with_the_secret_is_a_loss() -> None:
-    pair = Pair(("s", "another"))
-    wait_until(lambda: pair.boards[0].lost(1) is not None, timeout_s=5)
-    assert pair.boards[0].lost(1) == "a message in its name was not sent by a node of this run (its seal is wrong)"
-    assert pair.boards[0].states[1].beat == 0
-    for board in pair.boards:
-        board.close()
+def test_a_state_that_is_not_sealed_with_the_secret_is_a_loss(pair: Pair) -> None:
+    first, second = pair.boards
+    second._secret = "another"
+    wait_until(lambda: first.lost(1) is not None, timeout_s=5)
+    assert first.lost(1) == "a message in its name was not sent by a node of this run (its seal is wrong)"
 
 
 @pytest.mark.parametrize("state", [{"command": ["touch", "x"]}, {"job": "rm"}, [], {"beat": 1.5}, None])
@@ -96,19 +95,8 @@ def test_nodes_need_as_many_gpus_as_a_job_has_on_each(pair: Pair) -> None:
     team.check_gpus(2)
     with pytest.raises(DpscopeError, match=r"node 1 \(n1\) has 2 GPUs that torch can use, and 4 on each node"):
         team.check_gpus(4)
-
-
-def test_a_node_on_the_cpu_has_any_number_of_devices(pair: Pair) -> None:
-    pair.team().check_gpus(64)
-
-
-def test_nodes_need_the_same_kind_of_device(nodes: Nodes) -> None:
-    meeting = Meeting("1", "n0", 2, {}, True, None, ("127.0.0.1",), 1, "secret")
-    with pytest.raises(DpscopeError, match=r"--device: node 0 \(n0\) has GPUs and node 1 \(.*\) has none"):
-        check_devices(nodes.place(1), meeting, on_gpus=False)
-    with pytest.raises(DpscopeError, match=r"--device: node 1 \(.*\) has GPUs and node 0 \(n0\) has none"):
-        check_devices(nodes.place(1), msgspec.structs.replace(meeting, on_gpus=False), on_gpus=True)
-    check_devices(nodes.place(1), meeting, on_gpus=True)
+    pair.boards[0].joined[1] = msgspec.structs.replace(pair.boards[0].joined[1], gpus=None)  # on the CPU
+    team.check_gpus(64)
 
 
 def test_every_node_ends_leftover_processes_of_the_folder(pair: Pair) -> None:
@@ -141,22 +129,13 @@ def test_a_sealed_value_comes_back_without_what_a_terminal_acts_on() -> None:
     assert unsealed("secret", "name", stored, dict) == {"a": [" [31mred ", 1, None], "b\u00e9": " é"}
 
 
-@pytest.mark.parametrize(
-    ("secret", "name", "change"),
-    [
-        ("another", "name", lambda stored: stored),
-        ("secret", "other", lambda stored: stored),
-        ("secret", "name", lambda stored: stored[:-1] + b"2"),
-        ("secret", "name", lambda stored: b""),
-        ("secret", "name", lambda stored: "é".encode() * 64),
-    ],
-)
-def test_another_secret_name_or_content_is_refused(secret: str, name: str, change: object) -> None:
+def test_another_secret_name_content_or_kind_is_refused() -> None:
     stored = sealed("secret", "name", 1).encode()
-    with pytest.raises(ValueError, match="its seal is wrong"):
-        unsealed(secret, name, change(stored), int)  # type: ignore[operator]
-
-
-def test_a_value_of_another_kind_is_refused() -> None:
+    for secret, name, content in (
+        ("another", "name", stored), ("secret", "other", stored), ("secret", "name", stored[:-1] + b"2"), ("secret", "name", b""),
+        ("secret", "name", "é".encode() * 64),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="its seal is wrong"):
+            unsealed(secret, name, content, int)
     with pytest.raises(ValueError, match="Expected `int`, got `str`"):
         unsealed("s", "n", sealed("s", "n", "text").encode(), int)

@@ -10,11 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpscope.launch.commands.several_nodes import check_alike
 from dpscope.launch.jobs.node_place import Address
-from dpscope.launch.nodes import meeting
-from dpscope.launch.nodes.board import Meeting
-from dpscope.launch.nodes.meeting import found_meeting
+from dpscope.launch.nodes import board
+from dpscope.launch.nodes.board import Meeting, check_alike, check_devices, found_meeting
 from dpscope.profiling.machine.interfaces import free_port
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -25,7 +23,7 @@ STATED = Meeting("1", "n0", 2, {}, False, None, ("127.0.0.1",), 1, "secret")
 
 
 def failure(nodes: Nodes, wait_s: float = 20) -> str:
-    with pytest.raises(DpscopeError) as caught, nodes.meeting(wait_s):
+    with pytest.raises(DpscopeError) as caught, nodes.meeting(wait_s=wait_s):
         pass
     nodes.wait()
     return str(caught.value)
@@ -79,7 +77,7 @@ def test_missing_and_joined_nodes_are_named(tmp_path: Path, monkeypatch: pytest.
 def test_a_folder_that_is_not_shared_is_reported_in_seconds(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "SEEN_WITHIN_S", 1.0)
+    monkeypatch.setattr(board, "SEEN_WITHIN_S", 1.0)
     elsewhere = nodes.start(1, out=tmp_path / "elsewhere")
 
     def then_the_right_one() -> None:
@@ -102,10 +100,7 @@ def test_a_folder_that_is_not_shared_is_reported_in_seconds(
     ("changes", "message"),
     [
         ({"count": 3}, "was started as one of 3 nodes, node 0 as one of 2"),
-        (
-            {"options": {}},
-            "was started with no --devices, node 0 with --devices 2x1: give the same command on all nodes",
-        ),
+        ({"options": {}}, "with no --devices, node 0 with --devices 2x1: give the same command on all nodes"),
         ({"options": {**OPTIONS, "--seed": "1"}}, "was started with --seed 1, node 0 with no --seed"),
     ],
 )
@@ -115,15 +110,21 @@ def test_a_node_that_does_not_fit_ends_all_with_the_reason(nodes: Nodes, changes
     assert message in str(nodes.ended[1])
 
 
-def test_another_version_of_dpscope_is_refused(nodes: Nodes) -> None:
+def test_nodes_need_the_same_version_and_the_same_kind_of_device(nodes: Nodes) -> None:
+    start = nodes.at(1)
     with pytest.raises(DpscopeError, match="node 0 has 1: install the same on all nodes"):
-        check_alike(nodes.place(1), STATED, {})
+        check_alike(start, STATED)
+    with pytest.raises(DpscopeError, match=r"--device: node 0 \(n0\) has GPUs and node 1 \(.*\) has none"):
+        check_devices(start, msgspec.structs.replace(STATED, on_gpus=True), on_gpus=False)
+    with pytest.raises(DpscopeError, match=r"--device: node 1 \(.*\) has GPUs and node 0 \(n0\) has none"):
+        check_devices(start, STATED, on_gpus=True)
+    check_devices(start, STATED, on_gpus=False)
 
 
 def test_a_duplicate_node_rank_is_an_error_on_the_second_node(nodes: Nodes) -> None:
     nodes.start(1)
     with nodes.meeting(), pytest.raises(DpscopeError, match="--node-rank 1: another node was started with it"):
-        found_meeting(nodes.place(1), nodes.out, lambda text: None, 5)
+        found_meeting(nodes.at(1, wait_s=5))
     nodes.wait()
     assert nodes.ended == {1: 7}
 
@@ -151,28 +152,24 @@ def test_a_taken_port_is_replaced_unless_the_user_stated_it(nodes: Nodes) -> Non
             pass
 
 
-@pytest.mark.parametrize("stated", ["127.0.0.1", "::1"])
-def test_the_store_only_listens_at_the_rendezvous_address(nodes: Nodes, stated: str) -> None:
+@pytest.mark.parametrize(
+    ("stated", "local"),
+    [
+        ("127.0.0.1", {"0100007F"}),
+        ("::1", {"00000000000000000000000001000000"}),
+        ("localhost", {"00000000", "0" * 32}),  # as Debian's /etc/hosts has 127.0.1.1 and the host's own name
+    ],
+)
+def test_the_store_only_listens_at_the_rendezvous_address_and_everywhere_where_a_name_is_loopback(
+    nodes: Nodes, stated: str, local: set[str]
+) -> None:
     address = Address(stated, nodes.port)
     nodes.start(1, address=address)
     with nodes.meeting(address=address):
-        listening = {
-            line.split()[1]
-            for table in ("tcp", "tcp6")
-            for line in Path("/proc/net", table).read_text().splitlines()[1:]
-        }
-        ends = [end for end in listening if end.endswith(f":{nodes.port:04X}")]
-        local = {"127.0.0.1": "0100007F", "::1": "00000000000000000000000001000000"}[stated]
-        assert {end.partition(":")[0] for end in ends} == {local}
-
-
-def test_a_host_name_that_resolves_to_loopback_listens_everywhere(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Debian's /etc/hosts has it: 127.0.1.1 and the host's own name."""
-    nodes.start(1)
-    with nodes.meeting(address=Address("localhost", nodes.port)):
-        assert any("on all addresses" in one for one in nodes.notes)
+        lines = [line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()]
+        ends = {line.split()[1] for line in lines if line.split()[3] == "0A"}  # that listen
+        assert {end.partition(":")[0] for end in ends if end.endswith(f":{nodes.port:04X}")} <= local
+        assert any("on all addresses" in one for one in nodes.notes) == (stated == "localhost")
 
 
 @pytest.mark.long
@@ -182,19 +179,19 @@ def test_a_host_name_that_resolves_to_loopback_listens_everywhere(
 def test_the_reason_why_node_0_is_not_found_is_printed(
     nodes: Nodes, host: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "NOTE_EVERY_S", 0.5)
+    monkeypatch.setattr(board, "NOTE_EVERY_S", 0.5)
     notes: list[str] = []
-    place = nodes.place(1, address=Address(host, nodes.port))
+    start = nodes.at(1, address=Address(host, nodes.port), note=notes.append, wait_s=1)
     with pytest.raises(DpscopeError, match=f"did not find node 0 within 1 s \\({host}:{nodes.port}: .*({why})"):
-        found_meeting(place, nodes.out, notes.append, wait_s=1)
+        found_meeting(start)
     assert any(one.startswith("Still looking for node 0, ") and f"{host}:{nodes.port}: " in one for one in notes)
 
 
 @pytest.mark.long
 def test_a_listener_that_never_answers_blocks_no_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_ATTEMPT_S", 1.0)
+    monkeypatch.setattr(board, "_ATTEMPT_S", 1.0)
     with (
         socket.create_server(("127.0.0.1", nodes.port)),
         pytest.raises(DpscopeError, match="what listens there does not answer"),
     ):
-        found_meeting(nodes.place(1), nodes.out, lambda text: None, wait_s=1.5)
+        found_meeting(nodes.at(1, wait_s=1.5))

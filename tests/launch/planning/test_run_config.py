@@ -7,59 +7,40 @@ import pytest
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config, published_of, read_published
-from dpscope.profiling.records.config import Optimizer
-from dpscope.profiling.records.matrix import parse_batch_sizes, parse_devices
+from dpscope.profiling.records.config import RunConfig
+from dpscope.profiling.records.matrix import parse_batch_sizes
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import PUBLISHED, ROOT
 
 
+def load_file(folder: Path, content: str, **flags: object) -> RunConfig:
+    path = folder / "run.toml"
+    path.write_text(content)
+    return load_config(path, flags)
+
+
 def test_flags_overlay_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text('strategy = "ddp,single"\nbatch-size = [64, 8]\nsteps = 7\nlr = 0.5\n')
-    config = load_config(path, {"steps": 9, "batch_size": None, "devices": "2,1"})
-    assert (config.matrix.strategies, config.matrix.batch_sizes, config.measurement.steps) == (
-        ("single", "ddp"),
-        (8, 64),
-        9,
-    )
-    assert (config.optimizer.learning_rate, config.matrix.devices) == (0.5, (1, 2))
+    content = 'strategy = "ddp,single"\nbatch-size = [64, 8]\nsteps = 7\nlr = 0.5\nlink = "PCIe 4.0 x16"\n'
+    config = load_file(tmp_path, content, steps=9, batch_size=None, devices="2,1", link="100Gb/s")
+    assert (config.matrix.strategies, config.matrix.batch_sizes) == (("single", "ddp"), (8, 64))
+    assert (config.measurement.steps, config.optimizer.learning_rate, config.matrix.devices) == (9, 0.5, (1, 2))
+    assert (config.reporting.link, load_file(tmp_path, content).reporting.link) == ("100Gb/s", "PCIe 4.0 x16")
 
 
-def test_defaults_are_the_documented_ones() -> None:
-    config = load_config(None, {})
-    assert config.optimizer == Optimizer(learning_rate=0.1, momentum=0.9, weight_decay=5e-4)
-    assert (config.workload.workers, config.measurement.warmup_steps, config.workload.model) == (2, 5, "auto")
-
-
-def test_settings_of_the_report_may_stand_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text('link = "PCIe 4.0 x16"\ntarget_efficiency = 0.8\n')
-    config = load_config(path, {})
-    assert (config.reporting.link, config.reporting.target_efficiency) == ("PCIe 4.0 x16", 0.8)
-    assert load_config(path, {"link": "100Gb/s"}).reporting.link == "100Gb/s"
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("link = 25", "link = '25' has no unit: write 25GB/s"),
-        ("link_gbps = 25.0", 'link = "25GB/s" (bytes) or link = "200Gb/s" (bits)'),
-    ],
-)
-def test_a_link_without_a_unit_is_refused(tmp_path: Path, line: str, expected: str) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(f"{line}\n")
-    with pytest.raises(DpscopeError) as caught:
-        load_config(path, {})
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_a_file_sets_lists_and_switches(tmp_path: Path) -> None:
+    content = 'overlap = ["on", "off"]\nbucket-mb = ["default", 4]\nstatic-graph = true\naccumulate = [2, 1]\n'
+    matrix = load_file(tmp_path, content, broadcast_buffers="off").matrix
+    assert (matrix.overlap, matrix.bucket_mb, matrix.accumulate) == (("on", "off"), ("default", 4.0), (1, 2))
+    assert (matrix.static_graph, matrix.broadcast_buffers) == (("on",), ("off",))
+    for text in ('devices = [1, 4, "2x4"]', 'devices = "1,4,2x4"'):
+        matrix = load_file(tmp_path, text).matrix
+        assert (matrix.devices, matrix.layouts) == ((1, 4), ("2x4",))
 
 
 def test_batch_sizes_and_growth() -> None:
     assert parse_batch_sizes("128,32,32") == ((32, 128), None)
     assert parse_batch_sizes("32x4") == ((32,), 4)
-    assert parse_devices("4,1,2") == (1, 2, 4)
     assert load_config(None, {"batch_size": "32x4"}).matrix.batch_growth == 4
 
 
@@ -75,21 +56,54 @@ def test_batch_sizes_and_growth() -> None:
         ({"steps": 3, "epochs": 1}, ["--steps 3", "--epochs 1", "one of them"]),
         ({"warmup": 4}, ["--warmup 4", "5 or more"]),
         ({"strategy": "zero"}, ["--strategy", "zero", "single, dp, ddp"]),
-        ({"amp": "int8"}, ["--amp int8", "off, bf16, fp16"]),
+        ({"amp": "off,int8"}, ["int8", "off, bf16, fp16"]),
         ({"lr": "inf"}, ["--lr inf", "a number above 0"]),
         ({"lr": "nan"}, ["--lr nan", "a number above 0"]),
         ({"lr": "fast"}, ["--lr fast", "must be a number"]),
+        ({"samples": 0}, ["--samples 0", "an epoch needs 1 sample or more"]),
         ({"momentum": "inf"}, ["--momentum inf", "0 or more and below 1"]),
+        ({"momentum": -1}, ["--momentum -1.0", "0 or more and below 1"]),
+        ({"momentum": 1}, ["--momentum 1.0", "0 or more and below 1"]),
+        ({"weight_decay": -1}, ["--weight-decay -1.0", "must be a number, 0 or more"]),
+        ({"batch_sizes": [8, 16], "batch_growth": 2}, ["--batch-growth 2", "growth needs one batch size"]),
+        (
+            {"strategy": "fsdp,hsdp", "comm_hook": "none,powersgd"},
+            ["FSDP reduces in a type", "add ddp to --strategy fsdp,hsdp"],
+        ),
         ({"seed": 2**63}, [f"--seed {2**63}", "below 2^63"]),
-        ({"seed": -1}, ["--seed -1", "0 or more"]),
         ({"timeout": "inf"}, ["--timeout inf", "at most 1e7"]),
+        ({"timeout": 0}, ["--timeout 0", "above 0"]),
         ({"workers_total": "many"}, ["--workers-total many: must be a whole number"]),
         ({"pin_memory": "perhaps"}, ["--pin-memory perhaps: must be true or false"]),
-        ({"timeout": 0}, ["--timeout 0", "above 0"]),
         ({"link": "25"}, ["--link", "25GB/s (1e9 bytes a second)", "25Gb/s (1e9 bits a second)"]),
         ({"target_efficiency": 80}, ["--target-efficiency 80", "0.8 is 80%"]),
         ({"target_efficiency": 0}, ["--target-efficiency 0", "above 0"]),
         ({"color": "red"}, ["--color", "no such setting", "batch_size"]),
+        ({"comm_hook": "int8"}, ["--comm-hook int8", "none, fp16, bf16, powersgd"]),
+        ({"ddp_args": "static_graph=true"}, ["static_graph", "--static-graph"]),
+        ({"ddp_args": "process_group=1"}, ["process_group", "omit it"]),
+        ({"ddp_args": "batched_grad_copy"}, ["not NAME=VALUE"]),
+        ({"ddp_args": "bucket_cap_mb_list=" + "[" * 100_000}, ["--ddp-args", "nested too deeply"]),
+        ({"ddp_args": "mixed_precision=int8"}, ["mixed_precision is bf16 or fp16"]),
+        ({"strategy": "single", "ddp_args": "batched_grad_copy=true"}, ["--ddp-args", "only DDP"]),
+        ({"overlap": "maybe"}, ["--overlap maybe", "on, off"]),
+        ({"bucket_mb": "large"}, ["--bucket-mb large", "not a number", "default,5"]),
+        ({"bucket_mb": "0"}, ["--bucket-mb 0", "above 0"]),
+        ({"bucket_mb": "nan"}, ["--bucket-mb nan", "above 0"]),
+        ({"bucket_mb": "inf"}, ["--bucket-mb inf", "at most"]),
+        ({"accumulate": "0"}, ["--accumulate 0", "1 or more"]),
+        ({"accumulate": "two"}, ["--accumulate two", "not a whole number", "1,4"]),
+        (
+            {"accumulate": "1,3", "batch_size": "8"},
+            ["--accumulate 1,3", "8 samples per device", "3 equal micro-batches"],
+        ),
+        (
+            {"accumulate": 8, "batch_size": "8", "scaling": "strong", "devices": "1,2"},
+            ["--accumulate 8", "4 samples per device"],
+        ),
+        ({"overlap": "off", "bucket_mb": 5}, ["--bucket-mb 5", "--overlap off", "--overlap on,off"]),
+        ({"strategy": "single,dp", "comm_hook": "fp16"}, ["--comm-hook fp16", "only DDP", "add ddp"]),
+        ({"strategy": "dp", "static_graph": True}, ["--static-graph on", "only DDP"]),
     ],
 )
 def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], expected: list[str]) -> None:
@@ -105,26 +119,22 @@ def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], expected: lis
     ("content", "expected"),
     [
         ("steps = [", "not TOML"),
-        ("speed = 1", "no such setting"),
         ("qqq = 1", "no such setting; known are accumulate, "),
         ("stpes = 1", r"stpes: no such setting; did you mean steps\?"),
         ("batch-sise = 1", r"did you mean batch_size\?"),
         ("steps = 0", "steps ="),
         ('devices = ["two"]', "devices = two: must be a list of values, each a whole number"),
         ("model = 3", "must be text"),
+        ("link = 25", "link = '25' has no unit: write 25GB/s"),
+        ("link_gbps = 25.0", r'link = "25GB/s" \(bytes\) or link = "200Gb/s" \(bits\)'),
+        (None, r"--config: .* does not exist; check the path"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path: Path, content: str, expected: str) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(content)
+def test_a_bad_file_is_named(tmp_path: Path, content: str | None, expected: str) -> None:
     with pytest.raises(DpscopeError, match=expected) as caught:
-        load_config(path, {})
-    assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DpscopeError, match=r"--config: .*absent\.toml does not exist; check the path"):
-        load_config(tmp_path / "absent.toml", {})
+        load_config(tmp_path / "run.toml", {}) if content is None else load_file(tmp_path, content)
+    assert str(tmp_path / "run.toml") in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 HEADING = "source,hardware,model,data,strategy,devices,batch_size,fixed,quantity,value,unit,method\n"

@@ -20,7 +20,7 @@ CPU = Devices(kind="cpu", count=None)
 def planned(file: Path | None = None, /, **flags: object) -> tuple[tuple[PlannedTraining, ...], tuple[Finding, ...]]:
     config = resolve_training(load_train_config(file, {"lr": 0.1, **flags}), CPU)
     plan = make_train_plan(config, "cpu")
-    return plan, train_findings(config, plan, "cpu")
+    return plan, tuple(train_findings(config, plan, "cpu"))
 
 
 def names(plan: tuple[PlannedTraining, ...]) -> list[str]:

@@ -69,8 +69,6 @@ def test_sums_are_weighted_by_samples() -> None:
     assert found.accuracy == pytest.approx(100 * 2 / 4)
     sums.add(logits[:1], torch.tensor([1]), torch.tensor(float("nan")))
     assert sums.over_all_processes().loss is None
-    sums.clear()
-    assert sums.values.tolist() == [0, 0, 0]
 
 
 @pytest.mark.process  # reads the machine's environment

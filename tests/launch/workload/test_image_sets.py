@@ -17,6 +17,7 @@ from dpscope.launch.workload.image_sets import (
     DIGITS_MEAN,
     Augmentation,
     EpochSamples,
+    LabelledImages,
     StoredImages,
     TransformedImages,
     load_digits,
@@ -126,7 +127,8 @@ def test_single_images_equal_those_of_a_batch_without_augmentation() -> None:
 def test_single_images_are_cropped_and_mirrored_at_random_in_every_epoch() -> None:
     """Every result is a window of the padded image, mirrored or not; torch's own generator does not change."""
     image = torch.randint(1, 256, (1, 3, 6, 6), dtype=torch.uint8)
-    images = TransformedImages(image, torch.tensor([7]), (0.0,) * 3, (1.0,) * 3, Augmentation(5, 2, True))
+    stored = LabelledImages(image, torch.tensor([7]), (0.0,) * 3, (1.0,) * 3)
+    images = TransformedImages(stored, Augmentation(5, 2, True))
     padded = nn.functional.pad(image[0], (2,) * 4)
     windows = [padded[:, down : down + 6, right : right + 6] for down in range(5) for right in range(5)]
     possible = {tuple(one.flatten().tolist()) for window in windows for one in (window, window.flip(2))}

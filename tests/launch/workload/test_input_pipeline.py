@@ -58,7 +58,7 @@ def test_a_ranks_batches_are_those_of_the_distributed_sampler() -> None:
     for epoch in (0, 1):
         sampler.set_epoch(epoch)
         expected.set_epoch(epoch)
-        orders.append([index for batch in sampler for index in batch])
+        orders.append([index for batch in sampler for index in batch.samples])
         assert orders[-1] == list(expected)
     assert orders[0] != orders[1]
     assert len(sampler) == 3

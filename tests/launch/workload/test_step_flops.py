@@ -25,21 +25,6 @@ def flat(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
-def test_linear_layers() -> None:
-    """3,072 x 64 and 64 x 10; the first layer's input needs no gradient."""
-    counted = count_step_flops(BuiltModel(flat(nn.Linear(3072, 64), nn.ReLU(), nn.Linear(64, 10))), BATCH, "off")
-    assert counted.total == 2 * BATCH * (2 * 3072 * 64 + 3 * 64 * 10)
-    assert counted.convolutions == 0
-
-
-def test_convolutions() -> None:
-    """5 x 5, stride 2, 3 to 8 channels: 14 x 14 outputs of 75 products each; and a linear layer."""
-    model = nn.Sequential(nn.Conv2d(3, 8, 5, stride=2), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
-    counted = count_step_flops(BuiltModel(model), BATCH, "off")
-    assert counted.convolutions == 2 * BATCH * (2 * 14 * 14 * 8 * 75)
-    assert counted.total == counted.convolutions + 2 * BATCH * (3 * 8 * 14 * 14 * 10)
-
-
 class Attention(nn.Module):
     """T = 32 positions of width 96 in 4 heads, with trained queries."""
 
@@ -54,34 +39,41 @@ class Attention(nn.Module):
         return attended.flatten(1)[:, :10]
 
 
-def test_attention() -> None:
-    """Two products of T x T x width forward, two each backward."""
-    assert count_step_flops(BuiltModel(Attention()), BATCH, "off").total == 3 * 2 * BATCH * 2 * 32 * 32 * 96
+FROZEN = flat(nn.Linear(3072, 64).requires_grad_(False), nn.Linear(64, 10))
+GPT = GPT_SIZES["gpt_5m"]
+RESNET_MULTIPLICATIONS = SIZES["resnet18_cifar"].multiplications or 0
+CONVOLUTION = 14 * 14 * 8 * 75  # multiply-adds: 5 x 5, stride 2, 3 to 8 channels, 14 x 14 outputs of 75 products each
 
 
-def test_resnet_18() -> None:
-    """1.11 GFLOP per CIFAR image forward (555,422,720 multiply-adds), twice that backward except for the images' gradient."""
-    counted = count_step_flops(build_model("resnet18_cifar"), BATCH, "off")
-    forward = 2 * (SIZES["resnet18_cifar"].multiplications or 0)
-    stem = 2 * 32 * 32 * 64 * 27
-    assert forward == 1_110_845_440
-    assert counted.total == BATCH * (3 * forward - stem)
-
-
-def test_gpt_by_6nd_and_attention() -> None:
-    """6 FLOPs per multiplying parameter and token, and 12 T^2 x width per layer for attention."""
-    size = GPT_SIZES["gpt_5m"]
-    parameters = 12 * size.layers * size.width**2 + size.vocabulary * size.width
-    attention = 12 * size.layers * size.context**2 * size.width
-    counted = count_step_flops(build_model("gpt_5m"), BATCH, "off")
-    assert counted.total == BATCH * (6 * parameters * size.context + attention)
-
-
-def test_frozen_parameters_have_no_gradient_to_count() -> None:
-    model = flat(nn.Linear(3072, 64), nn.Linear(64, 10))
-    for parameter in model[1].parameters():  # type: ignore[index]
-        parameter.requires_grad = False
-    assert count_step_flops(BuiltModel(model), BATCH, "off").total == 2 * BATCH * (3072 * 64 + 2 * 64 * 10)
+@pytest.mark.parametrize(
+    ("model", "multiplications", "convolutions"),
+    [
+        # The first layer's input needs no gradient.
+        (flat(nn.Linear(3072, 64), nn.ReLU(), nn.Linear(64, 10)), 2 * 3072 * 64 + 3 * 64 * 10, 0),
+        (
+            nn.Sequential(nn.Conv2d(3, 8, 5, stride=2), nn.Flatten(), nn.Linear(8 * 14 * 14, 10)),
+            2 * CONVOLUTION + 3 * 10 * 8 * 14 * 14,
+            2 * CONVOLUTION,
+        ),
+        (FROZEN, 3072 * 64 + 2 * 64 * 10, 0),  # neither the first layer's weights nor its outputs need a gradient
+        (Attention(), 3 * 2 * 32 * 32 * 96, 0),  # two products of T x T x width forward, two each backward
+        # Forward once and backward twice, except for the images' gradient in the stem.
+        ("resnet18_cifar", 3 * RESNET_MULTIPLICATIONS - 32 * 32 * 64 * 27, None),
+        # Of each multiplying parameter and token 3, for attention 6 T^2 x width per layer.
+        (
+            "gpt_5m",
+            3 * GPT.context * (12 * GPT.layers * GPT.width**2 + GPT.vocabulary * GPT.width)
+            + 6 * GPT.layers * GPT.context**2 * GPT.width,
+            0,
+        ),
+    ],
+    ids=["linear", "convolution", "frozen", "attention", "resnet18", "gpt"],
+)
+def test_flops_by_closed_formulas(model: nn.Module | str, multiplications: int, convolutions: int | None) -> None:
+    built = build_model(model) if isinstance(model, str) else BuiltModel(model)
+    counted = count_step_flops(built, BATCH, "off")
+    assert counted.total == 2 * BATCH * multiplications
+    assert convolutions is None or counted.convolutions == 2 * BATCH * convolutions
 
 
 def test_counting_changes_neither_model_nor_random_state() -> None:
@@ -119,10 +111,6 @@ class Calls(nn.Module):
         return outputs
 
 
-def by_value(values: Tensor) -> Tensor:
-    return values * float(values.sum())
-
-
 @pytest.mark.parametrize(
     ("function", "compiled", "missing"),
     [
@@ -131,7 +119,7 @@ def by_value(values: Tensor) -> Tensor:
             False,
             "operators that are not torch's are not counted: dpscope_test::doubled",
         ),
-        (by_value, False, "the step does not run on shapes alone ("),
+        (lambda values: values * float(values.sum()), False, "the step does not run on shapes alone ("),
         (torch.relu, True, "compiled graphs are not counted"),
     ],
 )

@@ -87,28 +87,15 @@ def test_each_call_is_recorded_once_and_its_class_is_restored(
     assert len(recorded.calls) == 2
 
 
-def test_other_modules_of_the_class_and_a_removed_one_are_not_recorded(recorded: Recorded) -> None:
-    first, second, other = Net(), Net(), Net()
-    recorded.watch(first, second)
-    recorded.hooks.remove(first)
-    for model in (first, second, other):
+def test_only_the_watched_modules_of_a_class_are_recorded(recorded: Recorded) -> None:
+    """Not others of the class, a removed one or a nested one; one of a subclass once."""
+    removed, watched, other, sub = Net(), Net(), Net(), Sub()
+    nested = nn.Sequential(nn.Sequential(nn.Linear(3, 2)), nn.ReLU())
+    recorded.watch(removed, watched, sub, nested)
+    recorded.hooks.remove(removed)
+    for model in (removed, watched, other, sub, nested):
         model(inputs())
-    assert recorded.modules == [second]
-
-
-def test_a_module_of_a_subclass_is_recorded_once(recorded: Recorded) -> None:
-    base, sub = Net(), Sub()
-    recorded.watch(base, sub)
-    sub(inputs())
-    base(inputs())
-    assert recorded.modules == [sub, base]
-
-
-def test_a_nested_module_of_the_same_class_is_not_recorded(recorded: Recorded) -> None:
-    model = nn.Sequential(nn.Sequential(nn.Linear(3, 2)), nn.ReLU())
-    recorded.watch(model)
-    model(inputs())
-    assert recorded.modules == [model]
+    assert recorded.modules == [watched, sub, nested]
 
 
 def test_replicas_of_a_module_are_not_recorded(recorded: Recorded) -> None:
@@ -168,21 +155,6 @@ def test_a_compiled_model_is_not_compiled_again(recorded: Recorded) -> None:
     recorded.hooks.stop()
     compiled(inputs())
     assert len(graphs) == 1
-
-
-@pytest.mark.parametrize("kind", [Sub, OwnCall])
-def test_the_traceback_of_a_models_error_is_unchanged(recorded: Recorded, kind: type[Net]) -> None:
-    model = kind()
-
-    def lines() -> list[str]:
-        with pytest.raises(RuntimeError) as raised:
-            model(torch.ones(2, 4))  # of 3 columns
-        return [entry.name for entry in traceback.extract_tb(raised.value.__traceback__)]
-
-    alone = lines()
-    recorded.watch(model)
-    assert lines() == alone
-    assert recorded.modules == [model]
 
 
 BY_DEFAULT = 100  # torch's kDDPRuntimeLoggingSampleRate: iterations between two readings of DDP's counters
@@ -294,44 +266,42 @@ def test_the_scripts_optimizer_hook_is_called_at_each_step(tmp_path: Path) -> No
     assert _global_optimizer_post_hooks == before
 
 
-RAISING: dict[str, Callable[[], object]] = {
-    "a wrapper": lambda: DistributedDataParallel(nn.ReLU()),  # without a parameter
-    "a profiler": lambda: torch.autograd.profiler.profile(nothing=True),  # type: ignore[call-arg]
+RAISING: dict[str, Callable[[Net], object]] = {
+    "a model": lambda model: model(torch.ones(2, 4)),  # of 3 columns
+    "a wrapper": lambda model: DistributedDataParallel(nn.ReLU()),  # without a parameter
+    "a profiler": lambda model: torch.autograd.profiler.profile(nothing=True),  # type: ignore[call-arg]
+    "a backward pass": lambda model: torch.ones(1).backward(),  # type: ignore[no-untyped-call]
 }
 
 
 @pytest.mark.parametrize("fails", list(RAISING.values()), ids=list(RAISING))
+@pytest.mark.parametrize("kind", [Net, OwnCall])
 def test_an_error_from_torch_has_no_dpscope_frame_in_its_traceback(
-    tmp_path: Path, fails: Callable[[], object], rates: object
+    tmp_path: Path, fails: Callable[[Net], object], kind: type[Net], rates: object
 ) -> None:
+    model = kind()
+
     def frames() -> list[tuple[str, int | None]]:
         with pytest.raises((RuntimeError, TypeError)) as raised:
-            fails()
+            fails(model)
         return [(entry.filename, entry.lineno) for entry in traceback.extract_tb(raised.value.__traceback__)]
 
     alone = frames()
     with attached(tmp_path / "run", []):
         assert frames() == alone
-
-
-def step_without_optimizer(model: nn.Module) -> None:
-    loss_of(model, 8).backward()  # type: ignore[no-untyped-call]
-    for parameter in model.parameters():
-        parameter.grad = None
+        train(model, torch.optim.SGD(model.parameters()), WARMUP)  # from now on its calls are reported
+        assert frames() == alone
 
 
 def test_a_script_without_a_torch_optimizer_gets_a_note_after_20_backward_passes(tmp_path: Path) -> None:
     notes: list[str] = []
     backward = torch.autograd.backward
     with attached(tmp_path / "run", notes):
-        model = Net()
         for step in range(30):
-            step_without_optimizer(model)
+            loss_of(Net(), 8).backward()  # type: ignore[no-untyped-call]
             assert len(notes) == (step >= 19)
         assert torch.autograd.backward is backward
-    assert notes[0].startswith(
-        "20 backward passes and no step of a torch optimizer: the measurement starts with the first"
-    )
+    assert notes[0].startswith("20 backward passes and no step of a torch optimizer: the measurement starts with")
     assert notes[0].endswith("attach with --steps-by forward")
     assert notes[1] == (
         "the script ended: 20 backward passes and no step of a torch optimizer; use --steps-by forward, or watch_steps"
@@ -348,9 +318,3 @@ def test_accumulation_over_fewer_backward_passes_gives_no_note_and_the_count_is_
         assert torch.autograd.backward is backward
         train(model, optimizer, WHOLE - 1)
     assert notes == []
-
-
-def test_an_error_in_a_backward_pass_has_a_traceback_without_dpscope(tmp_path: Path) -> None:
-    with attached(tmp_path, []), pytest.raises(RuntimeError, match="does not require grad") as caught:
-        torch.ones(1).backward()  # type: ignore[no-untyped-call]
-    assert not any("profiling/attached" in str(entry.path).replace("tests/profiling", "") for entry in caught.traceback)

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from dpscope.profiling.attached import job
 from dpscope.profiling.attached.job import HeldFolder, SavedPart, finish_job, job_folder, remove_unfinished_jobs
+from dpscope.profiling.records.run import CellResult
+from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from tests.helpers.attached_scripts import measured, train_attached
 
@@ -45,9 +48,9 @@ def test_one_of_two_hosts_finishes_the_job(tmp_path: Path, monkeypatch: pytest.M
 
         return read
 
-    def finishing(folder: RepeatFolder, part: SavedPart) -> bool:
-        monkeypatch.setattr(RepeatFolder, "ranks", taken_meanwhile(lambda: finish_job(folder, part)))
-        return finish_job(folder, part)
+    def finishing(part: SavedPart) -> bool:
+        monkeypatch.setattr(RepeatFolder, "ranks", taken_meanwhile(lambda: finish_job(part)))
+        return finish_job(part)
 
     monkeypatch.setattr("dpscope.profiling.attached.session.finish_job", finishing)
     notes: list[str] = []
@@ -59,15 +62,14 @@ def test_one_of_two_hosts_finishes_the_job(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_two_jobs_that_take_the_same_repeat_become_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second looks for a free repeat before the first has taken it."""
-    train_attached(tmp_path, [])
-    free = job._free_repeat
+    """Another job takes the number after this one has found it free."""
 
-    def seen_before(run: RunFolder, cell: object) -> int:
-        monkeypatch.setattr(job, "_free_repeat", free)
-        return 0
+    def taken_meanwhile(path: Path, value: object) -> None:
+        write_json(path, value)
+        if isinstance(value, CellResult) and value.repeat == 0:
+            shutil.copytree(path.parent, RunFolder(tmp_path).repeat(value.cell, 0).path)
 
-    monkeypatch.setattr(job, "_free_repeat", seen_before)
+    monkeypatch.setattr(job, "write_json", taken_meanwhile)
     notes: list[str] = []
     train_attached(tmp_path, notes)
     assert notes == []

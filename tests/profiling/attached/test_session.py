@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from dpscope.analysis.report.comparison_tables import first_tables
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.attached.session import EndingSignals
 from dpscope.profiling.attached.watch import Active, watch_steps
-from dpscope.profiling.records.run import RankResult
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.attached_scripts import (
     TIMED,
@@ -34,8 +34,10 @@ from tests.helpers.attached_scripts import (
     loss_of,
     measured,
     net_with_sgd,
+    timed_steps,
     train,
     train_attached,
+    validate,
 )
 from tests.helpers.known import codes
 
@@ -68,25 +70,33 @@ def test_an_unchanged_loop_is_timed_and_traced_and_then_left_alone(tmp_path: Pat
 
 def test_a_second_job_is_the_next_repeat_and_another_batch_another_cell(tmp_path: Path) -> None:
     for samples in (8, 8, 2):
-        with attached(tmp_path, []):
-            train(*net_with_sgd(), WHOLE, samples)
+        train_attached(tmp_path, samples=samples)
     run = RunFolder(tmp_path)
     repeats = {one.cell.name: len(run.done_repeats(one.cell)) for one in run.manifest().plan}
     assert repeats == {"single-d1-b2": 1, "single-d1-b8": 2}
 
 
-@pytest.mark.parametrize(("rank", "note_count"), [("0", 1), ("1", 0)])
+@pytest.mark.parametrize(
+    ("rank", "module", "advice"),
+    [
+        ("0", "json", "let the script call init_process_group"),
+        ("0", "lightning.fabric", "set LT_DEVICES=2 LT_NUM_NODES=1 LT_STRATEGY=ddp for Fabric"),
+        ("1", "json", None),
+    ],
+)
 def test_processes_outside_a_group_are_not_measured_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, note_count: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, module: str, advice: str | None
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", rank)
+    monkeypatch.setitem(sys.modules, module, sys)
     notes: list[str] = []
     train_attached(tmp_path / "run", notes)
     assert not (tmp_path / "run").exists()
-    assert len(notes) == note_count
-    expected = "nothing is measured: 2 processes run the script and it joined no process group"
-    assert all(note.startswith(expected) for note in notes)
+    assert len(notes) == (advice is not None)
+    for note in notes:
+        assert note.startswith("nothing is measured: 2 processes run the script and it joined no process group")
+        assert note.endswith(str(advice))
 
 
 def test_data_parallel_without_gpus_is_a_single_device_with_a_finding(tmp_path: Path) -> None:
@@ -95,44 +105,44 @@ def test_data_parallel_without_gpus_is_a_single_device_with_a_finding(tmp_path: 
         train(model, torch.optim.SGD(model.parameters()), WHOLE)
     cell, _, rank, _ = measured(tmp_path)
     assert cell.name == "single-d1-b8"
-    (message,) = (one.message for one in rank.findings if one.code == "data_parallel_did_nothing")
-    assert message == "nn.DataParallel has 0 GPUs here"
+    assert "nn.DataParallel has 0 GPUs here" in [one.message for one in rank.findings]
 
 
 def test_micro_batches_are_counted_by_backward_passes(tmp_path: Path) -> None:
-    with attached(tmp_path, []):
-        train(*net_with_sgd(), WHOLE, samples=8, micro_batches=4)
-    cell, _, rank, _ = measured(tmp_path)
-    assert (cell.batch_size, cell.options.accumulate) == (8, 4)
-    assert rank.blocks[0].samples == 8 * TIMED
-
-
-def test_two_model_calls_on_each_sample_are_not_accumulation(tmp_path: Path) -> None:
-    with attached(tmp_path, []):
+    """Two calls of the model on each sample are one."""
+    train_attached(tmp_path / "four", micro_batches=4)
+    with attached(tmp_path / "one", []):
         model, optimizer = net_with_sgd()
         for _ in range(WHOLE):
             (loss_of(model, 8) + loss_of(model, 8)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    cell, _, _, _ = measured(tmp_path)
-    assert (cell.batch_size, cell.options.accumulate) == (8, 1)
+    for name, micro_batches in (("four", 4), ("one", 1)):
+        cell, _, rank, _ = measured(tmp_path / name)
+        assert (cell.batch_size, cell.options.accumulate) == (8, micro_batches)
+        assert rank.blocks[0].samples == 8 * TIMED
 
 
-def test_steps_of_two_optimizers_end_with_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("toggled", [False, True])
+def test_steps_of_two_optimizers_end_with_the_first(tmp_path: Path, toggled: bool) -> None:
+    """A GAN; as in Lightning, the other model may require no gradient while one steps."""
     generator, discriminator = Net(), nn.Linear(2, 1)
+    frozen = generator.layer.bias.requires_grad_(False)
     with attached(tmp_path, []):
-        first = torch.optim.SGD(discriminator.parameters())
-        second = torch.optim.Adam(generator.parameters())
+        optimizers = {model: torch.optim.SGD(model.parameters()) for model in (discriminator, generator)}
         for _ in range(WHOLE):
-            for made in (torch.ones(5, 2), generator(torch.ones(5, 3)).detach()):
-                discriminator(made).sum().backward()
-            first.step()
-            discriminator(generator(torch.ones(5, 3))).sum().backward()
-            second.step()
+            for trained, optimizer in optimizers.items():
+                for model in optimizers if toggled else ():
+                    for parameter in model.parameters():
+                        parameter.requires_grad_(model is trained and parameter is not frozen)
+                if trained is discriminator:
+                    discriminator(torch.ones(5, 2)).sum().backward()
+                made = generator(torch.ones(5, 3))
+                discriminator(made.detach() if trained is discriminator else made).sum().backward()
+                optimizer.step()
     cell, _, rank, samples = measured(tmp_path)
-    assert (cell.batch_size, cell.options.accumulate) == (5, 1)
-    assert (samples["measuring_pass"] == "timed").sum() == TIMED
+    assert (cell.batch_size, cell.options.accumulate, len(timed_steps(samples))) == (5, 1, TIMED)
     assert "steps_of_first_optimizer" in codes(rank)
-    assert rank.model.parameter_count == 8 + 3  # of both models: the optimizers' parameters
+    assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8 + 3, 4 * (6 + 3))  # of both models
 
 
 def test_a_step_with_a_validation_in_it_is_left_out(tmp_path: Path) -> None:
@@ -141,12 +151,9 @@ def test_a_step_with_a_validation_in_it_is_left_out(tmp_path: Path) -> None:
         for step in range(WHOLE + 1):
             train(model, optimizer, 1)
             if step in (WARMUP + 2, UNTIMED + 1):  # in the trace, and between the second and third timed step
-                model.eval()
-                with torch.no_grad():
-                    loss_of(model, 100)
-                model.train()
+                validate(model)
     _, _, rank, samples = measured(tmp_path)
-    assert list(samples[samples["measuring_pass"] == "timed"]["step"]) == [0, 1, 3, 4]
+    assert timed_steps(samples) == [0, 1, 3, 4]
     assert (rank.blocks[0].steps, rank.blocks[0].samples) == (4, 32)
     assert rank.blocks[0].duration_s == pytest.approx(samples["step_us"][:4].sum() / 1e6)
     assert {"steps_left_out", "traced_beside_other_work"} <= codes(rank)
@@ -156,42 +163,33 @@ def test_a_validation_in_every_step_is_part_of_the_step(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model, optimizer = net_with_sgd()
         for _ in range(WHOLE):
-            model.eval()
-            with torch.no_grad():
-                loss_of(model, 100)  # such as a policy's episode before it is trained
-            model.train()
+            validate(model)  # such as a policy's episode before it is trained
             train(model, optimizer, 1)
     _, _, rank, samples = measured(tmp_path)
-    assert (samples["measuring_pass"] == "timed").sum() == TIMED
+    assert len(timed_steps(samples)) == TIMED
     assert "steps_left_out" not in codes(rank)
 
 
-def test_short_last_batches_are_left_out_and_changing_ones_count_as_their_mean(tmp_path: Path) -> None:
-    for name, sizes in {"last": [8, 8, 3, 8], "changing": [8, 7, 6, 3]}.items():
-        with attached(tmp_path / name, []):
-            model, optimizer = net_with_sgd()
-            for size in (*([8] * UNTIMED), *sizes):
-                train(model, optimizer, 1, size)
-    assert measured(tmp_path / "last")[2].blocks[0].samples == 24
-    assert measured(tmp_path / "changing")[0].batch_size == 6
-    text = batch_text(measured(tmp_path / "changing")[2])
-    assert text.startswith("a step of a process trains on 6, the mean of batches")
-
-
-def batch_text(rank: RankResult) -> str:
-    (text,) = [finding.message for finding in rank.findings if finding.code == "batch_as_seen"]
-    return text
-
-
-def test_one_larger_batch_is_not_the_usual_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "usual", "mean", "kept"),
+    [
+        ((8, 8, 3, 8), 8, "", [0, 1, 3]),  # a short last batch
+        ((8, 16, 8, 8), 8, "", [0, 2, 3]),
+        ((8, 7, 6, 3), 6, ", the mean of batches that change,", [0, 1, 2, 3]),
+    ],
+)
+def test_unusual_batches_are_left_out_and_changing_ones_count_as_their_mean(
+    tmp_path: Path, sizes: tuple[int, ...], usual: int, mean: str, kept: list[int]
+) -> None:
     with attached(tmp_path, []):
         model, optimizer = net_with_sgd()
-        for step in range(WHOLE):
-            train(model, optimizer, 1, 16 if step == UNTIMED + 1 else 8)
+        for size in (*([8] * UNTIMED), *sizes):
+            train(model, optimizer, 1, size)
     cell, _, rank, samples = measured(tmp_path)
-    assert (cell.batch_size, rank.blocks[0].steps) == (8, TIMED - 1)
-    assert list(samples[samples["measuring_pass"] == "timed"]["step"]) == [0, 2, 3]
-    assert batch_text(rank).startswith("a step of a process trains on 8, by the first dimension")
+    assert (cell.batch_size, rank.blocks[0].samples) == (usual, usual * len(kept))
+    assert timed_steps(samples) == kept
+    (text,) = (finding.message for finding in rank.findings if finding.code == "batch_as_seen")
+    assert text.startswith(f"a step of a process trains on {usual}{mean or ', by the first dimension'}")
 
 
 def test_the_usual_batch_is_that_of_a_kept_step(tmp_path: Path) -> None:
@@ -199,14 +197,12 @@ def test_the_usual_batch_is_that_of_a_kept_step(tmp_path: Path) -> None:
     with attached(tmp_path, [], steps=2):
         model, optimizer = net_with_sgd()
         train(model, optimizer, UNTIMED)
-        with torch.no_grad():
-            loss_of(model.eval(), 100)
-        model.train()
+        validate(model)
         train(model, optimizer, 1, 8)
         train(model, optimizer, 1, 4)
     cell, _, rank, samples = measured(tmp_path)
     assert (cell.batch_size, rank.blocks[0].steps, rank.blocks[0].samples) == (4, 1, 4)
-    assert list(samples[samples["measuring_pass"] == "timed"]["step"]) == [1]
+    assert timed_steps(samples) == [1]
 
 
 def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
@@ -223,13 +219,7 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
     ("steps", "how", "message"),
     [
         (0, "the script ended", "the script ended before its first training step: nothing was measured"),
-        (
-            WARMUP,
-            "the script ended",
-            "nothing was measured: 5 steps of 16 that are needed; let the script train longer",
-        ),
         (UNTIMED, "the script ended", "11 steps of 16 that are needed; let the script train longer"),
-        (0, "the script raised KeyError", "KeyError before its first training step: nothing was measured"),
         (7, "the script raised KeyError", "KeyError after 7 of the 16 steps that are needed: nothing was measured"),
     ],
 )
@@ -412,6 +402,17 @@ def test_a_short_training_before_the_real_one_is_ignored(tmp_path: Path) -> None
     assert "steps_of_first_optimizer" not in codes(rank)
 
 
+def test_windows_hold_the_steps_of_one_training_alone(tmp_path: Path) -> None:
+    """The first training ends within its timed window: the steps of the next one are not timed as its steps."""
+    with attached(tmp_path, [], batch_size=2):
+        head, model = nn.Linear(3, 1), Net()
+        train(head, torch.optim.SGD(head.parameters()), UNTIMED + 2, samples=2)
+        train(model, torch.optim.Adam(model.parameters()), 11 + WHOLE)
+    cell, _, rank, _ = measured(tmp_path)
+    assert "script_ended_early" in codes(rank)
+    assert (cell.name, rank.blocks[0].steps, rank.model.parameter_count) == ("single-d1-b2", 2, 4)
+
+
 def test_a_validation_that_calls_the_wrapped_model_is_not_training(tmp_path: Path) -> None:
     """As in timm: a task holds the model and its loss, and validations call the model."""
 
@@ -431,30 +432,10 @@ def test_a_validation_that_calls_the_wrapped_model_is_not_training(tmp_path: Pat
             task(torch.ones(8, 3)).backward()
             optimizer.step()
             if step == UNTIMED:
-                task.eval()
-                with torch.no_grad():
-                    task.model(torch.ones(100, 3))
-                task.train()
+                validate(task.model)
     _, _, rank, samples = measured(tmp_path)
-    assert list(samples[samples["measuring_pass"] == "timed"]["step"]) == [0, 2, 3]
+    assert timed_steps(samples) == [0, 2, 3]
     assert "steps_left_out" in codes(rank)
-
-
-def test_parameters_with_alternating_gradients_are_counted(tmp_path: Path) -> None:
-    """As in Lightning's toggled optimizers of a GAN: while one steps, the other model requires no gradient."""
-    models = Net(), nn.Linear(2, 1)
-    frozen = models[0].layer.bias.requires_grad_(False)
-    with attached(tmp_path, []):
-        optimizers = [torch.optim.SGD(model.parameters()) for model in models]
-        for _ in range(WHOLE):
-            for active, other, optimizer in ((0, 1, optimizers[0]), (1, 0, optimizers[1])):
-                for model, on in ((models[active], True), (models[other], False)):
-                    for parameter in model.parameters():
-                        parameter.requires_grad_(on and parameter is not frozen)
-                models[1](models[0](torch.ones(5, 3))).sum().backward()
-                optimizer.step()
-    _, _, rank, _ = measured(tmp_path)
-    assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8 + 3, 4 * (6 + 3))
 
 
 def test_a_short_script_is_measured_with_the_suggested_options(tmp_path: Path) -> None:
@@ -468,16 +449,6 @@ def test_a_short_script_is_measured_with_the_suggested_options(tmp_path: Path) -
     _, repeat, rank, _ = measured(tmp_path / "second")
     assert (rank.blocks[0].steps, len(repeat.traces()), len(notes)) == (TIMED, 1, 1)
     assert "short_warm_up" in codes(rank)
-
-
-def test_the_note_for_fabric_names_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setitem(sys.modules, "lightning.fabric", sys)
-    notes: list[str] = []
-    train_attached(tmp_path / "run", notes)
-    assert "set LT_DEVICES=2 LT_NUM_NODES=1 LT_STRATEGY=ddp" in notes[0]
-    assert "init_process_group" not in notes[0]
 
 
 STUCK = """
@@ -516,53 +487,51 @@ def test_a_terminated_script_saves_its_timed_steps_and_ends_by_the_signal(tmp_pa
     assert [path.name for path in (tmp_path / "run" / "cells").iterdir()] == ["single-d1-b8"]
 
 
-def test_signals_with_a_handler_of_the_script_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The signals by which this process would end. All its handlers are restored afterwards."""
+    numbers: list[int] = []
+    monkeypatch.setattr("dpscope.profiling.attached.session._end_by", numbers.append)
+    before = {one: signal.signal(one, signal.SIG_DFL) for one in (signal.SIGTERM, signal.SIGHUP)}
+    yield numbers
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def await_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "dpscope signals":
+            thread.join(5)
+
+
+def test_signals_with_a_handler_of_the_script_are_left_to_it(killed: list[int]) -> None:
     """The script handles one from the start and one later, and stores and restores handlers as libraries do."""
     ended: list[str] = []
     theirs: list[int] = []
-    killed: list[int] = []
-    monkeypatch.setattr("dpscope.profiling.attached.session._end_by", killed.append)
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, lambda number, frame: theirs.append(number))
-        signals = EndingSignals(ended.append)
-        signals.listen()
-        os.kill(os.getpid(), signal.SIGHUP)
-        stored = signal.signal(signal.SIGTERM, lambda number, frame: theirs.append(number))
-        os.kill(os.getpid(), signal.SIGTERM)
-        signals.stop()
-        for thread in threading.enumerate():
-            if thread.name == "dpscope signals":
-                thread.join(5)
-        assert (ended, killed, theirs) == ([], [], [signal.SIGHUP, signal.SIGTERM])
-        signal.signal(signal.SIGTERM, stored)  # restored after `stop`: it must not swallow the signal
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert killed == [signal.SIGTERM]
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signals = EndingSignals(ended.append)
-        signals.listen()
-        signals.stop()
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        assert signal.set_wakeup_fd(-1) == -1
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    signal.signal(signal.SIGHUP, lambda number, frame: theirs.append(number))
+    signals = EndingSignals(ended.append)
+    os.kill(os.getpid(), signal.SIGHUP)
+    stored = signal.signal(signal.SIGTERM, lambda number, frame: theirs.append(number))
+    os.kill(os.getpid(), signal.SIGTERM)
+    signals.stop()
+    await_threads()
+    assert (ended, killed, theirs) == ([], [], [signal.SIGHUP, signal.SIGTERM])
+    signal.signal(signal.SIGTERM, stored)  # restored after `stop`: it must not swallow the signal
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert killed == [signal.SIGTERM]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    EndingSignals(ended.append).stop()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("in_thread", [False, True])
-def test_a_signal_to_a_child_of_the_script_ends_only_the_child(
-    monkeypatch: pytest.MonkeyPatch, in_thread: bool
-) -> None:
+def test_a_signal_to_a_child_of_the_script_ends_only_the_child(killed: list[int], in_thread: bool) -> None:
     """Forked in the main thread, or in another such as one that starts a loader's workers."""
     ended: list[str] = []
-    killed: list[int] = []
     children: list[int] = []
-    monkeypatch.setattr("dpscope.profiling.attached.session._end_by", killed.append)
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signals = EndingSignals(ended.append)
-    signals.listen()
     reading, writing = os.pipe()
 
     def fork() -> None:
@@ -581,12 +550,8 @@ def test_a_signal_to_a_child_of_the_script_ends_only_the_child(
             fork()
         os.read(reading, 1)
         os.kill(children[0], signal.SIGTERM)
-        _, status = os.waitpid(children[0], 0)
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == -signal.SIGTERM
     finally:
         signals.stop()
-        for other in threading.enumerate():
-            if other.name == "dpscope signals":
-                other.join(5)
-        signal.signal(signal.SIGTERM, before)
+        await_threads()
     assert (ended, killed) == ([], [])

@@ -23,7 +23,9 @@ def _four_ranks() -> Iterator[None]:
 
 
 def strategy_of(model: nn.Module) -> str:
-    return detect_strategy([model], list(model.parameters()), WrapperLog(), RANKS).strategy
+    log = WrapperLog()
+    log.stop()
+    return detect_strategy([model], list(model.parameters()), log, RANKS).strategy
 
 
 def net() -> nn.Sequential:
@@ -82,7 +84,6 @@ def test_tensor_parallel_layers_are_not_hsdp() -> None:
 def test_a_wrapper_may_be_constructed_with_keyword_arguments() -> None:
     """Lightning passes `module` by name."""
     log = WrapperLog()
-    log.listen()
     try:
         wrapped = nn.DataParallel(module=net(), device_ids=None)
     finally:

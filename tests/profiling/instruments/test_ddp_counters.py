@@ -40,6 +40,8 @@ def test_sizes_of_a_model_whose_weights_are_shared_and_partly_frozen() -> None:
     assert (sizes.buffer_bytes, sizes.buffer_tensors[-1]) == (24, TensorSize("int64", 8))
 
 
-def test_sizes_of_tensors_of_another_type() -> None:
+def test_sizes_of_tensors_of_another_type_and_layout() -> None:
     half = nn.Parameter(torch.zeros(5, dtype=torch.bfloat16))
-    assert tensor_sizes([half], []).gradient_bytes == 10
+    sparse = torch.eye(3).to_sparse()
+    sizes = tensor_sizes([half], [sparse])
+    assert (sizes.gradient_bytes, sizes.buffer_bytes) == (10, 36)

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dpscope.profiling.instruments.step_timer import SAMPLE_COLUMNS, RunStep, StepCounts, save_samples, time_block
+from dpscope.profiling.instruments.step_timer import SAMPLE_COLUMNS, StepCounts, save_samples, time_block
 from dpscope.profiling.instruments.trace_recorder import (
     WARMUP_STEPS,
     StepTrace,
@@ -27,10 +28,7 @@ from dpscope.profiling.instruments.trace_recorder import (
 )
 
 HOST = torch.device("cpu")
-STEP_S = 0.02
-
-
-WAIT_S = 0.004
+STEP_S, WAIT_S = 0.02, 0.004
 
 
 def step(batch_arrived: Callable[[], None]) -> StepCounts:
@@ -68,28 +66,21 @@ def test_a_trace_holds_one_step_more_than_requested_and_matches_its_samples(tmp_
     assert [path.name for path in path.parent.iterdir()] == ["0_0.pt.trace.json.gz"]
 
 
-def noted(name: str, do: Callable[[torch.profiler.profile], None], order: list[str]) -> Callable[..., None]:
-    def doing(profiler: torch.profiler.profile) -> None:
-        order.append(name)
-        do(profiler)
-
-    return doing
-
-
 def test_warm_up_work_is_done_before_the_recording_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work of a warm-up step that is still queued on a device would run in the recorded window without belonging to a step."""
     order: list[str] = []
+
+    def noted(name: str, do: Callable[..., Any]) -> Callable[..., Any]:
+        def doing(*arguments: Any) -> Any:
+            order.append(name)
+            return do(*arguments)
+
+        return doing
+
     for name in ("start_trace", "stop_trace"):
-        monkeypatch.setattr(torch.profiler.profile, name, noted(name, getattr(torch.profiler.profile, name), order))
-
-    def noted_step(batch_arrived: Callable[[], None]) -> StepCounts:
-        order.append("step")
-        return step(batch_arrived)
-
-    def synchronise() -> None:
-        order.append("synchronise")
-
-    record_trace(noted_step, 1, tmp_path / "0_0.pt.trace.json.gz", HOST, all_threads=False, synchronise=synchronise)
+        monkeypatch.setattr(torch.profiler.profile, name, noted(name, getattr(torch.profiler.profile, name)))
+    synchronise = noted("synchronise", lambda: None)
+    record_trace(noted("step", step), 1, tmp_path / "0_0.pt.trace.json.gz", HOST, False, synchronise)
     warm_up = ["synchronise", "step", "step", "synchronise"]
     assert order == [*warm_up, "start_trace", "step", "step", "stop_trace", "synchronise"]
 
@@ -141,6 +132,7 @@ def test_a_failing_step_leaves_no_trace(tmp_path: Path) -> None:
     with pytest.raises(ArithmeticError):
         record_trace(failing, 1, tmp_path / "a.pt.trace.json.gz", HOST, False, lambda: None)
     assert list(tmp_path.rglob("*.gz")) == []
+    assert named_range("one") is named_range("another")  # the recording has ended: the same context that does nothing
 
 
 def test_samples_are_saved_with_their_columns(tmp_path: Path) -> None:
@@ -187,15 +179,15 @@ def test_a_finished_trace_holds_nothing(tmp_path: Path) -> None:
         def synchronise(self) -> None:
             pass
 
-    step: RunStep = lambda arrived: StepCounts(samples=1)  # noqa: E731
-    record_trace(
-        step, 1, tmp_path / "first.gz", HOST, False, lambda: None
-    )  # torch keeps the frames of a process's first one
-    process = Process()
+        def step(self, batch_arrived: Callable[[], None]) -> StepCounts:
+            return StepCounts(samples=1)
+
+    first, process = Process(), Process()
+    record_trace(first.step, 1, tmp_path / "first.gz", HOST, False, first.synchronise)  # torch keeps its frames
     held = weakref.ref(process)
     gc.disable()
     try:
-        record_trace(step, 1, tmp_path / "t.gz", HOST, False, process.synchronise)
+        record_trace(process.step, 1, tmp_path / "t.gz", HOST, False, process.synchronise)
         del process
         assert held() is None
     finally:
@@ -217,12 +209,3 @@ def test_a_range_is_entered_only_while_a_trace_is_recorded() -> None:
         enter("after")
     names = {event.name for event in profiler.events() or ()}
     assert names & {"before", "own thread", "other thread", "after"} == {"own thread", "other thread"}
-
-
-def test_a_range_that_raises_ends_the_recording() -> None:
-    try:
-        with ranges_recorded():
-            raise KeyError
-    except KeyError:
-        pass
-    assert named_range("one") is named_range("another")  # the same context that does nothing

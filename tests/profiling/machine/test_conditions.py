@@ -46,16 +46,10 @@ def test_a_job_may_get_a_part_of_a_machines_gpus_and_cores(current: Environment)
     assert differences(current, one, "GPUs", "cores") == ["GPUs = none, not 1 x H100"]
 
 
-@pytest.mark.parametrize(
-    ("field", "name"),
-    [
-        ("cpu_name", "processor"),
-        ("driver_version", "driver"),
-        ("torch_version", "torch"),
-        ("cuda_version", "CUDA"),
-        ("nccl_version", "NCCL"),
-    ],
-)
+VERSIONS = {"cpu_name": "processor", "driver_version": "driver", "torch_version": "torch", "cuda_version": "CUDA"}
+
+
+@pytest.mark.parametrize(("field", "name"), [*VERSIONS.items(), ("nccl_version", "NCCL")])
 def test_every_version_is_compared(current: Environment, field: str, name: str) -> None:
     older = msgspec.structs.replace(current, **{field: "2.1"})
     expected = [f"{name} = 2.1, not {getattr(current, field) or 'none'}"]

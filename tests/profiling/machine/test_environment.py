@@ -1,6 +1,7 @@
 """Device states from replayed NVML answers, findings about them, variables, and the commit of real checkouts."""
 
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,41 +27,37 @@ from dpscope.profiling.machine.environment import (
     torch_device_states,
 )
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
-from dpscope.profiling.machine.nvml import ReplayedNvml
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.run import Cell, Commit, DeviceState
+from dpscope.profiling.records.run import Cell, Commit, DeviceState, Environment
 from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.folders import RepeatFolder
 from tests.helpers.known import known
-from tests.helpers.nvml_records import TwoGpuNvml
+from tests.helpers.nvml_records import ReplayedNvml, TwoGpuNvml
 from tests.helpers.paths import DATA
 
 
-def processes(*ids: int) -> list[SimpleNamespace]:
-    return [SimpleNamespace(pid=process) for process in ids]
+def codes(states: Sequence[DeviceState]) -> list[tuple[str, str]]:
+    return [(one.code, one.severity) for one in device_findings(states)]
 
 
-def test_states_are_those_of_nvml() -> None:
+def test_states_are_those_of_nvml_and_what_it_does_not_report_is_missing() -> None:
     first, second = device_states(TwoGpuNvml(), ())
     assert (first.index, first.uuid, first.name) == (0, "GPU-aaaa", "NVIDIA A100-SXM4-40GB")
     assert (first.power_w, second.temperature_c, first.sm_clock_mhz) == (61.25, 83, 1410)
     assert (first.throttle_reasons, first.other_process_ids) == ((), ())
     assert device_findings([first, second]) == []
-
-
-def test_values_that_nvml_does_not_report_are_missing() -> None:
     first, _ = device_states(TwoGpuNvml(PowerUsage=(None, None), ComputeRunningProcesses=(None, None)), ())
-    assert first.power_w is None
-    assert first.other_process_ids is None
+    assert (first.power_w, first.other_process_ids) == (None, None)
     # In a container the job's process ids are unknown, and therefore the other processes, too.
     assert device_states(TwoGpuNvml(), None)[0].other_process_ids is None
 
 
-def test_visible_devices_choose_and_order() -> None:
-    nvml = TwoGpuNvml()
-    assert [state.uuid for state in device_states(nvml, (), "1,0")] == ["GPU-bbbb", "GPU-aaaa"]
-    assert [state.uuid for state in device_states(nvml, (), "GPU-bb")] == ["GPU-bbbb"]
-    assert [state.uuid for state in device_states(nvml, (), "0,7,1")] == ["GPU-aaaa"]
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [("1,0", ["GPU-bbbb", "GPU-aaaa"]), ("GPU-bb", ["GPU-bbbb"]), ("0,7,1", ["GPU-aaaa"]), ("", [])],
+)
+def test_visible_devices_choose_and_order(visible: str, uuids: list[str]) -> None:
+    assert [state.uuid for state in device_states(TwoGpuNvml(), (), visible)] == uuids
     assert device_states(None, ()) == ()
 
 
@@ -101,52 +98,41 @@ def test_a_job_records_the_states_of_its_devices(
 
 
 def test_findings_of_unfair_devices() -> None:
+    processes = [SimpleNamespace(pid=process) for process in (11, 12)]
     nvml = TwoGpuNvml(
         CurrentClocksThrottleReasons=(0x0, 0x44),
-        ComputeRunningProcesses=(processes(11, 12), processes(12)),
+        ComputeRunningProcesses=(processes, processes[1:]),
         Name=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
         CurrPcieLinkWidth=(16, 8),
         NvLinks=(12, 11),
     )
-    found = {finding.code: finding for finding in device_findings(device_states(nvml, (12,)))}
+    found = {finding.code: finding.message for finding in device_findings(device_states(nvml, (12,)))}
     assert set(found) == {"device_throttled", "device_shared", "mixed_devices", "mixed_links", "mixed_nvlinks"}
-    assert "1 x 12, 1 x 11" in found["mixed_nvlinks"].message
-    assert "GPU 1 is slowed down by sw_power_cap, hw_thermal_slowdown at 83 C" in found["device_throttled"].message
-    assert "GPU 0 is shared with other processes (11)" in found["device_shared"].message
-    assert "1 x 16, 1 x 8" in found["mixed_links"].message
-    assert all(finding.next_step for finding in found.values())
+    assert "1 x 12, 1 x 11" in found["mixed_nvlinks"]
+    assert "GPU 1 is slowed down by sw_power_cap, hw_thermal_slowdown at 83 C" in found["device_throttled"]
+    assert "GPU 0 is shared with other processes (11)" in found["device_shared"]
+    assert "1 x 16, 1 x 8" in found["mixed_links"]
 
 
-@pytest.mark.parametrize(("clocks_mhz", "severities"), [((1410, 1340), ["info"]), ((1410, 1338), ["warning"])])
-def test_a_power_limit_is_a_warning_if_it_makes_a_gpu_slower(
-    clocks_mhz: tuple[int, int], severities: list[str]
-) -> None:
+@pytest.mark.parametrize(("clock_mhz", "severity"), [(1340, "info"), (1338, "warning")])
+def test_a_power_limit_is_a_warning_if_it_makes_a_gpu_slower(clock_mhz: int, severity: str) -> None:
     """95% of 1,410 MHz is 1,339.5: 1,340 is as fast as the other, 1,338 is not."""
-    states = device_states(TwoGpuNvml(CurrentClocksThrottleReasons=(0x0, 0x4), ClockInfo=clocks_mhz), ())
-    found = device_findings(states)
-    assert [finding.severity for finding in found] == severities
-    assert ("to 1338 MHz, while another GPU has 1410" in found[0].message) == (severities == ["warning"])
-    assert [finding.severity for finding in device_findings(states[1:])] == ["info"]  # alone: nothing to be slower than
-
-
-def test_heat_is_a_warning_at_any_clock() -> None:
-    states = device_states(TwoGpuNvml(CurrentClocksThrottleReasons=(0x4, 0x40)), ())
-    assert [(one.code, one.severity) for one in device_findings(states)] == [
-        ("device_throttled", "warning"),
-        ("device_power_capped", "info"),
-    ]
+    states = device_states(TwoGpuNvml(CurrentClocksThrottleReasons=(0x0, 0x4), ClockInfo=(1410, clock_mhz)), ())
+    (found,) = device_findings(states)
+    assert found.severity == severity
+    assert ("to 1338 MHz, while another GPU has 1410" in found.message) == (severity == "warning")
+    assert codes(states[1:]) == [("device_power_capped", "info")]  # alone: nothing to be slower than
+    hot = device_states(TwoGpuNvml(CurrentClocksThrottleReasons=(0x4, 0x40)), ())  # a warning at any clock
+    assert codes(hot) == [("device_throttled", "warning"), ("device_power_capped", "info")]
 
 
 def test_clocks_of_different_moments_are_not_compared() -> None:
     """A GPU at its power limit under load has a lower clock than when idle, which does not make it slower than others."""
     idle = DeviceState(index=0, uuid="GPU-a", sm_clock_mhz=1980, throttle_reasons=())
     loaded = DeviceState(index=0, uuid="GPU-a", sm_clock_mhz=1500, throttle_reasons=("sw_power_cap",))
-    assert [(one.code, one.severity) for one in findings_at_moments([idle], [loaded])] == [
-        ("device_power_capped", "info")
-    ]
+    assert [one.code for one in findings_at_moments([idle], [loaded])] == ["device_power_capped"]
     faster = msgspec.structs.replace(idle, index=1, uuid="GPU-b")
-    found = findings_at_moments([idle], [loaded, faster])
-    assert [one.code for one in found] == ["device_throttled"]
+    assert [one.code for one in findings_at_moments([idle], [loaded, faster])] == ["device_throttled"]
     hot = msgspec.structs.replace(loaded, throttle_reasons=("hw_thermal_slowdown",))
     assert len(findings_at_moments([hot], [hot])) == 1
 
@@ -166,34 +152,33 @@ def test_states_of_several_moments_are_joined() -> None:
     assert states_under_load([]) == ()
 
 
+def on_gpus(patch: pytest.MonkeyPatch, nvml: TwoGpuNvml | None, *devices: SimpleNamespace) -> Environment:
+    """The environment where torch can use these devices."""
+    patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "device_count", lambda: len(devices))
+    patch.setattr(torch.cuda, "get_device_properties", lambda index: devices[index])
+    return collect_environment(nvml, on_gpus=True)
+
+
 def test_a_mig_instance_is_recorded_as_torch_lists_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML lists the two whole GPUs, torch the one instance that it can use."""
+    """NVML lists the two whole GPUs, torch the one instance that it can use; a whole GPU is known by its UUID, in any order."""
     instance = SimpleNamespace(uuid="6f1c", name="NVIDIA A100-SXM4-40GB MIG 3g.20gb")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: instance)
-    environment = collect_environment(TwoGpuNvml(), on_gpus=True)
+    environment = on_gpus(monkeypatch, TwoGpuNvml(), instance)
     (state,) = environment.accelerators
     assert (state.index, state.uuid, state.name) == (0, "6f1c", instance.name)
     assert [one.code for one in machine_findings(environment, "cuda", 1)] == ["device_state_unknown"]
-    # A whole GPU is known by its UUID, in any order.
-    instance.uuid = "bbbb"
-    (whole,) = collect_environment(TwoGpuNvml(), on_gpus=True).accelerators
+    (whole,) = on_gpus(monkeypatch, TwoGpuNvml(), SimpleNamespace(uuid="bbbb", name="")).accelerators
     assert (whole.index, whole.uuid, whole.temperature_c) == (0, "GPU-bbbb", 83)
 
 
 def test_gpus_that_nvml_does_not_know_are_named_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as AMD's: their names distinguish machines, their states stay unknown."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    names = {0: "AMD Instinct MI300X", 1: "AMD Instinct MI250X"}
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name=names[index]))
-    environment = collect_environment(None, on_gpus=True)
-    assert [(one.index, one.name) for one in environment.accelerators] == [(0, names[0]), (1, names[1])]
-    found = [finding.code for finding in machine_findings(environment, "cuda", 2)]
-    assert found == ["device_state_unknown", "mixed_devices"]
-    assert [finding.code for finding in machine_findings(environment, "cuda", 1)] == ["device_state_unknown"]
+    names = ("AMD Instinct MI300X", "AMD Instinct MI250X")
+    environment = on_gpus(monkeypatch, None, *(SimpleNamespace(name=name) for name in names))
+    assert [(one.index, one.name) for one in environment.accelerators] == list(enumerate(names))
+    found = [[finding.code for finding in machine_findings(environment, "cuda", count)] for count in (1, 2)]
+    assert found == [["device_state_unknown"], ["device_state_unknown", "mixed_devices"]]
     assert collect_environment(None, on_gpus=False).accelerators == ()  # of a run on the CPU
 
 
@@ -209,20 +194,16 @@ CHANGES_RESULTS = (
 )
 
 
-@pytest.mark.parametrize("name", CHANGES_RESULTS)
-def test_variables_that_change_results_are_recorded_and_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(name, raising=False)
+def test_variables_that_change_results_are_recorded_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CHANGES_RESULTS:
+        monkeypatch.delenv(name, raising=False)
     without = collect_environment(None, on_gpus=False)
-    monkeypatch.setenv(name, "1")
+    for name in (*CHANGES_RESULTS, "HIP_VISIBLE_DEVICES", "PYTORCH_KERNEL_CACHE_PATH", "CUDA_HOME"):
+        monkeypatch.setenv(name, "1")  # the last three change nothing
     differences = variable_differences(without, collect_environment(None, on_gpus=False))
-    assert [(one.what, one.then, one.now) for one in differences] == [(name, "unset", "1")]
-
-
-def test_a_variable_that_changes_nothing_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = collect_environment(None, on_gpus=False)
-    for name in ("HIP_VISIBLE_DEVICES", "PYTORCH_KERNEL_CACHE_PATH", "CUDA_HOME"):
-        monkeypatch.setenv(name, "elsewhere")
-    assert variable_differences(without, collect_environment(None, on_gpus=False)) == []
+    assert [(one.what, one.then, one.now) for one in differences] == [
+        (name, "unset", "1") for name in sorted(CHANGES_RESULTS)
+    ]
 
 
 def test_a_gpu_off_the_bus_is_a_finding() -> None:
@@ -264,13 +245,6 @@ def test_the_links_of_the_visible_gpus_are_recorded(monkeypatch: pytest.MonkeyPa
         rate = known(group_rate(links, range(2)))
         assert rate.gb_per_s == pytest.approx(gb_per_s, abs=1e-3)
     assert collect_environment(None, on_gpus=False).interconnect is None
-
-
-def test_this_machine() -> None:
-    environment = collect_environment(None, on_gpus=False)
-    assert environment.cpu_count >= 1
-    assert environment.torch_version is not None
-    assert environment.accelerators == ()
 
 
 COMMITTED_AT = "2030-05-06T07:08:09+02:00"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from docs._tools.links_docs import links_page
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link, nvlink, pcie_gb_per_s, pcie_link
-from dpscope.profiling.machine.nvml import NvmlRecorder, ReplayedNvml, open_nvml
+from dpscope.profiling.machine.nvml import NvmlRecorder, open_nvml
 from dpscope.profiling.records.links import Interconnect, LinkRate
-from tests.helpers.paths import DATA, ROOT
+from tests.helpers.nvml_records import ReplayedNvml
+from tests.helpers.paths import DATA
 
 RECORDS = DATA / "nvml"
 
@@ -35,33 +35,59 @@ def test_v100_mesh() -> None:
     # Second generation: 25 GB/s a link and direction, six links.
     assert {(one.nvlink_version, one.active_nvlinks, one.nvlink_gb_per_s) for one in links.devices} == {(2, 6, 150.0)}
     assert len(links.pairs) == 28
-    pairs = {(pair.first, pair.second): pair for pair in links.pairs}
-    assert (pairs[0, 3].direct_nvlinks, pairs[0, 1].direct_nvlinks, pairs[0, 7].direct_nvlinks) == (2, 1, 0)
-    assert (pairs[0, 1].topology, pairs[0, 7].topology) == ("one PCIe switch (PIX)", "between NUMA nodes (SYS)")
-    assert (pairs[0, 1].peer_access, pairs[0, 7].peer_access) == (True, False)
-    assert pairs[0, 7].peer_status == "topology of the I/O hub not supported"
+    near, double, far = (
+        {(pair.first, pair.second): pair for pair in links.pairs}[pair] for pair in ((0, 1), (0, 3), (0, 7))
+    )
+    assert (double.direct_nvlinks, near.direct_nvlinks, far.direct_nvlinks) == (2, 1, 0)
+    assert (near.topology, far.topology) == ("one PCIe switch (PIX)", "between NUMA nodes (SYS)")
+    assert (near.peer_access, far.peer_access) == (True, False)
+    assert far.peer_status == "topology of the I/O hub not supported"
     # No NVLink between 0 and 7: PCIe 3.0 x16 is 8 GT/s x 128/130 / 8 bits x 16 = 15.754 GB/s.
-    assert pairs[0, 7].rate is not None
-    assert pairs[0, 7].rate.gb_per_s == pytest.approx(15.754, abs=1e-3)
-    # Two GPUs: the one link between them. Four: each has 1 + 1 + 2 links to the others. Eight: all six.
-    assert [rate_of(links, count) for count in (2, 4, 8)] == [
-        ("NVLink 2 x1", 25.0),
-        ("NVLink 2 x4", 100.0),
-        ("NVLink 2 x6", 150.0),
-    ]
+    assert far.rate is not None
+    assert far.rate.gb_per_s == pytest.approx(15.754, abs=1e-3)
+
+
+GROUPS: list[tuple[str, list[int] | None, int, tuple[str, float] | None]] = [
+    # V100 mesh. Two GPUs: the one link between them. Four: each has 1 + 1 + 2 links to the others. Eight: all six.
+    ("v100_sxm2_x8", None, 2, ("NVLink 2 x1", 25.0)),
+    ("v100_sxm2_x8", None, 4, ("NVLink 2 x4", 100.0)),
+    ("v100_sxm2_x8", None, 8, ("NVLink 2 x6", 150.0)),
     # 0, 1 and 6 have no ring of NVLinks (6 is joined to neither): PCIe.
-    torch_order = recorded("v100_sxm2_x8", [0, 1, 6, 2, 3, 4, 5, 7])
-    assert rate_of(torch_order, 3) == ("PCIe 3.0 x16", 15.754)
+    ("v100_sxm2_x8", [0, 1, 6, 2, 3, 4, 5, 7], 3, ("PCIe 3.0 x16", 15.754)),
+    ("a100_sxm4_x4", None, 2, ("NVLink 3 x12", 300.0)),
+    ("a100_sxm4_x4", None, 4, ("NVLink 3 x12", 300.0)),
+    # Bridges help pairs only.
+    ("a100_pcie_x4_bridged", None, 2, ("NVLink 3 x12", 300.0)),
+    ("a100_pcie_x4_bridged", None, 4, ("PCIe 4.0 x16", 31.508)),
+    ("a100_pcie_x4_bridged", [0, 2], 2, ("PCIe 4.0 x16", 31.508)),
+    ("l4_x2", None, 2, ("PCIe 4.0 x16", 31.508)),
+    ("l4_x2", [1], 2, None),  # torch sees one of the two
+    # With any answer of the driver.
+    ("h100_sxm5_x2", None, 2, ("NVLink 4 x18", 450.0)),
+    ("h200_sxm_x2", None, 2, ("NVLink 4 x18", 450.0)),
+]
 
 
-def test_switched_gpus_use_all_links_for_every_peer() -> None:
-    links = recorded("a100_sxm4_x4")
+@pytest.mark.parametrize(("name", "order", "devices", "expected"), GROUPS)
+def test_the_rate_that_bounds_a_group(
+    name: str, order: list[int] | None, devices: int, expected: tuple[str, float] | None
+) -> None:
+    assert rate_of(recorded(name, order), devices) == expected
+
+
+def test_generations_switches_and_cards_without_links() -> None:
+    switched = recorded("a100_sxm4_x4")
     # NVML answers 5 (3.1) for an A100: third generation, 25 GB/s a link.
-    assert {(one.nvlink_version, one.nvlink_gb_per_s) for one in links.devices} == {(3, 300.0)}
-    assert all(pair.through_nvswitch and pair.direct_nvlinks == 0 and pair.peer_access for pair in links.pairs)
-    assert rate_of(links, 2) == rate_of(links, 4) == ("NVLink 3 x12", 300.0)
-    assert {one.current_pcie_generation for one in links.devices} == {1}
-    assert {one.pcie_generation for one in links.devices} == {4}
+    assert {(one.nvlink_version, one.nvlink_gb_per_s) for one in switched.devices} == {(3, 300.0)}
+    assert all(pair.through_nvswitch and pair.direct_nvlinks == 0 and pair.peer_access for pair in switched.pairs)
+    assert {(one.current_pcie_generation, one.pcie_generation) for one in switched.devices} == {(1, 4)}
+    plain = recorded("l4_x2")
+    assert {(one.active_nvlinks, one.nvlink_version, one.nvlink_gb_per_s) for one in plain.devices} == {(0, None, None)}
+    assert [(pair.peer_access, pair.peer_status) for pair in plain.pairs] == [(False, "chipset not supported")]
+    for name in ("h100_sxm5_x2", "h200_sxm_x2"):
+        assert {(one.nvlink_version, one.active_nvlinks) for one in recorded(name).devices} == {(4, 18)}
+    across = recorded("a100_pcie_x4_bridged", [0, 2])
+    assert [one.torch_index for one in across.devices] == [0, None, 1, None]
 
 
 class InVirtualMachine(ReplayedNvml):
@@ -97,55 +123,21 @@ def test_switches_hidden_by_a_virtual_machine_are_detected(kind: int | None, bus
         assert rate_of(links, 2) == expected
 
 
-def test_links_to_an_invisible_gpu_are_no_switch() -> None:
-    """Kind 0 is a GPU, which this container cannot use."""
+def test_links_to_gpus_lead_to_no_switch() -> None:
+    """Kind 0 is a GPU, which this container cannot use; a link of unknown kind to a visible GPU (here GPU 0) is direct."""
     links = in_virtual_machine("a100_pcie_x4_bridged", 0, "00000000:7F:00.0")
     assert not any(pair.through_nvswitch for pair in links.pairs)
     assert rate_of(links, 2) == ("PCIe 4.0 x16", 31.508)
-
-
-def test_a_link_of_unknown_kind_to_a_visible_gpu_is_direct() -> None:
-    """All links lead to GPU 0, which is visible, and not to a switch."""
-    first = interconnect(ReplayedNvml(RECORDS / "a100_pcie_x4_bridged.json"))
-    address = next(
-        call["answer"]["busId"]
-        for call in json.loads((RECORDS / "a100_pcie_x4_bridged.json").read_text())
-        if call["call"] == "nvmlDeviceGetPciInfo" and call["arguments"] == ["gpu0"]
-    )
-    links = in_virtual_machine("a100_pcie_x4_bridged", None, address)
-    assert len(links.pairs) == len(first.pairs)
+    first = ReplayedNvml(RECORDS / "a100_pcie_x4_bridged.json").nvmlDeviceGetPciInfo("gpu0")
+    links = in_virtual_machine("a100_pcie_x4_bridged", None, first.busId)
+    assert len(links.pairs) == 6
     assert not any(pair.through_nvswitch for pair in links.pairs)
-
-
-def test_bridges_help_pairs_only() -> None:
-    links = recorded("a100_pcie_x4_bridged")
-    assert rate_of(links, 2) == ("NVLink 3 x12", 300.0)
-    assert rate_of(links, 4) == ("PCIe 4.0 x16", 31.508)
-    across = recorded("a100_pcie_x4_bridged", [0, 2])
-    assert [one.torch_index for one in across.devices] == [0, None, 1, None]
-    assert rate_of(across, 2) == ("PCIe 4.0 x16", 31.508)
-
-
-def test_pcie_only() -> None:
-    links = recorded("l4_x2")
-    assert {(one.active_nvlinks, one.nvlink_version, one.nvlink_gb_per_s) for one in links.devices} == {(0, None, None)}
-    assert [(pair.peer_access, pair.peer_status) for pair in links.pairs] == [(False, "chipset not supported")]
-    assert rate_of(links, 2) == ("PCIe 4.0 x16", 31.508)
-
-
-@pytest.mark.parametrize("name", ["h100_sxm5_x2", "h200_sxm_x2"])
-def test_hopper_has_fourth_generation_links_with_any_answer_of_the_driver(name: str) -> None:
-    links = recorded(name)
-    assert {(one.nvlink_version, one.active_nvlinks) for one in links.devices} == {(4, 18)}
-    assert rate_of(links, 2) == ("NVLink 4 x18", 450.0)
 
 
 def test_unknown_stays_unknown() -> None:
     assert interconnect(None) == Interconnect()
     assert group_rate(Interconnect(), range(2)) is None
-    links = recorded("l4_x2", [1])  # torch sees one of the two
-    assert [one.torch_index for one in links.devices] == [None, 0]
-    assert rate_of(links, 2) is None
+    assert [one.torch_index for one in recorded("l4_x2", [1]).devices] == [None, 0]
     assert pcie_link(None, 16) is None
     assert pcie_link(4, None) is None
     assert nvlink(None, 4, "NVIDIA B300") is None
@@ -226,9 +218,3 @@ def test_cards_with_half_width_links() -> None:
     assert nvlink(3, 4, "NVIDIA A40") == LinkRate(
         gb_per_s=56.25, name="NVLink 3 x4", source="NVIDIA Ampere GA102 GPU Architecture"
     )
-
-
-def test_the_page_is_current() -> None:
-    page = (ROOT / "docs" / "links.md").read_text()
-    assert page == links_page(), "run: make docs"
-    assert "| A100 SXM4 | 12 x NVLink 3 | 300 | 4.0 x16 | 31.51 |" in page

@@ -42,29 +42,27 @@ def check_whole(paths: list[Path]) -> None:
 
 
 def test_a_file_for_each_process(tmp_path: Path) -> None:
-    check_whole([written(tmp_path, RANK0), written(tmp_path, RANK1)])
-    check_whole([written(tmp_path, RANK1), written(tmp_path, RANK0)])
+    files = [written(tmp_path, RANK0), written(tmp_path, RANK1)]
+    check_whole(files)
+    check_whole(files[::-1])
 
 
-@pytest.mark.parametrize("prefix", ["0: ", "[1,0]<stdout>:", "node1: ", "[default0]:"])
-def test_one_file_with_a_launchers_prefix(tmp_path: Path, prefix: str) -> None:
-    check_whole([written(tmp_path, "".join(prefix + line for line in (RANK0 + RANK1).splitlines(keepends=True)))])
-
-
-def test_ranks_that_write_into_the_same_line(tmp_path: Path) -> None:
+def same_lines() -> str:
     zero, one = RANK0.splitlines(), RANK1.splitlines()
-    mixed = [first + second for first, second in zip(zero, one, strict=False)] + zero[len(one) :]
-    check_whole([written(tmp_path, "\n".join(mixed))])
+    return "\n".join([first + second for first, second in zip(zero, one, strict=False)] + zero[len(one) :])
 
 
-def test_a_cut_line_is_counted_and_changes_nothing_else(tmp_path: Path) -> None:
-    cut = "node1:10:10 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo RI"
-    log = read_nccl_logs([written(tmp_path, RANK0 + cut)])
-    assert log.unread_lines == 1
-    assert sum(choice.calls for choice in log.choices) == 3
+@pytest.mark.parametrize("prefix", ["0: ", "[1,0]<stdout>:", "node1: ", "[default0]:", None])
+def test_one_file_with_a_launchers_prefix_or_ranks_that_write_into_the_same_line(
+    tmp_path: Path, prefix: str | None
+) -> None:
+    lines = (RANK0 + RANK1).splitlines(keepends=True)
+    check_whole([written(tmp_path, same_lines() if prefix is None else "".join(prefix + line for line in lines))])
 
 
-def test_garbage_around_the_lines_is_ignored(tmp_path: Path) -> None:
+def test_cut_lines_are_counted_and_garbage_is_ignored(tmp_path: Path) -> None:
+    log = read_nccl_logs([written(tmp_path, f"{RANK0}node1:10:10 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo RI")])
+    assert (log.unread_lines, sum(choice.calls for choice in log.choices)) == (1, 3)
     path = tmp_path / "nccl.log"
     path.write_bytes(b"\xff\xfe | AllReduce | Algo\n" + RANK0.encode() + b"\x00\x1b[31m Bytes -> Algo 1 proto 99\n")
     assert sum(choice.calls for choice in read_nccl_logs([path]).choices) == 3

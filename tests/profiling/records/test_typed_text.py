@@ -7,9 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.analysis.text.units import show_bytes
+from dpscope.analysis.what_if.answers.questions import _alike
 from dpscope.launch.cli import app
 from dpscope.launch.commands.options import read_limits
 from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import MIB, choose_from, nearest, parse_size
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import EXAMPLE_RUN
@@ -49,6 +51,15 @@ def test_sizes_are_read_as_reports_print_them(size: int) -> None:
 def test_other_text_than_a_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="give a size above 0, such as 4096, 4MB"):
         parse_size(text)
+
+
+def test_plurals_agree_with_numbers() -> None:
+    counts = ((1, "process"), (8, "process"), (1, "epoch"), (2, "epoch"), (0, "step"), (2, "batch"), (2, "copy"))
+    texts = "1 process, 8 processes, 1 epoch, 2 epochs, 0 steps, 2 batches, 2 copies"
+    assert ", ".join(counted(*one) for one in counts) == texts
+    assert counted(1200, "backward pass") == "1,200 backward passes"
+    assert _alike(5, 41) == "Buckets of 5 to 41 MiB are alike"
+    assert "41 to 41" not in _alike(41, 41.04)
 
 
 def test_a_near_word_is_proposed_and_a_far_one_is_not() -> None:

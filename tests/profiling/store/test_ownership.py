@@ -1,6 +1,5 @@
 """Files that dpscope did not write are never removed or overwritten: other programs' folders stay unchanged."""
 
-import hashlib
 import io
 import json
 import os
@@ -48,16 +47,12 @@ QUIET = Console(file=io.StringIO())
 DDP = Cell(strategy="ddp", devices=2, batch_size=16)
 
 
-def state(folder: Path) -> dict[str, str]:
-    """Every path below a folder with its hash, its link's target, or "folder"."""
-    found = {}
-    for path in sorted([folder, *folder.rglob("*")]):
-        if path.is_symlink():
-            content = f"link to {os.readlink(path)}"
-        else:
-            content = "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
-        found[str(path.relative_to(folder))] = content
-    return found
+def state(folder: Path) -> dict[Path, str | bytes]:
+    """Every path below a folder with its content, its link's target, or "folder"."""
+    return {
+        path: os.readlink(path) if path.is_symlink() else "folder" if path.is_dir() else path.read_bytes()
+        for path in [folder, *folder.rglob("*")]
+    }
 
 
 def written(folder: Path, *names: str, text: str = "precious") -> Path:
@@ -74,9 +69,7 @@ def example(folder: Path) -> Path:
 
 
 def with_manifest(folder: Path, manifest: object) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
+    return written(folder, "manifest.json", text=json.dumps(manifest))
 
 
 def link(folder: Path, name: str, target: Path) -> Path:
@@ -87,16 +80,13 @@ def link(folder: Path, name: str, target: Path) -> Path:
     return folder
 
 
-def changed_manifest(folder: Path, change: Callable[[dict[str, object]], object]) -> Path:
-    manifest = json.loads((example(folder) / "manifest.json").read_text())
-    change(manifest)
-    return with_manifest(folder, manifest)
+def with_changed_manifest(folder: Path, **changes: object) -> Path:
+    return with_manifest(folder, json.loads((example(folder) / "manifest.json").read_text()) | changes)
 
 
 def damaged(folder: Path) -> Path:
-    text = (example(folder) / "manifest.json").read_bytes()
-    (folder / "manifest.json").write_bytes(text[: len(text) // 2])
-    return folder
+    text = (example(folder) / "manifest.json").read_text()
+    return written(folder, "manifest.json", text=text[: len(text) // 2])
 
 
 WEB_APP = {"name": "notes", "icons": [], "start_url": "/", "display": "standalone"}
@@ -117,8 +107,8 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
     "empty manifest": lambda out: written(out, "manifest.json", text=""),
     "manifest that is a folder": lambda out: written(out, "manifest.json/deep"),
     "damaged manifest": damaged,
-    "older dpscope's": lambda out: changed_manifest(out, lambda manifest: manifest.update(schema_version=0)),
-    "newer dpscope's": lambda out: changed_manifest(out, lambda manifest: manifest.update(invented=1)),
+    "older dpscope's": lambda out: with_changed_manifest(out, schema_version=0),
+    "newer dpscope's": lambda out: with_changed_manifest(out, invented=1),
     "thesis": lambda out: written(out, "thesis.tex"),
     "own report": lambda out: written(out, "report/report.html", "report/figures/scaling.png"),
     "own cells": lambda out: written(out, "cells/neuron.csv"),
@@ -177,114 +167,98 @@ def test_folders_of_other_programs_are_refused_and_unchanged(tmp_path: Path, kin
     refuses(WRITERS[writer], out)
 
 
-IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str]] = {
-    "linked cells": (lambda out: link(example(out), "cells", out.parent / "disk"), "cells is a symbolic link"),
-    "linked cell": (
-        lambda out: link(example(out), "cells/single-d1-b8", out.parent / "disk"),
-        "single-d1-b8 is a symbolic link",
-    ),
-    "linked repeat": (
-        lambda out: link(example(out), "cells/single-d1-b8/repeat0", out.parent / "disk"),
-        "repeat0 is a symbolic link",
-    ),
-    "linked report": (
+def trained(out: Path, *names: str) -> Path:
+    return written(write_trained(out, [DDP], [record()], 1), *names)
+
+
+def linked_run(name: str) -> Callable[[Path], Path]:
+    return lambda out: link(example(out), name, out.parent / "disk")
+
+
+IN_THE_WAY: list[tuple[str, Callable[[Path], object], str]] = [
+    ("run", linked_run("cells"), "cells is a symbolic link"),
+    ("run", linked_run("cells/single-d1-b8"), "single-d1-b8 is a symbolic link"),
+    ("run", linked_run("cells/single-d1-b8/repeat0"), "repeat0 is a symbolic link"),
+    ("run", linked_run("manifest.json"), "is a symbolic link"),
+    (
+        "run",
         lambda out: link(written(example(out), "report/mine.html"), "report", out.parent / "www"),
         "report is a symbolic link",
     ),
-    "linked manifest": (lambda out: link(example(out), "manifest.json", out.parent / "m.json"), "is a symbolic link"),
-    "cells is a file": (
-        lambda out: shutil.rmtree(example(out) / "cells") or written(out, "cells"),  # type: ignore[func-returns-value]
+    (
+        "run",
+        lambda out: (example(out) / "cells").rename(out / "mine") and written(out, "cells"),
         "cells is not a folder",
     ),
-    "own page": (lambda out: written(example(out), "report/report.html"), "report.html was not written by dpscope"),
-    "page is a folder": (lambda out: written(example(out), "report/report.html/a"), "report.html is not a file"),
-    "figures is a file": (lambda out: written(example(out), "report/figures"), "figures is not a folder"),
-}
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("kind", IN_THE_WAY)
-def test_a_file_in_the_way_of_a_run_is_reported_before_any_change(tmp_path: Path, kind: str, fresh: bool) -> None:
-    make, message = IN_THE_WAY[kind]
-    make(tmp_path / "out")
-    refuses(lambda out: run(out, fresh), tmp_path / "out", message)
-
-
-TRAIN_IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str]] = {
-    "epochs of another program": (
+    ("run", lambda out: written(example(out), "report/report.html"), "report.html was not written by dpscope"),
+    ("run", lambda out: written(example(out), "report/report.html/a"), "report.html is not a file"),
+    ("run", lambda out: written(example(out), "report/figures"), "figures is not a folder"),
+    (
+        "train",
         lambda out: written(write_train_json(out, plain_epochs("ddp", 2, 0, [50.0], [1.0])), "calibration.json"),
         "its train.json was not written by dpscope train",
     ),
-    "own events": (
-        lambda out: written(
-            write_trained(out, [DDP], [record()], 1),
-            "tensorboard/training/ddp-d2-b16/seed0/events.out.tfevents.1.h.2.0",
-        ),
+    (
+        "train",
+        lambda out: trained(out, "tensorboard/training/ddp-d2-b16/seed0/events.out.tfevents.1.h.2.0"),
         "tfevents.1.h.2.0 was not written by dpscope",
     ),
-    "linked trainings": (
-        lambda out: link(
-            written(write_trained(out, [DDP], [record()], 1), "training/ddp-d2-b16/seed0/log.txt"),
-            "training",
-            out.parent / "disk",
-        ),
+    (
+        "train",
+        lambda out: link(trained(out, "training/ddp-d2-b16/seed0/log.txt"), "training", out.parent / "disk"),
         "training is a symbolic link",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("kind", TRAIN_IN_THE_WAY)
-def test_a_file_in_the_way_of_a_training_is_reported(tmp_path: Path, kind: str, fresh: bool) -> None:
-    make, message = TRAIN_IN_THE_WAY[kind]
+@pytest.mark.parametrize("fresh", ["", " --fresh"])
+@pytest.mark.parametrize(("writer", "make", "message"), IN_THE_WAY)
+def test_a_file_in_the_way_is_reported_before_any_change(
+    tmp_path: Path, writer: str, make: Callable[[Path], object], message: str, fresh: str
+) -> None:
     make(tmp_path / "out")
-    refuses(lambda out: train(out, fresh), tmp_path / "out", message)
+    refuses(WRITERS[writer + fresh], tmp_path / "out", message)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def test_a_fresh_run_keeps_the_users_files(tmp_path: Path) -> None:
     out = example(tmp_path / "run")
     mine = (
-        "notes.md",
-        "cells/notes.txt",
-        "cells/ddp-d2-b8/repeat0/plot.ipynb",
+        *("notes.md", "cells/notes.txt", "cells/ddp-d2-b8/repeat0/plot.ipynb", "report/index.html"),
         "cells/mine/repeat0/log.txt",  # of a cell that the manifest does not record
-        "cells/ddp-d2-b8/repeat0/torchrun/my/thesis.tex",
-        "cells/ddp-d2-b8/repeat0/.tmp-mine/thesis.tex",
-        "report/index.html",
+        *("cells/ddp-d2-b8/repeat0/torchrun/my/thesis.tex", "cells/ddp-d2-b8/repeat0/.tmp-mine/thesis.tex"),
         "report/figures/a.png",
     )
-    written(out, *mine)
     half = (
         "cells/ddp-d2-b8/repeat0/traces/.tmp-a1b2c3_4/trace.json",
         "cells/ddp-d2-b8/repeat1/.tmp-result.json-c3d4e5f6",
     )
-    written(out, *half, "cells/ddp-d2-b8/repeat1/torchrun/none_x/attempt_0/0/stdout.log")  # of a killed process
-    assert len([path for path in out.rglob("*") if path.is_file()]) > len(mine) + 20
+    written(out, *mine, *half, "cells/ddp-d2-b8/repeat1/torchrun/none_x/attempt_0/0/stdout.log")  # of a killed process
+    assert len(files(out)) > len(mine) + 20
     _remove_measurements(RunFolder(out))
-    assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == sorted(mine)
+    assert files(out) == sorted(mine)
 
 
 def test_a_fresh_training_keeps_the_users_files(tmp_path: Path) -> None:
-    out = write_trained(tmp_path / "run", [DDP], [record()], 1)
     own = "training/ddp-d2-b16/seed0"
-    written(out, f"{own}/epochs.json", f"{own}/checkpoints/last.pt", f"{own}/log.txt")
+    out = trained(tmp_path / "run", f"{own}/epochs.json", f"{own}/checkpoints/last.pt", f"{own}/log.txt")
     written(out, f"tensorboard/{own}/events.out.tfevents.1.host.2.0.dpscope")
     mine = (
-        f"{own}/checkpoints/epoch3.pt",
-        "training/x/seed0/checkpoints/best.pt",
+        *(f"{own}/checkpoints/epoch3.pt", "training/x/seed0/checkpoints/best.pt", "manifest.json"),
         f"tensorboard/{own}/events.out.tfevents.9.host.2.0",
-        "manifest.json",
     )
     written(out, *mine)
     _remove_trainings(TrainFolder(out))
-    assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == sorted(mine)
+    assert files(out) == sorted(mine)
 
 
 def test_every_file_of_an_older_versions_run_is_recognised(tmp_path: Path) -> None:
-    run = example(tmp_path / "run")
-    files = [path.relative_to(run) for path in run.rglob("*") if path.is_file()]
-    assert len(files) > 20
-    assert [path for path in files if not fits_layout(path)] == [Path("manifest.json")]
+    found = files(example(tmp_path / "run"))
+    assert len(found) > 20
+    assert [path for path in found if not fits_layout(Path(path))] == ["manifest.json"]
     assert is_run_folder(EXAMPLE_RUN)
 
 
@@ -294,9 +268,9 @@ def test_a_report_is_rewritten_and_a_foreign_figure_is_not_overwritten(tmp_path:
     report = make_report(load_run(out))
     vars(report)["figures"] = {"step_split": Figure(figsize=(1, 1))}  # the value of a cached property: one small figure
     page = write_report(report, ("png", "svg", "pdf"))
-    files = [path for path in page.parent.rglob("*") if path.is_file()]
-    assert len(files) == 4 + 3
-    assert [path for path in files if not bears_mark(path)] == []
+    made = files(page.parent)
+    assert len(made) == 4 + 3
+    assert [path for path in made if not bears_mark(page.parent / path)] == []
     write_report(report)
     written(out, "report/figures/step_split.pdf", "report/figures/step_split.png")
     refuses(lambda out: write_report(report), out, r"step_split\.png was not written by dpscope")
@@ -333,9 +307,7 @@ def test_tensorboard_replaces_only_runs_of_dpscope(tmp_path: Path) -> None:
 
 
 def test_a_calibration_replaces_only_a_calibration(tmp_path: Path) -> None:
-    point = CalibrationPoint(
-        collective="all_reduce", devices=2, size_bytes=4096, count=1024, dtype="float32", times_us=(14.0,)
-    )
+    point = CalibrationPoint("all_reduce", 2, 4096, 1024, "float32", (14.0,))
     made = msgspec.structs.replace(calibration({"all_reduce": (10.0, 1.0)}), points=(point,), device_names=("cpu",))
     path = tmp_path / "node7.json"
     png = to_png(Figure())

@@ -15,7 +15,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.contended import Contended, write_contended_job
-from tests.generated_traces.ddp_schedule import DdpOptions
+from tests.generated_traces.ddp import DdpOptions
 from tests.generated_traces.generator import ddp_trace
 from tests.helpers.generated_checks import analyzed
 from tests.helpers.known import known

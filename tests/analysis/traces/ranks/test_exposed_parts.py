@@ -45,12 +45,9 @@ def test_time_counts_for_the_rank_that_was_waited_for_first() -> None:
     assert lengths(parts, "part") == {"transfer": 20, "wait": 90}
 
 
-def test_what_no_collective_explains_is_copies() -> None:
+def test_what_no_collective_of_a_step_explains_is_copies() -> None:
     parts = exposed_parts(matched_rows((0, None, 1, 0.0, 10.0, 0.0)), stretch_rows((0, None, 1, 0.0, 30.0)))
     assert lengths(parts, "part", "kind") == {("transfer", "all_reduce"): 10, ("other", "copy"): 20}
-
-
-def test_collectives_that_no_step_launched_are_in_no_part() -> None:
     table = matched_rows((0, 0, None, 0.0, 10.0, 0.0), (1, 1, None, 0.0, 10.0, 0.0))
     parts = exposed_parts(table, stretch_rows((0, 0, 1, 0.0, 10.0), (1, 1, None, 0.0, 10.0)))
     assert lengths(parts, "rank", "part") == {(0, "other"): 10, (1, "transfer"): 10}  # rank 1 marks no steps at all

@@ -41,35 +41,40 @@ def codes(*traces: tuple[TraceIdentity, Path]) -> list[str]:
     return [finding.code for name in found.jobs for finding in found.of(name)]
 
 
-def test_ranks_that_differ_are_of_one_job_wherever_they_lie() -> None:
-    found = jobs(trace(0, "node0/a.json"), trace(1, "node0/b.json"), trace(2, "node1/b.json"), trace(3, "c.json"))
-    assert found == {"": ["node0/a.json", "node0/b.json", "node1/b.json", "c.json"]}
+@pytest.mark.parametrize(
+    ("traces", "expected"),
+    [
+        (  # ranks that differ are of one job wherever they lie
+            [(0, "node0/a.json"), (1, "node0/b.json"), (2, "node1/b.json"), (3, "c.json")],
+            {"": ["node0/a.json", "node0/b.json", "node1/b.json", "c.json"]},
+        ),
+        (  # equal ranks are separated by folder, and no deeper than that
+            [(0, "run10/node0/r"), (1, "run10/node1/r"), (0, "run2/node0/r"), (1, "run2/node1/r"), (0, "alone")],
+            {".": ["alone"], "run2": ["run2/node0/r", "run2/node1/r"], "run10": ["run10/node0/r", "run10/node1/r"]},
+        ),
+        (
+            [(0, "a/x/0"), (0, "a/y/0"), (0, "b/x/0"), (1, "b/y/1")],
+            {"a/x": ["a/x/0"], "a/y": ["a/y/0"], "b": ["b/x/0", "b/y/1"]},
+        ),
+        ([(0, "a"), (0, "b"), (1, "c")], {"a": ["a"], "b": ["b"], "c": ["c"]}),  # what cannot be separated stands alone
+        ([(None, "a"), (None, "b")], {"a": ["a"], "b": ["b"]}),
+    ],
+)
+def test_folders_separate_equal_ranks(traces: list[tuple[int | None, str]], expected: dict[str, list[str]]) -> None:
+    assert jobs(*(trace(*one) for one in traces)) == expected
 
 
-def test_equal_ranks_are_separated_by_folder_and_no_deeper_than_that() -> None:
-    found = jobs(
-        trace(0, "run10/node0/r.json"), trace(1, "run10/node1/r.json"), trace(0, "run2/node0/r.json"),
-        trace(1, "run2/node1/r.json"), trace(0, "alone.json"),
-    )  # fmt: skip
-    assert found == {
-        ".": ["alone.json"],
-        "run2": ["run2/node0/r.json", "run2/node1/r.json"],
-        "run10": ["run10/node0/r.json", "run10/node1/r.json"],
-    }
-    found = jobs(trace(0, "a/x/0.json"), trace(0, "a/y/0.json"), trace(0, "b/x/0.json"), trace(1, "b/y/1.json"))
-    assert found == {"a/x": ["a/x/0.json"], "a/y": ["a/y/0.json"], "b": ["b/x/0.json", "b/y/1.json"]}
-
-
-@pytest.mark.parametrize(("second", "together"), [(3.0, True), (5.0, False)])
-def test_times_on_one_clock_separate_jobs_that_lie_apart(second: float, together: bool) -> None:
-    """The first trace lasts from 0 to 1 s; 2 s of distance are allowed."""
-    found = jobs(trace(0, start_s=0), trace(1, start_s=second - 0.001))
-    assert (list(found) == [""]) == together
-
-
-def test_clocks_of_two_hosts_may_differ_but_not_by_hours() -> None:
-    assert list(jobs(trace(0, start_s=0, host="a"), trace(1, start_s=600, host="b"))) == [""]
-    assert len(jobs(trace(0, start_s=0, host="a"), trace(1, start_s=2 * 3600 + 1, host="b"))) == 2
+@pytest.mark.parametrize(
+    ("start_s", "host", "together"),
+    [  # the first trace lasts from 0 to 1 s; 2 s of distance are allowed, of two hosts' clocks an hour
+        (3.0 - 0.001, "a", True),
+        (5.0 - 0.001, "a", False),
+        (600.0, "b", True),
+        (2 * 3600 + 1.0, "b", False),
+    ],
+)
+def test_times_separate_jobs_that_lie_apart(start_s: float, host: str, together: bool) -> None:
+    assert (len(jobs(trace(0, start_s=0, host="a"), trace(1, start_s=start_s, host=host))) == 1) is together
 
 
 def test_two_jobs_on_two_hosts_are_separated_by_time() -> None:
@@ -84,13 +89,7 @@ def test_jobs_at_the_same_time_are_separated_by_host_or_process_ids() -> None:
     ids = {"a0": 100, "a1": 101, "b0": 140, "b1": 141}
     by_id = jobs(*(trace(int(name[1]), name, 0.0, process_id=process) for name, process in ids.items()))
     assert list(by_id.values()) == [["a0", "a1"], ["b0", "b1"]]
-
-
-def test_what_cannot_be_separated_stands_alone() -> None:
-    same = (trace(0, "a.json"), trace(0, "b.json"), trace(1, "c.json"))
-    assert jobs(*same) == {"a.json": ["a.json"], "b.json": ["b.json"], "c.json": ["c.json"]}
-    assert "ranks_not_unique" in codes(*same)
-    assert list(jobs(trace(None, "a.json"), trace(None, "b.json"))) == ["a.json", "b.json"]
+    assert "ranks_not_unique" in codes(trace(0, "a"), trace(0, "b"), trace(1, "c"))
 
 
 def test_a_trace_of_another_world_size_is_left_out_of_a_job() -> None:
@@ -231,11 +230,6 @@ def test_cycles_of_one_rank_are_all_read(tmp_path: Path, communicates: tuple[boo
     assert len(analysis.steps) == 2 * len(communicates)
     assert len(analysis.collectives) == 2 * sum(communicates)
     assert analysis.collectives["transfer_us"].isna().all()
-
-
-def test_cycles_without_collectives_are_merged(tmp_path: Path) -> None:
-    files = []
-    for index in range(2):
-        path = write(tmp_path, cycle(False, index), world_size=1)
-        files.append(path.rename(tmp_path / f"host_4711.{index}.pt.trace.json"))
-    assert [rank.events for rank in merge_traces(files, tmp_path / "merged.json").ranks] == [6, 6]
+    if not any(communicates):
+        files = sorted(tmp_path.iterdir())
+        assert [rank.events for rank in merge_traces(files, tmp_path / "merged.json").ranks] == [6] * len(files)

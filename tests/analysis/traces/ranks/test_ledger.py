@@ -12,7 +12,7 @@ from dpscope.analysis.traces.ranks.ledger import Ledger, critical_rows, ledger_o
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import Cell
-from tests.generated_traces.ddp_schedule import DdpOptions
+from tests.generated_traces.ddp import DdpOptions
 from tests.generated_traces.generator import ddp_trace, dp_trace
 from tests.helpers.generated_checks import analyzed
 from tests.helpers.paths import DATA, EXAMPLE_RUN

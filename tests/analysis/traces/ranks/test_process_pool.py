@@ -65,17 +65,15 @@ def own_pool() -> Executor:
 
 
 @pytest.mark.parametrize("pool", [ThreadPoolExecutor, own_pool])
-def test_any_executor_will_do(job: Path, pool: Callable[[], Executor]) -> None:
+def test_any_executor_will_do(
+    job: Path, tmp_path_factory: pytest.TempPathFactory, pool: Callable[[], Executor]
+) -> None:
+    data_parallel = write_trace(dp_trace(4).trace, tmp_path_factory.mktemp("dp") / "0_0.pt.trace.json")
     with pool() as executor:
-        assert_same(analyze_traces([job], executor=executor), analyze_traces([job]))
-
-
-def test_data_parallel_tables_travel_too(tmp_path: Path) -> None:
-    write_trace(dp_trace(4).trace, tmp_path / "0_0.pt.trace.json")
-    with own_pool() as executor:
-        parallel = analyze_traces([tmp_path], executor=executor)
-    assert len(parallel.dp_phases) > 50
-    assert_same(parallel, analyze_traces([tmp_path]))
+        for place in (job, data_parallel):
+            found = analyze_traces([place], executor=executor)
+            assert_same(found, analyze_traces([place]))
+    assert len(found.dp_phases) > 50
 
 
 @pytest.mark.parametrize(

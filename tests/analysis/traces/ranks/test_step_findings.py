@@ -35,13 +35,13 @@ def test_idle_is_a_mean_over_whole_windows_of_the_device_that_is_most_idle() -> 
     assert found.message.startswith(message)
 
 
+SINGLE = Cell(strategy="single", devices=1, batch_size=8)
+
+
 def test_host_copies_within_the_idle_time_are_named() -> None:
-    single = Cell(strategy="single", devices=1, batch_size=8)
-    (found,) = idle_findings(Table.from_frame(windows(single, 2, step_us=1000.0, idle_us=500.0, host_copy_us=100.0)))
-    message = (
-        "device 0 of rank 0 is idle 50% of a step (500.0 µs of 1.00 ms, 100.0 µs of it copying from or to the host)"
-    )
-    assert found.message.startswith(message)
+    (found,) = idle_findings(Table.from_frame(windows(SINGLE, 2, step_us=1000.0, idle_us=500.0, host_copy_us=100.0)))
+    times = "(500.0 µs of 1.00 ms, 100.0 µs of it copying from or to the host)"
+    assert found.message.startswith(f"device 0 of rank 0 is idle 50% of a step {times}")
 
 
 @pytest.mark.parametrize(
@@ -57,23 +57,16 @@ def test_host_copies_within_the_idle_time_are_named() -> None:
 def test_a_host_that_launches_too_slowly_is_distinguished_from_a_loader(
     unlaunched_us: float, data_wait_us: float | None, code: str
 ) -> None:
-    single = Cell(strategy="single", devices=1, batch_size=8)
-    steps = windows(single, 2, step_us=1000.0, idle_us=500.0, host_copy_us=0.0, unlaunched_us=unlaunched_us)
+    steps = windows(SINGLE, 2, step_us=1000.0, idle_us=500.0, host_copy_us=0.0, unlaunched_us=unlaunched_us)
     (found,) = idle_findings(Table.from_frame(steps), "single-d1-b8", data_wait_us)
     assert found.code == code
     assert ("launch-bound, for 400.0 µs" in found.message) == (code == "launch_bound" and data_wait_us == 0.0)
 
 
-@pytest.mark.parametrize("idle_us", [0.0, 299.0])
-def test_a_device_that_is_mostly_busy_is_not_reported(idle_us: float) -> None:
-    assert not list(idle_findings(Table.from_frame(windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0))))
-
-
-def test_without_a_device_there_is_no_finding() -> None:
-    steps = windows(DDP, 2, step_us=1000.0, idle_us=900.0, host_copy_us=0.0)
-    assert list(idle_findings(Table.from_frame(steps)))
-    steps["device"] = None
-    assert not list(idle_findings(Table.from_frame(steps)))
+def test_a_device_that_is_mostly_busy_is_not_reported_nor_a_cpu() -> None:
+    for idle_us, device, reported in ((0.0, 0, False), (299.0, 0, False), (900.0, 0, True), (900.0, None, False)):
+        steps = windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0).assign(device=device)
+        assert bool(list(idle_findings(Table.from_frame(steps)))) is reported
 
 
 def test_a_real_device_idle_for_three_quarters_of_its_steps() -> None:

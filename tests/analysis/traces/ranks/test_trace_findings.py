@@ -15,8 +15,8 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_t
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.fusing import fused_trace
 from tests.generated_traces.generator import DdpOptions, Trace, cut_file, ddp_trace, relabel, trace_text, write_trace
+from tests.generated_traces.relabeling import fused_trace
 from tests.helpers.made_traces import launch, on_device, step, write
 from tests.helpers.paths import ROOT
 from tests.helpers.several_jobs import lengthened, write_job, write_one_process_run

@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from tests.helpers.known import codes
 from tests.helpers.made_traces import ALL_REDUCE, event, operator, step, steps_with, write
-
-HOST = {"host_name": "node"}
 
 
 def analyzed(
@@ -35,10 +32,16 @@ def analyzed(
     return analyze_traces([folder])
 
 
-def test_two_pairs_are_not_matched_as_one_group(tmp_path: Path) -> None:
-    """100 us in each of the pairs, the second one's 300 us long: 200 us of waiting would be invented."""
-    starts, ends = [[100] * 3] * 4, [[200] * 3] * 2 + [[400] * 3] * 2
-    analysis = analyzed(tmp_path, starts, ends)
+TWO_HOSTS = ("first", "first", "second", "second")
+
+
+@pytest.mark.parametrize("hosts", [("node",) * 4, TWO_HOSTS])
+def test_two_pairs_are_not_matched_as_one_group(tmp_path: Path, hosts: Sequence[str]) -> None:
+    """100 us in each of the pairs, the second one's 300 us long: 200 us of waiting would be invented.
+
+    On two hosts, whose clocks may be apart, the steady distance looks like one group's.
+    """
+    analysis = analyzed(tmp_path, [[100] * 3] * 4, [[200] * 3] * 2 + [[400] * 3] * 2, hosts)
     assert analysis.collectives[["wait_us", "transfer_us", "group_size", "busbw_gb_per_s"]].isna().all(axis=None)
     assert "groups_unknown" in codes(analysis)
     assert "collectives_unmatched" not in codes(analysis)
@@ -63,41 +66,29 @@ def test_a_clock_that_is_off_outweighs_no_steady_distance(tmp_path: Path) -> Non
     assert analysis.collectives.set_index(["rank", "step"])["wait_us"][3].tolist() == [150, 0, 90]
 
 
-def test_two_ranks_can_only_be_one_group(tmp_path: Path) -> None:
-    for rank, duration in enumerate((100, 300)):
-        write(tmp_path, steps_with([(100, 100 + duration)]), rank, 2, **HOST)
+@pytest.mark.parametrize(("durations", "named"), [((100, 300), False), ((100, 100, 300, 300), True)])
+def test_two_ranks_and_known_groups_are_not_judged_by_their_ends(
+    tmp_path: Path, durations: Sequence[int], named: bool
+) -> None:
+    """Two ranks can only be one group; and of four the traces name the group, whatever the clocks say."""
+    recorded: dict[str, Any] = (
+        {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 4} if named else {}
+    )
+    for rank, duration in enumerate(durations):
+        write(tmp_path, steps_with([(100, 100 + duration)], **recorded), rank, len(durations), host_name="node")
     table = analyze_traces([tmp_path]).collectives
-    assert table["wait_us"].tolist() == [0, 200]
-
-
-def test_known_groups_are_not_judged_by_their_ends(tmp_path: Path) -> None:
-    """Sums of the same traces with their group named: one of four ranks, whatever the clocks say."""
-    for rank, duration in enumerate((100, 100, 300, 300)):
-        recorded: dict[str, Any] = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 4}
-        write(tmp_path, steps_with([(100, 100 + duration)], **recorded), rank, 4, **HOST)
-    table = analyze_traces([tmp_path]).collectives
-    assert table["wait_us"].tolist() == [0, 0, 200, 200]
-    assert pd.notna(table["match"]).all()
+    assert table["wait_us"].tolist() == [duration - 100 for duration in durations]
+    assert table["match"].notna().all()
 
 
 def test_ranges_of_gloo_may_end_apart(tmp_path: Path) -> None:
     """A worker closes its range once it has a core again: 200 us later on two of the ranks is no evidence of groups."""
     for rank, duration in enumerate((100, 100, 300, 300)):
         events = [step(1, 0, 1_000), event("user_annotation", "gloo:all_reduce", 100, duration)]
-        write(tmp_path, events, rank, 4, **HOST)
+        write(tmp_path, events, rank, 4, host_name="node")
     analysis = analyze_traces([tmp_path])
     assert "groups_unknown" not in codes(analysis)
     assert analysis.collectives["transfer_us"].eq(100).all()
-
-
-TWO_HOSTS = ("first", "first", "second", "second")
-
-
-def test_pairs_on_two_hosts_in_a_steady_distance_are_not_matched(tmp_path: Path) -> None:
-    """Each pair reduces for itself, step after step the same, 100 and 300 us: one clock apart, that looks like one group."""
-    analysis = analyzed(tmp_path, [[100] * 3] * 4, [[200] * 3] * 2 + [[400] * 3] * 2, TWO_HOSTS)
-    assert analysis.collectives[["wait_us", "transfer_us", "group_size"]].isna().all(axis=None)
-    assert "groups_unknown" in codes(analysis)
 
 
 def test_one_group_on_two_hosts_is_matched_whatever_their_clocks(tmp_path: Path) -> None:

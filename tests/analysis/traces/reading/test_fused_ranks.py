@@ -10,8 +10,8 @@ import pytest
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace, read_traces
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.fusing import Marking, fused_trace, renumbered
 from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, gloo_trace, write_trace
+from tests.generated_traces.relabeling import Marking, fused_trace, renumbered
 from tests.helpers.generated_checks import check_job, check_steps
 from tests.helpers.known import codes
 

@@ -1,11 +1,12 @@
 """Sizes of buffers from shapes and types as torch records them; expectations by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from dpscope.analysis.traces.reading.event_table import CommunicationArgs
-from dpscope.analysis.traces.reading.tensor_sizes import Buffers, buffer_bytes, element_bytes, recorded_buffers
+from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, element_bytes, recorded_buffers
 
 
 @pytest.mark.parametrize(
@@ -27,11 +28,7 @@ def bytes_of(
 ) -> int | None:
     found = recorded_buffers(name, json.dumps(dims).encode(), json.dumps(types).encode())
     assert found is not None
-    args = CommunicationArgs(
-        input_elements=found.input_elements, output_elements=found.output_elements, dtype=found.dtype or dtype,
-        input_bytes=found.input_bytes, output_bytes=found.output_bytes,
-    )  # fmt: skip
-    return buffer_bytes(args, kind, group_size)
+    return buffer_bytes(replace(found, dtype=found.dtype or dtype), kind, group_size)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +71,7 @@ def test_unknown_stays_unknown() -> None:
     assert bytes_of("nccl:_all_gather_base", [[100]], ["float"], "all_gather", group_size=None) is None
     assert bytes_of("gloo:gather", [[100]], ["float"], "gather") is None  # the root's is larger; who is it?
     assert bytes_of("nccl:all_reduce", [[100]], ["Device"], "all_reduce") is None
-    assert recorded_buffers("nccl:all_reduce", b"", b"") == Buffers()
+    assert recorded_buffers("nccl:all_reduce", b"", b"") == CommunicationArgs()
     assert recorded_buffers("nccl:all_reduce", b"[[1", b"") is None  # damaged
     assert recorded_buffers("nccl:all_reduce", b"[[1]]", b'["\x80float"]') is None
-    assert recorded_buffers("nccl:all_reduce", b"7", b"[]") == Buffers()
+    assert recorded_buffers("nccl:all_reduce", b"7", b"[]") == CommunicationArgs()

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from tests.generated_traces.builder import Generation
 from tests.generated_traces.collective_cases import (
     as_second_engine,
     copy_engine_trace,
@@ -15,7 +16,6 @@ from tests.generated_traces.collective_cases import (
     shared_range_trace,
 )
 from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, dp_trace, write_trace
-from tests.generated_traces.nccl_names import Generation
 from tests.helpers.generated_checks import check_job, parallelism
 
 
