@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from dpscope.analysis.cells.columns import INTERVAL
 from dpscope.analysis.cells.row import RowBuilder, minus
-from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.spreads import RunSpreads
+from dpscope.analysis.runs.cell_data import CellData, RunSpreads
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval
 from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger

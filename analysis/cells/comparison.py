@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from typing import Literal
 
 import msgspec
 import pandas as pd
@@ -15,11 +16,10 @@ from dpscope.analysis.cells.measured import summarise_cell
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow, RowBuilder, minus
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
-from dpscope.analysis.cells.strategy_costs import StrategyCost, strategy_costs
 from dpscope.analysis.costs.sources import RingRate, cost_sources
 from dpscope.analysis.runs.cell_data import STEP_KEYS, TRACES_ALONE, AnyCell, CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.runs.variant_savings import single_device_baselines, strategy_pairs
+from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines, strategy_pairs
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.analysis.traces.data_parallel.phases import PHASES
 from dpscope.analysis.training.data import TrainedCell, TrainingData
@@ -29,7 +29,8 @@ from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.links import LinkRate
-from dpscope.profiling.records.run import Cell, Manifest
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.strategies import traits_of
 
 TRACER_SHARE = 0.25  # of a gap: if tracing changed more than that, the traced parts do not explain it
 GAP_PARTS = ("exposed", "host_copies", "compute", "idle")
@@ -80,6 +81,30 @@ class StrategyGap:
             **{"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "count": ratio.count},
             **{name: getattr(self, name) for name in ("gap_us", *parts)},
         }
+
+
+@dataclass(frozen=True)
+class StrategyCost:
+    """Two cells of equal devices and batch: `ratio` is the median step of `cell` over that of `against`, with its interval.
+
+    `saved_bytes` is how much more `memory` a device of `against` holds: peak is that of torch's allocator over the timed
+    steps, state that of parameters, buffers and optimizer state between steps, where no peak is known.
+    """
+
+    cell: str
+    against: str
+    strategy: str
+    devices: int
+    batch_size: int  # per device
+    ratio: Estimate
+    saved_bytes: float | None
+    memory: Literal["peak", "state"]
+    nodes: int = 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is DDP on one device, which communicates nothing."""
+        return self.devices == 1
 
 
 @dataclass(frozen=True)
@@ -157,7 +182,10 @@ def compare(
         for data in run.measured
         if any(one.code == AttachCode.BATCH_AS_SEEN.code for one in data.findings)
     }
-    failed = AttachCode.JOB_NOT_MEASURED.code
+    failed, later = AttachCode.JOB_NOT_MEASURED.code, False
+    if recorded is not None and calibration is not None and calibration.source == "measured":  # a log has no time
+        began, calibrated = (datetime.fromisoformat(one.created_at) for one in (recorded, calibration))
+        later = calibrated > began
     return Comparison(
         rows=rows,
         gaps=tuple(_gap(rows, dp, ddp, spreads.step) for dp, ddp in strategy_pairs(run)),
@@ -176,16 +204,50 @@ def compare(
         over_itself=_over_itself(batched, spreads.step),
         trained_alone=frozenset(data.cell.name for data in run.measured if data.trained_alone),
         of_script=recorded is not None and recorded.script is not None,
-        calibrated_later=recorded is not None and calibration is not None and _later(calibration, recorded),
+        calibrated_later=later,
         calibrated_engine=engine,
         other_engines={cell: ran for cell, ran in engines if engine is not None and ran not in (None, engine)},
-        costs=strategy_costs(run.measured, rows, spreads.step),
-        variants={
-            name: data.cell.variant
-            for name, data in run.cells.items()
-            if isinstance(data.cell, Cell) and data.cell.variant
-        },
+        costs=_costs(run.measured, rows, spreads.step),
+        variants={name: data.cell.variant for name, data in run.cells.items() if data.cell.variant},
     )
+
+
+def _costs(measured: Sequence[CellData], rows: Mapping[str, CellRow], spread: Spread) -> tuple[StrategyCost, ...]:
+    """Each measured cell with its plainer one: DDP for FSDP and replicate, a single device for DDP on one device.
+
+    The plainer one has DDP's defaults; that of a sharded cell DDP's hook of the same type, in which both then reduce.
+    """
+    planned = {data.cell: data for data in measured if isinstance(data.cell, Cell)}
+    costs = []
+    for cell, data in planned.items():
+        plainer = cell.traits.plainer
+        if plainer is None or (traits_of(plainer).baseline and cell.devices > 1):
+            continue
+        kept = shared_options(cell.options)
+        if cell.traits.sharded:
+            kept = msgspec.structs.replace(kept, comm_hook=cell.options.comm_hook)
+        other = planned.get(Cell(plainer, cell.devices, cell.batch_size, options=kept, nodes=cell.nodes))
+        if other is None:
+            continue
+        more, less = rows[other.cell.name], rows[cell.name]
+        memory: Literal["peak", "state"] = "peak"
+        saved = minus(more.peak_allocated_bytes, less.peak_allocated_bytes)
+        if saved is None:
+            saved, memory = minus(more.state_bytes, less.state_bytes), "state"
+        costs.append(
+            StrategyCost(
+                cell=cell.name,
+                against=other.cell.name,
+                strategy=cell.strategy,
+                devices=cell.devices,
+                batch_size=cell.batch_size,
+                ratio=ratio_estimate(data.step_samples(), other.step_samples(), spread),
+                saved_bytes=saved,
+                memory=memory,
+                nodes=data.nodes,
+            )
+        )
+    return tuple(costs)
 
 
 def _over_itself(measured: Sequence[CellData], spread: Spread) -> dict[str, Estimate]:
@@ -200,12 +262,6 @@ def _over_itself(measured: Sequence[CellData], spread: Spread) -> dict[str, Esti
             ratio = ratio_estimate(one.step_samples(), data.step_samples(), spread)
             found[data.cell.name] = ratio.times(data.cell.devices)
     return found
-
-
-def _later(calibration: Calibration, manifest: Manifest) -> bool:
-    """Whether a calibration was measured after the run started; the time of a log is unknown."""
-    began, calibrated = (datetime.fromisoformat(one.created_at) for one in (manifest, calibration))
-    return calibration.source == "measured" and calibrated > began
 
 
 def _gap(rows: Mapping[str, CellRow], dp: CellData, ddp: CellData, spread: Spread) -> StrategyGap:

@@ -13,8 +13,7 @@ from dpscope.analysis.cells.predicted import predict_cell, relative_error
 from dpscope.analysis.cells.row import NO_GLOBAL_BATCH, NO_SAME_BATCH, RowBuilder, minus
 from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData
-from dpscope.analysis.runs.spreads import RunSpreads
+from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData, RunSpreads
 from dpscope.analysis.stats.samples import NO_INTERVAL, difference_estimate, pooled_median
 
 FORMULAS = {

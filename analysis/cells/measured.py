@@ -14,18 +14,8 @@ from dpscope.analysis.cells.estimated import put_estimates, single_step_us
 from dpscope.analysis.cells.row import NO_GLOBAL_BATCH, NO_SAME_BATCH, RowBuilder
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.runs.cell_data import STEP_KEYS, TRACES_ALONE, CellData, knows_batch
-from dpscope.analysis.runs.spreads import RunSpreads
-from dpscope.analysis.stats.samples import (
-    NO_INTERVAL,
-    UNKNOWN,
-    Interval,
-    Spread,
-    mean_range,
-    median_estimate,
-    pooled_median,
-    ratio_estimate,
-)
+from dpscope.analysis.runs.cell_data import STEP_KEYS, TRACES_ALONE, CellData, RunSpreads, knows_batch
+from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.traces.steps.intervals import length, union
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.finding import counted
@@ -106,26 +96,28 @@ def _status(data: CellData) -> str:
     return failed[-1].status if failed else "not run"
 
 
-def _put_times(row: RowBuilder, data: CellData, spread: Spread) -> None:
+def _put_times(row: RowBuilder, data: CellData, spread: stats.Spread) -> None:
     """The step, and samples, tokens and steps per second, all of the median step; its interval turned over is theirs."""
-    step = median_estimate(data.step_samples(), spread)
+    step = stats.median_estimate(data.step_samples(), spread)
     without = [total - wait for total, wait in zip(data.step_samples(), data.step_samples("data_wait_us"), strict=True)]
-    unloaded_us = pooled_median(without)
-    row.put(NO_INTERVAL, step_us=step.value, step_count=step.count, step_without_wait_us=unloaded_us)
-    row.put_interval(NO_INTERVAL, "step_us", step)
+    unloaded_us = stats.pooled_median(without)
+    row.put(stats.NO_INTERVAL, step_us=step.value, step_count=step.count, step_without_wait_us=unloaded_us)
+    row.put_interval(stats.NO_INTERVAL, "step_us", step)
     size = float(data.cell.global_batch_size) if data.knows_samples else None
     tokens, rate = data.ranks[0][1].tokens_per_sample, _per_second(size, step.value)
     row.put(_NO_BATCH, samples_per_s=rate, samples_per_s_without_wait=_per_second(size, unloaded_us))
-    ends = Interval(1e6 / step.high, 1e6 / step.low) if step.low and step.high else None
-    scaled = Interval(size * ends.low, size * ends.high) if size is not None and ends is not None else None
-    row.put_interval(NO_INTERVAL if size is not None else _NO_BATCH, "samples_per_s", scaled)
+    ends = stats.Interval(1e6 / step.high, 1e6 / step.low) if step.low and step.high else None
+    scaled = stats.Interval(size * ends.low, size * ends.high) if size is not None and ends is not None else None
+    row.put_interval(stats.NO_INTERVAL if size is not None else _NO_BATCH, "samples_per_s", scaled)
     row.put("samples/s is given instead", steps_per_s=None if size is not None else _per_second(1.0, step.value))
     row.put(
         "samples are not tokens" if tokens is None else _NO_BATCH,
         tokens_per_s=rate * tokens if tokens is not None and rate is not None else None,
     )
     slowest = [(max(one.duration_s for one in ranks), ranks) for ranks in _blocks(data)]
-    blocks = mean_range([sum(one.samples for one in ranks) / seconds for seconds, ranks in slowest if seconds > 0])
+    blocks = stats.mean_range(
+        [sum(one.samples for one in ranks) / seconds for seconds, ranks in slowest if seconds > 0]
+    )
     row.put("no block was timed", block_count=blocks.count)
     known = (blocks.value, blocks.smallest, blocks.largest) if size is not None else (None, None, None)
     columns = dict(zip(("block_samples_per_s", *VALUE_RANGE.of("block_samples_per_s")), known, strict=True))
@@ -152,10 +144,10 @@ def epoch_seconds(data: CellData) -> tuple[float | None, bool]:
     return (None if steps is None or not samples else float(np.median(np.concatenate(samples))) * steps / 1e6), False
 
 
-def _put_scaling(row: RowBuilder, data: CellData, singles: Mapping[int, CellData], spread: Spread) -> None:
+def _put_scaling(row: RowBuilder, data: CellData, singles: Mapping[int, CellData], spread: stats.Spread) -> None:
     """Speedups and efficiencies with the intervals of t_1 over the step; on one device they are 1 by definition."""
     cell, step_us = data.cell, row.number("step_us")
-    few = "one device: 1 by definition" if cell.traits.baseline else NO_INTERVAL
+    few = "one device: 1 by definition" if cell.traits.baseline else stats.NO_INTERVAL
     for kind, batch, of, no_single in (
         ("weak", cell.batch_size, "weak_efficiency", NO_SAME_BATCH),
         ("strong", cell.global_batch_size, "strong_speedup", NO_GLOBAL_BATCH),
@@ -165,9 +157,9 @@ def _put_scaling(row: RowBuilder, data: CellData, singles: Mapping[int, CellData
         more, less = (cell.devices, 1) if kind == "weak" else (1, cell.devices)
         speedup, efficiency = (None, None) if times is None else (times * more, times / less)
         row.put(no_single, **{f"{kind}_speedup": speedup, f"{kind}_efficiency": efficiency})
-        bounds = UNKNOWN
+        bounds = stats.UNKNOWN
         if single is not None and not cell.traits.baseline:
-            bounds = ratio_estimate(single.step_samples(), data.step_samples(), spread)
+            bounds = stats.ratio_estimate(single.step_samples(), data.step_samples(), spread)
         row.put_interval(no_single if single_us is None else few, of, bounds)
     row.put("the length of an epoch is not known", steps_per_epoch=data.ranks[0][1].steps_per_epoch)
 
@@ -195,7 +187,7 @@ def _put_breakdown(row: RowBuilder, data: CellData) -> None:
     row.put(no_match, **{column: means[column] for column in _MATCHED})
     for name in ("communication", "exposed"):
         per_rank = every.groupby(["rank", "device"], dropna=False)[f"{name}_us"].mean().dropna()
-        row.put_rank_range("not measured", f"{name}_us", mean_range([float(value) for value in per_rank]))
+        row.put_rank_range("not measured", f"{name}_us", stats.mean_range([float(value) for value in per_rank]))
         value, step_us = means[f"{name}_us"], means["step_us"]
         row.put("not measured", **{f"{name}_share": value / step_us if value is not None and step_us else None})
 
@@ -252,9 +244,9 @@ def _transfer_union_us(reduced: pd.DataFrame) -> float:
 
 
 def _put_checks(row: RowBuilder, data: CellData) -> None:
-    timed, ranks = pooled_median(data.step_samples()), [rank for _, rank in data.ranks]
+    timed, ranks = stats.pooled_median(data.step_samples()), [rank for _, rank in data.ranks]
     whole = slice(1, None) if data.on_device else slice(None, -1)  # without the one step more that is traced
-    traced = pooled_median([samples[whole] for samples in data.step_samples(measuring_pass="traced")])
+    traced = stats.pooled_median([samples[whole] for samples in data.step_samples(measuring_pass="traced")])
     row.put("no traced step", tracer_cost=traced / timed if traced and timed else None)
     ratios = [check.span_ratio for check in data.counter_checks if check.span_ratio is not None]
     row.put(

@@ -203,9 +203,9 @@ def _by_size(data: CellData, own: pd.DataFrame, sources: CostSources) -> tuple[C
     rows = []
     for key in dict.fromkeys(keys):
         group = own[[one == key for one in keys]]
-        known, (expected_us, alone_us) = (
-            group["transfer_us"].dropna(),
-            map(_mean, (group["predicted_us"], group["alone_us"])),
+        known = group["transfer_us"].dropna()
+        expected_us, alone_us = (
+            float(group[name].mean()) if group[name].notna().all() else None for name in ("predicted_us", "alone_us")
         )
         slowest = group[group["match"].notna()].groupby(["repeat", "match"])["duration_us"].max()
         rows.append(
@@ -217,10 +217,6 @@ def _by_size(data: CellData, own: pd.DataFrame, sources: CostSources) -> tuple[C
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.size_bytes))
-
-
-def _mean(column: pd.Series) -> float | None:
-    return float(column.mean()) if column.notna().all() else None
 
 
 def _prediction(data: CellData, key: _CostKey, sources: CostSources, per_step: float) -> CollectivePrediction:

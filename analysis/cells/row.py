@@ -4,20 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from dpscope.analysis.cells.columns import (
-    INTERVAL,
-    NAMES,
-    RANK_RANGE,
-    Bandwidths,
-    Checks,
-    Communication,
-    DeviceUse,
-    Estimates,
-    Identity,
-    Learning,
-    Predictions,
-    Times,
-)
+from dpscope.analysis.cells import columns
 from dpscope.analysis.stats.samples import Estimate, Interval, Range
 from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.ranks.contention import Contentions
@@ -32,7 +19,17 @@ NO_GLOBAL_BATCH = "no single-device cell with the same options at the global bat
 
 
 @dataclass(frozen=True)
-class CellRow(Checks, Learning, DeviceUse, Bandwidths, Predictions, Estimates, Communication, Times, Identity):
+class CellRow(
+    columns.Checks,
+    columns.Learning,
+    columns.DeviceUse,
+    columns.Bandwidths,
+    columns.Predictions,
+    columns.Estimates,
+    columns.Communication,
+    columns.Times,
+    columns.Identity,
+):
     """One cell of the comparison: a field for each column, None where missing; `bounds` has the columns that bound others.
 
     `reasons` has for each missing column why; `ledger` is where the cell's traced step goes, `contentions` what slows its
@@ -56,7 +53,7 @@ class CellRow(Checks, Learning, DeviceUse, Bandwidths, Predictions, Estimates, C
 
     def interval(self, column: str) -> Interval | None:
         """The 95% interval of a column's value, None where it is not known."""
-        low, high = (self.number(end) for end in INTERVAL.of(column))
+        low, high = (self.number(end) for end in columns.INTERVAL.of(column))
         return None if low is None or high is None else Interval(low, high)
 
 
@@ -69,7 +66,7 @@ _TYPES: dict[str, Any] = {
 class RowBuilder:
     """A row while it is filled: values by column name, None where missing; `reasons` has one for every missing value."""
 
-    values: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(NAMES))
+    values: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(columns.NAMES))
     reasons: dict[str, str] = field(default_factory=dict)
     ledger: Ledger | None = None
     contentions: Contentions | None = None
@@ -100,11 +97,11 @@ class RowBuilder:
     def put_interval(self, reason: str, column: str, interval: Estimate | Interval | None) -> None:
         """Set the ends of a column's 95% interval, such as ``step_low_us`` and ``step_high_us``."""
         ends = (None, None) if interval is None else (interval.low, interval.high)
-        self.put(reason, **dict(zip(INTERVAL.of(column), ends, strict=True)))
+        self.put(reason, **dict(zip(columns.INTERVAL.of(column), ends, strict=True)))
 
     def put_rank_range(self, reason: str, column: str, found: Range) -> None:
         """Set the smallest and the largest mean of a rank, such as ``exposed_rank_min_us`` and ``exposed_rank_max_us``."""
-        self.put(reason, **dict(zip(RANK_RANGE.of(column), (found.smallest, found.largest), strict=True)))
+        self.put(reason, **dict(zip(columns.RANK_RANGE.of(column), (found.smallest, found.largest), strict=True)))
 
     def clear(self, columns: tuple[str, ...], reason: str) -> None:
         """Mark columns as missing."""

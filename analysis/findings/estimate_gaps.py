@@ -38,7 +38,11 @@ def _reasons(row: CellRow) -> Iterator[Reason]:
         yield Reason("overlap", hidden, text)
     if total and wait is not None and wait > NOTABLE * total:
         yield Reason("wait", wait, f"{show_time(wait)} a step is waiting for a later rank, not transfer")
-    for term, words in _TERM_WORDS.items():
+    for term, words in (
+        ("compute", "compute takes {} per step than on one device ({})"),
+        ("idle", "the device idles {} per step than on one device ({})"),
+        ("tracer", "the traced steps do not explain {} of the untraced difference ({})"),
+    ):
         value, bounds = row.number(f"{_TERMS[term]}_us"), row.interval(f"{_TERMS[term]}_us")
         if value is not None and bounds is not None and not bounds.low <= 0 <= bounds.high:
             size = show_time(abs(value))
@@ -63,11 +67,6 @@ def _reasons(row: CellRow) -> Iterator[Reason]:
 
 
 _TERMS = {"compute": "slowdown", "idle": "added_idle", "tracer": "added_tracer"}  # column names without _us
-_TERM_WORDS = {
-    "compute": "compute takes {} per step than on one device ({})",
-    "idle": "the device idles {} per step than on one device ({})",
-    "tracer": "the traced steps do not explain {} of the untraced difference ({})",
-}
 
 
 def _apart(microseconds: float) -> str:

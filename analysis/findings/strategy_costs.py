@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dpscope.analysis.cells.comparison import GAP_PARTS, StrategyGap
+from dpscope.analysis.cells.comparison import GAP_PARTS, StrategyCost, StrategyGap
 from dpscope.analysis.cells.scaling import devices_text
-from dpscope.analysis.cells.strategy_costs import StrategyCost
 from dpscope.analysis.findings.actions import in_a_script
 from dpscope.analysis.stats.samples import CONFIDENCE, FEWEST_SAMPLES, Estimate, missing_evidence, verdict
 from dpscope.analysis.text.text_table import TextTable

@@ -4,7 +4,7 @@ It is computed once from ledgers, comparisons and findings; every output only pr
 of devices measured and, among their cells, the largest batch per device at which the strategies were compared.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
-from dpscope.analysis.findings.actions import Action, Confidence, Situation, best_action
+from dpscope.analysis.findings.actions import Confidence, Situation, best_action
 from dpscope.analysis.findings.answers import (
     NO_SHORTCUT,
     NO_SINGLE_DEVICE,
@@ -24,7 +24,7 @@ from dpscope.analysis.findings.answers import (
     strategy_name,
     traces_verdict,
 )
-from dpscope.analysis.findings.ledger_text import LateRank, late_rank, slowed_by_tracing
+from dpscope.analysis.findings.ledger_text import late_rank, slowed_by_tracing
 from dpscope.analysis.findings.strategy_costs import gap_sentence, in_brackets
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
@@ -32,7 +32,7 @@ from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.text.units import choose_unit, show
 from dpscope.analysis.traces.ranks.contention import contentions, with_contention
-from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.reading.table import as_table
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -53,25 +53,42 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     """The verdict on a run, or on traces with their comparison."""
     if comparison.of_traces:
         (data,) = run.cells.values()
-        row = comparison.rows[data.cell.name]
-        return traces_verdict(cell_facts(data, row.ledger), _shortcuts_of_traces(data, row, comparison))
-    case = _largest_case(comparison)
-    which, chosen, strategy = _which(comparison, case)
-    caveat = _caveat(run, comparison)
-    if chosen is None:
-        return _nothing_parallel(which, caveat, comparison)
-    data = run.cells[chosen.cell]
+        row, shortcuts = comparison.rows[data.cell.name], None
+        if row.traced_step_us is not None and row.ledger is not None:
+            alone = {"same_local_batch_us": "traces of one job hold no step on one device"}
+            row, rate = replace(row, reasons={**row.reasons, **alone}), comparison.ring_rates.get(data.cell.devices)
+            shortcuts = NO_SINGLE_DEVICE if row.ring_us is None else shortcuts_text(row, data, rate)
+        return traces_verdict(cell_facts(data, row.ledger), shortcuts)
+    case, caveat = _largest_case(comparison), _caveat(run, comparison)
+    if not case:
+        return _nothing_parallel(comparison, caveat)
+    chosen, gap = _chosen(comparison, case)
+    speedup, data = _speedup(comparison, chosen.cell), run.cells[chosen.cell]
+    which, strategy = _which(comparison, chosen, gap, speedup)
     late = None
     if slowed_by_tracing(chosen) is None:
         late = late_rank(as_table(data.whole_windows), data.straggler, chosen.ledger)
-    decided, action = _action(comparison, chosen, late, run)
+    shown = None if speedup is None else verdict(speedup)
+    situation = Situation(
+        chosen=chosen,
+        late=late,
+        on_device=run.device_type != "cpu",
+        of_script=comparison.of_script,
+        slower=shown == "below",
+        launch_bound=is_launch_bound(data),
+    )
+    decided = best_action(_timed(comparison), situation)
+    action = Answer(decided.text, decided.confidence)
+    if speedup is not None and shown not in ("above", "below"):
+        repeats = max(_DECIDING_REPEATS, 2 * max((len(one.results) for one in run.measured), default=1))
+        more = f"Measure more repeats to decide between {strategy_name(chosen)} and one device (--repeats {repeats})."
+        action = Answer(f"{more} {decided.text}", _confidence(speedup), _GAIN)
+    ring_rate = comparison.ring_rates.get(data.cell.devices)
+    basis: Confidence = "traced_means" if chosen.ledger else "not_measured"
     return Verdict(
         which=which,
-        cost=cost_answer(chosen, late, is_launch_bound(data)),
-        shortcuts=Answer(
-            shortcuts_text(chosen, data, comparison.ring_rates.get(data.cell.devices)),
-            "traced_means" if chosen.ledger else "not_measured",
-        ),
+        cost=cost_answer(chosen, late, situation.launch_bound),
+        shortcuts=Answer(shortcuts_text(chosen, data, ring_rate), basis),
         action=action,
         caveat=caveat,
         unsteady=_unsteady(run, comparison, case),
@@ -101,31 +118,21 @@ def cell_facts(data: CellData, ledger: Ledger | None) -> TracedFacts:
 
 def verdict_without_models(data: CellData) -> Verdict:
     """The verdict on a job of foreign traces: that of `run_verdict` without the ring formula."""
-    ledger = ledger_of(as_table(data.whole_windows), as_table(data.exposed_parts))
+    ledger = data.traced_ledger if data.communication_known else None
     if ledger is not None:
-        kernels = as_table(data.kernels)
-        ledger = with_contention(ledger, contentions(kernels)) if data.communication_known else None
+        ledger = with_contention(ledger, contentions(as_table(data.kernels)))
     return traces_verdict(cell_facts(data, ledger))
 
 
-def _shortcuts_of_traces(data: CellData, row: CellRow, comparison: Comparison) -> str | None:
-    if row.traced_step_us is None or row.ledger is None:
-        return None
-    if row.ring_us is None:
-        return NO_SINGLE_DEVICE
-    alone = {"same_local_batch_us": "traces of one job hold no step on one device"}
-    row = replace(row, reasons={**row.reasons, **alone})
-    return shortcuts_text(row, data, comparison.ring_rates.get(data.cell.devices))
-
-
-def _nothing_parallel(which: Answer, caveat: str | None, comparison: Comparison) -> Verdict:
+def _nothing_parallel(comparison: Comparison, caveat: str | None) -> Verdict:
     more = "Measure two or more devices: dpscope run --devices 1,2."
     if comparison.of_script:  # its processes may have trained independently
         more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2."
     if jobs := comparison.unmeasured_jobs:
         more = f"Fix what ended the job on {' and '.join(jobs)}, as it printed, and attach again."
-    nothing = Answer("Nothing was measured on several devices.", "not_measured")
-    return Verdict(which, nothing, Answer(NO_SHORTCUT, "not_measured"), Answer(more, "not_measured"), caveat)
+    texts = (NOT_COMPARED, "Nothing was measured on several devices.", NO_SHORTCUT, more)
+    which, cost, shortcuts, action = (Answer(text, "not_measured") for text in texts)
+    return Verdict(which, cost, shortcuts, action, caveat)
 
 
 def _caveat(run: RunData, comparison: Comparison) -> str | None:
@@ -173,21 +180,35 @@ def _largest_case(comparison: Comparison) -> list[CellRow]:
     return [row for row in case if not comparison.variants.get(row.cell)] or case
 
 
-def _which(comparison: Comparison, case: Sequence[CellRow]) -> tuple[Answer, CellRow | None, str | None]:
-    """The answer, the cell that it is about, and the strategy that it recommends."""
-    if not case:
-        return Answer(NOT_COMPARED, "not_measured"), None, None
+def _chosen(comparison: Comparison, case: Sequence[CellRow]) -> tuple[CellRow, StrategyGap | None]:
+    """The faster of DP and DDP; DDP if the difference is not significant, because torch keeps developing it.
+
+    In its place the fastest of the cells that are significantly faster than it. Without such a pair the fastest cell.
+    """
     names = {row.cell: row for row in case}
     gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
-    chosen = _chosen(comparison, names, gap)
-    speedup, name = _speedup(comparison, chosen.cell), strategy_name(chosen)
-    where = f"on {devices_text(chosen.devices, chosen.nodes)}"
+    if gap is None:
+        return min(case, key=lambda row: row.step_us or 0.0), None
+    chosen = names[gap.dp] if verdict(gap.ratio) == "below" else names[gap.ddp]
+    faster = [
+        one
+        for one in comparison.costs
+        if one.against == chosen.cell and one.cell in names and verdict(one.ratio) == "below"
+    ]
+    return names[min(faster, key=lambda one: one.ratio.value or 1.0).cell] if faster else chosen, gap
+
+
+def _which(
+    comparison: Comparison, chosen: CellRow, gap: StrategyGap | None, speedup: Estimate | None
+) -> tuple[Answer, str | None]:
+    """The answer, and the strategy that it recommends."""
+    name, where = strategy_name(chosen), f"on {devices_text(chosen.devices, chosen.nodes)}"
     if chosen.steps_per_s is None:  # set instead of samples per second if the batch is unknown
         where += f", batch {chosen.batch_size} each"
     between = f" {gap_sentence(gap)}" if gap else ""
     if speedup is None or speedup.value is None:
         relative, confidence = _relative_to_itself(comparison, chosen)
-        return Answer(f"{name} {where} {relative}{between}", confidence), chosen, None
+        return Answer(f"{name} {where} {relative}{between}", confidence), None
     times = f"{speedup.value:.2f}x one device's throughput{in_brackets(speedup)} {where}.{between}"
     shown = verdict(speedup)
     text, strategy = f"Not decided between {name} and one device: {times}", None
@@ -198,23 +219,7 @@ def _which(comparison: Comparison, case: Sequence[CellRow]) -> tuple[Answer, Cel
         if gap is not None and undecided and chosen.cell in (gap.dp, gap.ddp):
             name = f"DDP or {gap.dp_label}, whichever is simpler"
         text, strategy = f"Use {name}: {times}", chosen.strategy
-    return Answer(text, _confidence(speedup), _GAIN), chosen, strategy
-
-
-def _chosen(comparison: Comparison, names: Mapping[str, CellRow], gap: StrategyGap | None) -> CellRow:
-    """The faster of DP and DDP; DDP if the difference is not significant, because torch keeps developing it.
-
-    In its place the fastest of the cells that are significantly faster than it. Without such a pair the fastest cell.
-    """
-    if gap is None:
-        return min(names.values(), key=lambda row: row.step_us or 0.0)
-    chosen = names[gap.dp] if verdict(gap.ratio) == "below" else names[gap.ddp]
-    faster = [
-        one
-        for one in comparison.costs
-        if one.against == chosen.cell and one.cell in names and verdict(one.ratio) == "below"
-    ]
-    return names[min(faster, key=lambda one: one.ratio.value or 1.0).cell] if faster else chosen
+    return Answer(text, _confidence(speedup), _GAIN), strategy
 
 
 def _speedup(comparison: Comparison, cell: str) -> Estimate | None:
@@ -238,21 +243,6 @@ def _relative_to_itself(comparison: Comparison, chosen: CellRow) -> tuple[str, C
 def is_launch_bound(data: CellData) -> bool:
     """Whether a cell has the finding `launch_bound`: the host launches work more slowly than the device runs it."""
     return any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings)
-
-
-def _action(comparison: Comparison, chosen: CellRow, late: LateRank | None, run: RunData) -> tuple[Action, Answer]:
-    speedup = _speedup(comparison, chosen.cell)
-    shown = None if speedup is None else verdict(speedup)
-    on_device, slower = run.device_type != "cpu", shown == "below"
-    bound = is_launch_bound(run.cells[chosen.cell])
-    situation = Situation(chosen, late, on_device, of_script=comparison.of_script, slower=slower, launch_bound=bound)
-    action = best_action(_timed(comparison), situation)
-    if speedup is None or shown in ("above", "below"):
-        return action, Answer(action.text, action.confidence)
-    repeats = max((len(data.results) for data in run.measured), default=1)
-    wanted = max(_DECIDING_REPEATS, 2 * repeats)
-    more = f"Measure more repeats to decide between {strategy_name(chosen)} and one device (--repeats {wanted})."
-    return action, Answer(f"{more} {action.text}", _confidence(speedup), _GAIN)
 
 
 def _confidence(estimate: Estimate) -> Confidence:

@@ -1,6 +1,10 @@
-"""One measured cell: the tables of all its repeats, and tables derived from them, each computed once."""
+"""One measured cell: the tables of all its repeats, and tables derived from them, each computed once.
 
-from dataclasses import dataclass, field
+How far the repeats of a run's cells lie apart, pooled over the cells, and each cell's ledger with intervals from it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,9 +19,10 @@ from dpscope.analysis.runs.traced_job import (
     straggler_of,
     with_broadcast_waits,
 )
+from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.frames import waits_caused
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, critical_rows
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, critical_rows, ledger_of
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.reading.table import Table, as_table
 from dpscope.profiling.records.attach_codes import AttachCode
@@ -146,6 +151,12 @@ class CellData:
         return self.collectives.merge(self.whole_windows[STEP_KEYS], on=STEP_KEYS)
 
     @cached_property
+    def traced_ledger(self) -> Ledger | None:
+        """Where a whole traced step goes, without intervals; None without such a step."""
+        windows = self.whole_windows
+        return ledger_of(as_table(windows), as_table(self.exposed_parts)) if len(windows) else None
+
+    @cached_property
     def waits(self) -> pd.DataFrame:
         """`waits_caused` of the whole steps of each repeat, with their `repeat`; empty if waits are unknown."""
         own = self._step_collectives
@@ -208,3 +219,67 @@ class CellData:
 def concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
     """The frames below each other; the columns are those of the non-empty ones, if there are any."""
     return pd.concat([one for one in frames if len(one)] or frames[:1] or [pd.DataFrame()], ignore_index=True)
+
+
+@dataclass(frozen=True)
+class RunSpreads:
+    """`step`: of logarithms of untraced medians. `parts`: of PARTS, as shares of the cell's untraced step."""
+
+    step: stats.Spread = stats.ALONE
+    parts: Mapping[str, stats.Spread] = field(default_factory=lambda: dict.fromkeys(PARTS, stats.ALONE))
+    _ledgers: dict[int, tuple[CellData, Ledger | None]] = field(default_factory=dict, repr=False, compare=False)
+
+    def ledger(self, data: CellData) -> Ledger | None:
+        """Means over ranks and whole traced windows, with 95% intervals over repeats; None without a traced step.
+
+        `slowdown_us` is left out: it needs the cell of one device. Computed once per cell.
+        """
+        if id(data) not in self._ledgers:
+            self._ledgers[id(data)] = data, _ledger(data, self)
+        return self._ledgers[id(data)][1]
+
+
+def step_spread(cells: Sequence[CellData]) -> stats.Spread:
+    """The spread of the untraced steps of a run's cells, which are measured in turns."""
+    return stats.spread_in_turns(data.step_samples() for data in cells)
+
+
+def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
+    """The pooled spreads of measured cells. One device exposes 0 by definition, which is no sample of a spread."""
+    shares = [
+        (data.cell.devices, data.parts_by_repeat / float(np.median(np.concatenate(data.step_samples()))))
+        for data in cells
+        if len(data.samples)
+    ]
+    parts = {
+        part: [own[part].dropna().to_numpy() for devices, own in shares if devices > 1 or "exposed" not in part]
+        for part in PARTS
+    }
+    return RunSpreads(
+        step_spread(cells), {part: sum(map(stats.spread_of, values), stats.ALONE) for part, values in parts.items()}
+    )
+
+
+def _ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
+    """Its intervals come from the values of each repeat as shares of the untraced step; none with too few steps."""
+    if (ledger := data.traced_ledger) is None:
+        return None
+    if data.cell.devices == 1 or not data.communication_known:
+        ledger = replace(
+            ledger, exposed_wait_us=None, exposed_transfer_us=None, exposed_other_us=None, communication_us=None
+        )
+    if not data.communication_known:
+        ledger = replace(ledger, idle_us=None)  # it would hold what the trace does not show
+    step_us = stats.pooled_median(data.step_samples())
+    if step_us is not None and ledger.traced_step_us is not None:
+        ledger = replace(ledger, tracer_us=step_us - ledger.traced_step_us)
+    traced = len(data.critical_windows.drop_duplicates(["repeat", "step"]))
+    if step_us is None or min(sum(map(len, data.step_samples())), traced) < stats.FEWEST_SAMPLES:
+        return ledger
+    intervals = {}
+    for part in PARTS:
+        share = stats.half_width((data.parts_by_repeat[part].dropna() / step_us).to_numpy(), spreads.parts[part])
+        value = getattr(ledger, f"{part}_us")
+        if share is not None and value is not None:
+            intervals[part] = stats.Interval(value - share * step_us, value + share * step_us)
+    return replace(ledger, intervals=intervals)

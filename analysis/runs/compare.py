@@ -5,20 +5,8 @@ from dataclasses import dataclass, replace
 
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.stats.detection import detectable_change, with_repeats
-from dpscope.analysis.stats.samples import (
-    FEWEST_SAMPLES,
-    Estimate,
-    Noise,
-    Samples,
-    Verdict,
-    chance_above,
-    median_noise,
-    pooled_median,
-    pooled_spread,
-    ratio_estimate,
-    verdict,
-)
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, show
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
@@ -26,7 +14,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 
-_VERDICTS: dict[Verdict, str] = {  # of a ratio of times, as they are shown
+_VERDICTS: dict[stats.Verdict, str] = {  # of a ratio of times, as they are shown
     "below": "faster",
     "above": "slower",
     "no_difference_shown": "none shown",
@@ -48,14 +36,14 @@ class Change:
     quantity: str
     before_us: float | None
     after_us: float | None
-    ratio: Estimate
-    noises: tuple[Noise, Noise] | None = None  # of both runs' repeats; None where they are unknown
+    ratio: stats.Estimate
+    noises: tuple[stats.Noise, stats.Noise] | None = None  # of both runs' repeats; None where they are unknown
     unseen_share: float | None = None  # the slowdown that was to be judged and would not show here: 0.05 is 5%
 
     @property
     def chance_slower(self) -> float | None:
         """How likely it is that it got slower, however little: 0 to 1, None without an interval."""
-        return chance_above(self.ratio)
+        return stats.chance_above(self.ratio)
 
     @property
     def detectable(self) -> float | None:
@@ -63,9 +51,9 @@ class Change:
         return detectable_change(*self.noises) if self.noises and self.ratio.low is not None else None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> stats.Verdict:
         """Below is faster, above slower: only if the interval of the ratio leaves 1 out."""
-        return "too_few_samples" if self.ratio.count < FEWEST_SAMPLES else verdict(self.ratio)
+        return "too_few_samples" if self.ratio.count < stats.FEWEST_SAMPLES else stats.verdict(self.ratio)
 
     @property
     def not_judged(self) -> str:
@@ -100,19 +88,19 @@ def compare_runs(before: RunData, after: RunData) -> list[Change]:
         if all(sides := (_samples(first, quantity), _samples(second, quantity)))
     ]
     spreads = {
-        quantity: pooled_spread(side for _, one, sides in sampled if one == quantity for side in sides)
+        quantity: stats.pooled_spread(side for _, one, sides in sampled if one == quantity for side in sides)
         for quantity in quantities
     }
     changes = []
     for cell, quantity, (earlier, later) in sampled:
         spread = spreads[quantity]
-        first, second = median_noise(earlier, spread), median_noise(later, spread)
-        noises, ratio = (first, second) if first and second else None, ratio_estimate(later, earlier, spread)
-        changes.append(Change(cell, quantity, pooled_median(earlier), pooled_median(later), ratio, noises))
+        first, second = stats.median_noise(earlier, spread), stats.median_noise(later, spread)
+        noises, ratio = (first, second) if first and second else None, stats.ratio_estimate(later, earlier, spread)
+        changes.append(Change(cell, quantity, stats.pooled_median(earlier), stats.pooled_median(later), ratio, noises))
     return changes
 
 
-def _samples(data: CellData, quantity: str) -> list[Samples]:
+def _samples(data: CellData, quantity: str) -> list[stats.Samples]:
     """One array per repeat: untraced steps, or a part's mean over ranks for every whole traced step."""
     if quantity == STEP:
         return data.step_samples()
@@ -169,7 +157,9 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
     """Warnings where a step has no interval, and where the slowdown to be judged would not show (`mark_unseen`)."""
     steps = [change for change in changes if change.quantity in JUDGED]
     without = [change.cell for change in steps if change.verdict == "too_few_samples"]
-    next_step = f"time two repeats or more in both runs (--repeats), of {FEWEST_SAMPLES} steps in all or more (--steps)"
+    next_step = (
+        f"time two repeats or more in both runs (--repeats), of {stats.FEWEST_SAMPLES} steps in all or more (--steps)"
+    )
     if any(change.quantity == TRACED_STEP for change in steps):
         next_step = (
             "one traced job per side does not show how much identical jobs differ: trace the same job three times per side, each "

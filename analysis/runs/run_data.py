@@ -11,10 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.runs.cell_data import CellData, concatenated
+from dpscope.analysis.runs.cell_data import CellData, RunSpreads, concatenated, run_spreads, step_spread
 from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings, spread_findings
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
-from dpscope.analysis.runs.spreads import RunSpreads, run_spreads, step_spread
 from dpscope.analysis.runs.traffic_check import check_traffic, incomplete_repeat, no_trace, reduced_bytes
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import median_noise

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
-from dpscope.analysis.findings.overlap_evidence import OverlapReason
+from dpscope.analysis.findings.no_overlap import OverlapReason, no_overlap_finding, overlap_reasons
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.traced_run import traced_run
 from tests.end_to_end.strategy_job import run_job

@@ -107,6 +107,12 @@ def cell_data(
     return CellData(cell, None, ranks=tuple(ranks), samples=samples(repeats), steps=steps, collectives=frame)
 
 
+def timed_cell(cell: Cell, *levels_us: float, count: int = 8) -> CellData:
+    """A repeat of `count` equal steps for each level; traced steps of 2 us, half of them compute."""
+    traced = windows(cell, 2, len(levels_us), step_us=2.0, compute_us=1.0, idle_us=1.0)
+    return cell_data(cell, [[level] * count for level in levels_us], traced)
+
+
 def calibration(
     lines: dict[Collective, tuple[float, float]], devices: int = 2, smallest: int = 4096, largest: int = 256 << 20
 ) -> Calibration:

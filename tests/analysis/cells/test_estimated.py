@@ -17,8 +17,7 @@ from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
-from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.spreads import RunSpreads, run_spreads
+from dpscope.analysis.runs.cell_data import CellData, RunSpreads, run_spreads
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link

@@ -21,8 +21,7 @@ from dpscope.analysis.findings.scaling import (
     superlinear_findings,
 )
 from dpscope.analysis.output.run_json import scaling_records
-from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.spreads import step_spread
+from dpscope.analysis.runs.cell_data import CellData, step_spread
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup
@@ -30,7 +29,7 @@ from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.known import known
-from tests.helpers.run_cells import cell_data, run_of, windows
+from tests.helpers.run_cells import cell_data, run_of, timed_cell
 
 
 def steps(strategy: CellStrategy, devices: int, batch_size: int, step_us: float, count: int = 8) -> CellData:
@@ -152,14 +151,12 @@ def test_strong_or_weak() -> None:
         assert text in strong_or_weak(replace(choice, ratio=ratio)).message
 
 
-def over_nodes(devices: int, nodes: int, step_us: float) -> CellData:
-    cell = Cell(strategy="ddp", devices=devices, batch_size=8, nodes=nodes)
-    return cell_data(cell, [[step_us] * 8] * 2, pd.DataFrame())
-
-
 def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_another() -> None:
     """2 and 4 GPUs of one node and 8 of two are one series; 2 x 2 is a point separate from 1 x 4."""
-    cells = [over_nodes(2, 1, 1100.0), over_nodes(4, 1, 1200.0), over_nodes(8, 2, 1500.0), over_nodes(4, 2, 1400.0)]
+    cells = [
+        timed_cell(Cell("ddp", devices, 8, nodes=nodes), step_us, step_us)
+        for devices, nodes, step_us in ((2, 1, 1100.0), (4, 1, 1200.0), (8, 2, 1500.0), (4, 2, 1400.0))
+    ]
     weak = [one for one in series(cells, {8: SINGLES[8]}) if one.scaling == "weak"]
     assert [[point.cell for point in one.points] for one in weak] == [
         ["ddp-d2-b8", "ddp-d4-b8", "ddp-d8-n2-b8"],
@@ -173,8 +170,8 @@ def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_an
 def accumulating(
     strategy: CellStrategy, devices: int, batch_size: int, accumulate: int, step_us: float, amp: Amp | None = None
 ) -> CellData:
-    cell = Cell(strategy, devices, batch_size, options=CellOptions(accumulate=accumulate, amp=amp))
-    return cell_data(cell, [[step_us] * 8] * 2, windows(cell, 2, 2, step_us=2.0, compute_us=1.0, idle_us=1.0))
+    options = CellOptions(accumulate=accumulate, amp=amp)
+    return timed_cell(Cell(strategy, devices, batch_size, options=options), step_us, step_us)
 
 
 def test_accumulation_that_falls_as_devices_are_added_is_one_strong_series() -> None:
@@ -207,19 +204,12 @@ def test_the_same_accumulation_is_preferred_and_another_precision_is_no_baseline
 
 def test_one_device_under_the_same_strategy_stands_in_for_a_single_one() -> None:
     """2 x 1,000 / 1,250 at batch 8; neither another batch nor another strategy counts."""
-    others = (steps("ddp", 1, 16, 900.0), steps("fsdp", 1, 8, 900.0))
-    found = compare(
-        run_of(*(with_windows(one) for one in (steps("ddp", 1, 8, 1000.0), steps("ddp", 2, 8, 1250.0), *others)))
-    )
+    cells = {Cell("ddp", 1, 8): 1000.0, Cell("ddp", 2, 8): 1250.0, Cell("ddp", 1, 16): 900.0, Cell("fsdp", 1, 8): 900.0}
+    found = compare(run_of(*(timed_cell(cell, step_us, step_us) for cell, step_us in cells.items())))
     assert list(found.over_itself) == ["ddp-d2-b8"]
-    over_itself = found.over_itself["ddp-d2-b8"]
-    assert over_itself.value == pytest.approx(1.6, rel=0.01)
-    assert over_itself.low is not None
+    assert found.over_itself["ddp-d2-b8"].value == pytest.approx(1.6)
+    assert found.over_itself["ddp-d2-b8"].low is not None
     assert list(superlinear_findings(found)) == []
-
-
-def with_windows(data: CellData) -> CellData:
-    return replace(data, steps=windows(data.planned, 2, 2, step_us=2.0, compute_us=1.0, idle_us=1.0))
 
 
 def test_more_than_n_times_the_throughput_on_n_devices_is_a_warning() -> None:

@@ -32,10 +32,8 @@ def traced(cost: float) -> RunData:
 
 def texts(run: RunData) -> list[str]:
     comparison = compare(run)
-    found = run_verdict(run, comparison)
-    messages = [
-        one.message for one in conclusions(run, comparison) if one.code in ("communication_measured", "no_overlap")
-    ]
+    found, codes = run_verdict(run, comparison), ("communication_measured", "no_overlap")
+    messages = (one.message for one in conclusions(run, comparison) if one.code in codes)
     return [found.cost.text, found.action.text, *messages]
 
 
@@ -54,15 +52,18 @@ def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(co
         assert not any("%" in one for one in (cost_text, action, *findings))
 
 
-def test_chance_by_hand() -> None:
-    # Two ranks, three of three steps: rank 0 or rank 1 in all three, 2 x (1/2)^3.
-    assert chance_of_some_rank(2, 3, 3) == pytest.approx(0.25)
-    assert chance_of_some_rank(2, 6, 6) == pytest.approx(2 / 64)
-    # Four ranks, three of three: 4 x (1/4)^3.
-    assert chance_of_some_rank(4, 3, 3) == pytest.approx(1 / 16)
-    # Two ranks, nine of ten: 2 x (10 + 1) / 1024.
-    assert chance_of_some_rank(2, 9, 10) == pytest.approx(22 / 1024)
-    assert chance_of_some_rank(2, 0, 3) == 1.0
+@pytest.mark.parametrize(
+    ("ranks", "steps", "of_steps", "chance"),
+    [
+        (2, 3, 3, 0.25),  # rank 0 or rank 1 in all three, 2 x (1/2)^3
+        (2, 6, 6, 2 / 64),
+        (4, 3, 3, 1 / 16),  # 4 x (1/4)^3
+        (2, 9, 10, 22 / 1024),  # 2 x (10 + 1) / 1024
+        (2, 0, 3, 1.0),
+    ],
+)
+def test_chance_by_hand(ranks: int, steps: int, of_steps: int, chance: float) -> None:
+    assert chance_of_some_rank(ranks, steps, of_steps) == pytest.approx(chance)
 
 
 def test_two_ranks_need_six_steps() -> None:

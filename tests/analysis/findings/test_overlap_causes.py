@@ -20,104 +20,79 @@ from tests.generated_traces.launched import Launched, write_launched_job
 from tests.helpers.paths import DATA
 
 
-def traced(folder: Path, options: Launched) -> CellData:
-    return cell_of(write_launched_job(folder, options))
-
-
 def cell_of(paths: list[Path]) -> CellData:
     (data,) = traced_run(analyze_traces(paths), paths).cells.values()
     return data
 
 
-def means(data: CellData) -> dict[str, float]:
-    """Of whole steps, in milliseconds."""
-    names = ("hidden_us", "exposed_us", "unlaunched_us", "step_us", "idle_us")
-    return {name: float(data.whole_windows[name].mean()) / 1e3 for name in names}
-
-
-def held_ms(data: CellData) -> list[float]:
-    """Of each all-reduce of a step, as they come."""
-    whole = data.collectives[data.collectives["step"] > 0]
-    place = whole.groupby(["rank", "step"]).cumcount()
-    return [float(one) / 1e3 for one in whole.groupby(place)["held_us"].mean()]
-
-
-def test_a_job_that_hides_all_but_its_last_bucket_has_no_finding(tmp_path: Path) -> None:
-    data = traced(tmp_path, Launched())
-    found = means(data)
-    assert found["hidden_us"] == pytest.approx(4.5, rel=0.01)
-    assert found["exposed_us"] == pytest.approx(1.5, rel=0.01)
-    assert found["unlaunched_us"] < 0.05  # the host is ahead
-    assert held_ms(data) == pytest.approx([0, 0, 0, 0], abs=0.01)
-    assert not list(no_overlap_finding(data))
-    assert overlap_reasons(data) == []
-
-
-def test_an_engine_that_has_compute_wait_for_each_bucket_is_seen(tmp_path: Path) -> None:
-    """Three layers' kernels, launched long before, wait for 1.5 ms each; nothing is left to wait for the last all-reduce."""
-    data = traced(tmp_path, Launched(waits=True))
-    assert means(data)["exposed_us"] == pytest.approx(6.0, rel=0.01)
-    assert held_ms(data) == pytest.approx([1.5, 1.5, 1.5, 0], abs=0.01)
-    (finding,) = no_overlap_finding(data)
-    assert "only 0% of its communication (6.00 ms a step) is hidden, because compute that was" in finding.message
-    assert (
-        "compute that was already launched waits for 4.50 ms of the 6.00 ms exposed, until one of the 4 buckets is reduced"
-    ) in finding.message
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" in finding.next_step
-    assert [reason.name for reason in overlap_reasons(data)] == ["held_compute"]
-
-
-def test_collectives_on_the_compute_stream_are_reported_once(tmp_path: Path) -> None:
-    """Kernels wait behind them, which the stream explains: nothing else is named."""
-    data = traced(tmp_path, Launched(on_compute_stream=True))
-    (reason,) = overlap_reasons(data)
-    assert reason.name == "compute_stream"
-    assert reason.text == "100% of it runs on a stream that also computes, where one waits for the other"
-    (finding,) = no_overlap_finding(data)
-    assert finding.severity == "warning"
-
-
-def test_a_host_that_launches_late_leaves_the_device_nothing_to_run(tmp_path: Path) -> None:
-    """3 ms of host time before each layer: the device has nothing for 2 ms behind each of 4 forward kernels.
-
-    Of the backward pass the all-reduce covers what the kernel does not: kernel and all-reduce of a layer take 3.5 ms, so the
-    next kernel begins 0.5 ms before that ends, and only that is hidden. Before the first forward kernel, behind the last step,
-    are 3 ms with nothing launched.
-    """
-    data = traced(tmp_path, Launched(host_us=3000.0))
-    found = means(data)
-    assert found["hidden_us"] == pytest.approx(3 * 0.5, rel=0.03)
-    assert found["unlaunched_us"] == pytest.approx(3 + 3 * 2 + 2, rel=0.03)
-    (reason,) = overlap_reasons(data)
-    assert reason.name == "host_bound"
-    # 8 x 3 ms of the host's, the last layer's 2 ms, its all-reduce and the optimizer.
-    assert (
-        reason.text == "the host launches work too late: the devices have nothing to run for 11.0 ms of a 27.7 ms step"
-    )
-    (finding,) = no_overlap_finding(data)
-    assert ".item()" in finding.next_step
+@pytest.mark.parametrize(
+    ("options", "means_ms", "held_ms", "reason", "advice"),
+    [
+        # All but the last bucket is hidden, and the host is ahead.
+        (Launched(), {"hidden": 4.5, "exposed": 1.5, "unlaunched": 0.0}, [0, 0, 0, 0], "", ""),
+        # Three layers' kernels, launched long before, wait for 1.5 ms each; nothing is left to wait for the last all-reduce.
+        (
+            Launched(waits=True),
+            {"exposed": 6.0},
+            [1.5, 1.5, 1.5, 0],
+            "held_compute: compute that was already launched waits for 4.50 ms of the 6.00 ms exposed, until one of the 4",
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+        ),
+        # Kernels wait behind collectives of their stream, which explains it: nothing else is named.
+        (
+            Launched(on_compute_stream=True),
+            {},
+            None,
+            "compute_stream: 100% of it runs on a stream that also computes, where one waits for the other",
+            "launch collectives on a separate stream",
+        ),
+        # 3 ms of host time before each layer: the device has nothing for 2 ms behind each of 4 forward kernels. Of the backward
+        # pass the all-reduce covers what the kernel does not: both of a layer take 3.5 ms, so the next kernel begins 0.5 ms
+        # before that ends, and only that is hidden. Before the first forward kernel, behind the last step, are 3 ms with nothing
+        # launched. A step: 8 x 3 ms of the host's, the last layer's 2 ms, its all-reduce and the optimizer.
+        (
+            Launched(host_us=3000.0),
+            {"hidden": 3 * 0.5, "unlaunched": 3 + 3 * 2 + 2},
+            None,
+            "host_bound: the host launches work too late: the devices have nothing to run for 11.0 ms of a 27.7 ms step",
+            ".item()",
+        ),
+        # 8 of 12 ms computing; the first bucket would have been ready after 6, but all are after 12.
+        (
+            Launched(compiled=True),
+            {},
+            None,
+            "compiled_graph: its buckets are ready only when the step's compute is nearly done: 10.0 MB at 100%, 10.0 MB at "
+            "100%, 10.0 MB at 100%, 10.0 MB at 100%; one compiled backward graph, 67% of that compute, returns their gradients",
+            "compile each block separately",
+        ),
+    ],
+)
+def test_a_planted_cause_is_the_only_one_that_is_named(
+    tmp_path: Path, options: Launched, means_ms: dict[str, float], held_ms: list[float] | None, reason: str, advice: str
+) -> None:
+    data = cell_of(write_launched_job(tmp_path, options))
+    found = {name: float(data.whole_windows[f"{name}_us"].mean()) / 1e3 for name in means_ms}
+    assert found == pytest.approx(means_ms, rel=0.03, abs=0.05)
+    if held_ms is not None:  # of each all-reduce of a step, as they come
+        whole = data.collectives[data.collectives["step"] > 0]
+        means = whole.groupby(whole.groupby(["rank", "step"]).cumcount())["held_us"].mean()
+        assert [float(one) / 1e3 for one in means] == pytest.approx(held_ms, abs=0.01)
+    reasons = [f"{one.name}: {one.text}" for one in overlap_reasons(data)]
+    assert len(reasons) == bool(reason)
+    assert "".join(reasons).startswith(reason)
+    findings = list(no_overlap_finding(data))
+    assert [one.severity for one in findings] == ["warning"] * len(reasons)
+    assert all(advice in one.next_step for one in findings)
 
 
 def test_a_device_that_waits_for_copies_that_were_launched_is_not_the_hosts_doing(tmp_path: Path) -> None:
     """As idle as above, but all of it was launched long before: 3 ms of copies before each of 8 kernels."""
-    data = traced(tmp_path, Launched(copy_us=3000.0))
-    found = means(data)
-    assert found["idle_us"] > 0.3 * found["step_us"]
-    assert found["unlaunched_us"] < 0.05
+    data = cell_of(write_launched_job(tmp_path, Launched(copy_us=3000.0)))
+    idle, step, unlaunched = (float(data.whole_windows[f"{name}_us"].mean()) for name in ("idle", "step", "unlaunched"))
+    assert idle > 0.3 * step
+    assert unlaunched < 50
     assert "host_bound" not in {reason.name for reason in overlap_reasons(data)}
-
-
-def test_a_backward_pass_compiled_as_one_graph_is_named_with_its_share(tmp_path: Path) -> None:
-    """8 of 12 ms computing; the first bucket would have been ready after 6, but all are after 12."""
-    data = traced(tmp_path, Launched(compiled=True))
-    assert set(data.collectives["compiled_share"].astype(float).round(4)) == {round(8 / 12, 4)}
-    (reason, *others) = overlap_reasons(data)
-    assert others == []
-    assert reason.name == "compiled_graph"
-    assert (
-        "ready only when the step's compute is nearly done: 10.0 MB at 100%, 10.0 MB at 100%, 10.0 MB at 100%, "
-        "10.0 MB at 100%; one compiled backward graph, 67% of that compute, returns their gradients only when it ends"
-    ) in reason.text
 
 
 def test_a_real_graph_that_was_cut_by_buckets_is_not_blamed() -> None:

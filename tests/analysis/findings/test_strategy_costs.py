@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from dpscope.analysis.cells.comparison import StrategyGap, compare
-from dpscope.analysis.cells.strategy_costs import StrategyCost
+from dpscope.analysis.cells.comparison import StrategyCost, StrategyGap, compare
 from dpscope.analysis.figures.step import _title
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table, gap_finding, strategy_cost_finding

@@ -13,46 +13,38 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, Compilation, RankResult
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.made_traces import launch, on_device, step, write
-from tests.helpers.run_cells import all_reduces, cell_data, rank_result, run_of, windows
+from tests.helpers.run_cells import all_reduces, rank_result, run_of, timed_cell, windows
 
 CELL = Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(compile="default"))
 SOUND = Compilation(seconds=20.0, graphs=2, parts=4, breaks=1)
 
 
-def compilation_codes(first: Compilation | None, second: Compilation | None) -> list[tuple[str, str]]:
-    ranks = [
-        msgspec.structs.replace(rank_result(rank, 2), compilation=compilation)
-        for rank, compilation in enumerate((first, second))
-    ]
-    return [(one.code, one.message) for one in compilation_findings(CELL, ranks)]
-
-
-def test_a_cell_compiled_in_warm_up_has_no_finding_and_neither_has_one_that_is_not_compiled() -> None:
-    assert compilation_codes(SOUND, SOUND) == []
-    assert compilation_codes(None, None) == []
-
-
-def test_a_rank_that_captured_nothing_is_an_error() -> None:
-    nothing = Compilation(seconds=0.5, graphs=0, parts=0, breaks=3)
-    assert compilation_codes(SOUND, nothing) == [
+@pytest.mark.parametrize(
+    ("compilations", "expected"),
+    [
+        ((SOUND, SOUND), []),
+        ((None, None), []),
         (
-            "not_compiled",
-            "ddp-d2-b8-compile-default: rank 1 captured no graph and broke off at 3 places, so the model ran as without "
-            "--compile.",
-        )
-    ]
-
-
-def test_graphs_captured_after_warm_up_are_told_of_the_rank_with_most() -> None:
-    late = msgspec.structs.replace(SOUND, graphs=5, late_graphs=3)
-    later = msgspec.structs.replace(SOUND, graphs=6, late_graphs=4)
-    assert compilation_codes(late, later) == [
+            (SOUND, Compilation(seconds=0.5, graphs=0, parts=0, breaks=3)),
+            [
+                "not_compiled: ddp-d2-b8-compile-default: rank 1 captured no graph and broke off at 3 places, so the model ran "
+                "as without --compile."
+            ],
+        ),
         (
-            "compiled_late",
-            "ddp-d2-b8-compile-default: rank 1 compiled 4 of its 6 graphs after warm-up: timed or traced steps hold the time "
-            "of it.",
-        )
-    ]
+            tuple(msgspec.structs.replace(SOUND, graphs=late + 2, late_graphs=late) for late in (3, 4)),
+            [
+                "compiled_late: ddp-d2-b8-compile-default: rank 1 compiled 4 of its 6 graphs after warm-up: timed or traced "
+                "steps hold the time of it."
+            ],
+        ),
+    ],
+)
+def test_what_was_not_compiled_or_late_is_reported_of_the_worst_rank(
+    compilations: tuple[Compilation | None, ...], expected: list[str]
+) -> None:
+    ranks = [msgspec.structs.replace(rank_result(rank, 2), compilation=one) for rank, one in enumerate(compilations)]
+    assert [f"{one.code}: {one.message}" for one in compilation_findings(CELL, ranks)] == expected
 
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
@@ -107,18 +99,13 @@ def test_a_trace_of_a_serialised_engine(tmp_path: Path, behind_us: float, hidden
     assert len([*engine_findings(DDP, ranks, steps, analysis.collectives.assign(repeat=0))]) == count
 
 
-@pytest.mark.parametrize(
-    "near",
-    [
-        {"hidden_us": 600.0},  # 6% is hidden
-        {"hidden_us": 0.0, "engine": "ProcessGroupNCCL"},
-        {"hidden_us": 0.0, "engine": None},  # gloo
-        {"hidden_us": 0.0, "buckets": TWO_BUCKETS[:1]},  # complete when backward is over, on any engine
-        {"hidden_us": 0.0, "cell": msgspec.structs.replace(DDP, variant="", options=CellOptions(overlap="off"))},
-    ],
-)
-def test_what_has_another_reason_is_not(near: dict[str, object]) -> None:
-    assert engine_messages(**near) == []  # type: ignore[arg-type]
+def test_what_has_another_reason_is_not() -> None:
+    assert engine_messages(600.0) == []  # 6% is hidden
+    assert engine_messages(0.0, engine="ProcessGroupNCCL") == []
+    assert engine_messages(0.0, engine=None) == []  # gloo
+    assert engine_messages(0.0, buckets=TWO_BUCKETS[:1]) == []  # complete when backward is over, on any engine
+    no_overlap = msgspec.structs.replace(DDP, variant="", options=CellOptions(overlap="off"))
+    assert engine_messages(0.0, no_overlap) == []
 
 
 def ranks(cell: Cell, inputs: tuple[int | None, ...], model_parallel: bool = False) -> list[RankResult]:
@@ -154,31 +141,21 @@ def test_processes_on_the_same_inputs_are_a_warning(
     assert [f"{one.code}: {one.message}" for one in input_findings(cell, ranks(cell, inputs))] == expected
 
 
-def test_parameters_sharded_without_fsdp_are_a_warning_whatever_the_inputs() -> None:
+@pytest.mark.parametrize(
+    ("inputs", "rest"), [((1, 2), ""), ((1, 1), "; 2 processes trained on the same inputs in the first steps")]
+)
+def test_parameters_sharded_without_fsdp_are_a_warning_whatever_the_inputs(inputs: tuple[int, int], rest: str) -> None:
     cell = Cell("custom", 2, 8)
-    for inputs, rest in (((1, 2), ""), ((1, 1), "; 2 processes trained on the same inputs in the first steps")):
-        (warning,) = input_findings(cell, ranks(cell, inputs, model_parallel=True))
-        assert warning.message == f"custom-d2-b8: parameters are sharded without FSDP{rest}"
+    (warning,) = input_findings(cell, ranks(cell, inputs, model_parallel=True))
+    assert warning.message == f"custom-d2-b8: parameters are sharded without FSDP{rest}"
 
 
 def test_a_script_without_a_single_device_cell_is_given_the_command_that_adds_one() -> None:
     def cells(*of: tuple[CellStrategy, int]) -> list[str]:
-        made = [
-            cell_data(
-                Cell(strategy, devices, 8),
-                [[1000.0] * 8] * 2,
-                windows(Cell(strategy, devices, 8), 2, 2, step_us=2.0, compute_us=1.0, idle_us=1.0),
-            )
-            for strategy, devices in of
-        ]
-        run = run_of(*made)
-        assert run.recorded is not None
-        run = replace(run, recorded=msgspec.structs.replace(run.recorded, script="train.py --lr 1"))
-        return [
-            f"{one.message}; {one.next_step}"
-            for one in conclusions(run, compare(run))
-            if one.code == "no_single_device"
-        ]
+        run = run_of(*(timed_cell(Cell(strategy, devices, 8), 1000.0, 1000.0) for strategy, devices in of))
+        run = replace(run, recorded=msgspec.structs.replace(run.manifest, script="train.py --lr 1"))
+        found = conclusions(run, compare(run))
+        return [f"{one.message}; {one.next_step}" for one in found if one.code == "no_single_device"]
 
     (missing,) = cells(("ddp", 1), ("ddp", 2))
     assert missing.startswith("ddp-d2-b8: no single-device cell with the same options")

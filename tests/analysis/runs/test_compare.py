@@ -103,26 +103,23 @@ def test_one_repeat_alone_is_told_to_decide_nothing(before: RunData) -> None:
 
 @pytest.mark.process
 def test_the_command_guards_a_ci(slower: Path) -> None:
-    def status(*arguments: object) -> int:
+    for expected, arguments in (
+        (3, [EXAMPLE_RUN, EXAMPLE_RUN]),
+        (0, [EXAMPLE_RUN, EXAMPLE_RUN, "--fail-over", "700%"]),
+        (1, [EXAMPLE_RUN, slower]),
+        (0, [EXAMPLE_RUN, slower, "--fail-over", "700%"]),
+        (2, [EXAMPLE_RUN, slower, "--fail-over", "much"]),
+    ):
         command = [sys.executable, "-m", "dpscope.launch.cli", "compare", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
-
-    assert status(EXAMPLE_RUN, EXAMPLE_RUN) == 3
-    assert status(EXAMPLE_RUN, EXAMPLE_RUN, "--fail-over", "700%") == 0
-    assert status(EXAMPLE_RUN, slower) == 1
-    assert status(EXAMPLE_RUN, slower, "--fail-over", "700%") == 0
-    assert status(EXAMPLE_RUN, slower, "--fail-over", "much") == 2
+        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == expected
 
 
-@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("0", 0.0), ("1", 1.0), ("700%", 7.0)])
-def test_shares(text: str, share: float) -> None:
-    assert parse_share(text) == pytest.approx(share)
-
-
-@pytest.mark.parametrize("text", ["much", "-5%", "nan", "inf", "5", "1.5"])
-def test_what_is_no_share(text: str) -> None:
-    with pytest.raises(DpscopeError, match="--fail-over"):
-        parse_share(text)
+def test_shares() -> None:
+    shares = {"5%": 0.05, "0.05": 0.05, "0": 0.0, "1": 1.0, "700%": 7.0}
+    assert {text: parse_share(text) for text in shares} == pytest.approx(shares)
+    for text in ("much", "-5%", "nan", "inf", "5", "1.5"):
+        with pytest.raises(DpscopeError, match="--fail-over"):
+            parse_share(text)
 
 
 def elsewhere(
@@ -155,11 +152,8 @@ def test_threads_devices_and_variables_that_differ_are_told(before: RunData) -> 
         assert said in finding.message
     (finding,) = setting_findings(elsewhere(before, gpus=["A100"]), elsewhere(before, gpus=["H100"]))
     assert finding.message == "the runs differ in GPUs 1 x A100 -> 1 x H100"
-
-
-def test_variables_that_no_time_depends_on_are_not_told(before: RunData) -> None:
     silent = {"CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": "4", "TORCH_HOME": "/x", "NCCL_DEBUG": "INFO"}
-    assert setting_findings(elsewhere(before), elsewhere(before, settings=silent)) == []
+    assert setting_findings(elsewhere(before), elsewhere(before, settings=silent)) == []  # no time depends on them
 
 
 def test_what_could_have_been_seen_is_told(before: RunData) -> None:
@@ -174,9 +168,6 @@ def test_what_could_have_been_seen_is_told(before: RunData) -> None:
     assert text is not None
     assert text.startswith("A change under 3.1% would not show in ")
     assert text.endswith("; --repeats 6 in both runs would show 1.8%.")
-
-
-def test_without_an_interval_nothing_is_said_to_be_seen(before: RunData) -> None:
-    changes = compare_runs(with_levels(before, 1000.0), with_levels(before, 1000.0))
+    changes = compare_runs(with_levels(before, 1000.0), with_levels(before, 1000.0))  # without an interval nothing is
     assert {one.detectable for one in changes if one.quantity == STEP} == {None}
     assert detection_text([one for one in changes if one.quantity == STEP]) is None

@@ -81,12 +81,8 @@ def test_counters_that_end_with_the_last_gradient_copied_out_agree(tables: RankT
     check = checked(tables, SPANS_US["copied_out"])
     assert (check.steps, check.buckets_equal, check.spans_agree, check.union_within_span) == (3, True, True, True)
     assert check.span_ratio == pytest.approx(1.0, abs=1e-5)
-
-
-@pytest.mark.parametrize("share", [0.85, 1.2])
-def test_counters_of_another_length_do_not(tables: RankTables, share: float) -> None:
-    """10% and 50 us are allowed: 99.3 ms and 84.4 or 119.2 ms do not agree."""
-    assert not checked(tables, tuple(share * span_us for span_us in SPANS_US["copied_out"])).spans_agree
+    for share in (0.85, 1.2):  # 10% and 50 us are allowed: 99.3 ms and 84.4 or 119.2 ms do not agree
+        assert not checked(tables, tuple(share * span_us for span_us in SPANS_US["copied_out"])).spans_agree
 
 
 def test_a_counter_or_a_trace_cut_at_the_last_all_reduce_does_not_agree(tables: RankTables) -> None:

@@ -31,6 +31,7 @@ from dpscope.profiling.store.folders import TABLES_SUFFIX, RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
 
 DDP = Path("cells/ddp-d2-b8/repeat0/traces/0_0.pt.trace.json.gz")
+OTHER = DDP.with_name("0_1.pt.trace.json.gz")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-20], lambda content: b"other", lambda content: b""])
 def test_a_damaged_profile_is_made_again(run: Path, cache: Path, damage: Callable[[bytes], bytes]) -> None:
-    traces = [run / DDP, (run / DDP).with_name("0_1.pt.trace.json.gz")]
+    traces = [run / DDP, run / OTHER]
     first = repr(job.job_profile(traces).profiles[0].works)
     assert repr(job.run_profile(traces, []).profiles[0].works) == first
     (kept,) = cache.glob(f"*{CONTENT_SUFFIX}")
@@ -147,19 +148,6 @@ def test_what_is_kept_moves_with_the_run_and_names_its_new_place(run: Path, read
     assert str(damaged) not in text
 
 
-def damage_nothing(run: Path) -> None:
-    """The near case: the time of last use changes, and nothing is read again."""
-    os.utime(tables_of(run / DDP))
-
-
-def touch_the_trace(run: Path) -> None:
-    os.utime(run / DDP)
-
-
-def truncate_the_tables(run: Path) -> None:
-    tables_of(run / DDP).write_bytes(tables_of(run / DDP).read_bytes()[:-100])
-
-
 def change_a_byte(run: Path) -> None:
     """In the middle of the first page, whose checksum then fails."""
     content = bytearray(tables_of(run / DDP).read_bytes())
@@ -167,26 +155,22 @@ def change_a_byte(run: Path) -> None:
     tables_of(run / DDP).write_bytes(content)
 
 
-def put_a_foreign_file(run: Path) -> None:
-    pd.DataFrame({"mine": [1]}).to_parquet(tables_of(run / DDP))
-
-
-def exchange_two_ranks(run: Path) -> None:
-    shutil.copy2(tables_of((run / DDP).with_name("0_1.pt.trace.json.gz")), tables_of(run / DDP))
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "the trace touched": lambda run: os.utime(run / DDP),
+    "tables truncated": lambda run: os.truncate(tables_of(run / DDP), tables_of(run / DDP).stat().st_size - 100),
+    "a byte changed": change_a_byte,
+    "a foreign file": lambda run: pd.DataFrame({"mine": [1]}).to_parquet(tables_of(run / DDP)),
+    "two ranks exchanged": lambda run: shutil.copy2(tables_of(run / OTHER), tables_of(run / DDP)),
+    "nothing": lambda run: os.utime(tables_of(run / DDP)),  # the time of last use, and nothing is read again
+}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "change",
-    [touch_the_trace, truncate_the_tables, change_a_byte, put_a_foreign_file, exchange_two_ranks, damage_nothing],
-)
-def test_what_may_be_stale_is_made_again_alone(
-    kept: str, run: Path, read: list[Path], change: Callable[[Path], None]
-) -> None:
-    read.clear()
-    change(run)
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_may_be_stale_is_made_again_alone(kept: str, run: Path, read: list[Path], change: str) -> None:
+    CHANGES[change](run)
     assert rows(run) == kept
-    assert read == ([] if change is damage_nothing else [run / DDP])
+    assert read == ([] if change == "nothing" else [run / DDP])
     read.clear()
     assert rows(run) == kept
     assert read == []
@@ -198,7 +182,6 @@ def test_another_version_reads_again(
     kept: str, run: Path, read: list[Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_tables, name, -1 if name == "FORMAT_VERSION" else lambda folders: "of other code")
-    read.clear()
     assert rows(run) == kept
     assert len(read) == 8  # two repeats of two ranks, and their counters' passes
 

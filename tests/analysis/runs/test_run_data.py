@@ -28,11 +28,6 @@ def codes(run: Path) -> set[str]:
     return {finding.code for finding in load_run(run).cells["ddp-d2-b8"].findings}
 
 
-@pytest.mark.long
-def test_a_whole_run_has_no_such_finding(run: Path) -> None:
-    assert not codes(run) & {"repeat_incomplete", "counters_not_compared", "trace_incomplete"}
-
-
 @pytest.mark.parametrize("lost", ["rank_0_1.json", "samples_0_1.parquet"])
 @pytest.mark.parametrize("how", ["missing", "corrupt"])
 def test_a_repeat_that_lost_a_file_is_left_out(run: Path, lost: str, how: str) -> None:
@@ -51,9 +46,15 @@ def test_a_repeat_that_lost_a_file_is_left_out(run: Path, lost: str, how: str) -
     assert row["block_count"] == 1
 
 
-def test_counters_that_are_gone_are_told(run: Path) -> None:
+@pytest.mark.long
+def test_counters_and_traces_that_are_gone_are_reported(run: Path) -> None:
+    whole = load_run(run).cells["ddp-d2-b8"]
+    assert (whole.communication_known, len(whole.ranks)) == (True, 4)
+    assert not codes(run) & {"repeat_incomplete", "counters_not_compared", "trace_incomplete"}
     shutil.rmtree(run / REPEAT / "counters")
     assert "counters_not_compared" in codes(run)
+    shutil.rmtree(run / REPEAT / "traces")
+    assert not load_run(run).cells["ddp-d2-b8"].communication_known
 
 
 @pytest.mark.long
@@ -67,14 +68,6 @@ def test_a_rank_that_its_power_limit_makes_the_slow_one_is_reported(run: Path, s
     assert ("device_throttled" in codes(run)) == reported
 
 
-@pytest.mark.long
-def test_communication_without_a_trace_is_not_known(run: Path) -> None:
-    whole = load_run(run).cells["ddp-d2-b8"]
-    assert (whole.communication_known, len(whole.ranks)) == (True, 4)
-    shutil.rmtree(run / REPEAT / "traces")
-    assert not load_run(run).cells["ddp-d2-b8"].communication_known
-
-
 def test_a_run_without_one_measured_cell_names_the_first_failure(run: Path) -> None:
     shutil.rmtree(run / "cells")
     with pytest.raises(NothingMeasuredError, match="holds no measured cell"):
@@ -82,29 +75,21 @@ def test_a_run_without_one_measured_cell_names_the_first_failure(run: Path) -> N
 
 
 @pytest.mark.long
-def test_the_wait_for_the_loader_is_the_slowest_ranks(run: Path) -> None:
+def test_the_wait_for_the_loader_is_the_slowest_ranks_and_short_steps_are_no_samples(run: Path) -> None:
     """Rank 1 waits 4 ms in each step, rank 0 nothing but for rank 1: without the loader both would be 4 ms faster."""
-    for path in run.glob("cells/ddp-d2-b8/repeat*/samples_*.parquet"):
+    for path in run.glob("cells/*-d?-b8/repeat*/samples_*.parquet"):
         samples = pd.read_parquet(path)
         samples["step_us"] = 10_000.0
         samples["data_wait_us"] = 4_000.0 if path.stem.endswith("_1") else 0.0
+        if "single" in str(path):
+            last_timed = samples.index[samples["measuring_pass"] == "timed"][-1]
+            samples.loc[[samples.index[-1], last_timed], ["step_us", "samples"]] = [1.0, 2]
         samples.to_parquet(path, index=False)
-    row = compare(load_run(run)).table.set_index("cell").loc["ddp-d2-b8"]
-    assert row["step_us"] == 10_000.0
-    assert row["step_without_wait_us"] == 6_000.0
-
-
-@pytest.mark.long
-def test_short_steps_are_no_samples_of_the_cell(run: Path) -> None:
-    for path in run.glob("cells/single-d1-b8/repeat*/samples_*.parquet"):
-        samples = pd.read_parquet(path)
-        samples["step_us"] = 1_000.0
-        samples.loc[samples.index[-1], ["step_us", "samples"]] = [1.0, 2]
-        last_timed = samples.index[samples["measuring_pass"] == "timed"][-1]
-        samples.loc[last_timed, ["step_us", "samples"]] = [1.0, 2]
-        samples.to_parquet(path, index=False)
-    (first, second) = load_run(run).cells["single-d1-b8"].step_samples()
-    assert first.tolist() == second.tolist() == [1_000.0] * 9
+    loaded = load_run(run)
+    row = compare(loaded).table.set_index("cell").loc["ddp-d2-b8"]
+    assert (row["step_us"], row["step_without_wait_us"]) == (10_000.0, 6_000.0)
+    (first, second) = loaded.cells["single-d1-b8"].step_samples()
+    assert first.tolist() == second.tolist() == [10_000.0] * 9
 
 
 def repeats_of(run: Path, name: str = "ddp-d2-b8") -> list[LoadedRepeat]:
@@ -116,17 +101,8 @@ def repeats_of(run: Path, name: str = "ddp-d2-b8") -> list[LoadedRepeat]:
 def test_every_file_of_a_cell_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: Counter[str] = Counter()
     read_bytes, read_parquet = Path.read_bytes, pd.read_parquet
-
-    def counted_bytes(path: Path) -> bytes:
-        opened[str(path)] += 1
-        return read_bytes(path)
-
-    def counted_parquet(path: Path) -> pd.DataFrame:
-        opened[str(path)] += 1
-        return read_parquet(path)
-
-    monkeypatch.setattr(Path, "read_bytes", counted_bytes)
-    monkeypatch.setattr(pd, "read_parquet", counted_parquet)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.update([str(path)]) or read_bytes(path))
+    monkeypatch.setattr(pd, "read_parquet", lambda path: opened.update([str(path)]) or read_parquet(path))
     first, second = repeats_of(EXAMPLE_RUN)
     assert [len(one.ranks) for one in (first, second)] == [2, 2]
     of_cells = {path: count for path, count in opened.items() if str(EXAMPLE_RUN / "cells") in path}
@@ -134,8 +110,7 @@ def test_every_file_of_a_cell_is_read_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(of_cells.values()) == {1}
 
 
-def test_a_repeat_lacks_a_rank_or_is_not_begun_or_did_not_end_well(tmp_path: Path) -> None:
-    run = Path(shutil.copytree(EXAMPLE_RUN, tmp_path / "run"))
+def test_a_repeat_lacks_a_rank_or_is_not_begun_or_did_not_end_well(run: Path) -> None:
     cell = run / "cells" / "ddp-d2-b8"
     (cell / "repeat0" / "rank_0_1.json").unlink()
     failed = (cell / "repeat1" / "result.json").read_bytes().replace(b'"ok"', b'"crashed"')
@@ -158,8 +133,7 @@ def on_two_nodes(repeat: Path) -> None:
     write_bytes(repeat / "rank_1_1.json", json.dumps({**reported, "node": 1}).encode())
 
 
-def test_repeats_over_other_numbers_of_nodes_are_not_pooled(tmp_path: Path) -> None:
-    run = Path(shutil.copytree(EXAMPLE_RUN, tmp_path / "run"))
+def test_repeats_over_other_numbers_of_nodes_are_not_pooled(run: Path) -> None:
     on_two_nodes(run / "cells" / "ddp-d2-b8" / "repeat1")
     first, second = repeats_of(run)
     assert (len(first.ranks), first.missing_parts) == (2, None)
@@ -169,9 +143,8 @@ def test_repeats_over_other_numbers_of_nodes_are_not_pooled(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_a_cell_that_ran_on_two_nodes_is_read_as_one_of_two(tmp_path: Path) -> None:
+def test_a_cell_that_ran_on_two_nodes_is_read_as_one_of_two(run: Path) -> None:
     """Its name is from before the nodes were part of it: nothing of one node predicts it."""
-    run = Path(shutil.copytree(EXAMPLE_RUN, tmp_path / "run"))
     for repeat in (run / "cells" / "ddp-d2-b8").glob("repeat*"):
         on_two_nodes(repeat)
     data = load_run(run).cells["ddp-d2-b8"]
