@@ -144,6 +144,8 @@ def ddp_trace(rank: int = 0, world_size: int = 2, options: DdpOptions | None = N
         collectives=tuple(program.collectives) if options.communication else (),
         unlaunched_count=len(unlaunched_us) if options.unlaunched else 0,
         unlaunched_us=sum(unlaunched_us) if options.unlaunched else 0.0,
+        gradient_bytes=19520000,
+        buffer_bytes=38560 if options.buffers else 0,
     )
     return GeneratedTrace(trace, expected)
 

@@ -172,7 +172,9 @@ def dp_trace(
     if not named_ranges:
         steps = {place: replace(step, range_us={}) for place, step in steps.items()}
     program = _Program(devices, transport, inputs, named_ranges, rccl, reused_threads)
-    return GeneratedTrace(program.run(lag, rccl), Expected(ZERO_US, steps))
+    gradients, buffers = sum(DP_REDUCE_BYTES), sum(DP_BROADCAST_BYTES[2:])
+    expected = Expected(ZERO_US, steps, gradient_bytes=gradients, parameter_bytes=gradients, buffer_bytes=buffers)
+    return GeneratedTrace(program.run(lag, rccl), expected)
 
 
 @cache

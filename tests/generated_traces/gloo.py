@@ -69,7 +69,7 @@ def gloo_trace(rank: int = 0, world_size: int = 2) -> GeneratedTrace:
     collectives = tuple(
         _collective(rank, world_size, index, number) for index in range(len(STEPS)) for number in range(len(WORKS))
     )
-    expected = Expected(ZERO_US, cpu_steps(trace), collectives)
+    expected = Expected(ZERO_US, cpu_steps(trace), collectives, gradient_bytes=19520000, buffer_bytes=38400)
     return GeneratedTrace(trace, expected)
 
 

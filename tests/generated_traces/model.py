@@ -83,13 +83,20 @@ class ExpectedCollective:
 
 @dataclass(frozen=True)
 class Expected:
-    """`unlaunched_*`: device events whose launch is not in the trace; they belong to no step."""
+    """`unlaunched_*`: device events whose launch is not in the trace; they belong to no step.
+
+    `gradient_bytes`: gradients of one step, what its all-reduces (DP: its reduces) must add up to;
+    `parameter_bytes` and `buffer_bytes`: what DP broadcasts, `buffer_bytes` also what DDP broadcasts.
+    """
 
     zero_us: float
     steps: Mapping[tuple[int | None, int], ExpectedStep]
     collectives: tuple[ExpectedCollective, ...] = ()
     unlaunched_count: int = 0
     unlaunched_us: float = 0.0
+    gradient_bytes: int = 0
+    parameter_bytes: int = 0
+    buffer_bytes: int = 0
 
 
 @dataclass(frozen=True)
