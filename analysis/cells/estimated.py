@@ -120,13 +120,13 @@ def _put_ring(row: RowBuilder, data: CellData, sources: CostSources) -> None:
     ring = sum(parts) if len(parts) == len(loads) else None
     unknown = sources.no_source(loads[0].ranks)
     row.put(unknown, ring_us=ring, ring_source=rates[0].source if rates[0] is not None else None)
-    not_compared = "transfer is not known"
-    if not data.cell.traits.sharded:
+    error, table, not_compared = None, data.collectives, "no transfer time is known: traces of ranks are missing"
+    kinds = set(table.loc[table["transfer_us"].notna(), "kind"]) if len(table) else set()
+    if others := sorted(kinds - {load.kind for load in loads}):
         not_compared = (
-            "the all-reduces' own transfer is not known: ranks are missing, or other collectives are in the sum"
+            f"the measured transfers include those of {', '.join(others)}, which the formula does not describe"
         )
-    error, table = None, data.collectives
-    if len(table) and table.loc[table["transfer_us"].notna(), "kind"].isin([load.kind for load in loads]).all():
+    elif kinds:
         error = minus(ring, row.number("transfer_us"))
     row.put(unknown if ring is None else not_compared, ring_error_us=error)
 

@@ -10,7 +10,7 @@ Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01: "). Lin
 
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -239,12 +239,21 @@ def costs_at(path: Path, option: str = "--calibration") -> Calibration:
     Raises DpscopeError for anything else.
     """
     if calibration_path(path).is_file() and (path.is_dir() or path.suffix == ".json"):
-        return load_calibration(path)
+        path = calibration_path(path)
     inside = sorted(path.iterdir()) if path.is_dir() else [path]
-    logs = [one for one in inside if one.is_file() and (one == path or one.suffix in LOG_SUFFIXES)]
-    if not logs:
-        raise DpscopeError(
-            f"{option} {path}: neither a calibration.json, a folder that holds one, nor nccl-tests' logs "
-            f"({', '.join(LOG_SUFFIXES)}); make one with dpscope calibrate"
-        )
-    return calibration_from_logs(logs)
+    for suffixes, read in _READERS:
+        if files := [one for one in inside if one.is_file() and one.suffix in suffixes]:
+            return read(files)
+    if path.is_file():
+        return calibration_from_logs([path])
+    raise DpscopeError(
+        f"{option} {path}: neither a calibration.json, a folder that holds one, nor nccl-tests' logs "
+        f"({', '.join(LOG_SUFFIXES)}); make one with dpscope calibrate"
+    )
+
+
+_READERS: tuple[tuple[tuple[str, ...], Callable[[Sequence[Path]], Calibration]], ...] = (
+    ((".json",), lambda paths: load_calibration(paths[0])),
+    (LOG_SUFFIXES, calibration_from_logs),
+)
+"""What reads the files of each format, by suffix; of a folder the first format that is there."""
