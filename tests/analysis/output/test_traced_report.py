@@ -108,6 +108,13 @@ def test_the_ring_formula_and_what_the_trace_implies_and_lacks(traces: Path) -> 
     assert {"time", "epoch", "checks"} & set(report.tables) == set()
 
 
+def test_the_ring_formula_is_not_compared_with_the_transfers_of_other_collectives() -> None:
+    report = reported(DATA / "v100x8_ddp_dlrm")
+    (cell,) = report.comparison.rows
+    assert row_of(report)["ring_error_us"] is None
+    assert "include those of all_to_all" in report.comparison.reasons[cell, "ring_error_us"]
+
+
 @pytest.mark.long
 def test_a_calibration_predicts_what_was_traced(traces: Path, tmp_path: Path) -> None:
     """Per all-reduce 100 us + S / 100 GB/s: 300 + 195.2 us; a broadcast of 38,400 B takes 100.384 us, of 160 B 100.0016."""
