@@ -65,7 +65,8 @@ def predict_table(
     for identity, rows in series.items():
         batches = [batch for batch, _ in {(row.batch_size, row.ranks) for row in rows}]
         usual = max(batches, key=lambda batch: (batches.count(batch), batch))
-        each = per_node or max(row.most_per_node if row.placed else 0 for row in rows)
+        fullest = max(row.most_per_node for row in rows) if any(row.placed for row in rows) else None
+        each = per_node or fullest
         for batch, count in ((batch, count) for batch in batch_sizes or [usual] for count in devices):
             most = min(count, each or count)
             wanted.append(MeasuredStep(count, -(-count // most), most, batch, 0.0, None, count == 1, identity))
