@@ -143,6 +143,16 @@ def test_bytes_of_gradients_tell_the_rate_of_the_link(tmp_path: Path) -> None:
     assert "--gradient-bytes 0: give a size above 0" in str(ended.exception)
 
 
+def test_series_of_one_label_stay_apart(tmp_path: Path) -> None:
+    """A setting in one column or in another reads alike, but each series has the rate of its own link."""
+    table = tmp_path / "steps.csv"
+    table.write_text(
+        "".join(["model,net,ranks,step_ms\n", *(f"a,,{n},{100 + n}\n,a,{n},{200 + n}\n" for n in (1, 2, 4))])
+    )
+    found = json.loads(whatif(table, "--devices", "8", "--gradient-bytes", "100MB", "--format", "json").stdout)
+    assert [one["series"] for one in found["link_rates"]] == ["a", "a"]
+
+
 @pytest.mark.long
 def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
     stated = json.loads(whatif(EXAMPLE_RUN, "--devices", "2,4", "--overlap", "on,off", "--format", "json").stdout)
