@@ -86,7 +86,10 @@ def is_current(folder: Path, made_from: str, figure_formats: Sequence[str] | Non
         return False
     if figure_formats is not None and set(figure_formats) != set(stamp.figure_formats):
         return False
-    return _files(folder, stamp.files) == stamp.files
+    try:
+        return _files(folder, stamp.files) == stamp.files
+    except OSError:
+        return False
 
 
 def write_with_figures(

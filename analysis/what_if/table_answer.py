@@ -65,7 +65,8 @@ def predict_table(
     for identity, rows in series.items():
         batches = [batch for batch, _ in {(row.batch_size, row.ranks) for row in rows}]
         usual = max(batches, key=lambda batch: (batches.count(batch), batch))
-        each = per_node or max(row.most_per_node if row.placed else 0 for row in rows)
+        fullest = max(row.most_per_node for row in rows) if any(row.placed for row in rows) else None
+        each = per_node or fullest
         for batch, count in ((batch, count) for batch in batch_sizes or [usual] for count in devices):
             most = min(count, each or count)
             wanted.append(MeasuredStep(count, -(-count // most), most, batch, 0.0, None, count == 1, identity))
@@ -88,15 +89,15 @@ def _answer(
     for row in rows:
         unknown = f"the table has no rows of {_label(row.identity)}; it has {listed}"
         predictions.append((_label(row.identity), row, predict_step(fits.get(row.identity, unknown), row)))
-    fitted = {_label(identity): fit for identity, fit in fits.items() if isinstance(fit, TableFit)}
-    truths = {label: [(row, one) for of, row, one in predictions if row.step_us and of == label] for label in fitted}
+    fitted = {identity: fit for identity, fit in fits.items() if isinstance(fit, TableFit)}
+    truths = {of: [(row, one) for _, row, one in predictions if row.step_us and row.identity == of] for of in fitted}
     return TableAnswer(
         predictions,
-        {label: score(fit, fit.left_out) for label, fit in fitted.items() if fit.left_out},
-        {label: score(fit, truths[label]) for label, fit in fitted.items() if truths[label]},
+        {_label(of): score(fit, fit.left_out) for of, fit in fitted.items() if fit.left_out},
+        {_label(of): score(fit, truths[of]) for of, fit in fitted.items() if truths[of]},
         [
-            (label, name, fit.link_rate_gb_per_s(link, gradient_bytes))
-            for label, fit in fitted.items()
+            (_label(of), name, fit.link_rate_gb_per_s(link, gradient_bytes))
+            for of, fit in fitted.items()
             for link, name in enumerate(LINKS)
             if gradient_bytes is not None and fit.largest(link)
         ],

@@ -91,9 +91,7 @@ def refusal(base: Base, scenario: Scenario) -> str | None:
         return "the base ran on one device, so nothing was measured between devices: take a cell of several as the base"
     if devices != base.devices and devices > 1 and not base.lateness.known and scenario.jitter is None:
         return "one rank was read, so how late ranks are is not known: give every rank's trace, or --jitter, such as 3%"
-    on_device = [one for one in base.profiles if one.on_device]
-    share = base.once("host share", lambda: max(map(_host_share, on_device), default=0.0))
-    if scenario.links != AS_MEASURED and share > _HOST_BOUND:
+    if scenario.links != AS_MEASURED and (share := _host_share(base)) > _HOST_BOUND:
         return (
             f"the host bounds this step: {100 * share:.0f}% of it is launching, which hides what a link changes; trace a larger "
             "batch, or torch.compile, first"
@@ -132,9 +130,13 @@ def _base_refusal(base: Base) -> str | None:
     return None
 
 
-def _host_share(profile: StepProfile) -> float:
-    """The share of a step that a host without any cost would save, without communication."""
-    return (_alone(profile, AS_IT_WAS).step_us - _alone(profile, Compute(host=0.0)).step_us) / profile.step_us
+def _host_share(base: Base) -> float:
+    """The share of the base's step that a host without any cost would save, without communication; replayed once."""
+
+    def share(profile: StepProfile) -> float:
+        return (_alone(profile, AS_IT_WAS).step_us - _alone(profile, Compute(host=0.0)).step_us) / profile.step_us
+
+    return base.once("host share", lambda: max((share(one) for one in base.profiles if one.on_device), default=0.0))
 
 
 def _alone(profile: StepProfile, compute: Compute, passes: int = 1) -> Replayed:

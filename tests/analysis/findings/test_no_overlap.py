@@ -223,6 +223,12 @@ def test_the_engine_that_may_serialise() -> None:
     assert list(texts(replace(data, collectives=held))) == ["held_compute"]
 
 
+def test_a_host_that_launches_too_late() -> None:
+    (text,) = texts(even(idle_us=40e3, unlaunched_us=35e3)).values()
+    assert text.endswith("the devices have nothing to run for 35.0 ms of a 100.0 ms step")
+    assert texts(even(idle_us=40e3, unlaunched_us=20e3)) == {}
+
+
 def test_unused_parameters_are_looked_for() -> None:
     """Two gradients make a map of 2 x 4 B; it is reduced after the buckets."""
     data = planted(cell(ddp_args="find_unused_parameters=true"), [*EVEN, (8, 90e3, 100.0)], (*EARLY, 1.0))

@@ -25,15 +25,25 @@ def cell_of(paths: list[Path]) -> CellData:
     return data
 
 
+def about(value: float, share: float = 0.01) -> object:
+    return pytest.approx(value, rel=share)
+
+
 @pytest.mark.parametrize(
     ("options", "means_ms", "held_ms", "reason", "advice"),
     [
         # All but the last bucket is hidden, and the host is ahead.
-        (Launched(), {"hidden": 4.5, "exposed": 1.5, "unlaunched": 0.0}, [0, 0, 0, 0], "", ""),
+        (
+            Launched(),
+            {"hidden": about(4.5), "exposed": about(1.5), "unlaunched": pytest.approx(0, abs=0.05)},
+            [0, 0, 0, 0],
+            "",
+            "",
+        ),
         # Three layers' kernels, launched long before, wait for 1.5 ms each; nothing is left to wait for the last all-reduce.
         (
             Launched(waits=True),
-            {"exposed": 6.0},
+            {"exposed": about(6.0)},
             [1.5, 1.5, 1.5, 0],
             "held_compute: compute that was already launched waits for 4.50 ms of the 6.00 ms exposed, until one of the 4",
             "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -52,7 +62,7 @@ def cell_of(paths: list[Path]) -> CellData:
         # launched. A step: 8 x 3 ms of the host's, the last layer's 2 ms, its all-reduce and the optimizer.
         (
             Launched(host_us=3000.0),
-            {"hidden": 3 * 0.5, "unlaunched": 3 + 3 * 2 + 2},
+            {"hidden": about(3 * 0.5, 0.03), "unlaunched": about(3 + 3 * 2 + 2, 0.03)},
             None,
             "host_bound: the host launches work too late: the devices have nothing to run for 11.0 ms of a 27.7 ms step",
             ".item()",
@@ -69,11 +79,16 @@ def cell_of(paths: list[Path]) -> CellData:
     ],
 )
 def test_a_planted_cause_is_the_only_one_that_is_named(
-    tmp_path: Path, options: Launched, means_ms: dict[str, float], held_ms: list[float] | None, reason: str, advice: str
+    tmp_path: Path,
+    options: Launched,
+    means_ms: dict[str, object],
+    held_ms: list[float] | None,
+    reason: str,
+    advice: str,
 ) -> None:
     data = cell_of(write_launched_job(tmp_path, options))
     found = {name: float(data.whole_windows[f"{name}_us"].mean()) / 1e3 for name in means_ms}
-    assert found == pytest.approx(means_ms, rel=0.03, abs=0.05)
+    assert found == means_ms
     if held_ms is not None:  # of each all-reduce of a step, as they come
         whole = data.collectives[data.collectives["step"] > 0]
         means = whole.groupby(whole.groupby(["rank", "step"]).cumcount())["held_us"].mean()

@@ -83,7 +83,7 @@ def calibration(*kinds: Collective) -> Calibration:
 def printed(*paths: Path, request: TraceRequest | None = None) -> list[str]:
     """The lines on a wide terminal."""
     console = Console(file=StringIO(), width=200)
-    print_traces(paths, "table", DEFAULT_LIMITS, console, request or TraceRequest())
+    assert print_traces(paths, "table", DEFAULT_LIMITS, console, request or TraceRequest()) == 0
     lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     return lines
 
@@ -340,7 +340,7 @@ def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
     content = json.loads(traces_json(jobs, None))
     assert content["jobs"] == ["first", "second"]
     for name in ("steps", "collectives", "findings"):
-        assert {record["job"] for record in content[name]} <= {"first", "second"}
+        assert {record["job"] for record in content[name]} == {"first", "second"}, name
     (said,) = [finding.message for finding in job_findings(jobs) if finding.code == "parallelism"]
     assert said.startswith("jobs first, second: "), "what two jobs have in common is said once"
 

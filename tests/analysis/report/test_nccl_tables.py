@@ -188,21 +188,31 @@ PEERS, STRANGERS = (Interconnect(pairs=(PairLink(0, 1, peer_access=one),)) for o
 @pytest.mark.parametrize(
     ("code", "message", "lines", "interconnect"),
     [
-        ("sockets_with_infiniband", "2 connections of ranks use TCP sockets", (IB, *SOCKETS), None),
+        ("sockets_with_infiniband", "2 connections of ranks use TCP sockets (NET/Socket), ", (IB, *SOCKETS), None),
         ("", "no InfiniBand", SOCKETS, None),
-        ("no_gpu_direct_rdma", "1 of 2 connections over", (IB, connection(0, 4, "NET/IB/0"), DIRECT), None),
+        (
+            "no_gpu_direct_rdma",
+            "1 of 2 connections over InfiniBand or RoCE has no GPUDirect RDMA",
+            (IB, connection(0, 4, "NET/IB/0"), DIRECT),
+            None,
+        ),
         ("", "all direct", (IB, DIRECT, connection(1, 5, "NET/IB/0(4)/GDRDMA")), None),
         (
             "shared_memory_with_peer_access",
-            "set by environment to 1",
-            ("NCCL_P2P_DISABLE set by environment to 1.", SHARED),
+            "uses shared memory (SHM): NCCL_P2P_DISABLE set by environment to 1",
+            (OFF, SHARED),
             None,
         ),
         ("shared_memory_with_peer_access", "NVML reports peer access", (SHARED,), PEERS),
         ("", "nothing else is possible", (SHARED,), STRANGERS),
         ("", "peers are not known", (SHARED,), None),
         ("", "peers reach each other", (connection(0, 1, "P2P/CUMEM"),), PEERS),
-        ("nccl_log_incomplete", "1 line of choices or cost", ("AllReduce: 4096 Bytes -> Algo RI",), None),
+        (
+            "nccl_log_incomplete",
+            "1 line of choices or cost tables is cut off or of an unknown form",
+            ("AllReduce: 4096 Bytes -> Algo RI",),
+            None,
+        ),
     ],
 )
 def test_connections_that_could_be_faster_have_a_finding(

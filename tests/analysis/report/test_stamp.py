@@ -111,6 +111,17 @@ def test_a_changed_file_makes_it_again(copied: Path, change: Callable[[Path], ob
         shown(copied)
 
 
+def test_files_that_cannot_be_looked_at_make_it_again(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that another command removes between the question whether it is there and that for its size."""
+
+    def gone(*_: object) -> None:
+        raise FileNotFoundError("report.html")
+
+    monkeypatch.setattr("dpscope.analysis.report.stamp._files", gone)
+    with pytest.raises(RuntimeError, match="made again"):
+        shown(copied)
+
+
 def test_another_question_another_format_or_other_code_makes_it_again(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,14 @@ def test_the_first_thing_said_is_the_answer(tmp_path: Path) -> None:
     assert printed(refused, "--devices", "8").startswith("8 devices: no number: 2 devices take 0.80x the time of one")
 
 
+def test_rows_without_nodes_count_as_on_one_node_also_where_others_name_theirs(tmp_path: Path) -> None:
+    """8 devices on the fullest node, whether it is named or assumed: 16 are on two."""
+    table = tmp_path / "steps.csv"
+    table.write_text("nodes,ranks,step_ms\n,1,100\n,8,110\n2,4,120\n")
+    (entry,) = json.loads(whatif(table, "--devices", "16", "--format", "json").stdout)["predictions"]
+    assert entry["nodes"] == 2
+
+
 def test_a_table_that_names_no_nodes_is_asked_for_devices_alone(tmp_path: Path) -> None:
     # Nothing shows where the devices are, before or after: 16 are predicted from 2, 4 and 8, not refused as two nodes.
     table = tmp_path / "steps.csv"
@@ -133,6 +141,16 @@ def test_bytes_of_gradients_tell_the_rate_of_the_link(tmp_path: Path) -> None:
     assert "hides under compute" in printed(table, "--devices", "8", "--gradient-bytes", "1e8")
     ended = whatif(table, "--devices", "8", "--gradient-bytes", "0")
     assert "--gradient-bytes 0: give a size above 0" in str(ended.exception)
+
+
+def test_series_of_one_label_stay_apart(tmp_path: Path) -> None:
+    """A setting in one column or in another reads alike, but each series has the rate of its own link."""
+    table = tmp_path / "steps.csv"
+    table.write_text(
+        "".join(["model,net,ranks,step_ms\n", *(f"a,,{n},{100 + n}\n,a,{n},{200 + n}\n" for n in (1, 2, 4))])
+    )
+    found = json.loads(whatif(table, "--devices", "8", "--gradient-bytes", "100MB", "--format", "json").stdout)
+    assert [one["series"] for one in found["link_rates"]] == ["a", "a"]
 
 
 @pytest.mark.long
