@@ -9,6 +9,7 @@ training by the global batch differ from one by shares:
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ def compare_trainings(data: EqualityData) -> EqualityReport:
         moved.append((data.in_shares, data.rounding_in_shares))
     rounding = pd.concat([training_differences(*pair) for pair in moved], ignore_index=True)
     tolerance = differences.tolerances(rounding, settings)
-    outputs = [relative for pair in moved for relative in output_differences(*pair).values()]
+    outputs = [one for pair in moved for one in output_differences(*pair).values() if not math.isnan(one)]
     judged = differences.judged_steps(tolerance, rounding)
     pairs = [differences.judge_pair(*pair, tolerance, judged) for pair in itertools.combinations(data.compared, 2)]
     ranks = [_rank_result(training, data) for training in data.compared if len(training.ranks) > 1]

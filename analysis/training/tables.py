@@ -89,11 +89,10 @@ def _time_table(data: TrainingData) -> TextTable:
     )  # fmt: skip
     rows = []
     for cell in data.trained:
-        epoch, others = (
-            statistics.epoch_train_s(cell),
-            (show(statistics.evaluation_s(cell).value, unit), show(statistics.training_s(cell).value, whole)),
-        )
-        rows.append((cell.name, *_with_range(epoch, unit), str(epoch.count), *others))
+        epoch = statistics.epoch_train_s(cell)
+        evaluation, training = statistics.evaluation_s(cell).value, statistics.training_s(cell).value
+        numbers = (*_with_range(epoch, unit), str(epoch.count), show(evaluation, unit), show(training, whole))
+        rows.append((cell.name, *numbers))
     return TextTable(
         title="Training time (median and range over the epochs of all seeds; without evaluation)",
         headings=headings,
@@ -196,7 +195,7 @@ def training_json(data: TrainingData) -> str:
 
 
 def training_content(data: TrainingData) -> dict[str, object]:
-    """An object with the lists cells, differences, variants, statistics.time_to_accuracy, epochs; unknown is None."""
+    """An object with the lists cells, differences, variants, time_to_accuracy, epochs; unknown is None."""
     target = statistics.chosen_target(data)
     return {
         "cells": cell_records(data),

@@ -134,9 +134,8 @@ def _warm_up(process: CellProcess) -> None:
         for _ in range(whole):
             process.step()
         done, steps = done + whole, 0
-        if (
-            device.type == "cuda"
-        ):  # steps until LEAST_DEVICE_S have passed, at the pace so far; the same in every process
+        if device.type == "cuda":
+            # Steps until LEAST_DEVICE_S have passed, at the pace so far; the same in every process.
             process.synchronise()
             passed_s = time.monotonic() - began_s
             left = math.ceil((LEAST_DEVICE_S - passed_s) * done / passed_s) if passed_s < LEAST_DEVICE_S else 0

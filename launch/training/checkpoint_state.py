@@ -170,6 +170,7 @@ class TrainCheckpoints:
         state.train_s, state.learning_rate = content["unfinished"]["train_s"], content["unfinished"]["learning_rate"]
         state.step.scaler.load_state_dict(content["scaler"])
         _restore_rates(state, content, found.had.cell.global_batch_size == cell.global_batch_size)
+        state.sums.values.zero_()  # `learn_graph` has added its samples
         if len(ranks) == place.world_size:
             state.sums.values.copy_(ranks[place.rank]["sums"])
         elif place.rank == 0:  # of another number of ranks, rank 0 takes the total

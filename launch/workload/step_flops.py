@@ -65,7 +65,8 @@ def count_step_flops(built: BuiltModel, batch_size: int, amp: Amp, compiled: boo
         return StepFlops(missing=f"the step does not run on shapes alone ({type(error).__name__}: {reason})")
     if foreign := sorted(operators.foreign):
         return StepFlops(missing=f"operators that are not torch's are not counted: {', '.join(foreign)}")
-    counts = counter.get_flop_counts()["Global"]
+    if (counts := counter.get_flop_counts().get("Global")) is None:
+        return StepFlops(missing="the step has no matrix product, convolution or attention")
     return StepFlops(
         total=counter.get_total_flops(),
         convolutions=sum(count for operator, count in counts.items() if "convolution" in str(operator)),

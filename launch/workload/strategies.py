@@ -251,9 +251,8 @@ def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -
     # Passed only if requested: torch 2.15 warns about the argument, and torch 2.8 has no other name for it.
     buffers: dict[str, Any] = {} if options.broadcast_buffers == "on" else {"broadcast_buffers": False}
     bucket_mb = options.bucket_mb
-    if (
-        options.overlap == "off"
-    ):  # DDP closes a bucket when it reaches its capacity: one above the size of all gradients
+    if options.overlap == "off":
+        # DDP closes a bucket when it reaches its capacity: one above the size of all gradients.
         trained = (one for one in model.parameters() if one.requires_grad)
         bucket_mb = math.ceil(sum(one.numel() * one.element_size() for one in trained) / MIB) + 1
     wrapped = DistributedDataParallel(
@@ -266,9 +265,8 @@ def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -
         **_further_arguments(options, device),
     )
     state = None
-    if (
-        options.comm_hook == "powersgd"
-    ):  # torch's defaults: error feedback, no compression of what shrinks by less than half
+    if options.comm_hook == "powersgd":
+        # torch's defaults: rank 1, error feedback, no compression of what shrinks by less than half.
         state = PowerSGDState(
             process_group=None,
             matrix_approximation_rank=POWERSGD_RANK,

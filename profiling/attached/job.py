@@ -38,9 +38,8 @@ from dpscope.profiling.store.folders import (
 _NAME_KEY = "dpscope/attached"
 _COUNT_KEY = "dpscope/attached/processes"
 _MAX_WAIT_S = 10.0  # for processes that never communicate, and so need not begin together
-_LOCK_PREFIX = (
-    "running_"  # a file per process, which holds a lock on it: the system releases it however the process ends
-)
+# A file per process, which holds a lock on it: the system releases it however the process ends.
+_LOCK_PREFIX = "running_"
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,9 @@ class StepTimer:
         """
         if not self._arrivals:
             return [math.nan] * (len(self._boundaries) - 1)
-        return list(map(_between_us, self._boundaries[:-1], self._arrivals))
+        return [
+            _between_us(start, arrival) for start, arrival in zip(self._boundaries[:-1], self._arrivals, strict=True)
+        ]
 
     def samples(
         self, measuring_pass: str, counts: Sequence[StepCounts], first_step: int = 0, epoch: int | None = None

@@ -205,6 +205,10 @@ def test_going_on_under_another_strategy(tmp_path: Path, capsys: pytest.CaptureF
     assert [record.learning_rate for record in epochs] == pytest.approx([0.05, 0.005])
     ranks = torch.load(job.checkpoints.last, weights_only=True)["model"]
     assert list(ranks) == list(torch.load(origin.last, weights_only=True)["model"])
+    config = load_train_config(None, {**SETTINGS, **model, "strategy": "ddp", "timeout": 200})
+    with light_jobs():
+        assert run_trainings(config, tmp_path / "ddp", False, Console(quiet=True), resume_from=str(origin.last)).ok
+    assert {record.train_samples for record in training(tmp_path / "ddp")[1]} == {1440}  # on both ranks together
     with pytest.raises(DpscopeError, match=r"in steps of 48 samples, and dp-host-d2-b48 takes 96"):
         plan(tmp_path / "other", str(origin.last), strategy="dp", batch_size="96", **model)
     at_an_epochs_end = train_here(tmp_path / "other", str(origin.previous), strategy="dp", batch_size="96", **model)

@@ -1,6 +1,7 @@
 """Comparisons of trainings with two parameters, `a` of two elements and `b` of one; batch 4 on 2 devices."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -197,6 +198,15 @@ def test_the_rank_that_differs_is_named(wrong: int) -> None:
     errors = [finding.message for finding in report.findings if finding.severity == "error"]
     assert len(errors) == 1
     assert f"ddp-d2-b2: from step 1 on rank {wrong} has different gradients" in errors[0]
+
+
+def test_the_tolerance_of_outputs_ignores_those_that_are_not_finite() -> None:
+    """The second module's output moves by 1e-3 with the weights, so that a difference of 2e-3 is tolerated."""
+    reference, other = ({"mask": math.nan, "fc": value} for value in (1.0, 1.002))
+    found = data(training(SINGLE, process(PLAIN, outputs=reference)), training(DP, process(scaled(2), outputs=other)))
+    moved = training(SINGLE, process(scaled(1 + 1e-12), outputs={"mask": math.nan, "fc": 1.001}), kind="rounding")
+    report = compare_trainings(replace(found, rounding=moved))
+    assert "first forward" not in report.findings[0].message
 
 
 def samples(*rows: tuple[int, int, int, int]) -> pd.DataFrame:

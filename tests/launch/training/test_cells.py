@@ -38,10 +38,11 @@ def test_strong_scaling_divides_the_batch_and_has_one_single_device_each() -> No
     ]  # fmt: skip
     assert {one.learning_rate for one in plan} == {0.1}
     assert codes(findings) == []
-    assert names(planned(devices="2", strategy="ddp", comm_hook="none,fp16")[0]) == [
-        "ddp-d2-b16",
-        "ddp-d2-b16-hook-fp16",
-    ]
+    assert names(planned(devices="2", comm_hook="none,fp16", accumulate="2")[0]) == [
+        "single-d1-b32-accumulate-2", "dp-host-d2-b16-accumulate-2", "ddp-d2-b16-accumulate-2",
+        "ddp-d2-b16-hook-fp16-accumulate-2",
+    ]  # fmt: skip
+    assert names(planned(devices="2", strategy="ddp")[0]) == ["ddp-d2-b16"]
     assert names(planned(devices="1", strategy="single,ddp")[0]) == ["single-d1-b32", "ddp-d1-b32"]
 
 
@@ -116,8 +117,11 @@ def test_a_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_schedule_is_whole_or_the_users() -> None:
+def test_the_defaults_are_digits_under_strong_scaling_and_a_schedule_is_whole_or_the_users() -> None:
     config = load_train_config(None, {})
+    assert (config.workload.data, config.workload.model, config.matrix.scaling) == ("digits", "resnet8_cifar", "strong")
+    assert (config.workload.workers, config.seeds, config.optimizer.learning_rate) == (0, (0,), 0.05)
+    assert (config.label_smoothing, config.learning_rate_scaling) == (0, "none")
     assert (config.epochs, config.warmup_epochs, config.milestones) == (12, 1, (7, 10))
     for field, value in (("epochs", 5), ("warmup_epochs", 0), ("milestones", "")):  # no part of another's schedule
         other = load_train_config(None, {field: value})

@@ -131,6 +131,23 @@ def test_flops_that_cannot_be_counted_are_missing_with_a_reason(
     assert counted.missing.startswith(missing)
 
 
+class Scales(nn.Module):
+    """A step without any operator that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.ones(10))
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = images.flatten(1)[:, :10] * self.factors
+        return outputs
+
+
+def test_a_step_without_products_is_missing_with_a_reason() -> None:
+    counted = count_step_flops(BuiltModel(Scales()), BATCH, "off")
+    assert (counted.total, counted.missing) == (None, "the step has no matrix product, convolution or attention")
+
+
 def test_the_precision_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     built = BuiltModel(flat(nn.Linear(3072, 10)))
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_tf32=False))
