@@ -60,8 +60,8 @@ def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconn
     torch_indices = {bare_uuid(uuid): index for index, uuid in reversed([*enumerate(torch_uuids)])}
     gpus = []
     for index, handle in handles.items():
-        links = _device_links(nvml, handle, index, torch_indices)
         active = active_nvlinks(nvml, handle)
+        links = _device_links(nvml, handle, index, active, torch_indices)
         far_ends = tuple(_address(query(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active)
         # Virtual machines, such as most cloud instances, do not see the switches: an active link whose far end is of unknown kind
         # and not a visible GPU is taken to lead to one, as NCCL does (src/graph/xml.cc: "Assume NVSwitch").
@@ -75,8 +75,9 @@ def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconn
     return Interconnect(devices=tuple(gpu.links for gpu in gpus), pairs=pairs)
 
 
-def _device_links(nvml: Any | None, handle: Any, index: int, torch_indices: Mapping[str, int]) -> DeviceLinks:
-    active = active_nvlinks(nvml, handle)
+def _device_links(
+    nvml: Any | None, handle: Any, index: int, active: Sequence[int], torch_indices: Mapping[str, int]
+) -> DeviceLinks:
     version = None
     if active:
         version = _NVLINK_GENERATIONS.get(query(nvml, "nvmlDeviceGetNvLinkVersion", handle, active[0]))

@@ -145,15 +145,16 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
                 "NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING,NET"
             )
     choices = sorted(reader.choices.items(), key=lambda one: (str(one[0][0]), one[0][1]))
-    links = sorted(reader.links)
-    peers = {via: tuple(link[:2] for link in links if link[2] == via) for *_, via in links}
+    peers: dict[str, list[tuple[int, int]]] = {}
+    for first, second, transport in sorted(reader.links):
+        peers.setdefault(transport, []).append((first, second))
     return NcclLog(
         **reader.found,
         hosts=tuple(dict.fromkeys(host for host, _ in processes)),
         communicators=tuple(sorted(reader.communicators.values(), key=lambda one: -one.ranks)),
         choices=tuple(Choice(*key, calls) for key, calls in choices),
-        links={transport: len(ranks) for transport, ranks in peers.items()},
-        peers=peers,
+        links={transport: len(pairs) for transport, pairs in peers.items()},
+        peers={transport: tuple(pairs) for transport, pairs in peers.items()},
         networks=tuple(reader.networks),
     )
 

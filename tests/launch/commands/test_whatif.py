@@ -16,6 +16,10 @@ from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 V100 = DATA / "scaling" / "ddp_v100_pytorch_benchmark.csv"
+KEYS = {
+    *("devices", "nodes", "batch_size", "step_us", "low_us", "high_us", "exposed_us", "efficiency"),
+    *("bound_by", "rests_on", "reason"),
+}
 
 
 def whatif(*arguments: object) -> Result:
@@ -26,6 +30,7 @@ def test_json_has_an_entry_per_configuration() -> None:
     prediction = json.loads(whatif(V100, "--devices", "8,32,1024", "--format", "json").stdout)
     entries = prediction["predictions"]
     assert [entry["devices"] for entry in entries] == [8, 32, 1024] * 2
+    assert {frozenset(entry) for entry in entries} == {frozenset({*KEYS, "series"})}
     assert {entry["nodes"] for entry in entries} == {1, 4, 128}  # nodes of 8, the most that the table has
     far = entries[2]
     assert far["step_us"] is None
@@ -157,6 +162,7 @@ def test_series_of_one_label_stay_apart(tmp_path: Path) -> None:
 def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
     stated = json.loads(whatif(EXAMPLE_RUN, "--devices", "2,4", "--overlap", "on,off", "--format", "json").stdout)
     prediction = stated["predictions"]
+    assert all(one.keys() >= KEYS for one in prediction)
     pairs = [(one["devices"], one["scenario"]["overlap"]) for one in prediction]
     assert pairs == [(2, "on"), (2, "off"), (4, "on"), (4, "off")]
     ledgers = [one["ledger"] for one in (stated["base"], *prediction)]

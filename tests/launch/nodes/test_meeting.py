@@ -168,7 +168,9 @@ def test_the_store_only_listens_at_the_rendezvous_address_and_everywhere_where_a
     with nodes.meeting(address=address):
         lines = [line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()]
         ends = {line.split()[1] for line in lines if line.split()[3] == "0A"}  # that listen
-        assert {end.partition(":")[0] for end in ends if end.endswith(f":{nodes.port:04X}")} <= local
+        listening = {end.partition(":")[0] for end in ends if end.endswith(f":{nodes.port:04X}")}
+        assert listening
+        assert listening <= local
         assert any("on all addresses" in one for one in nodes.notes) == (stated == "localhost")
 
 

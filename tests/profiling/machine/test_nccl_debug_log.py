@@ -47,6 +47,18 @@ def test_a_file_for_each_process(tmp_path: Path) -> None:
     check_whole(files[::-1])
 
 
+@pytest.mark.timeout(15)
+def test_links_of_a_large_job_are_grouped_in_one_pass(tmp_path: Path) -> None:
+    ranks = range(1024)
+    pairs = [(rank, (rank + step) % len(ranks)) for rank in ranks for step in (1, 2, 4, 8, 16, 32, 64, 128)]
+    lines = [
+        f"node1:1:1 [0] NCCL INFO Channel 00/0 : {one}[0] -> {other}[0] [send] via NET/IB/0" for one, other in pairs
+    ]
+    log = read_nccl_logs([written(tmp_path, "\n".join(lines))])
+    assert log.links == {"NET/IB": len(pairs)}
+    assert log.peers["NET/IB"] == tuple(sorted(pairs))
+
+
 def same_lines() -> str:
     zero, one = RANK0.splitlines(), RANK1.splitlines()
     return "\n".join([first + second for first, second in zip(zero, one, strict=False)] + zero[len(one) :])
