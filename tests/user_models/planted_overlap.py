@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -20,7 +21,7 @@ from tests.user_models.tiny_models import LateOnLastRank
 LAYERS, ELEMENTS, LAYER_BYTES = 6, 312_500, 1_250_000
 LARGE_ELEMENTS = 10 * ELEMENTS  # the first layer's, whose gradient comes last
 BUFFER_ELEMENTS = 12_000_000
-SMALL = 20_000  # elements, of layers whose all-reduces take longer than they do
+SMALL = 20_000  # elements, of weights whose all-reduces take longer than their gradients
 FEATURES = 560
 WARM, TRACED = 3, 6
 
@@ -36,6 +37,31 @@ class Buffered(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x
+
+
+class Instant(torch.autograd.Function):
+    """Gives all weights gradients of zeros at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.shapes = [one.shape for one in weights]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], *(torch.zeros(()).expand(shape) for shape in ctx.shapes)
+
+
+class Transferring(nn.Module):
+    """Weights whose gradients take longer to reduce than to compute."""
+
+    def __init__(self, weights: int, elements: int) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.zeros(elements) for _ in range(weights))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = Instant.apply(x, *self.weights)
+        return found
 
 
 def paced(elements: int = ELEMENTS, first: int = ELEMENTS, backward_s: float = 0.012) -> list[nn.Module]:
@@ -95,10 +121,7 @@ CASES: dict[str, tuple[Made, Callable[[nn.Module], None] | None]] = {
     "last_bucket": (lambda: in_buckets(paced(first=LARGE_ELEMENTS)), None),
     "late_rank": (lambda: in_buckets([*paced(), LateOnLastRank()]), None),
     "buffers": (lambda: in_buckets([Buffered(BUFFER_ELEMENTS), *paced()]), None),
-    "little_computing": (
-        lambda: in_buckets([*paced(SMALL, SMALL, 0.0), *paced(SMALL, SMALL, 0.0)], 4 * SMALL / 2**20),
-        None,
-    ),
+    "little_computing": (lambda: in_buckets([Transferring(2 * LAYERS, SMALL)], 4 * SMALL / 2**20), None),
     "by_hand": (lambda: nn.Sequential(*paced()), by_hand),
     "sharded": (sharded, None),
     "compiled_whole": (lambda: compiled(False), None),
