@@ -239,9 +239,9 @@ def costs_at(path: Path, option: str = "--calibration") -> Calibration:
     Raises DpscopeError for anything else.
     """
     if calibration_path(path).is_file() and (path.is_dir() or path.suffix == ".json"):
-        path = calibration_path(path)
+        return load_calibration(path)
     inside = sorted(path.iterdir()) if path.is_dir() else [path]
-    for suffixes, read in _READERS:
+    for suffixes, read in _LOG_READERS:
         if files := [one for one in inside if one.is_file() and one.suffix in suffixes]:
             return read(files)
     if path.is_file():
@@ -252,8 +252,7 @@ def costs_at(path: Path, option: str = "--calibration") -> Calibration:
     )
 
 
-_READERS: tuple[tuple[tuple[str, ...], Callable[[Sequence[Path]], Calibration]], ...] = (
-    ((".json",), lambda paths: load_calibration(paths[0])),
+_LOG_READERS: tuple[tuple[tuple[str, ...], Callable[[Sequence[Path]], Calibration]], ...] = (
     (LOG_SUFFIXES, calibration_from_logs),
 )
-"""What reads the files of each format, by suffix; of a folder the first format that is there."""
+"""What reads the logs of each program, by suffix; of a folder the first that is there. Other files in it are ignored."""

@@ -180,7 +180,7 @@ class _Found:
 
         def timelines(indices: Sequence[int]) -> list[StepTimeline | None]:
             places = [self.place_of[chosen[index]] for index in indices]
-            read = {file: _timeline_column(file) for file, _ in places}
+            read = {file: timeline_column(file) for file in {file for file, _ in places}}
             return timelines_of(pa.concat_tables([read[file].slice(row, 1) for file, row in places])) if places else []
 
         job = join_rows(ordered)
@@ -189,7 +189,8 @@ class _Found:
         return analyze_job(job, [*unread, *self.jobs.of(name)], timelines)
 
 
-def _timeline_column(path: Path) -> pa.Table:
+def timeline_column(path: Path) -> pa.Table:
+    """The drawn steps of a partial's rows alone."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:

@@ -399,4 +399,4 @@ def median_range(values: Sequence[float]) -> Range:
 def _range(centre: Callable[[Samples], Any], values: Sequence[float]) -> Range:
     if not len(values):
         return NOTHING
-    return Range(float(centre(np.asarray(values))), float(min(values)), float(max(values)), len(values))
+    return Range(float(centre(np.asarray(values))), float(np.min(values)), float(np.max(values)), len(values))

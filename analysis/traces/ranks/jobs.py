@@ -144,9 +144,8 @@ def _by_time(part: _Part) -> list[_Part]:
     by_host = _by_key([one for one in part if one.start_ns is not None], lambda one: one.host)
     stretches: list[_Part] = []
     for own in by_host.values():
-        found: list[
-            _Part
-        ] = []  # a further window of the same processes, with later steps, is joined to the earlier one
+        found: list[_Part] = []
+        # A further window of the same processes, with later steps, is joined to the earlier one.
         for stretch in _stretches_joined([[one] for one in own], _ONE_CLOCK_NS):
             earlier = next((one for one in found if _are_later_windows(one, stretch)), None)
             if earlier is None:

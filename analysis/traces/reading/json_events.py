@@ -84,6 +84,7 @@ def _raw_event(text: bytes) -> RawEvent | None:
 
 
 _decoder = cache(partial(msgspec.json.Decoder, strict=False))
+_fields = cache(msgspec.structs.fields)  # whose types take longer to find than an event to decode
 
 
 def _event(text: bytes) -> Event | None:
@@ -96,7 +97,7 @@ def _event(text: bytes) -> Event | None:
 
 def _fitting(text: bytes | msgspec.Raw, kind: type[_Struct]) -> _Struct:
     values, kept = _decoder(dict[str, msgspec.Raw]).decode(text), {}
-    for field in msgspec.structs.fields(kind):
+    for field in _fields(kind):
         if field.encode_name in values:
             value = values[field.encode_name]
             with suppress(msgspec.ValidationError):

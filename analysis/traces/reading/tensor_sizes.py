@@ -105,7 +105,7 @@ class _Tensor(NamedTuple):
 def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> CommunicationArgs | None:
     """The buffers by `Input Dims` and `Input type` of an operator or range (JSON, as recorded): elements, type, or bytes.
 
-    Either may be absent (empty). None where one of them is damaged: no JSON, no UTF-8, or longer than any.
+    Either may be absent (empty). None where one of them is damaged: no JSON, no UTF-8, without a number, or longer than any.
     """
     if max(len(input_dims), len(input_type)) > _LONGEST:
         return None
@@ -116,6 +116,8 @@ def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Communi
         return None
     if not isinstance(dims, list):
         return CommunicationArgs()
+    if b"null" in input_dims:  # what NaN was repaired to
+        return None
     known_types = types if isinstance(types, list) and len(types) == len(dims) else [None] * len(dims)
     arguments = [_tensor(shape, kind) for shape, kind in zip(dims, known_types, strict=True)]
     first, second = [*arguments, None, None][:2]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.costs.calibration_files import calibration_from_logs
+from dpscope.analysis.costs.calibration_files import calibration_from_logs, costs_at
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
@@ -60,6 +60,14 @@ def test_old_logs() -> None:
     assert {count: (rate.name, rate.gb_per_s) for count, rate in calibration.links.items()} == {
         8: ("NVLink 3 x12", 300.0)
     }
+
+
+def test_other_json_in_a_folder_is_no_calibration(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(DpscopeError, match=r"--calibration .*neither"):
+        costs_at(tmp_path)
+    write(tmp_path, log(ALL_REDUCE))
+    assert {point.collective for point in costs_at(tmp_path).points} == {"all_reduce"}
 
 
 def test_in_place_columns_and_a_stated_link() -> None:

@@ -21,6 +21,7 @@ from dpscope.analysis.partials.file import (
     analyze_partial_jobs,
     analyze_partials,
     read_partial,
+    timeline_column,
     write_partial,
 )
 from dpscope.analysis.partials.found import find_partials
@@ -85,6 +86,19 @@ def test_a_changed_schema_has_another_version() -> None:
     columns = f"{PARTIAL_VERSION} {sorted(map(str, PARTIAL_SCHEMA))}"
     digest = hashlib.blake2b(columns.encode(), digest_size=8).hexdigest()
     assert digest == "2d34a8d1fb5ab331", "raise PARTIAL_VERSION, then put the new digest here"
+
+
+def test_each_partial_s_timelines_are_read_once(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = reduce_traces(traces, tmp_path)
+    read: list[Path] = []
+
+    def noted(path: Path) -> pa.Table:
+        read.append(path)
+        return timeline_column(path)
+
+    monkeypatch.setattr("dpscope.analysis.partials.file.timeline_column", noted)
+    assert len(analyze_partials(tmp_path).timelines) > 1
+    assert read == [made.path]
 
 
 @pytest.mark.parametrize("kind", ["dp", "gloo"])

@@ -189,6 +189,8 @@ def test_mean_range() -> None:
     found = mean_range([1.0, 2.0, 6.0])
     assert (found.value, found.smallest, found.largest, found.count) == (3.0, 1.0, 6.0, 3)
     assert mean_range([]).value is None
+    unknown = mean_range([1.0, np.nan])
+    assert np.isnan([known(unknown.smallest), known(unknown.largest)]).all()
 
 
 @pytest.mark.parametrize("count", [10, 11, 40, 57])

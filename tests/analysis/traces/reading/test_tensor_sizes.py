@@ -73,5 +73,6 @@ def test_unknown_stays_unknown() -> None:
     assert bytes_of("nccl:all_reduce", [[100]], ["Device"], "all_reduce") is None
     assert recorded_buffers("nccl:all_reduce", b"", b"") == CommunicationArgs()
     assert recorded_buffers("nccl:all_reduce", b"[[1", b"") is None  # damaged
+    assert recorded_buffers("nccl:all_reduce", b"[[null, 3]]", b'["float"]') is None
     assert recorded_buffers("nccl:all_reduce", b"[[1]]", b'["\x80float"]') is None
     assert recorded_buffers("nccl:all_reduce", b"7", b"[]") == CommunicationArgs()
