@@ -27,7 +27,7 @@ def ledger(analysis: TraceAnalysis) -> Ledger:
 
 
 def test_a_planted_straggler(tmp_path: Path) -> None:
-    """Rank 1 begins its backward 500 us late; by hand from `ddp_schedule`, the mean of both ranks.
+    """Rank 1 begins its backward 500 us late; by hand from the schedule in `generated_traces/ddp.py`, the mean of both ranks.
 
     Rank 0 waits in bucket 0 from 490 to 990 and in bucket 1 from 1,054 to 1,094; its compute leaves 2 + 4 + 316 + 40 = 362 us of
     that exposed, and the transfers of 60 + 96 + 40. Rank 1 exposes 20 us of bucket 1 and 40 of bucket 2. Both broadcast for 18.
