@@ -133,7 +133,7 @@ def _other_arguments(text: str) -> None:
     """Raise ValueError for a text that names no arguments of DDP, or one that is a variant itself."""
     for name in ddp_arguments(text):
         if (own := {"bucket_cap_mb": "bucket_mb"}.get(name, name)) in VARIANTS:
-            raise ValueError(f"{name} has an option of its own; use --{own.replace('_', '-')}")
+            raise ValueError(f"{name} has its own option; use --{own.replace('_', '-')}")
 
 
 _layouts_fix = _readable(parse_layout, "; write it as 2x8")
