@@ -1,6 +1,6 @@
 """Settings: what is declared about each, and the settings of a configuration by name. Imports no torch.
 
-A setting is a field of a part of a configuration; its `Setting` holds everything else about it: help, reading, check, and when
+A setting is a field of a part of a configuration, made by `setting` with everything else about it: help, reading, check, and when
 it has no effect. Flags, TOML files and older manifests know no parts, so names are unique within a configuration.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from inspect import get_annotations
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -27,12 +27,13 @@ Check = Callable[[Any], str]
 
 
 class Setting(msgspec.Struct, frozen=True, eq=False):
-    """The declaration of a setting, in the annotation of its field.
+    """The declaration of a setting, in place of its field's default.
 
     `text` reads the option's text; by default it follows from the field's type. Where the same text also sets other fields
     (`sets`), it returns a tuple: a value for each. `idle` returns why the setting has no effect in a configuration, or nothing.
     """
 
+    default: Any  # msgspec.NODEFAULT: none
     help: str = ""  # without it there is no option: the text of another one sets the field
     help_of: Mapping[str, str] = {}  # by command, where it differs
     option: str = ""  # the parameter's name, where it is not the field's
@@ -45,6 +46,20 @@ class Setting(msgspec.Struct, frozen=True, eq=False):
     example: str = ""  # of a list; where it is not 1,2,4 or, of switches, on,off
     check: Check | None = None
     idle: Callable[[Any], str] | None = None
+
+
+setting: Callable[..., Any] = Setting
+"""A field that is a setting, of any type."""
+
+
+class _Declaring(msgspec.StructMeta):
+    """Takes the settings of a class from the defaults of its fields."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> "_Declaring":
+        own = {field: one for field, one in namespace.items() if isinstance(one, Setting)}
+        defaults = {field: one.default for field, one in own.items() if one.default is not msgspec.NODEFAULT}
+        others = {field: value for field, value in namespace.items() if field not in own}
+        return super().__new__(cls, name, bases, others | defaults | {"declared": own}, **options)
 
 
 class Declared(NamedTuple):
@@ -106,10 +121,15 @@ class SettingError(ValueError):
         return f"{given}: {self.fix}"
 
 
-class ConfigPart(Stored, frozen=True):
-    """Settings that belong together; raises SettingError for values that their declarations refuse."""
+class Config(Stored, frozen=True, metaclass=_Declaring):
+    """A record with fields that are made by `setting`."""
 
-    heading: ClassVar[str] = ""
+    heading: ClassVar[str] = ""  # of its settings in --help
+    declared: ClassVar[Mapping[str, Setting]]  # those of the class itself, by field
+
+
+class ConfigPart(Config, frozen=True):
+    """Settings that belong together; raises SettingError for values that their declarations refuse."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -171,15 +191,15 @@ def declarations(kind: type[msgspec.Struct]) -> dict[str, Declared]:
     """The settings of a type by name, those of its parts in the parts' place; a field that a subclass narrows keeps its own."""
     found: dict[str, Declared] = {}
     for base in (one for one in reversed(kind.__mro__) if issubclass(one, msgspec.Struct)):
+        declared: Mapping[str, Setting] = vars(base).get("declared", {})
         annotations: dict[str, Any] = get_annotations(base)
         for name, inner in annotations.items():
             if isinstance(inner, type) and issubclass(inner, ConfigPart):
                 found |= {setting: one._replace(part=name) for setting, one in declarations(inner).items()}
             elif name in kind.__struct_fields__:
-                inner, *metadata = get_args(inner) if get_origin(inner) is Annotated else (inner,)
-                setting = metadata[0] if metadata else found[name].setting if name in found else Setting()
-                heading = setting.heading or getattr(kind, "heading", "")
-                others = [one for one in get_args(inner) if one is not NoneType]
+                one = declared.get(name) or (found[name].setting if name in found else Setting(None))
+                others = [part for part in get_args(inner) if part is not NoneType]
                 plain = others[0] if get_origin(inner) in (Union, UnionType) and len(others) == 1 else inner
-                found[name] = Declared(name, None, heading, setting.option or name, plain, setting)
+                heading = one.heading or getattr(kind, "heading", "")
+                found[name] = Declared(name, None, heading, one.option or name, plain, one)
     return found
