@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, NoReturn, get_type_hints
 
 import msgspec
@@ -94,12 +94,15 @@ class Request:
 
 
 def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
-    """A field of a request that is an option with this help; `names` other than the field's, `more` as typer takes it."""
+    """A field of a request, or a parameter, that is an option with this help.
+
+    `names` are those other than the field's, `default` MISSING makes it required, and `more` is as typer takes it.
+    """
     return field(default=default, metadata={"typer": typer.Option(*names, help=text, **more)})
 
 
 def argument(text: str, default: Any = MISSING, **more: Any) -> Any:
-    """A field of a request that is an argument with this help."""
+    """A field of a request, or a parameter, that is an argument with this help."""
     return field(default=default, metadata={"typer": typer.Argument(help=text, **more)})
 
 
@@ -131,34 +134,38 @@ def load_command(name: str, text: str) -> TyperCommand:
 
 def _with_options(function: Callable[..., None], command: str) -> Callable[..., None]:
     """The function as typer takes it: one that takes a request gets a parameter for each option instead."""
-    (kind, *others) = get_type_hints(function).values() or (None,)
-    if others[1:] or not (isinstance(kind, type) and issubclass(kind, Request)):
-        return function
-    settings = {one.option: one for one in kind.settings.values() if one.setting.help}
-    hints = get_type_hints(kind, include_extras=True)
+    hints: dict[str, Any] = get_type_hints(function, include_extras=True)
+    declared: dict[str, Any] = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    request: Any = next((hints[name] for name in declared if isinstance(hints[name], type)), None)
+    settings: dict[str, Declared] = {}
+    if request is not None and issubclass(request, Request):
+        settings = {one.option: one for one in request.settings.values() if one.setting.help}
+        hints = get_type_hints(request, include_extras=True)
+        declared = {one.name: one for one in fields(request) if one.name not in ("flags", "given")}
+    else:
+        request = None
     annotated: Any = Annotated  # as a value, not as a type
-    options: list[tuple[str, Any, Any]] = [  # name, annotation and default
-        (name, annotated[_option_type(one) | None, setting_option(one, command)], None)
+    options = {  # their annotations and defaults
+        name: (annotated[_option_type(one) | None, setting_option(one, command)], None)
         for name, one in settings.items()
-    ]
-    options += [
-        (
-            one.name,
-            annotated[hints[one.name], one.metadata["typer"]] if one.metadata else hints[one.name],
-            inspect.Parameter.empty if one.default is MISSING else one.default,
-        )
-        for one in fields(kind)
-        if one.name not in ("flags", "given")
-    ]
+    }
+    for name, one in declared.items():
+        hint, default = hints[name], one
+        if isinstance(one, Field):
+            hint = annotated[hint, one.metadata["typer"]] if one.metadata else hint
+            default = inspect.Parameter.empty if one.default is MISSING else one.default
+        options[name] = hint, default
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, annotation, default in options
+        for name, (annotation, default) in options.items()
     ]
 
     def called(**values: Any) -> None:
+        if request is None:
+            return function(**values)
         given = {name: value for name, value in values.items() if value}
         flags = {name: value for name in settings if (value := values.pop(name)) is not None}
-        function(kind(flags=flags, given=given, **values))
+        function(request(flags=flags, given=given, **values))
 
     if settings:
         parameters.sort(key=lambda one: _place(one.name))
