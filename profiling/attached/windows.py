@@ -37,6 +37,7 @@ class WarmUp:
         self.stays_gathered = False  # whether fully_shard leaves all parameters gathered after the forward pass
         self.trained_ids: set[int] = set()  # of parameters that required a gradient when their optimizer stepped
         self.optimizers: list[Optimizer] = []  # those that stepped, in the order of their first steps
+        self.late_optimizers: list[Optimizer] = []  # those that first stepped after the warm-up
         self._settings = settings
         self._wrappers = wrappers
         self._end_step = step_ended
@@ -68,10 +69,11 @@ class WarmUp:
             self.optimizers = self.optimizers or [optimizer]
             self._since_first = 0
             return True
+        known = self.optimizers if warming_up else self.late_optimizers
+        if all(optimizer is not one for one in (*self.optimizers, *known)):
+            known.append(optimizer)
         if not warming_up:
             return False
-        if all(optimizer is not one for one in self.optimizers):
-            self.optimizers.append(optimizer)
         self._since_first += 1
         most = max(_MAX_OTHER_STEPS, self._settings.warmup_steps)
         if self._settings.steps_by != "optimizer" or self._since_first <= most:
@@ -86,7 +88,7 @@ class WarmUp:
         self.stop()
         if self.calls is not None:
             self.calls.stop()
-        self.calls, self.optimizers = None, []
+        self.calls, self.optimizers, self.late_optimizers = None, [], []
 
     def step_ended(self) -> bool:
         """Called at the end of each step; returns whether the warm-up is over."""

@@ -145,6 +145,22 @@ def test_steps_of_two_optimizers_end_with_the_first(tmp_path: Path, toggled: boo
     assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8 + 3, 4 * (6 + 3))  # of both models
 
 
+def test_an_optimizer_that_first_steps_within_the_windows_is_named_and_ends_no_step(tmp_path: Path) -> None:
+    with attached(tmp_path, []):
+        model, optimizer = net_with_sgd()
+        head = nn.Linear(3, 1)
+        late = torch.optim.Adam(head.parameters())
+        for step in range(WHOLE):
+            train(model, optimizer, 1, micro_batches=2)
+            if step > UNTIMED:
+                train(head, late, 1, samples=2)
+    cell, _, rank, samples = measured(tmp_path)
+    assert (cell.batch_size, cell.options.accumulate, len(timed_steps(samples))) == (8, 2, TIMED)
+    assert rank.model.parameter_count == 8
+    (message,) = (one.message for one in rank.findings if one.code == "steps_of_first_optimizer")
+    assert message == "2 optimizers in use (SGD, Adam): steps end with the first one's"
+
+
 def test_a_step_with_a_validation_in_it_is_left_out(tmp_path: Path) -> None:
     with attached(tmp_path, [], steps=5):
         model, optimizer = net_with_sgd()
