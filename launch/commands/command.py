@@ -24,7 +24,7 @@ from dpscope.profiling.records.settings import (
     HEADINGS,
     NODES,
     TARGETS,
-    Declared,
+    Setting,
     declarations,
     settings_of,
     value_text,
@@ -53,9 +53,7 @@ _HEADINGS = {  # of options that are no settings of a run or a training, by para
     }.items()
     for parameter in parameters.split()
 }
-_DECLARED = {
-    one.option: one for kind in (TrainConfig, RunConfig) for one in declarations(kind).values() if one.setting.help
-}
+_DECLARED = {one.option: one for kind in (TrainConfig, RunConfig) for one in declarations(kind).values() if one.help}
 _OTHER = "Options"
 _REPLACED = {"--link-gbps": "it is --link now, with a unit: --link 25GB/s (bytes) or --link 200Gb/s (bits)"}
 
@@ -68,7 +66,7 @@ def heading_of(parameter: str) -> str:
 def _place(parameter: str) -> tuple[int, int]:
     """The place of an option among others: by heading; variants behind the other settings of theirs, then what is no setting."""
     one = _DECLARED.get(parameter)
-    rank = 2 if one is None else int(bool(one.setting.heading) or one.name in VARIANTS)
+    rank = 2 if one is None else int(bool(one.moved) or one.name in VARIANTS)
     return (*HEADINGS, _OTHER).index(heading_of(parameter)), rank
 
 
@@ -87,7 +85,7 @@ class Idle(NamedTuple):
 class Request:
     """What a command is called with: the flags of its settings, and a field for each other option."""
 
-    settings: ClassVar[Mapping[str, Declared]] = {}
+    settings: ClassVar[Mapping[str, Setting]] = {}
 
     flags: dict[str, object]  # of settings, by option, as far as given
     given: dict[str, object]  # every option that has a value
@@ -106,17 +104,17 @@ def argument(text: str, default: Any = MISSING, **more: Any) -> Any:
     return field(default=default, metadata={"typer": typer.Argument(help=text, **more)})
 
 
-def setting_option(one: Declared, command: str = "") -> Any:
+def setting_option(one: Setting, command: str = "") -> Any:
     """The option of a setting, in a command whose help may differ."""
     dashed = f"--{one.option.replace('_', '-')}"
     names = f"{dashed}/--no-{dashed[2:]}" if _option_type(one) is bool else dashed
-    return typer.Option(names, help=one.setting.help_of.get(command, one.setting.help))
+    return typer.Option(names, help=one.help_of.get(command, one.help))
 
 
-def _option_type(one: Declared) -> Any:
+def _option_type(one: Setting) -> Any:
     """What the command line reads; text is read with the file's settings."""
-    kind = bool if one.setting.switch else str if one.setting.text is not None else one.kind
-    return kind if kind in (bool, int, float) or one.setting.listed else str
+    kind = bool if one.switch else str if one.text is not None else one.kind
+    return kind if kind in (bool, int, float) or one.listed else str
 
 
 def load_command(name: str, text: str) -> TyperCommand:
@@ -137,9 +135,9 @@ def _with_options(function: Callable[..., None], command: str) -> Callable[..., 
     hints: dict[str, Any] = get_type_hints(function, include_extras=True)
     declared: dict[str, Any] = {name: one.default for name, one in inspect.signature(function).parameters.items()}
     request: Any = next((hints[name] for name in declared if isinstance(hints[name], type)), None)
-    settings: dict[str, Declared] = {}
+    settings: dict[str, Setting] = {}
     if request is not None and issubclass(request, Request):
-        settings = {one.option: one for one in request.settings.values() if one.setting.help}
+        settings = {one.option: one for one in request.settings.values() if one.help}
         hints = get_type_hints(request, include_extras=True)
         declared = {one.name: one for one in fields(request) if one.name not in ("flags", "given")}
     else:

@@ -1,12 +1,13 @@
 """The parts of an attached measurement: warm-up, traced steps, timed steps, DDP's counters. No step is in two of them.
 
-In the warm-up is found out what ends the script's steps, the model that it calls, and its micro-batches.
+In the warm-up is found out what ends the script's steps, the model that it calls, and its micro-batches. Of a window `begin` is
+called between two steps, `step_ended` at the end of each of its steps, which returns whether it was the last one, and `end` once,
+also if the script ends within it.
 """
 
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -128,18 +129,18 @@ class WarmUp:
     def _observe_one_step(self, calls: ModelCalls, trained: list[Tensor]) -> None:
         """Count its backward passes, and see whether fully_shard keeps the parameters gathered after its forward pass."""
         leaf = next((one for one in trained if one.requires_grad), None)
+
+        def backward_passed(parameter: Tensor) -> None:
+            self.backwards += 1
+
+        def forward_ended(module: nn.Module, args: object, outputs: object) -> None:
+            self.stays_gathered = not any(hasattr(one, "placements") for one in module.parameters())
+
         if leaf is not None and leaf.is_leaf:  # each backward pass adds to the gradient of every parameter once
-            hook = leaf.register_post_accumulate_grad_hook(self._backward_passed)  # type: ignore[no-untyped-call]
-            self._hooks.append(hook)
+            self._hooks.append(leaf.register_post_accumulate_grad_hook(backward_passed))  # type: ignore[no-untyped-call]
         for module in calls.modules:
             if any(is_fully_sharded(part) for part in module.modules()):
-                self._hooks.append(module.register_forward_hook(self._forward_ended))
-
-    def _forward_ended(self, module: nn.Module, args: object, outputs: object) -> None:
-        self.stays_gathered = not any(hasattr(one, "placements") for one in module.parameters())
-
-    def _backward_passed(self, parameter: Tensor) -> None:
-        self.backwards += 1
+                self._hooks.append(module.register_forward_hook(forward_ended))
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -149,19 +150,6 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 def _device(trained: Iterable[Tensor], modules: Iterable[nn.Module]) -> torch.device:
     tensors = [*trained, *(one for module in modules for one in module.parameters())]
     return next((one.device for one in tensors), torch.device("cpu"))
-
-
-class Window(Protocol):
-    """A part of the measurement: some consecutive steps."""
-
-    def begin(self) -> None:
-        """Called between two steps, before the window's first one."""
-
-    def step_ended(self, calls: StepCalls) -> bool:
-        """Called at the end of each step of the window; returns whether it was the last one."""
-
-    def end(self) -> None:
-        """Called once at the end of the window, also if the script ends within it."""
 
 
 def finish_work(device: torch.device) -> None:
@@ -283,3 +271,7 @@ class TracedWindow:
         if self._running:
             self._running = False
             self._trace.stop()
+
+
+Window = TimedWindow | TracedWindow
+"""A part of the measurement: some consecutive steps."""
