@@ -241,16 +241,12 @@ class Calibration(Stored, frozen=True):
     fits: tuple[CollectiveFit, ...] = ()
     contention: tuple[Contention, ...] = ()  # by device count; none in logs and in calibrations of older versions
     interconnect: Interconnect | None = None
-    links: dict[int, LinkRate] = msgspec.field(
-        default_factory=dict
-    )  # by device count; a count whose link is unknown is not in it
+    links: dict[int, LinkRate] = msgspec.field(default_factory=dict)  # by device count, if the link is known
     findings: tuple[Finding, ...] = ()
     nodes: dict[int, int] = msgspec.field(default_factory=dict)  # hosts that each device count spans, if known
     nccl_engine: str | None = None  # class that ran NCCL; None: gloo, logs, or an older version of dpscope
     hosts: tuple[Host, ...] = ()  # of a calibration over several nodes
-    nccl: tuple[
-        CalibratedChoices, ...
-    ] = ()  # by device count; none on gloo, in logs and in calibrations of older versions
+    nccl: tuple[CalibratedChoices, ...] = ()  # by device count; none on gloo, in logs and from older versions
 
     def nodes_of(self, devices: int) -> int | None:
         """Hosts of the ranks of a device count: 1 if dpscope measured, else as the log reports; None: unknown."""
@@ -265,14 +261,13 @@ class Calibration(Stored, frozen=True):
         """The part that was timed on this number of hosts, or on an unknown number."""
         if all(one.nodes is None for one in self.points):
             return self
-        kept = {
+        parts = {
             name: tuple(
-                one for one in getattr(self, name) if (one.nodes or self.nodes_of(one.devices)) in (None, nodes)
+                msgspec.structs.replace(one, nodes=None)
+                for one in getattr(self, name)
+                if (one.nodes or self.nodes_of(one.devices)) in (None, nodes)
             )
             for name in ("points", "fits", "contention")
         }
-        parts = {
-            name: tuple(msgspec.structs.replace(one, nodes=None) for one in values) for name, values in kept.items()
-        }
-        spanned = dict.fromkeys((point.devices for point in kept["points"]), nodes)
+        spanned = dict.fromkeys((point.devices for point in parts["points"]), nodes)
         return msgspec.structs.replace(self, **parts, nodes={**self.nodes, **spanned})

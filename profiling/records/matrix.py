@@ -38,7 +38,7 @@ SHARDED_HOOKS: tuple[CommHook, ...] = ("none", "fp16", "bf16")
 
 _LARGEST_BUCKET_MB = 1 << 20  # a TiB
 
-_LAYOUT = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s*")
+_PRODUCT = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s*")
 
 
 class Layout(NamedTuple):
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
 
 def parse_layout(text: str) -> Layout:
     """The layout that a text such as ``2x8`` names; raises ValueError for another text, less than two nodes and no device."""
-    found = _LAYOUT.fullmatch(text)
+    found = _PRODUCT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text.strip() or 'nothing'} is not a number of nodes times devices")
     layout = Layout(int(found[1]), int(found[2]))
@@ -85,18 +85,10 @@ def parse_counts_and_layouts(text: str) -> tuple[tuple[int, ...], tuple[str, ...
 
 
 def parse_batch_sizes(text: str) -> tuple[tuple[int, ...], int | None]:
-    """Batch sizes and growth factor from ``32,128`` (no growth) or ``32x4`` (32, 128, 512, ...).
-
-    Raises ValueError.
-    """
-    growing = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", text)
-    if growing:
+    """Batch sizes and growth factor from ``32,128`` (no growth) or ``32x4`` (32, 128, 512, ...); raises ValueError."""
+    if growing := _PRODUCT.fullmatch(text):
         return (int(growing[1]),), int(growing[2])
     return tuple(sorted(set(whole_numbers(text)))), None
-
-
-def _bucket_sizes(text: str) -> tuple[float | str, ...]:
-    return tuple(part if part == "default" else _mebibytes(part) for part in words(text))
 
 
 def _mebibytes(text: str) -> float:
@@ -180,7 +172,7 @@ class Variants(ConfigPart, frozen=True):
     bucket_mb: tuple[float | Literal["default"], ...] = setting(
         ("default",),
         "DDP's bucket cap in MiB, or with a unit (25MB), or default, or several",
-        text=_bucket_sizes,
+        text=lambda text: tuple(part if part == "default" else _mebibytes(part) for part in words(text)),
         joins=lambda sizes: any(isinstance(size, str) for size in sizes),
         example="default,5",
         check=_bucket_fix,
@@ -211,10 +203,6 @@ def several_devices_idle(config: Any) -> str:
     if _one_device(matrix) or all(traits_of(one).baseline for one in matrix.strategies):
         return "nothing is measured on several devices, so there is no link and no scaling"
     return ""
-
-
-def _scaling_idle(config: Any) -> str:
-    return "on one device weak and strong are the same" if _one_device(config.matrix) else ""
 
 
 def _ddp_alone_idle(config: Any) -> str:
@@ -267,7 +255,7 @@ class Matrix(Variants, frozen=True):
         "weak",
         "weak, strong or both",
         help_of={"train": "strong: same global batch everywhere; weak: it grows"},
-        idle=_scaling_idle,
+        idle=lambda config: "on one device weak and strong are the same" if _one_device(config.matrix) else "",
     )
     ddp_alone: bool | None = setting(None, "also measure DDP on one device", idle=_ddp_alone_idle)
 
@@ -302,14 +290,13 @@ class Matrix(Variants, frozen=True):
     def _check_variants_of_ddp(self) -> None:
         """Raise SettingError for a variant that only DDP has, or of gradients that FSDP does not have."""
         named, sharded = ",".join(self.strategies), any(traits_of(one).sharded for one in self.strategies)
-        for name, value in ((name, getattr(self, name)) for name in DDP_VARIANTS):
-            if value == getattr(_NO_VARIANTS, name):
+        for name in DDP_VARIANTS:
+            if (value := getattr(self, name)) == getattr(_NO_VARIANTS, name):
                 continue
             if name != "comm_hook" or not sharded:
                 only = "only DDP and FSDP have" if name == "comm_hook" else "only DDP has"
-                raise SettingError(
-                    f"{only} it, and ddp is not in --strategy {named}; add ddp, or omit it", **{name: value}
-                )
+                fix = f"{only} it, and ddp is not in --strategy {named}; add ddp, or omit it"
+                raise SettingError(fix, **{name: value})
             if unknown := set(self.comm_hook) - set(SHARDED_HOOKS):
                 raise SettingError(
                     f"FSDP reduces in a type, none, fp16 or bf16, and {unknown.pop()} is none; add ddp to --strategy {named}, "
@@ -346,9 +333,9 @@ def check_micro_batches(matrix: Matrix) -> None:
 
     Not every matrix has to hold it: that of cells measured by hand is their union, of which each alone was checked.
     """
-    counts = (
-        {1} if matrix.scaling == "weak" else {1, *(matrix.devices or ()), *(one.devices for one in layouts_of(matrix))}
-    )
+    counts = {1}
+    if matrix.scaling != "weak":
+        counts |= {*(matrix.devices or ()), *(one.devices for one in layouts_of(matrix))}
     sizes = matrix.batch_sizes or ()
     shares = [sorted({size // count for count in counts if size % count == 0}) for size in sizes]
     for share, count in itertools.product(itertools.chain(*shares), matrix.accumulate):

@@ -216,8 +216,5 @@ class CheckpointDescription(Stored, frozen=True, kw_only=True):
     @property
     def place(self) -> str:
         """Such as ``epoch 3, after 40 steps``."""
-        return (
-            f"epoch {self.epochs + 1}, after {counted(self.step, 'step')}"
-            if self.step
-            else f"the end of epoch {self.epochs}"
-        )
+        after = f"epoch {self.epochs + 1}, after {counted(self.step, 'step')}"
+        return after if self.step else f"the end of epoch {self.epochs}"
