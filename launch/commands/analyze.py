@@ -7,7 +7,7 @@ import typer
 
 from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, OptionValues, Request, argument, option
+from dpscope.launch.commands.command import Idle, OptionValues, Request, argument, open_console, option
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -86,8 +86,6 @@ IDLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeRequest(Request):
-    """What `dpscope analyze` is called with."""
-
     paths: list[Path] = argument("a run folder, or trace files and folders of them")
     output_format: OutputFormat = option("what to print", "--format", default="table")
     classic: bool = option("the tables of data-parallel studies", "--tables", default=False)
@@ -124,9 +122,7 @@ def analyze(request: AnalyzeRequest) -> None:
     runs = runs_among(request.paths)
     detail = options.detail(request.verbose, request.quiet)
     logs = tuple(request.nccl_log or ())
-    from rich.console import Console
-
-    console = Console(markup=False)
+    console = open_console()
     if not runs:
         from dpscope.analysis.output.many_ranks import HostOptions
         from dpscope.analysis.output.traced_report import TraceRequest, print_traces
@@ -187,5 +183,4 @@ def _is_run(path: Path) -> bool:
 
 
 def defaults() -> dict[str, str]:
-    """By option."""
     return {"--figures": "those of the report that is there; png for the first"}

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Command, Request, argument, option
+from dpscope.launch.commands.command import Command, Request, argument, open_console, option
 from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -42,8 +42,6 @@ COMMAND = ScriptLast
 
 @dataclass(frozen=True, kw_only=True)
 class AttachRequest(Request):
-    """What `dpscope attach` is called with."""
-
     script: list[str] = argument("the script, or -m and a module", metavar="-- SCRIPT [ARGUMENT]")
     devices: str | None = option(
         "device counts, such as single,2,4; a torchrun job for each, and for single one process without torchrun"
@@ -66,8 +64,6 @@ class AttachRequest(Request):
 
 def attach(request: AttachRequest) -> None:
     detail = options.detail(request.verbose, request.quiet)
-    from rich.console import Console
-
     from dpscope.launch.attach import jobs as attach_jobs
     from dpscope.launch.attach.arguments import attachment
     from dpscope.launch.jobs.devices import resolve_devices
@@ -89,7 +85,7 @@ def attach(request: AttachRequest) -> None:
         assert isinstance(parsed, tuple)
         counts = parsed
     attach_jobs.check_counts([count or 1 for count in counts], found)
-    console = Console(markup=False)
+    console = open_console()
     with locked(out, wait=False, note=lambda text: console.print(text, markup=False, soft_wrap=True)):
         measured: list[attach_jobs.AttachedJob] = []
         failed: dict[attach_jobs.AttachedJob, int] = {}

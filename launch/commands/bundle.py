@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpscope.launch.commands.command import Idle, argument, option
+from dpscope.launch.commands.command import Idle, argument, open_console, option
 from dpscope.profiling.store.errors import DpscopeError
 
 IDLE = (Idle("output", "list_only", "--list writes nothing"),)
@@ -16,8 +16,6 @@ def bundle(
     path = output or Path(f"{run.absolute().name}-bundle.zip")
     if path.suffix != ".zip":
         raise DpscopeError(f"{path} does not end in .zip, which the bundle is; name it {path}.zip")
-    from rich.console import Console
-
     from dpscope.analysis.bundle.write import collect, write
     from dpscope.analysis.output.analyze import Targets, report_of
     from dpscope.analysis.text.terminal import print_table, progress
@@ -36,7 +34,7 @@ def bundle(
         notes["analysis"] = {"failed": str(error)}
     with progress("Packing traces") as update:
         packed = collect(run, findings, notes, progress=update)
-    console = Console(markup=False)
+    console = open_console()
     print_table(console, packed.listing())
     if list_only:
         return

@@ -1,15 +1,14 @@
 """`dpscope calibrate`: collectives timed by size, and what they cost elsewhere."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, argument, default_texts, option
+from dpscope.launch.commands.command import Idle, argument, default_texts, open_console, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.calibration import CalibrationSettings
-from dpscope.profiling.records.settings import Setting, declarations
+from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.store.errors import DpscopeError
 
 _SETTINGS = {name: one for name, one in declarations(CalibrationSettings).items() if one.help}
@@ -30,9 +29,7 @@ IDLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateRequest(options.NodeOptions):
-    """What `dpscope calibrate` is called with."""
-
-    settings: ClassVar[Mapping[str, Setting]] = _SETTINGS
+    settings = _SETTINGS
 
     link: options.Link = None
     from_nccl_tests: bool = option(
@@ -50,8 +47,6 @@ class CalibrateRequest(options.NodeOptions):
 def calibrate(request: CalibrateRequest) -> None:
     """Measure or read a calibration, and save it; or predict from one."""
     stated = options.read_link(request.link)
-    from rich.console import Console
-
     from dpscope.analysis.costs.calibration_files import calibration_from_logs, calibration_path
     from dpscope.analysis.costs.sources import rate_between, rate_within
     from dpscope.analysis.report.calibration import calibration_tables, save_calibration
@@ -68,7 +63,7 @@ def calibrate(request: CalibrateRequest) -> None:
     if logs and not request.from_nccl_tests:
         raise DpscopeError(f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs")
     check_calibration_place(out, calibration_path(out))
-    console = Console(markup=False)
+    console = open_console()
     if request.from_nccl_tests:
         measured = calibration_from_logs(logs, request.in_place, stated)
     else:
@@ -99,8 +94,6 @@ def calibrate(request: CalibrateRequest) -> None:
 
 def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
     """From one calibration, or from logs of several counts."""
-    from rich.console import Console
-
     from dpscope.analysis.costs.calibration_files import calibration_from_logs, costs_at
     from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
 
@@ -111,11 +104,10 @@ def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
         calibration = costs_at(paths[0], "--predict")
     else:
         raise DpscopeError(f"{paths[1]}: --predict takes one calibration; add --from-nccl-tests to read logs")
-    print_forecasts(calibration, requested, request.output_format, Console(markup=False))
+    print_forecasts(calibration, requested, request.output_format, open_console())
 
 
 def defaults() -> dict[str, str]:
-    """By option."""
     from dpscope.launch.calibration.settings import CalibrationFlags
 
     flags = CalibrationFlags()

@@ -249,6 +249,13 @@ def default_texts(values: Mapping[str, object]) -> dict[str, str]:
     }
 
 
+def open_console(stderr: bool = False) -> "Console":
+    """The terminal, on which square brackets are no markup."""
+    from rich.console import Console
+
+    return Console(markup=False, stderr=stderr)
+
+
 def by_device(values: Mapping[Any, Any]) -> str:
     """A default that depends on the devices."""
     return f"{value_text(values['cuda'])}; {value_text(values['cpu'])} on the CPU"

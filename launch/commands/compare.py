@@ -5,7 +5,7 @@ from typing import Literal
 
 import typer
 
-from dpscope.launch.commands.command import Idle, argument, option
+from dpscope.launch.commands.command import Idle, argument, open_console, option
 from dpscope.profiling.store.errors import DpscopeError
 
 IDLE = (Idle("by", lambda values: len(values["paths"]) < 3, "it orders three runs or more"),)
@@ -26,8 +26,6 @@ def compare(
         "order of three runs or more: by when they began (default), or by when their commits were made"
     ),
 ) -> None:
-    from rich.console import Console
-
     from dpscope.analysis.output.changes import print_comparison, print_history
     from dpscope.analysis.runs.compare import parse_share
 
@@ -35,10 +33,9 @@ def compare(
         raise DpscopeError(f"{paths[0]}: one run has nothing to be compared with; name another, or several")
     share = None if fail_over is None else parse_share(fail_over)
     if len(paths) > 2:
-        raise typer.Exit(print_history(paths, share, output_format, Console(markup=False), force, by or "time"))
-    raise typer.Exit(print_comparison(paths[0], paths[1], share, output_format, Console(markup=False), force))
+        raise typer.Exit(print_history(paths, share, output_format, open_console(), force, by or "time"))
+    raise typer.Exit(print_comparison(paths[0], paths[1], share, output_format, open_console(), force))
 
 
 def defaults() -> dict[str, str]:
-    """By option."""
     return {"--fail-over": "5%"}

@@ -1,32 +1,28 @@
 """`dpscope equal`: a few steps under each strategy, every tensor compared."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import by_device, config_defaults, option
+from dpscope.launch.commands.command import by_device, config_defaults, open_console, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import Optimizer, RunConfig
-from dpscope.profiling.records.settings import Setting, declarations
+from dpscope.profiling.records.settings import declarations
 
 IDLE = (options.ONE_NODE,)
-_SETTINGS = (
+_NAMES = (
     *("strategies", "devices", "batch_sizes", "compile", "model", "data", "data_dir", "download", "samples", "workers"),
     *(*Optimizer.__struct_fields__, "seed", "steps", "timeout_s", "device"),
 )
+_SETTINGS = {name: one for name, one in declarations(RunConfig).items() if name in _NAMES}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EqualRequest(options.NodeOptions):
-    """What `dpscope equal` is called with."""
-
-    settings: ClassVar[Mapping[str, Setting]] = {
-        name: one for name, one in declarations(RunConfig).items() if name in _SETTINGS
-    }
+    settings = _SETTINGS
 
     dtype: Literal["float64", "float32"] = option(
         "precision of the training; float64 distinguishes mistakes from rounding", default="float64"
@@ -40,11 +36,9 @@ class EqualRequest(options.NodeOptions):
 
 
 def equal(request: EqualRequest) -> None:
-    from rich.console import Console
-
     from dpscope.launch.equality.run import equality_settings, run_equality
 
-    console = Console(markup=False, stderr=request.output_format == "json")
+    console = open_console(stderr=request.output_format == "json")
     place = this_node(request)
     settings = equality_settings(
         request.flags,

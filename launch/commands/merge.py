@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, argument, option
+from dpscope.launch.commands.command import Idle, argument, open_console, option
 
 IDLE = (
     Idle(
@@ -26,8 +26,6 @@ def merge(
     max_events: options.MaxEvents = None,
 ) -> None:
     limits = options.read_limits(max_bytes, max_events)
-    from rich.console import Console
-
     from dpscope.analysis.output.merge import print_merge
 
-    raise typer.Exit(print_merge(paths, output, cell, repeat, limits, Console(markup=False)))
+    raise typer.Exit(print_merge(paths, output, cell, repeat, limits, open_console()))

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, argument, option
+from dpscope.launch.commands.command import Idle, argument, open_console, option
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -35,8 +35,6 @@ def reduce(
     limits = options.read_limits(max_bytes, max_events)
     if jobs is not None and jobs < 1:
         raise DpscopeError(f"--jobs {jobs}: must be 1 or more")
-    from rich.console import Console
-
     from dpscope.analysis.output.traces import trace_status
     from dpscope.analysis.partials.reduce import read_share, reduce_traces
     from dpscope.analysis.text.terminal import progress
@@ -47,7 +45,7 @@ def reduce(
             paths, output, own, limits, jobs=jobs, progress=lambda done, of: update(f"{done} of {of} read")
         )
     size_kb, known = made.path.stat().st_size / 1e3, f", {made.kept} of them already reduced" if made.kept else ""
-    Console(markup=False).print(
+    open_console().print(
         f"Written: {made.path} ({counted(made.ranks, 'rank')}{known}; {size_kb:.0f} kB). dpscope analyze reads it, alone or with "
         "others.",
         highlight=False,

@@ -1,14 +1,13 @@
 """`dpscope run`: strategies measured and traced under torchrun, compared, reported."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, by_device, config_defaults, exit_after, option
+from dpscope.launch.commands.command import Idle, by_device, config_defaults, exit_after, open_console, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.settings import Setting, declarations
+from dpscope.profiling.records.settings import declarations
 
 if TYPE_CHECKING:
     from dpscope.profiling.mirrors.wandb_mirror import CellMirror
@@ -27,9 +26,7 @@ IDLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(options.NodeOptions, options.MirrorOptions):
-    """What `dpscope run` is called with."""
-
-    settings: ClassVar[Mapping[str, Setting]] = declarations(RunConfig)
+    settings = declarations(RunConfig)
 
     detect: str | None = option(
         "instead of --repeats: as many as show a change of this size, such as 5%", metavar="CHANGE"
@@ -46,13 +43,11 @@ class RunRequest(options.NodeOptions, options.MirrorOptions):
 
 def run(request: RunRequest) -> None:
     detail = options.detail(request.verbose, request.quiet)
-    from rich.console import Console
-
     from dpscope.launch.measuring.run import describe_plan, run_sweep
     from dpscope.launch.planning.cells import check_idle_options
     from dpscope.launch.planning.run_config import load_config
 
-    console, out = Console(markup=False), request.out
+    console, out = open_console(), request.out
     settings = load_config(request.config, request.flags)
     place = this_node(request, request.dry_run)
     nodes = place.count if place is not None else 1

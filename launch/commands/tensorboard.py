@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.analyze import runs_among
-from dpscope.launch.commands.command import Idle, argument, option
+from dpscope.launch.commands.command import Idle, argument, open_console, option
 from dpscope.profiling.store.errors import DpscopeError
 
 _REAPED_EVERY_S = 1.0
@@ -28,10 +28,8 @@ def tensorboard(
     out: Path | None = option("of traces: where the folder goes; a run's lies in the run's own"),
 ) -> None:
     stated = options.read_link(link)
-    from rich.console import Console
-
     check_address(host, port)
-    console = Console(markup=False)
+    console = open_console()
     console.print("Writing the TensorBoard folder ...", highlight=False)
     if runs := runs_among(paths):
         from dpscope.analysis.output.analyze import write_tensorboard

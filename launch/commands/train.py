@@ -1,15 +1,13 @@
 """`dpscope train`: strategies trained on the same batches."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, config_defaults, exit_after, option
+from dpscope.launch.commands.command import Idle, config_defaults, exit_after, open_console, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
-from dpscope.profiling.records.settings import Setting, declarations
+from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.training import TrainConfig
 
 IDLE = (
@@ -18,15 +16,12 @@ IDLE = (
     options.ONE_MIRROR,
 )
 _NO_OPTIONS = ("seed", "ddp_alone")  # there are --seeds; DDP on one device trains as single does
+_SETTINGS = {name: one for name, one in declarations(TrainConfig).items() if name not in _NO_OPTIONS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest(options.NodeOptions, options.MirrorOptions):
-    """What `dpscope train` is called with."""
-
-    settings: ClassVar[Mapping[str, Setting]] = {
-        name: one for name, one in declarations(TrainConfig).items() if name not in _NO_OPTIONS
-    }
+    settings = _SETTINGS
 
     config: options.Config = None
     target_accuracy: options.TargetAccuracy = None
@@ -39,15 +34,13 @@ class TrainRequest(options.NodeOptions, options.MirrorOptions):
 
 
 def train(request: TrainRequest) -> None:
-    from rich.console import Console
-
     from dpscope.launch.training.cells import load_train_config
     from dpscope.launch.training.planned_jobs import describe_trainings
     from dpscope.launch.training.run import run_trainings
 
     options.check_targets(target_accuracy=request.target_accuracy)
     settings = load_train_config(request.config, request.flags)
-    console, out = Console(markup=False), request.out
+    console, out = open_console(), request.out
     place = this_node(request, request.dry_run)
     if request.dry_run:
         nodes = place.count if place is not None else 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, OptionValues, Request, argument, option
+from dpscope.launch.commands.command import Idle, OptionValues, Request, argument, open_console, option
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import MIB, choose_from
 from dpscope.profiling.store.errors import DpscopeError
@@ -47,8 +47,6 @@ IDLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfRequest(Request):
-    """What `dpscope whatif` is called with."""
-
     paths: list[Path] = argument("a run folder, traces of one job, or a CSV table of measured steps")
     cell: str | None = option("the cell of a run to predict from, such as ddp-d2-b32")
     devices: str | None = option("device counts to predict, such as 32,64")
@@ -105,8 +103,6 @@ def _of_table(request: WhatIfRequest, requested: "WhatIfOptions", gradient_bytes
         raise DpscopeError("name what to predict: --devices 32,64, or --measured OTHER.csv, one of them")
     if not table.is_file():
         raise DpscopeError(f"{table} is not a file; give a CSV table")
-    from rich.console import Console
-
     from dpscope.analysis.text.terminal import print_sentences, print_table
     from dpscope.analysis.text.text_table import render
     from dpscope.analysis.what_if import table_answer as what_if
@@ -126,7 +122,7 @@ def _of_table(request: WhatIfRequest, requested: "WhatIfOptions", gradient_bytes
     elif request.output_format == "csv":
         sys.stdout.write(render(what_if.prediction_table(answer), "csv"))
     else:
-        console = Console(markup=False)
+        console = open_console()
         sentences = what_if.table_answer_sentences(answer)
         print_sentences(console, sentences)
         if not sentences or any(one.low_us is not None for _, _, one in answer.predictions):
@@ -177,8 +173,6 @@ def _of_run_or_traces(
 
 
 def _print_run_answer(answer: "RunAnswer", output_format: Literal["table", "json", "csv"]) -> None:
-    from rich.console import Console
-
     from dpscope.analysis.text.terminal import print_sentences, print_table, progress
     from dpscope.analysis.text.text_table import render
     from dpscope.analysis.what_if.answers import output
@@ -189,7 +183,7 @@ def _print_run_answer(answer: "RunAnswer", output_format: Literal["table", "json
         sys.stdout.write(render(output.csv_table(answer), "csv"))
         sys.stderr.write(f"{answer.solution.sentence}\n" if answer.solution is not None else "")
     else:
-        console = Console(markup=False)
+        console = open_console()
         with progress("Removing one part at a time"):
             saved = answer.savings_sentences if answer.solution is None else []
         print_sentences(
