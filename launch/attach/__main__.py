@@ -19,7 +19,6 @@ from dpscope.profiling.store.errors import DpscopeError
 
 
 def main() -> None:
-    """Measure the script in the arguments, in this process."""
     lock = contextlib.ExitStack()
     try:
         attached = attachment(sys.argv[1:])

@@ -65,7 +65,6 @@ def attachment(arguments: Sequence[str]) -> Attachment:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """dpscope's options with their values, and the script with its arguments."""
     options: list[str] = []
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] not in ("--", "-m"):

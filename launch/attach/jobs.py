@@ -111,7 +111,6 @@ class AttachedJob:
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
         return "one device without torchrun" if self.devices is None else counted(self.devices, "device")
 
 

@@ -69,7 +69,6 @@ def _execute(command: Sequence[str], folder: Path | None) -> None:
 
 
 def _from_the_script_on(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without dpscope's frames."""
     runners = (run_script.__code__.co_filename, runpy.__file__, "<frozen runpy>")
     while trace is not None and trace.tb_frame.f_code.co_filename in runners:
         trace = trace.tb_next

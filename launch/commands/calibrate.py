@@ -45,7 +45,6 @@ class CalibrateRequest(options.NodeOptions):
 
 
 def calibrate(request: CalibrateRequest) -> None:
-    """Measure or read a calibration, and save it; or predict from one."""
     stated = options.read_link(request.link)
     from dpscope.analysis.costs.calibration_files import calibration_from_logs, calibration_path
     from dpscope.analysis.costs.sources import rate_between, rate_within
@@ -93,7 +92,6 @@ def calibrate(request: CalibrateRequest) -> None:
 
 
 def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
-    """From one calibration, or from logs of several counts."""
     from dpscope.analysis.costs.calibration_files import calibration_from_logs, costs_at
     from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
 

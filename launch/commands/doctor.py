@@ -131,11 +131,9 @@ def _driver() -> Check:
     if torch.version.hip is not None and usable:
         return Check("ok", f"torch uses AMD's driver, NVML does not know it; {built}")
     if driver is None and usable:
-        return Check(
-            "warning",
-            f"CUDA works, but NVML does not answer: clocks, throttling, links and other processes stay unknown; {built}",
-            "in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-        )
+        detail = "CUDA works, but NVML does not answer: clocks, throttling, links and other processes stay unknown"
+        fix = "in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        return Check("warning", f"{detail}; {built}", fix)
     present = present_gpus()
     if present is None:
         return Check("not applicable", f"no GPU; {built}")
@@ -190,16 +188,11 @@ def _all_reduce() -> Check:
 def _peer_access() -> Check:
     import torch
 
-    pairs = list(permutations(range(_usable_gpus()), 2))
-    without = sum(not torch.cuda.can_device_access_peer(*pair) for pair in pairs)
-    if not pairs:
+    if not (pairs := list(permutations(range(_usable_gpus()), 2))):
         return Check("not applicable", "fewer than two GPUs")
-    if without:
-        return Check(
-            "warning",
-            f"{without} of {len(pairs)} ordered pairs have none: copies go through host memory",
-            "check the IOMMU/ACS settings and the topology (nvidia-smi topo -m)",
-        )
+    if without := sum(not torch.cuda.can_device_access_peer(*pair) for pair in pairs):
+        detail = f"{without} of {len(pairs)} ordered pairs have none: copies go through host memory"
+        return Check("warning", detail, "check the IOMMU/ACS settings and the topology (nvidia-smi topo -m)")
     return Check("ok", f"all {len(pairs)} ordered pairs")
 
 

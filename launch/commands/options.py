@@ -70,7 +70,6 @@ NODES_IDLE = (ONE_NODE, Idle(_MEETING, "dry_run", "--dry-run prints the plan and
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a path is a run folder."""
     from dpscope.profiling.store.folders import is_run_folder
 
     return is_run_folder(path)
@@ -84,7 +83,6 @@ def holds_trainings(path: Path) -> bool:
 
 
 def any_run(values: Mapping[str, Any]) -> bool:
-    """Whether one of the paths holds a run or trainings."""
     return any(holds_run(path) or holds_trainings(path) for path in values["paths"])
 
 

@@ -95,7 +95,6 @@ def whatif(request: WhatIfRequest) -> None:
 
 
 def _of_table(request: WhatIfRequest, requested: "WhatIfOptions", gradient_bytes: float | None) -> None:
-    """From a table alone."""
     table, measured = request.paths[0], request.measured
     if len(request.paths) > 1:
         raise DpscopeError(f"{table} is a table: give it alone")

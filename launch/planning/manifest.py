@@ -89,11 +89,11 @@ def baseline_findings(plan: Sequence[PlannedCell]) -> list[Finding]:
     counts = sorted({one.cell.devices for one in plan if not one.skip_reason})
     if not counts or 1 in counts:
         return []
+    message = f"No cell on one device is planned, only on {' and '.join(map(str, counts))}"
     return [
         PlanCode.NO_BASELINE.finding(
-            message=f"No cell on one device is planned, only on {' and '.join(map(str, counts))}: gain, efficiency and "
-            "subtraction estimates will be NA.",
-            next_step=f"Use --devices {','.join(map(str, (1, *counts)))}, with single in --strategy.",
+            f"{message}: gain, efficiency and subtraction estimates will be NA.",
+            f"Use --devices {','.join(map(str, (1, *counts)))}, with single in --strategy.",
         )
     ]
 
@@ -123,14 +123,11 @@ def new_manifest(
     on_this_host: int | None = None,
     code: Path | None = None,
 ) -> Manifest:
-    """The manifest of a run that starts now, on this machine; `on_this_host` as `cells.resolve` has it.
-
-    `code` is as in `collect_environment`.
-    """
+    """The manifest of a run that starts now, here; `on_this_host` as in `cells.resolve`, `code` as in `collect_environment`."""
     environment = collect_environment(open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda", code=code)
     findings = plan_findings(config.workload, config.matrix, kind, on_this_host)
     if on_this_host is None:  # a cell started by hand is one of several
-        findings = [*findings, *baseline_findings(plan)]
+        findings += baseline_findings(plan)
     table = config.reporting.published
     published = read_published(Path(table)) if table is not None else ()
     return Manifest(

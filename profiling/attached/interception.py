@@ -78,7 +78,6 @@ class ModuleCalls:
         return id(module) in self._listeners.get(type(module), {})
 
     def remove(self, module: nn.Module) -> None:
-        """Stop listening to this module."""
         self._listeners.get(type(module), {}).pop(id(module), None)
 
     def stop(self) -> None:

@@ -236,7 +236,6 @@ def _move_to_repeat(run: RunFolder, cell: Cell, duration_s: float, whole: Repeat
 
 
 def _manifest_with(run: RunFolder, cell: Cell, threads: int, part: SavedPart) -> Manifest:
-    """The run's manifest, or a new one, with this cell in its plan."""
     manifest = run.manifest() if is_run_folder(run.path) else _new_manifest(cell, threads, part)
     plan = sorted(
         {*manifest.plan, PlannedCell(cell=cell)}, key=lambda one: (one.cell.batch_size, one.cell.devices, one.cell.name)

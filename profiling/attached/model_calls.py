@@ -114,7 +114,6 @@ class ModelCalls:
 
 
 def _first_tensor(value: object) -> Tensor | None:
-    """The first tensor with a dimension in nested tuples, lists and dictionaries."""
     if isinstance(value, Tensor):
         return value if value.dim() else None
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()

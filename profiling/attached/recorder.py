@@ -46,7 +46,6 @@ class Observed:
 
     @property
     def is_traced(self) -> bool:
-        """Whether the trace was saved."""
         return self.traced is not None and self.traced.complete
 
     @property

@@ -78,7 +78,6 @@ class EndingSignals:
             signal.signal(one, self._arrived)
 
     def _restore(self) -> None:
-        """Restore the default actions of the signals."""
         if self._sockets is None or not _is_main_thread():
             return
         if (now := signal.set_wakeup_fd(-1)) != self._sockets[1].fileno():
@@ -174,7 +173,6 @@ class Session:
             self.step_ended()
 
     def step_ended(self) -> None:
-        """End a step and begin the next."""
         if self._over:
             return
         with self._working:
@@ -276,7 +274,6 @@ class Session:
             yield observed.counted
 
     def _next_window(self, observed: Observed, window: Window) -> None:
-        """End the current window; begin the next, or save."""
         window.end()
         if missing := job.missing_processes(observed.place):
             self.incomplete = started_alone(missing, observed.place.world_size, self._settings.script)

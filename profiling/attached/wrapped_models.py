@@ -59,7 +59,6 @@ class DetectedStrategy:
 
     @property
     def traits(self) -> StrategyTraits:
-        """What the strategy does."""
         return traits_of(self.strategy)
 
 

@@ -123,7 +123,6 @@ class CalibrationSettings(Config, frozen=True):
 
     @property
     def groups(self) -> tuple[Layout, ...]:
-        """The timed groups of devices, by nodes and devices per node."""
         return (*(Layout(1, count) for count in self.devices), *map(parse_layout, self.layouts))
 
     @property
