@@ -96,11 +96,8 @@ frameworks: $(VENV)/.installed-dev
 docs: $(VENV)/.installed
 	$(BIN)/python docs/_tools/published_docs.py
 	$(BIN)/python docs/_tools/cell_values.py
-	$(BIN)/python docs/_tools/links_docs.py
-	$(BIN)/python docs/_tools/columns_docs.py
+	$(BIN)/python docs/_tools/pages.py
 	$(BIN)/python docs/_tools/commands_docs.py
-	$(BIN)/python docs/_tools/findings_docs.py
-	$(BIN)/python docs/_tools/glossary_docs.py
 
 # The documents as pages with search, in build/site; a broken link is an error.
 site: $(VENV)/.installed

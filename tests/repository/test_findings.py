@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from docs._tools.findings_docs import REGISTERED
+from docs._tools.pages import REGISTERED
 from dpscope.profiling.records.finding import FindingCode, Trait
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
