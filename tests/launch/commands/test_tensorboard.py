@@ -1,21 +1,16 @@
 """TensorBoard's address is checked before anything starts; the plugin's processes that have ended are waited for."""
 
 import contextlib
-import multiprocessing
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import tensorboard.program
 
-from dpscope.launch.commands import tensorboard as command
-from dpscope.launch.commands.tensorboard import check_address, serve
+from dpscope.launch.commands.tensorboard import check_address
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
 from tests.helpers.sweeps import wait_until
@@ -33,34 +28,6 @@ def test_a_taken_port_and_an_unknown_host_are_named() -> None:
     check_address("127.0.0.1", 0)
     with pytest.raises(DpscopeError, match=r"--host no\.such\.host\.invalid: "):
         check_address("no.such.host.invalid", 0)
-
-
-@pytest.mark.process
-def test_processes_that_have_ended_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
-
-    class Server:
-        def configure(self, argv: list[str]) -> None:
-            child = multiprocessing.get_context("spawn").Process(target=time.perf_counter)
-            child.start()
-            started.append(child)
-
-        def launch(self) -> str:
-            return "http://here"
-
-    waits: list[float] = []
-
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) > 100 or not Path(f"/proc/{started[0].pid}").exists():
-            raise KeyboardInterrupt
-        time.sleep(0.1)
-
-    monkeypatch.setattr(tensorboard.program, "TensorBoard", Server)
-    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=wait))
-    with pytest.raises(KeyboardInterrupt):
-        serve(tmp_path, "localhost", 0, lambda address: None)
-    assert not Path(f"/proc/{started[0].pid}").exists()
 
 
 LISTENING_S = 60.0
