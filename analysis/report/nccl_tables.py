@@ -173,23 +173,19 @@ def _notes(jobs: Sequence[JobChoices]) -> Iterator[str]:
 _GPU_DIRECT = {None: NA, True: "enabled", False: "disabled"}
 _JOB = (
     _RANKS,
-    Field("library", lambda job: job.log.library, meaning="NCCL or RCCL, with its version"),
-    Field("channels", lambda job: job.communicator.channels, meaning="Channels for collectives"),
+    Field("library", "log.library", meaning="NCCL or RCCL, with its version"),
+    Field("channels", "communicator.channels", meaning="Channels for collectives"),
     Field(
         "NVLS channels",
-        lambda job: job.communicator.nvls_channels,
+        "communicator.nvls_channels",
         meaning="Channels for reductions in the NVSwitch; 0: not available",
     ),
     Field(
         "CollNet channels",
-        lambda job: job.communicator.collnet_channels,
+        "communicator.collnet_channels",
         meaning="Channels for reductions in the network; 0: not available",
     ),
-    Field(
-        "networks",
-        lambda job: ", ".join(job.log.networks) or NA,
-        meaning="Networks that NCCL uses between hosts",
-    ),
+    Field("networks", lambda job: ", ".join(job.log.networks) or NA, meaning="Networks that NCCL uses between hosts"),
     Field(
         "connections by transport",
         lambda job: ", ".join(f"{name} {pairs}" for name, pairs in sorted(job.log.links.items())) or NA,
