@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.cells.bandwidths import runs_all_reduces
 from dpscope.analysis.cells.columns import NAMES, VALUE_RANGE
 from dpscope.analysis.cells.device_use import cpu_peaks
+from dpscope.analysis.cells.estimated import runs_all_reduces
 from dpscope.analysis.cells.measured import summarise_cell
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow, RowBuilder, minus

@@ -6,11 +6,10 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.cells.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
 from dpscope.analysis.cells.cell_ledger import LOST, put_ledger
 from dpscope.analysis.cells.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE, VALUE_RANGE
 from dpscope.analysis.cells.device_use import CpuPeaks, put_device_use
-from dpscope.analysis.cells.estimated import put_estimates, single_step_us
+from dpscope.analysis.cells.estimated import BANDWIDTH_COLUMNS, put_bandwidths, put_estimates, single_step_us
 from dpscope.analysis.cells.row import NO_GLOBAL_BATCH, NO_SAME_BATCH, RowBuilder
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
