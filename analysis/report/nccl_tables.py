@@ -162,10 +162,13 @@ def _notes(jobs: Sequence[JobChoices]) -> Iterator[str]:
     if any(row.ring_us is not None and row.formula_us is None for row in rows):
         yield "formula NA: no formula is known for this algorithm and collective"
     if any(row.ring_us is not None for row in rows):
-        with_table = all(job.communicator.cost_table for job in jobs)
-        known = "the ring's latency in NCCL's cost table divided by its hops"
-        latency = known if with_table else "omitted without NCCL's cost table"
-        yield f"latency per hop in both formulas: {latency}"
+        known = all(job.communicator.cost_table for job in jobs)
+        how = (
+            "the ring's latency in NCCL's cost table divided by its hops"
+            if known
+            else "omitted without NCCL's cost table"
+        )
+        yield f"latency per hop in both formulas: {how}"
     if any(row.measured_us is None for row in rows):
         yield "measured NA: no collective of this kind and size on all ranks was measured"
 
