@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.analysis.findings.answers import LABELS, TracedFacts, Verdict, traces_verdict
+from dpscope.analysis.findings.answers import Verdict, traces_verdict
 from dpscope.analysis.findings.ledger_text import late_rank, ledger_table
 from dpscope.analysis.output.many_ranks import Folded, HostOptions, fold_ranks, is_many, placed
 from dpscope.analysis.output.summary import answer_grid
@@ -135,8 +135,7 @@ def _print_verdicts(console: Console, verdicts: Mapping[str, Verdict]) -> None:
         console.print()
         if name:
             console.print(Trimmed(Text(f"Job {name.removeprefix('job ')}", style="bold")))
-        answers = [(label, answer.text) for label, answer in zip(LABELS, one.answers, strict=True)]
-        console.print(answer_grid(one.warnings, answers))
+        console.print(answer_grid(one.warnings, one.labelled))
         if one.ledger is not None:
             print_table(console, ledger_table(one.ledger))
 
@@ -175,18 +174,10 @@ def verdicts_of(jobs: JobAnalyses, report: "Report | None" = None) -> dict[str, 
         return dict.fromkeys(jobs, report.verdict)
     verdicts = {}
     for name, analysis in jobs.items():
-        ledger = analysis.ledger if analysis.communication_known else None
-        windows = whole_steps(analysis.tables.steps_with_waits)
-        facts = TracedFacts(
-            job=traced_job(analysis),
-            ledger=ledger,
-            late=late_rank(windows, traced_straggler(analysis), ledger),
-            on_device=bool(analysis.tables.steps.known("device").any()),
-            has_collectives=len(analysis.tables.collectives) > 0,
-            communication_known=analysis.communication_known,
-            not_split=analysis.not_split,
-        )
-        verdicts[name] = traces_verdict(facts)
+        ledger, tables = analysis.ledger if analysis.communication_known else None, analysis.tables
+        late = late_rank(whole_steps(tables.steps_with_waits), traced_straggler(analysis), ledger)
+        on_device, moved = bool(tables.steps.known("device").any()), len(tables.collectives) > 0
+        verdicts[name] = traces_verdict(analysis, traced_job(analysis), ledger, late, on_device, moved)
     return verdicts
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dpscope.analysis.cells.columns import COLUMNS
 from dpscope.analysis.cells.comparison import Comparison, compare
 from dpscope.analysis.costs.sources import CostSources, cost_sources
-from dpscope.analysis.findings.answers import LABELS, QUESTIONS, Verdict
+from dpscope.analysis.findings.answers import QUESTIONS, Verdict
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report.all_tables import report_tables, terminal_tables
@@ -68,7 +68,7 @@ class Report:
         return PrintedReport(
             setting=self.setting,
             warnings=self.verdict.warnings,
-            answers=tuple((label, one.text) for label, one in zip(LABELS, self.verdict.answers, strict=True)),
+            answers=self.verdict.labelled,
             summary=summary,
             shortcuts=others[0] if others else None,
             first_rows=first_rows(self.comparison, self.verdict.cells),
