@@ -11,7 +11,7 @@ from dpscope.analysis.figures.step import wait_strips
 from dpscope.analysis.hosts.folds import RankSpread, fold, rank_means, spreads
 from dpscope.analysis.hosts.topology import rank_places
 from dpscope.analysis.partials.file import analyze_partials
-from dpscope.analysis.runs.traced_run import traced_run
+from dpscope.analysis.runs.run_data import traced_run
 from dpscope.analysis.traces.ranks.timeline import drawn_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.launch.cli import app
