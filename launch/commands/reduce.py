@@ -44,7 +44,7 @@ def reduce(
     from rich.console import Console
 
     from dpscope.analysis.output.traces import trace_status
-    from dpscope.analysis.partials.reduce import read_share, reduce_traces
+    from dpscope.analysis.partials.file import read_share, reduce_traces
     from dpscope.analysis.text.terminal import progress
 
     own = None if share is None else read_share(share)
