@@ -1,6 +1,5 @@
 """torchrun jobs of a command: started on this host or by launch/nodes on several, followed to their end. Imports no torch."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,11 +24,6 @@ class SeveralNodesJob:
     folder: JobFolder
     threads: int
     in_run: bool  # its leftover processes can be found by the run folder
-
-    @property
-    def digest(self) -> str:
-        """A digest of the command without the interpreter's path, which differs between nodes."""
-        return hashlib.sha256("\0".join(self.command[1:]).encode()).hexdigest()
 
 
 class JobStarter:
