@@ -8,6 +8,7 @@ OUT/results.json: by scenario its calls, each (what, device, ...), and the numbe
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -256,17 +257,17 @@ def doubles_in_place() -> Iterator[None]:
     """torch.cuda, torch.distributed and NVML doubled, tensors on the host, and a host's clock that only work moves."""
     install(DEVICES)
     GROUP.install()
-    from dpscope.launch.measuring import cell, cell_passes
+    from dpscope.launch.measuring import cell
     from dpscope.launch.workload import strategies
     from dpscope.profiling.instruments import trace_recorder
 
     DoubleDdp.double = DoubleDataParallel.double = DEVICES
     doubles: list[tuple[Any, str, Any]] = [
         (strategies, "DistributedDataParallel", DoubleDdp),
-        (cell_passes, "DistributedDataParallel", DoubleDdp),
+        (cell, "DistributedDataParallel", DoubleDdp),
         (strategies, "NamedDataParallel", DoubleDataParallel),
         (cell, "open_nvml", TwoGpuNvml),
-        (cell_passes, "time", SimpleNamespace(monotonic=lambda: DEVICES.host_us / 1e6)),
+        (cell, "time", SimpleNamespace(monotonic=lambda: DEVICES.host_us / 1e6, time=time.time)),
         (trace_recorder, "profile", _profile),
     ]
     for module, name, double in doubles:

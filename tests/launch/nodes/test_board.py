@@ -1,5 +1,6 @@
 """States that nodes exchange: they arrive, silence and an exit are a loss, and a value without a valid seal has no effect."""
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torc
 from dpscope.launch.jobs.node_place import NodePlace
 from dpscope.launch.nodes import board as board_module
 from dpscope.launch.nodes.board import Board, NodeInfo, NodeStart, sealed, unsealed
-from dpscope.launch.nodes.team import Team
+from dpscope.launch.nodes.team import Team, _digest
 from dpscope.profiling.machine.interfaces import host_at
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.environments import environment
@@ -125,3 +126,9 @@ def test_a_sealed_value_comes_back_without_what_a_terminal_acts_on_and_others_ar
     ):  # fmt: skip
         with pytest.raises(ValueError, match="its seal is wrong"):
             unsealed(secret, name, content, dict)
+
+
+def test_a_job_is_the_same_under_another_interpreter_and_another_with_other_arguments() -> None:
+    assert _digest((sys.executable, "-m", "a")) == _digest(("/other/python", "-m", "a"))
+    others = {_digest(("python", "-m", *arguments)) for arguments in (["a"], ["b"], ["a b"], ["a", "b"])}
+    assert len(others) == 4
