@@ -95,17 +95,17 @@ def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
 
 def steps(out: Path) -> dict[str, Any]:
     """Three steps of 2, 3 and 4 ms on device 3, batches there after 0.5 ms, the device idle before."""
-    from dpscope.profiling.instruments.step_timer import StepCounts, time_block
+    from dpscope.profiling.instruments.step_timer import time_block
 
     device = torch.device("cuda", 3)
     lengths = iter((2000.0, 3000.0, 4000.0))
 
-    def step(batch_arrived: Callable[[], None]) -> StepCounts:
+    def step(batch_arrived: Callable[[], None]) -> int:
         DEVICES.synchronise(device)
         DEVICES.host_us += 500
         batch_arrived()
         DEVICES.streams[3].queue(next(lengths) - 500)
-        return StepCounts(samples=4)
+        return 4
 
     _, samples = time_block(step, 3, device, lambda: DEVICES.synchronise(device))
     return {"step_us": [one.step_us for one in samples], "wait_us": [one.data_wait_us for one in samples]}
