@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.jobs.job_files import remove_job_files
-from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome
+from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome, remove_job_files
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import TorchrunJob
 from dpscope.profiling.records.run import Environment, Host

@@ -24,7 +24,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.launch.calibration.settings import CalibrationFlags
 from dpscope.launch.cli import app
 from dpscope.launch.jobs import devices
-from dpscope.launch.jobs.job_files import read_failures
+from dpscope.launch.jobs.job_outcome import read_failures
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.instruments.step_timer import BatchArrived
 from dpscope.profiling.records.run import Cell, DdpCounters, DeviceState

@@ -127,7 +127,7 @@ def attached(out: Path) -> dict[str, Any]:
 
 def failures(out: Path) -> dict[str, Any]:
     """What a process writes down where memory ran out, as torch, cuBLAS and NCCL say it, or a collective was given up."""
-    from dpscope.launch.jobs.job_files import read_failures, write_failure
+    from dpscope.launch.jobs.job_outcome import read_failures, write_failure
 
     gib = 1 << 30
     cublas = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")

@@ -9,7 +9,7 @@ from dpscope.launch.calibration.settings import CalibrationFlags
 from dpscope.launch.commands.several_nodes import _plan
 from dpscope.launch.equality.run import equality_settings
 from dpscope.launch.jobs.torchrun import command_nodes
-from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.training.cells import load_train_config
