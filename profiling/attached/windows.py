@@ -21,7 +21,7 @@ from dpscope.profiling.attached.model_calls import ModelCalls, StepCalls, outerm
 from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.attached.wrapped_models import WrapperLog, is_fully_sharded
 from dpscope.profiling.instruments.ddp_counters import StepCounters
-from dpscope.profiling.instruments.step_timer import StepCounts, StepSample, StepTimer
+from dpscope.profiling.instruments.step_timer import StepSample, StepTimer
 from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.records.run import DdpCounters, DeviceMemory
 
@@ -257,7 +257,7 @@ class TracedWindow:
         if not self._running:
             return True
         self.interrupted_steps += calls.other > 0
-        return self._trace.step_ended(StepCounts(samples=sum(calls.each))) and self._counting is None
+        return self._trace.step_ended(sum(calls.each)) and self._counting is None
 
     def end(self) -> None:
         self._give_way()
