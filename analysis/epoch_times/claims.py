@@ -205,7 +205,7 @@ def _traffic(one: "AuditedClaim") -> tuple[float, str]:
 def link_peak(hardware: str | None) -> LinkRate | None:
     """The link between GPUs that have only PCIe; None for others and for unknown hardware."""
     model = gpu_model(hardware)
-    return model_link(model) if model is not None and model.nvlink_version is None else None
+    return model_link(model) if model is not None and model.nvlink is None else None
 
 
 class AuditedClaim:
