@@ -91,12 +91,11 @@ def _device_names(environment: Environment) -> str:
 def variable_differences(then: Environment, now: Environment) -> list[ConditionDifference]:
     """Differences in the variables of jobs' processes on which times may depend, by name."""
     stored, current = ({**_SET_FOR_JOBS, **one.settings} for one in (then, now))
-    names = [
-        name
+    return _differing(
+        (name, stored.get(name, "unset"), current.get(name, "unset"))
         for name in sorted({*stored, *current})
         if name not in _OF_NO_EFFECT and not name.startswith(_OF_NO_EFFECT_PREFIXES)
-    ]
-    return _differing((name, stored.get(name, "unset"), current.get(name, "unset")) for name in names)
+    )
 
 
 _OF_NO_CELL = (*MAY_CHANGE, "steps", "data_dir", "devices", "batch_sizes", "strategies")
