@@ -74,7 +74,6 @@ def _fullest_memory() -> float:
 
 
 def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> None:
-    """Write a note about the failure of this process."""
     text = str(error) if isinstance(error, DpscopeError) else f"{type(error).__name__}: {error}"
     first_line = next((line.strip() for line in text.splitlines() if line.strip()), text)
     lowered = text.lower()
@@ -185,16 +184,13 @@ def job_outcome(
 
 
 class _Failure(NamedTuple):
-    """One process's failure; rank None is torchrun's own."""
-
-    rank: int | None
+    rank: int | None  # None: torchrun itself
     message: str
     status: CellStatus = "crashed"
     signal: int | None = None
 
 
 def _first_failure(notes: Sequence[FailureNote], log: str, torchrun_status: int) -> _Failure:
-    """The failure that caused the others."""
     exits = {int(rank): int(status) for rank, status in _EXIT.findall(log)}
     killed = [rank for rank, status in exits.items() if status < 0 and -status not in _CONSEQUENT_SIGNALS]
     causes = [note for note in notes if note.kind == "out_of_memory"]

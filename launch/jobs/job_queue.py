@@ -83,8 +83,6 @@ def duration_text(seconds: float) -> str:
 
 
 class QueuedJob(Protocol):
-    """A planned torchrun job."""
-
     @property
     def name(self) -> str: ...
     @property
@@ -109,8 +107,6 @@ ManifestT = TypeVar("ManifestT")
 
 @dataclass(frozen=True)
 class Outcome(Generic[ManifestT, ResultT]):
-    """How the jobs of a command ended."""
-
     manifest: ManifestT
     results: tuple[ResultT, ...]  # of every planned job that was reached, those of earlier calls included
     stop: StopRequest

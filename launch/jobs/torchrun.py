@@ -52,7 +52,6 @@ def processes_on_a_node(command: Sequence[str]) -> int:
 
 
 def command_nodes(command: Sequence[str]) -> int:
-    """Number of nodes of a command of `torchrun_prefix`."""
     return _number_option(command, "--nnodes=")
 
 

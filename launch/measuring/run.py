@@ -46,8 +46,6 @@ from dpscope.profiling.store.ownership import remove_report
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """One repeat of one cell, and the command that measures it."""
-
     cell: Cell
     repeat: int
     folder: RepeatFolder
@@ -62,8 +60,6 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class PlanDescription:
-    """Plan of `dpscope run`."""
-
     config: ResolvedConfig
     device_type: DeviceType
     threads_per_process: int
@@ -224,7 +220,6 @@ def _flags(chosen: msgspec.Struct, defaults: msgspec.Struct, names: Sequence[str
 
 
 def print_beginning(description: PlanDescription, console: Console) -> None:
-    """Print the plan of a run in a few lines."""
     _print_left_out(description, console)
     done = sum(job.done for job in description.jobs)
     cells = len({job.cell for job in description.jobs})
@@ -332,8 +327,6 @@ def _open_manifest(
 
 
 class _Sweep(JobQueue[PlannedJob, CellResult]):
-    """The jobs of one run."""
-
     def __init__(
         self, run: RunFolder, manifest: Manifest, description: PlanDescription, console: Console, starter: JobStarter
     ) -> None:

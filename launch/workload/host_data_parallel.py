@@ -66,8 +66,6 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         return replicas
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Any, kwargs: Any) -> list[Any]:
-        """Run the forward pass of each replica on its own thread."""
-
         def forward(index: int) -> Any:
             with _range(range_names.PARALLEL_APPLY, index):
                 return replicas[index](*inputs[index], **kwargs[index])
@@ -146,7 +144,6 @@ def _refresh(replica: nn.Module, module: nn.Module, share_buffers: bool) -> None
 
 
 def _concatenate(outputs: Sequence[Tensor]) -> Tensor:
-    """The outputs in one tensor, each copied in its replica's gather range."""
     joined = outputs[0].new_empty((sum(len(output) for output in outputs), *outputs[0].shape[1:]))
     start = 0
     with torch.no_grad():

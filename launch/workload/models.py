@@ -60,8 +60,6 @@ class SmallResNet(nn.Module):
 
 @dataclass(frozen=True)
 class GptSize:
-    """Dimensions of a GPT."""
-
     layers: int
     heads: int
     width: int

@@ -39,8 +39,6 @@ _OF_NO_EFFECT = (
 
 @dataclass(frozen=True)
 class ConditionDifference:
-    """A condition that differs between two measurements."""
-
     what: str  # such as "torch" or "NCCL_ALGO"
     then: object
     now: object
@@ -104,7 +102,6 @@ SETTINGS = tuple(name for name in declarations(RunConfig) if name not in _OF_NO_
 
 
 def setting_differences(then: msgspec.Struct, now: msgspec.Struct, names: Sequence[str]) -> list[ConditionDifference]:
-    """The named settings that differ between two configurations."""
     stored, current = settings_of(then), settings_of(now)
     return _differing((name, stored[name], current[name]) for name in names)
 

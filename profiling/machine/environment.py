@@ -57,7 +57,6 @@ _THROTTLE_REASONS = {
 
 
 def usable_cores() -> int:
-    """CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -51,8 +51,6 @@ _TO_SWITCH, _TO_UNKNOWN = 2, 255  # nvmlIntNvLinkDeviceType_t
 
 @dataclass(frozen=True)
 class _Gpu:
-    """One GPU with the data needed for its pairs."""
-
     handle: Any
     links: DeviceLinks
     address: str | None  # on the PCI bus
@@ -106,7 +104,6 @@ def _device_links(
 
 
 def active_nvlinks(nvml: Any | None, handle: Any) -> list[int]:
-    """Numbers of a GPU's active NVLinks."""
     return [link for link in range(_MOST_NVLINKS) if query(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
 
 

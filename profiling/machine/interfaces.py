@@ -99,7 +99,6 @@ def _end(text: str) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """A port that is currently free on this host."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]

@@ -63,8 +63,6 @@ def nvlink(version: int | None, links: int, device_name: str | None) -> LinkRate
 
 @dataclass(frozen=True)
 class GpuModel:
-    """The links of a GPU model."""
-
     title: str
     pattern: str  # of NVML's name for it
     pcie_generation: int

@@ -51,13 +51,11 @@ class EventLog(AbstractContextManager["EventLog"]):
         self._writer.flush()
 
     def text(self, tag: str, markdown: str) -> None:
-        """Write a text, shown as Markdown."""
         metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
         tensor = TensorProto(dtype=_DT_STRING, string_val=[markdown.encode()], tensor_shape=TensorShapeProto())
         self._add(Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)]))
 
     def image(self, tag: str, png: bytes, width: int, height: int) -> None:
-        """Write a PNG picture."""
         image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
         self._add(Summary(value=[Summary.Value(tag=tag, image=image)]))
 
@@ -70,7 +68,6 @@ class EventLog(AbstractContextManager["EventLog"]):
         self._hparams(metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=experiment))
 
     def session(self, hyperparameters: Mapping[str, HyperParameter], metrics: Mapping[str, float]) -> None:
-        """Write this run as a session of the HParams page."""
         self.begin_session(hyperparameters)
         for tag, value in metrics.items():
             self.scalar(tag, value, 0)
@@ -84,7 +81,6 @@ class EventLog(AbstractContextManager["EventLog"]):
         self._hparams(metadata.SESSION_START_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_start_info=start))
 
     def end_session(self) -> None:
-        """End the session successfully."""
         end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
         self._hparams(metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=end))
 
@@ -116,12 +112,10 @@ def _hparam_info(name: str, values: Sequence[HyperParameter]) -> api_pb2.HParamI
 
 
 def events_folder(run: Path) -> Path:
-    """The folder of the events of a run folder's trainings."""
     return run / "tensorboard" / "training"
 
 
 def training_folder(run: Path, record: EpochRecord) -> Path:
-    """The folder of the events of an epoch's training."""
     return events_folder(run) / record.cell / f"seed{record.seed}"
 
 

@@ -96,7 +96,6 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def remove_empty_folders(folder: Path) -> None:
-    """Remove empty folders below a folder."""
     for path, _, _ in os.walk(folder, topdown=False):
         if Path(path) != folder and not os.listdir(path):
             os.rmdir(path)
@@ -137,8 +136,6 @@ class _Ended(msgspec.Struct):
 
 
 class RepeatFolder(JobFolder):
-    """One repeat of one cell."""
-
     @property
     def run(self) -> "RunFolder":
         return RunFolder(self.path.parents[2])
@@ -196,13 +193,10 @@ class RepeatFolder(JobFolder):
         )
 
     def clear_measurements(self) -> None:
-        """Remove the measurements of a failed attempt; its log stays."""
         remove_written(self.run.path, self.path, lambda path: path == self.log_path)
 
 
 class RunFolder:
-    """A run folder."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest_path, self.calibration_path = path / MANIFEST_NAME, path / CALIBRATION_NAME
