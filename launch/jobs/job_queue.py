@@ -56,9 +56,8 @@ class SweepProgress:
         """The running job has ended; `message` is the reason if it is not ok."""
         if status != "ok" or not self._console.is_terminal:
             mark = (status.replace("_", " "), _STYLES.get(status, "red"))
-            reason = f": {message}" if message else ""
-            line = Text.assemble(f"{self._title}: ", mark, f" in {duration_text(duration_s)}{reason}")
-            self._console.print(line, soft_wrap=True)
+            text = f" in {duration_text(duration_s)}" + (f": {message}" if message else "")
+            self._console.print(Text.assemble(f"{self._title}: ", mark, text), soft_wrap=True)
         self._title = ""
 
     def _line(self) -> Text:
