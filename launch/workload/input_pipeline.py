@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -72,34 +72,13 @@ def micro_batching(cell: Cell) -> MicroBatching:
     return MicroBatching(count=cell.options.accumulate, shares=1 if cell.per_device else cell.devices)
 
 
-class BatchStream(Protocol):
-    """Endless batches. `epoch` and `samples`, indices into the data set, describe the last batch returned."""
-
-    epoch: int
-    samples: Sequence[int]
-    steps_per_epoch: int  # including a short last batch
-    loader_workers: int
-
-    def next_batch(self) -> Batch:
-        """The next (inputs, targets)."""
-
-    def start_epoch(self, epoch: int, step: int = 0) -> None:
-        """Continue with batch `step` of `epoch`, both counted from 0."""
-
-    def leave_out_short_batches(self) -> None:
-        """From the next epoch on, omit a last batch that is shorter than the others."""
-
-    def close(self) -> None:
-        """End the loader workers; there are no further batches."""
-
-
 @dataclass
 class SyntheticBatches:
     """A BatchStream that repeats one random batch, already on the device: nothing is loaded or transferred."""
 
     batch: Batch
     samples: Sequence[int]
-    steps_per_epoch: int
+    steps_per_epoch: int  # including a short last batch
     loader_workers: int = 0
     epoch: int = 0
     _returned: int = 0
@@ -175,12 +154,14 @@ class LoadedBatches:
         return inputs, targets
 
     def start_epoch(self, epoch: int, step: int = 0) -> None:
+        """Continue with batch `step` of `epoch`, both counted from 0."""
         self.epoch = epoch
         self._sampler.set_epoch(epoch)
         self._sampler.first_step = step
         self._iterator = iter(self._loader)
 
     def leave_out_short_batches(self) -> None:
+        """From the next epoch on, omit a last batch that is shorter than the others."""
         self._sampler.whole_only = True
 
     def close(self) -> None:
@@ -188,6 +169,10 @@ class LoadedBatches:
         iterator, self._iterator = self._iterator, iter(())
         if hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()  # called by the iterator's __del__; there is no public method
+
+
+BatchStream = SyntheticBatches | LoadedBatches
+"""Endless batches. `epoch` and `samples`, indices into the data set, describe the last batch returned."""
 
 
 def open_stream(

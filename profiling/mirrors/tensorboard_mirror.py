@@ -62,9 +62,13 @@ class EventLog(AbstractContextManager["EventLog"]):
     def experiment(self, hyperparameters: Mapping[str, Sequence[HyperParameter]], metrics: Sequence[str]) -> None:
         """Declare the HParams page: each parameter with its values, and the metrics' tags."""
         experiment = api_pb2.Experiment(
-            hparam_infos=[_hparam_info(name, values) for name, values in hyperparameters.items()],
-            metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics],
+            metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics]
         )
+        for name, values in hyperparameters.items():
+            field, kind = _field_and_type(values[0] if values else "")
+            info = experiment.hparam_infos.add(name=name, type=kind)
+            if field == "string_value":
+                info.domain_discrete.extend(sorted(set(values)))
         self._hparams(metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=experiment))
 
     def session(self, hyperparameters: Mapping[str, HyperParameter], metrics: Mapping[str, float]) -> None:
@@ -101,14 +105,6 @@ def _field_and_type(parameter: HyperParameter) -> tuple[str, Any]:
     if isinstance(parameter, str):
         return "string_value", api_pb2.DATA_TYPE_STRING
     return "number_value", api_pb2.DATA_TYPE_FLOAT64
-
-
-def _hparam_info(name: str, values: Sequence[HyperParameter]) -> api_pb2.HParamInfo:
-    field, kind = _field_and_type(values[0] if values else "")
-    info = api_pb2.HParamInfo(name=name, type=kind)
-    if field == "string_value":
-        info.domain_discrete.extend(sorted(set(values)))
-    return info
 
 
 def events_folder(run: Path) -> Path:
