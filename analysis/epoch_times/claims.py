@@ -173,7 +173,7 @@ def _traffic(one: "AuditedClaim") -> tuple[float, str]:
 def link_peak(hardware: str | None) -> LinkRate:
     """The link between GPUs that have only PCIe; raises NotComputable for others and for unknown hardware."""
     model = gpu_model(hardware)
-    peak = model_link(model) if model is not None and model.nvlink_version is None else None
+    peak = model_link(model) if model is not None and model.nvlink is None else None
     if peak is None:
         raise NotComputable("the link of this hardware is not known")
     return peak

@@ -195,9 +195,10 @@ def _link_tables() -> Iterator[TextTable]:
 
 
 def _gpu_row(model: GpuModel) -> tuple[str, ...]:
-    rate, links = nvlink(model.nvlink_version, model.nvlinks, model.title), "none"
-    if model.nvlink_version is not None:
-        links = f"{model.nvlinks} x NVLink {model.nvlink_version}" + (" (bridge)" if model.bridged else "")
+    version, count = model.nvlink or (None, 0)
+    rate, links = nvlink(version, count, model.title), "none"
+    if version is not None:
+        links = f"{count} x NVLink {version}" + (" (bridge)" if model.bridged else "")
     pcie = (f"{model.pcie_generation}.0 x16", _rate(pcie_gb_per_s(model.pcie_generation)))
     return model.title, links, _rate(rate.gb_per_s) if rate else "none", *pcie, model.source
 

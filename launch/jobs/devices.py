@@ -33,8 +33,6 @@ class PresentGpus:
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a run."""
-
     kind: DeviceType
     count: int | None  # GPUs torch can use; None on the CPU, where a device is a process (or a replica)
 

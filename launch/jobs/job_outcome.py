@@ -53,10 +53,9 @@ class FailureNote(Stored, frozen=True, kw_only=True):
     peer_lost: bool  # a consequence of another rank's failure rather than a cause
 
 
-def looks_like_out_of_memory(text: str) -> bool:
-    """Whether an error's text is that of a memory allocator, on a GPU or the host."""
+def _has_one(signs: Sequence[str], text: str) -> bool:
     lowered = text.lower()
-    return any(sign in lowered for sign in _OUT_OF_MEMORY_SIGNS)
+    return any(sign in lowered for sign in signs)
 
 
 def _fullest_memory() -> float:
@@ -74,19 +73,17 @@ def _fullest_memory() -> float:
 
 
 def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> None:
-    """Write a note about the failure of this process."""
     text = str(error) if isinstance(error, DpscopeError) else f"{type(error).__name__}: {error}"
     first_line = next((line.strip() for line in text.splitlines() if line.strip()), text)
-    lowered = text.lower()
-    lacked = isinstance(error, MemoryError) or looks_like_out_of_memory(text)
-    if any(sign in lowered for sign in _LIBRARY_FAILURE_SIGNS) and _fullest_memory() > _FULL:
+    lacked = isinstance(error, MemoryError) or _has_one(_OUT_OF_MEMORY_SIGNS, text)
+    if _has_one(_LIBRARY_FAILURE_SIGNS, text) and _fullest_memory() > _FULL:
         lacked, first_line = True, f"GPU memory over {_FULL:.0%} full: {first_line}"
     note = FailureNote(
         rank=rank,
         at_ns=time.time_ns(),
         kind="out_of_memory" if lacked else "crashed",
         message=first_line[:400],
-        peer_lost=any(sign in lowered for sign in _PEER_LOST_SIGNS),
+        peer_lost=_has_one(_PEER_LOST_SIGNS, text),
     )
     write_json(folder / f"failure_{node}_{rank}.json", note)
 
@@ -177,7 +174,7 @@ def job_outcome(
         message = f"passed its time limit of {timeout_s:g} s ({where}); raise --timeout if it was only slow"
         return JobOutcome("timed_out", message, _log_tail(log, None))
     first = _first_failure(read_failures(folder.path), log, exit_status)
-    lacked = looks_like_out_of_memory(first.message)
+    lacked = _has_one(_OUT_OF_MEMORY_SIGNS, first.message)
     if first.signal == signal.SIGKILL and kills_before is not None:
         lacked = lacked or (memory_kills() or 0) > kills_before
     status = "out_of_memory" if first.status == "crashed" and lacked else first.status
@@ -185,16 +182,13 @@ def job_outcome(
 
 
 class _Failure(NamedTuple):
-    """One process's failure; rank None is torchrun's own."""
-
-    rank: int | None
+    rank: int | None  # None: torchrun itself
     message: str
     status: CellStatus = "crashed"
     signal: int | None = None
 
 
 def _first_failure(notes: Sequence[FailureNote], log: str, torchrun_status: int) -> _Failure:
-    """The failure that caused the others."""
     exits = {int(rank): int(status) for rank, status in _EXIT.findall(log)}
     killed = [rank for rank, status in exits.items() if status < 0 and -status not in _CONSEQUENT_SIGNALS]
     causes = [note for note in notes if note.kind == "out_of_memory"]
@@ -214,24 +208,24 @@ def _first_failure(notes: Sequence[FailureNote], log: str, torchrun_status: int)
     return _Failure(None, f"torchrun ended with exit status {torchrun_status} and no result")
 
 
+_HINTS = {signal.SIGKILL: ", often the kernel's out-of-memory killer", signal.SIGBUS: ", often a full /dev/shm"}
+
+
 def _signal_text(number: int) -> str:
-    hint = ", often the kernel's out-of-memory killer" if number == signal.SIGKILL else ""
-    hint = ", often a full /dev/shm" if number == signal.SIGBUS else hint
-    return f"signal {number} ({signal.Signals(number).name}{hint})"
+    name = signal.Signals(number)
+    return f"signal {number} ({name.name}{_HINTS.get(name, '')})"
 
 
 def _log_tail(log: str, first_rank: int | None) -> tuple[str, ...]:
     """Last lines of every rank, each with its rank, the first rank to fail first; torchrun's own if there are none."""
     by_rank: dict[int, list[str]] = {}
-    others = []
     for line in log.splitlines():
-        prefix = _PREFIX.match(line)
-        if prefix is None:
-            others.append(f"[torchrun]: {line}")
-        else:
+        if prefix := _PREFIX.match(line):
             by_rank.setdefault(int(prefix[1]), []).append(f"[rank{prefix[1]}]: {line[prefix.end() :]}")
     if not by_rank:
-        return tuple(others[-TAIL_LINES_FIRST:])
-    order = sorted(by_rank, key=lambda rank: (rank != first_rank, rank))
-    lengths = [TAIL_LINES_FIRST] + [TAIL_LINES_OTHER] * (len(order) - 1)
-    return tuple(line for rank, length in zip(order, lengths, strict=True) for line in by_rank[rank][-length:])
+        return tuple(f"[torchrun]: {line}" for line in log.splitlines()[-TAIL_LINES_FIRST:])
+    first, *others = sorted(by_rank, key=lambda rank: (rank != first_rank, rank))
+    return (
+        *by_rank[first][-TAIL_LINES_FIRST:],
+        *(line for rank in others for line in by_rank[rank][-TAIL_LINES_OTHER:]),
+    )

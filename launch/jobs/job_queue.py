@@ -56,9 +56,8 @@ class SweepProgress:
         """The running job has ended; `message` is the reason if it is not ok."""
         if status != "ok" or not self._console.is_terminal:
             mark = (status.replace("_", " "), _STYLES.get(status, "red"))
-            reason = f": {message}" if message else ""
-            line = Text.assemble(f"{self._title}: ", mark, f" in {duration_text(duration_s)}{reason}")
-            self._console.print(line, soft_wrap=True)
+            text = f" in {duration_text(duration_s)}" + (f": {message}" if message else "")
+            self._console.print(Text.assemble(f"{self._title}: ", mark, text), soft_wrap=True)
         self._title = ""
 
     def _line(self) -> Text:
@@ -83,8 +82,6 @@ def duration_text(seconds: float) -> str:
 
 
 class QueuedJob(Protocol):
-    """A planned torchrun job."""
-
     @property
     def name(self) -> str: ...
     @property
@@ -109,8 +106,6 @@ ManifestT = TypeVar("ManifestT")
 
 @dataclass(frozen=True)
 class Outcome(Generic[ManifestT, ResultT]):
-    """How the jobs of a command ended."""
-
     manifest: ManifestT
     results: tuple[ResultT, ...]  # of every planned job that was reached, those of earlier calls included
     stop: StopRequest

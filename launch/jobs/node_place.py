@@ -13,8 +13,6 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # derived from a scheduler's job number: t
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a port on it."""
-
     host: str
     port: int
 
@@ -91,7 +89,6 @@ def node_place(
 
 
 def launched_rank(environment: Mapping[str, str]) -> int | None:
-    """The number of this node, if a launcher sets it."""
     return _launcher(environment).rank
 
 

@@ -19,7 +19,7 @@ from dpscope.profiling.store.ownership import (
     bears_mark,
     check_overwritable,
     check_place,
-    check_report,
+    check_report_folder,
     check_training_events,
     is_calibration,
     is_manifest,
@@ -38,12 +38,12 @@ _CLAIM_ATTEMPTS, _CLAIM_POLL_S = 20, 0.05
 
 def check_run_place(out: Path) -> None:
     """Raise DpscopeError unless `dpscope run` may write to `out`."""
-    _check(out, CELLS_NAME, check_report)
+    _check(out, CELLS_NAME, lambda: check_report_folder(out / REPORT_NAME))
 
 
 def check_train_place(out: Path) -> None:
     """The same for `dpscope train`."""
-    _check(out, TRAININGS_NAME, check_report, check_training_events)
+    _check(out, TRAININGS_NAME, lambda: check_report_folder(out / REPORT_NAME), lambda: check_training_events(out))
     if holds_epochs(out) and not is_train_folder(out):
         raise DpscopeError(
             f"--out {out}: its {TRAIN_LOG_NAME} was not written by dpscope train; move it away, or name another folder"
@@ -52,16 +52,16 @@ def check_train_place(out: Path) -> None:
 
 def check_equality_place(out: Path) -> None:
     """The same for `dpscope equal`, which replaces an earlier comparison."""
-    _check(out, EQUALITY_FOLDER, lambda out: check_overwritable(out / EQUALITY_NAME))
+    _check(out, EQUALITY_FOLDER, lambda: check_overwritable(out / EQUALITY_NAME))
 
 
-def _check(out: Path, folder: str, *checks: Callable[[Path], None]) -> None:
+def _check(out: Path, folder: str, *checks: Callable[[], None]) -> None:
     """Check `out` and the folder in it that the command fills."""
     if _check_begun_by_dpscope(out):
         with _naming(out):
             check_place(out, folder)
             for check in checks:
-                check(out)
+                check()
 
 
 def check_calibration_place(out: Path, calibration: Path) -> None:
@@ -134,20 +134,19 @@ def locked(folder: Path, wait: bool, note: Callable[[str], None]) -> Iterator[No
         descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise _unwritable(folder, error, folder) from error
-
-    def unlockable(reason: str) -> None:
-        note(f"note: {folder} cannot be locked ({reason}): start no other dpscope with the same --out")
-
     try:
-        if not _lock(descriptor, wait, unlockable):
+        held = _lock(descriptor, wait)
+        if held is False:
             raise DpscopeError(f"--out {folder}: another dpscope is writing it; wait for it, or name another")
+        if held is not True:
+            note(f"note: {folder} cannot be locked ({held}): start no other dpscope with the same --out")
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, wait: bool = False, note: Callable[[str], None] = lambda reason: None) -> bool:
-    """Lock an open file or folder; False if another process has. `note` gets the reason where the file system has no locks."""
+def _lock(descriptor: int, wait: bool = False) -> bool | str:
+    """Lock an open file or folder; False if another process has, the reason where the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -155,7 +154,7 @@ def _lock(descriptor: int, wait: bool = False, note: Callable[[str], None] = lam
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        note(str(error.strerror))
+        return str(error.strerror)
     return True
 
 

@@ -38,7 +38,7 @@ def torchrun_prefix(processes: int, folder: JobFolder, max_restarts: int = 0, no
         sys.executable,
         *("-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={processes // nodes}"),
         *(f"--max-restarts={max_restarts}", "--role=rank", "--tee=3"),
-        f"--log-dir={_torchrun_folder(folder)}",
+        f"--log-dir={folder.torchrun_path}",
     ]
 
 
@@ -52,7 +52,6 @@ def processes_on_a_node(command: Sequence[str]) -> int:
 
 
 def command_nodes(command: Sequence[str]) -> int:
-    """Number of nodes of a command of `torchrun_prefix`."""
     return _number_option(command, "--nnodes=")
 
 
@@ -62,14 +61,10 @@ def _number_option(command: Sequence[str], option: str) -> int:
 
 def on_node(command: Sequence[str], node: int, address: str, port: int, folder: JobFolder) -> list[str]:
     """A command over several nodes as one of them runs it, with its rank, the rendezvous and its folder."""
-    of_node = (*_place(node, address, port), f"--log-dir={_torchrun_folder(folder)}")
+    of_node = (*_place(node, address, port), f"--log-dir={folder.torchrun_path}")
     replaced = {part.partition("=")[0]: part for part in of_node}
     end = list(command).index("-m", 3)  # of torchrun's own options
     return [sys.executable, *(replaced.get(part.partition("=")[0], part) for part in command[1:end]), *command[end:]]
-
-
-def _torchrun_folder(folder: JobFolder) -> Path:
-    return folder.path / "torchrun"
 
 
 class TorchrunJob:
@@ -87,7 +82,7 @@ class TorchrunJob:
         command: Sequence[str],
         folder: JobFolder,
         threads: int,
-        run: RunFolder | None = None,
+        run: RunFolder | None,
         interface: str | None = None,
     ) -> None:
         """Start it; with `run`, `end_leftovers` can find its processes, too.
@@ -149,7 +144,7 @@ class TorchrunJob:
         left = end_processes(self._token, self._process)
         self._log.close()
         with contextlib.suppress(OSError):
-            remove_torchrun_logs(_torchrun_folder(self.folder))
+            remove_torchrun_logs(self.folder.torchrun_path)
         return left
 
     def rank_location(self, rank: int | None) -> str:

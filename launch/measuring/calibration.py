@@ -122,7 +122,6 @@ def calibration_seconds(settings: CalibrationSettings) -> float:
 
 
 def described(settings: CalibrationSettings) -> str:
-    """The plan's line about a calibration."""
     counts = ", ".join((*map(str, settings.devices), *settings.layouts))
     return (
         f"Calibration first: {', '.join(settings.collectives)} on {counts} devices at {counted(len(settings.sizes), 'size')} "

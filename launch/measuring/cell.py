@@ -195,7 +195,6 @@ def _warm_up(process: CellProcess) -> None:
 
 
 def _timed(process: CellProcess) -> tuple[list[TimedBlock], list[StepSample]]:
-    """One block of `steps` steps, or one block per epoch."""
     device, measurement = process.devices[0], process.job.config.measurement
     if measurement.steps is not None:
         block, samples = time_block(process.step, measurement.steps, device, process.synchronise)
@@ -330,7 +329,6 @@ def _rank_result(process: CellProcess, fields: dict[str, Any], before: tuple[Dev
 
 
 def precision_findings(amp: Amp, devices: Sequence[torch.device]) -> list[Finding]:
-    """Findings about a precision for which the GPUs have no units."""
     if amp != "bf16" or devices[0].type != "cuda" or torch.version.hip is not None:
         return []
     emulating = [one for one in devices if torch.cuda.get_device_capability(one) < _BF16_UNITS]

@@ -46,8 +46,6 @@ from dpscope.profiling.store.ownership import remove_report
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """One repeat of one cell, and the command that measures it."""
-
     cell: Cell
     repeat: int
     folder: RepeatFolder
@@ -62,15 +60,12 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class PlanDescription:
-    """Plan of `dpscope run`."""
-
     config: ResolvedConfig
     device_type: DeviceType
     threads_per_process: int
     plan: tuple[PlannedCell, ...]
     jobs: tuple[PlannedJob, ...]  # in order
     findings: tuple[Finding, ...]
-    estimate_basis: str
     model_size: ModelSize
     calibration: CalibrationSettings | None  # before the cells
 
@@ -86,9 +81,10 @@ class PlanDescription:
         return first + sum(job.estimate.duration_s for job in self.to_do)
 
     @property
-    def disk_bytes(self) -> int:
-        """Estimated disk usage of the remaining jobs."""
-        return sum(job.estimate.bytes for job in self.to_do)
+    def cost(self) -> str:
+        """Estimated time and disk usage of what remains."""
+        disk_bytes = sum(job.estimate.bytes for job in self.to_do)
+        return f"{duration_text(self.duration_s)} and {disk_bytes / 1e6:.0f} MB of disk"
 
 
 def plan_run(
@@ -128,15 +124,7 @@ def plan_run(
     if any(not job.done for job in jobs):
         first = calibration.plan_calibration(plan, resolved, kind, size, calibration.stored_calibration(run))
     return PlanDescription(
-        config=resolved,
-        device_type=kind,
-        threads_per_process=threads_per_process(resolved.matrix),
-        plan=plan,
-        jobs=tuple(jobs),
-        findings=findings,
-        estimate_basis=planning.estimate_basis(kind, size),
-        model_size=size,
-        calibration=first,
+        resolved, kind, threads_per_process(resolved.matrix), plan, tuple(jobs), findings, size, first
     )
 
 
@@ -186,15 +174,16 @@ def describe_plan(
         done = sum(job.done for job in jobs)
         table.add_row(cell.name, str(len(jobs)), str(done), duration_text(jobs[0].estimate.duration_s))
     console.print(table)
-    lines = []
     if (first := description.calibration) is not None:
-        lines.append(f"{calibration.described(first)}: about {duration_text(calibration.calibration_seconds(first))}")
-    lines.append(
+        about = f"about {duration_text(calibration.calibration_seconds(first))}"
+        console.print(f"{calibration.described(first)}: {about}", highlight=False, soft_wrap=True)
+    basis = planning.estimate_basis(description.device_type, description.model_size)
+    console.print(
         f"{description.device_type}, {counted(description.threads_per_process, 'thread')} per process; "
-        f"{counted(len(description.to_do), 'job')} to do: about {_cost(description)} (an estimate: {description.estimate_basis})."
+        f"{counted(len(description.to_do), 'job')} to do: about {description.cost} (an estimate: {basis}).",
+        highlight=False,
+        soft_wrap=True,
     )
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
     _print_findings(description, console)
     begun = is_run_folder(out) and not fresh
     for job in description.to_do:
@@ -231,14 +220,13 @@ def _flags(chosen: msgspec.Struct, defaults: msgspec.Struct, names: Sequence[str
 
 
 def print_beginning(description: PlanDescription, console: Console) -> None:
-    """Print the plan of a run in a few lines."""
     _print_left_out(description, console)
     done = sum(job.done for job in description.jobs)
     cells = len({job.cell for job in description.jobs})
     already = f", {done} done already" if done else ""
     console.print(
         f"{counted(len(description.jobs), 'job')} of {counted(cells, 'cell')} on {description.device_type}{already}; about "
-        f"{_cost(description)} (--dry-run lists them).",
+        f"{description.cost} (--dry-run lists them).",
         highlight=False,
     )
     _print_findings(description, console)
@@ -248,10 +236,6 @@ def _print_left_out(description: PlanDescription, console: Console) -> None:
     for planned in description.plan:
         if planned.skip_reason is not None:
             console.print(Text(f"{planned.cell.name} is left out: {planned.skip_reason}"), soft_wrap=True)
-
-
-def _cost(description: PlanDescription) -> str:
-    return f"{duration_text(description.duration_s)} and {description.disk_bytes / 1e6:.0f} MB of disk"
 
 
 def _print_findings(description: PlanDescription, console: Console) -> None:
@@ -285,8 +269,7 @@ def run_sweep(
         manifest = _open_manifest(run, description, console, dict(repeats_by_cell or {}), starter)
         download_data(description.config.workload)
         sweep = _Sweep(run, manifest, description, console, starter)
-        results = tuple(sweep.work_off())
-        return Outcome(manifest=manifest, results=results, stop=sweep.stop, lost=starter.lost)
+        return Outcome(manifest, tuple(sweep.work_off()), sweep.stop, starter.lost)
 
 
 def _remove_measurements(run: RunFolder) -> None:
@@ -312,14 +295,12 @@ def _open_manifest(
     unlike = planning.hosts_findings(manifest.environment, hosts)
     manifest = msgspec.structs.replace(manifest, hosts=hosts, findings=(*manifest.findings, *unlike))
     had = run.manifest() if is_run_folder(run.path) else None
-    mixed: tuple[Finding, ...] = ()
     if had is not None:
         planning.check_same_conditions(run.path, had, manifest)
-        mixed = (
-            planning.commit_findings(had.environment.commit, manifest.environment.commit) if description.to_do else ()
-        )
-    settings = None
+    settings, mixed = None, tuple[Finding, ...]()
     if description.to_do:  # a stored calibration of another machine does not count
+        if had is not None:
+            mixed = planning.commit_findings(had.environment.commit, manifest.environment.commit)
         stored = calibration.of_this_machine(calibration.stored_calibration(run), manifest.environment)
         size, kind = description.model_size, description.device_type
         settings = calibration.plan_calibration(description.plan, description.config, kind, size, stored)
@@ -346,8 +327,6 @@ def _open_manifest(
 
 
 class _Sweep(JobQueue[PlannedJob, CellResult]):
-    """The jobs of one run."""
-
     def __init__(
         self, run: RunFolder, manifest: Manifest, description: PlanDescription, console: Console, starter: JobStarter
     ) -> None:
@@ -369,14 +348,7 @@ class _Sweep(JobQueue[PlannedJob, CellResult]):
             self._took_s[job.cell.name] = took_s
             return result
         job.folder.clear_measurements()
-        result = CellResult(
-            cell=job.cell,
-            repeat=job.repeat,
-            status=outcome.status,
-            duration_s=took_s,
-            message=outcome.message,
-            log_tail=outcome.log_tail,
-        )
+        result = CellResult(job.cell, job.repeat, outcome.status, took_s, outcome.message, outcome.log_tail)
         write_json(job.folder.result_path, result)
         if outcome.status in ("out_of_memory", "timed_out"):
             self._failed_cells.setdefault(job.cell.name, (job.cell, outcome.status))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -106,16 +106,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--devices", help="devices of dp; the others have one per process")
     add("--batch-size", help="samples per device")
     defaults = settings_of(RunConfig())
+    flag: dict[str, Any] = {"action": "store_true", "default": None}
     for name in WORKER_SETTINGS:
-        if defaults[name] is False:
-            add(flag_name(name), action="store_true", default=None)
-        else:
-            add(flag_name(name))
+        add(flag_name(name), **(flag if defaults[name] is False else {}))
+    switch: dict[str, Any] = {"nargs": "?", "const": "on", "help": "on or off; on when the flag stands alone"}
     for name in VARIANTS:
-        if name in SWITCHES:
-            add(flag_name(name), nargs="?", const="on", help="on or off; on when the flag stands alone")
-        else:
-            add(flag_name(name))
+        add(flag_name(name), **(switch if name in SWITCHES else {}))
     return parser
 
 
@@ -136,10 +132,8 @@ def _job(
     return WorkerJob(config or manifest.config, cell, chosen, kind, threads, folder, by_hand=config is not None)
 
 
-def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None, place: TorchrunPlace) -> WorkerJob:
+def _job_by_hand(run: RunFolder, options: dict[str, Any], repeat: int | None, place: TorchrunPlace) -> WorkerJob:
     config_path, threads = options.pop("config"), options.pop("threads")
-    assert threads is None or isinstance(threads, int)
-    assert config_path is None or isinstance(config_path, Path)
     given = load_config(config_path, options)
     _check_one_cell(given.matrix, given_settings(config_path, options, declarations(RunConfig))[0].keys())
     devices = resolve_devices(given.workload.device)
@@ -169,7 +163,7 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     own_threads = threads or max(1, usable_cores() // most)
     wanted = new_manifest(config, devices.kind, own_threads, (PlannedCell(cell=cell),), on_this_host, Path.cwd())
     check_run_place(run.path)
-    with locked(run.path, wait=True, note=_note):
+    with locked(run.path, wait=True, note=lambda text: sys.stderr.writelines((text, "\n"))):
         manifest = _manifest_with(run, wanted, threads)
         job = _job(run, manifest, cell, repeat, place, config)
         write_json(run.manifest_path, manifest)
@@ -276,24 +270,24 @@ def _setting_differences(stored: Manifest, config: RunConfig, threads: int | Non
     return differences
 
 
+def _check_one(flag: str, values: Sequence[object], what: str, growth: str = "") -> None:
+    if len(values) != 1 or growth:
+        raise DpscopeError(f"{flag} {','.join(map(str, values))}{growth}: a worker measures one {what}; give one")
+
+
 def _check_one_cell(matrix: Matrix, stated: Container[str]) -> None:
     """Raise DpscopeError unless the settings, of which `stated` were given, describe one cell."""
     if "strategies" not in stated:
         raise DpscopeError(f"--strategy is missing: a worker measures one strategy; give one of {STRATEGY_LIST}")
-    if len(matrix.strategies) != 1:
-        raise DpscopeError(
-            f"--strategy {','.join(matrix.strategies)}: a worker measures one strategy; give one of them"
-        )
+    _check_one("--strategy", matrix.strategies, "strategy")
     if matrix.batch_sizes is None:
         raise DpscopeError("--batch-size is missing: samples per device, such as --batch-size 128")
     (strategy,) = matrix.strategies
     if "devices" in stated and not traits_of(strategy).threaded:
         why = "has one" if traits_of(strategy).baseline else "has one for each of torchrun's processes"
         raise DpscopeError(f"--devices does nothing here: {strategy} {why}; omit it")
-    if len(matrix.batch_sizes) != 1 or matrix.batch_growth is not None:
-        growth = f"x{matrix.batch_growth}" if matrix.batch_growth else ""
-        sizes = ",".join(str(size) for size in matrix.batch_sizes)
-        raise DpscopeError(f"--batch-size {sizes}{growth}: a worker measures one batch size; give one")
+    growth = f"x{matrix.batch_growth}" if matrix.batch_growth is not None else ""
+    _check_one("--batch-size", matrix.batch_sizes, "batch size", growth)
 
 
 def _check_measurable(cell: Cell, workload: Workload) -> None:
@@ -320,9 +314,7 @@ def _only_options(matrix: Matrix, amp: Amp) -> CellOptions:
         if matrix.amp_variants:
             several = {"amp": (amp, *matrix.amp_variants)}
         field, values = next(iter(several.items()))
-        raise DpscopeError(
-            f"{flag_name(field)} {','.join(str(value) for value in values)}: a worker measures one variant; give one value"
-        )
+        _check_one(flag_name(field), values, "variant")
     return options[0]
 
 
@@ -334,10 +326,7 @@ def _device_count(matrix: Matrix, place: TorchrunPlace, gpus: int | None) -> int
         return 1
     if matrix.devices is None:
         return gpus or 2
-    if len(matrix.devices) != 1:
-        raise DpscopeError(
-            f"--devices {','.join(str(count) for count in matrix.devices)}: a worker measures one device count"
-        )
+    _check_one("--devices", matrix.devices, "device count")
     return matrix.devices[0]
 
 
@@ -355,7 +344,3 @@ def _check_threads(cell: Cell, local_processes: int, threads: int, where: str) -
             f"{counted(cores, 'core')} of this host; give "
             f"every cell --threads {max(1, cores // shares)}, in a new --out if others are measured"
         )
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"{text}\n")

@@ -91,8 +91,6 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeLostError(DpscopeError):
-    """A node of a command is lost."""
-
     exit_status = 1
 
     def __init__(self, loss: str) -> None:
@@ -123,7 +121,6 @@ class Board:
         return {node: state.info for node, state in self.states.items() if state.info is not None}
 
     def publish(self, **changes: Any) -> None:
-        """Publish changes of this node's state."""
         self._state = msgspec.structs.replace(self._state, **changes)
 
     def lost(self, node: int) -> str | None:
@@ -188,8 +185,6 @@ def _seal(secret: str, name: str, content: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class NodeStart:
-    """How a command was started on this node."""
-
     place: NodePlace
     out: Path  # shared by the nodes
     options: Mapping[str, str]  # equal on all nodes

@@ -55,7 +55,6 @@ _POLL_S = 0.1
 
 
 def _wait(wait_s: float, over: Callable[[], bool]) -> None:
-    """Return as soon as `over`, or after `wait_s`."""
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline and not over():
         time.sleep(_POLL_S)

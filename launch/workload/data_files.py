@@ -86,19 +86,14 @@ def download_data(workload: Workload) -> None:
             if (folder / CIFAR10.filename).exists():
                 (fresh / CIFAR10.filename).symlink_to((folder / CIFAR10.filename).resolve())
             CIFAR10(fresh, train=True, download=True)
-            _move(fresh / CIFAR10.base_folder, folder / CIFAR10.base_folder)
+            place = folder / CIFAR10.base_folder
+            if not place.exists():
+                (fresh / place.name).rename(place)
+            else:  # the files that are missing
+                for path in (one for one in (fresh / place.name).iterdir() if not (place / one.name).exists()):
+                    path.rename(place / path.name)
     except (OSError, RuntimeError) as error:
         raise DpscopeError(
             f"--download: CIFAR-10 could not be downloaded to {workload.data_dir} ({error}); "
             "download cifar-10-python.tar.gz elsewhere and unpack it there"
         ) from error
-
-
-def _move(fresh: Path, place: Path) -> None:
-    """Move a folder as a whole, or, if it partly exists, the files that are missing."""
-    if not place.exists():
-        fresh.rename(place)
-        return
-    for path in fresh.iterdir():
-        if not (place / path.name).exists():
-            path.rename(place / path.name)

@@ -66,8 +66,6 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         return replicas
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Any, kwargs: Any) -> list[Any]:
-        """Run the forward pass of each replica on its own thread."""
-
         def forward(index: int) -> Any:
             with _range(range_names.PARALLEL_APPLY, index):
                 return replicas[index](*inputs[index], **kwargs[index])
@@ -116,29 +114,24 @@ class _JoinReplicas(torch.autograd.Function):
                 )
             return gradients
 
-        return (None, None, *_sum_gradients(_on_threads(backward, len(outputs))))
-
-
-def _sum_gradients(gradients: Sequence[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
-    """Sums over the replicas in order; None for a parameter that no replica used."""
-    totals: list[Tensor | None] = [None] * len(gradients[0])
-    for index, of_replica in enumerate(gradients):
-        with _range(range_names.GRADIENT_REDUCE, index):
-            for position, gradient in enumerate(of_replica):
-                if gradient is not None:
-                    total = totals[position]
-                    totals[position] = gradient.clone() if total is None else total.add_(gradient)
-    return totals
+        totals: list[Tensor | None] = [None] * len(replicas[0])  # in replica order; None for a parameter that none used
+        for index, gradients in enumerate(_on_threads(backward, len(outputs))):
+            with _range(range_names.GRADIENT_REDUCE, index):
+                for position, gradient in enumerate(gradients):
+                    if gradient is not None:
+                        total = totals[position]
+                        totals[position] = gradient.clone() if total is None else total.add_(gradient)
+        return (None, None, *totals)
 
 
 def _refresh(replica: nn.Module, module: nn.Module, share_buffers: bool) -> None:
     """Copy the module's parameters, buffers and mode into a replica of the same structure."""
     with torch.no_grad():
-        for copied, parameter in zip(replica.parameters(), module.parameters(), strict=True):
-            copied.requires_grad_(parameter.requires_grad)
+        copies: list[Tensor] = list(replica.parameters())
         parameters: list[Tensor] = list(module.parameters())
+        for copied, parameter in zip(copies, parameters, strict=True):
+            copied.requires_grad_(parameter.requires_grad)
         if parameters:
-            copies: list[Tensor] = list(replica.parameters())
             torch._foreach_copy_(copies, parameters)
         for copied_module, source in zip(replica.modules(), module.modules(), strict=True):
             copied_module.training = source.training
@@ -151,7 +144,6 @@ def _refresh(replica: nn.Module, module: nn.Module, share_buffers: bool) -> None
 
 
 def _concatenate(outputs: Sequence[Tensor]) -> Tensor:
-    """The outputs in one tensor, each copied in its replica's gather range."""
     joined = outputs[0].new_empty((sum(len(output) for output in outputs), *outputs[0].shape[1:]))
     start = 0
     with torch.no_grad():
@@ -173,10 +165,8 @@ def _on_threads(function: Callable[[int], Any], count: int) -> list[Any]:
     """
     results: list[Any] = [None] * count
     errors: list[Exception | None] = [None] * count
-    threads_each = torch.get_num_threads()
-    grad_enabled = torch.is_grad_enabled()
-    autocast_enabled = torch.is_autocast_enabled("cpu")
-    autocast_dtype = torch.get_autocast_dtype("cpu")
+    threads_each, grad_enabled = torch.get_num_threads(), torch.is_grad_enabled()
+    autocast_enabled, autocast_dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
     def run(index: int) -> None:
         torch.set_num_threads(threads_each)  # OpenMP keeps this per thread

@@ -22,6 +22,10 @@ DIGITS_DEVIATION = 0.3240
 
 _TRAINED_OF_EACH = 144
 _WHITE = 16  # the largest value of a pixel
+_CLASSES = 10  # of digits and of CIFAR-10
+
+Batch = tuple[Any, Any]
+"""Inputs and targets: images (N x C x H x W, float32) and labels (N, int64), or the nested tensors of a user's model."""
 
 
 class Digits(NamedTuple):
@@ -104,12 +108,6 @@ def _drawn(words: NDArray[np.uint64], first_bit: int, choices: int) -> Tensor:
     return torch.from_numpy((bits % np.uint64(choices)).astype(np.int64))
 
 
-_CLASSES = 10  # of digits and of CIFAR-10
-
-Batch = tuple[Any, Any]
-"""Inputs and targets: images (N x C x H x W, float32) and labels (N, int64), or the nested tensors of a user's model."""
-
-
 class EpochSamples(NamedTuple):
     """The samples of a batch, and the epoch, on which augmentation depends."""
 
@@ -171,8 +169,7 @@ class TransformedImages(Dataset[Any]):
     def __getitems__(self, batch: EpochSamples) -> tuple[Tensor, Tensor]:
         from PIL import Image
 
-        made = []
-        words = random_words(self._seed, batch.epoch, batch.samples).tolist()
+        made, words = [], random_words(self._seed, batch.epoch, batch.samples).tolist()
         with torch.random.fork_rng(devices=[]):
             for sample, word in zip(batch.samples, words, strict=True):
                 torch.default_generator.manual_seed(word >> 1)
@@ -197,19 +194,19 @@ class FakeImages(Dataset[Any]):
         return torch.stack(images), torch.tensor(labels)
 
 
+@dataclass(frozen=True)
 class MadeSamples(Dataset[Any]):
     """Samples made by a user's function, each with its own seed, so that it is the same in every batch."""
 
-    def __init__(self, make_batch: MakeBatch, first: int, count: int) -> None:
-        self._make_batch = make_batch
-        self._first = first
-        self._count = count
+    make_batch: MakeBatch
+    first: int
+    count: int
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __getitems__(self, batch: EpochSamples) -> Batch:
-        made = [self._make_batch(self._first + sample, 1) for sample in batch.samples]
+        made = [self.make_batch(self.first + sample, 1) for sample in batch.samples]
         inputs, targets = joined_batches(made, torch.cat)
         return inputs, targets
 
@@ -230,7 +227,12 @@ def test_images(workload: Workload, built: BuiltModel) -> ImageSet:
 
 def _images(workload: Workload, built: BuiltModel, train: bool, augmentation: Augmentation | None) -> ImageSet:
     if workload.data in ("cifar10", "digits"):
-        stored = _cifar10(workload, train) if workload.data == "cifar10" else _digits(train)
+        if workload.data == "cifar10":
+            stored = _cifar10(workload, train)
+        else:
+            images, labels, training, test = load_digits()
+            chosen = training if train else test
+            stored = LabelledImages(images[chosen], labels[chosen], (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3)
         return (TransformedImages if workload.transforms == "per-image" else StoredImages)(stored, augmentation)
     first, count = (0, workload.samples) if train else (workload.samples, max(1, workload.samples // 5))
     return FakeImages(built, first, count) if built.make_batch is None else MadeSamples(built.make_batch, first, count)
@@ -261,9 +263,3 @@ def _cifar10(workload: Workload, train: bool) -> LabelledImages:
         ) from error
     images = torch.from_numpy(files.data).permute(0, 3, 1, 2).contiguous()
     return LabelledImages(images, torch.tensor(files.targets), CIFAR_MEAN, CIFAR_DEVIATION)
-
-
-def _digits(train: bool) -> LabelledImages:
-    digits = load_digits()
-    chosen = digits.training if train else digits.test
-    return LabelledImages(digits.images[chosen], digits.labels[chosen], (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3)

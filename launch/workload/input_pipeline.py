@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -72,43 +72,21 @@ def micro_batching(cell: Cell) -> MicroBatching:
     return MicroBatching(count=cell.options.accumulate, shares=1 if cell.per_device else cell.devices)
 
 
-class BatchStream(Protocol):
-    """Endless batches. `epoch` and `samples`, indices into the data set, describe the last batch returned."""
-
-    epoch: int
-    samples: Sequence[int]
-    steps_per_epoch: int  # including a short last batch
-    loader_workers: int
-
-    def next_batch(self) -> Batch:
-        """The next (inputs, targets)."""
-
-    def start_epoch(self, epoch: int, step: int = 0) -> None:
-        """Continue with batch `step` of `epoch`, both counted from 0."""
-
-    def leave_out_short_batches(self) -> None:
-        """From the next epoch on, omit a last batch that is shorter than the others."""
-
-    def close(self) -> None:
-        """End the loader workers; there are no further batches."""
-
-
+@dataclass
 class SyntheticBatches:
     """A BatchStream that repeats one random batch, already on the device: nothing is loaded or transferred."""
 
-    loader_workers = 0
-
-    def __init__(self, batch: Batch, samples: Sequence[int], steps_per_epoch: int) -> None:
-        self._batch = batch
-        self.samples = samples
-        self._returned = 0
-        self.steps_per_epoch = steps_per_epoch
-        self.epoch = 0
+    batch: Batch
+    samples: Sequence[int]
+    steps_per_epoch: int  # including a short last batch
+    loader_workers: int = 0
+    epoch: int = 0
+    _returned: int = 0
 
     def next_batch(self) -> Batch:
         self.epoch = self._returned // self.steps_per_epoch
         self._returned += 1
-        return self._batch
+        return self.batch
 
     def start_epoch(self, epoch: int, step: int = 0) -> None:
         self._returned = epoch * self.steps_per_epoch + step
@@ -132,11 +110,8 @@ class RankOrderBatchSampler(Sampler[EpochSamples]):
         self._samplers: list[DistributedSampler[Any]] = [
             DistributedSampler(dataset, num_replicas=shares, rank=rank, shuffle=True, seed=seed) for rank in ranks
         ]
-        self._batch_size = batch_size
-        self._micro_batches = micro_batches
-        self.whole_only = False
-        self.epoch = 0
-        self.first_step = 0
+        self._batch_size, self._micro_batches = batch_size, micro_batches
+        self.whole_only, self.epoch, self.first_step = False, 0, 0
         self.ahead: deque[EpochSamples] = deque()
 
     def set_epoch(self, epoch: int) -> None:
@@ -163,11 +138,9 @@ class LoadedBatches:
     """A BatchStream from a DataLoader, epoch after epoch."""
 
     def __init__(self, loader: DataLoader[Any], sampler: RankOrderBatchSampler) -> None:
-        self._loader = loader
-        self._sampler = sampler
+        self._loader, self._sampler = loader, sampler
         self._iterator: Iterator[Batch] = iter(())
-        self.steps_per_epoch = len(sampler)
-        self.loader_workers = loader.num_workers
+        self.steps_per_epoch, self.loader_workers = len(sampler), loader.num_workers
         self.epoch = -1
         self.samples: Sequence[int] = ()
 
@@ -181,12 +154,14 @@ class LoadedBatches:
         return inputs, targets
 
     def start_epoch(self, epoch: int, step: int = 0) -> None:
+        """Continue with batch `step` of `epoch`, both counted from 0."""
         self.epoch = epoch
         self._sampler.set_epoch(epoch)
         self._sampler.first_step = step
         self._iterator = iter(self._loader)
 
     def leave_out_short_batches(self) -> None:
+        """From the next epoch on, omit a last batch that is shorter than the others."""
         self._sampler.whole_only = True
 
     def close(self) -> None:
@@ -194,6 +169,10 @@ class LoadedBatches:
         iterator, self._iterator = self._iterator, iter(())
         if hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()  # called by the iterator's __del__; there is no public method
+
+
+BatchStream = SyntheticBatches | LoadedBatches
+"""Endless batches. `epoch` and `samples`, indices into the data set, describe the last batch returned."""
 
 
 def open_stream(

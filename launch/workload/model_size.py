@@ -2,8 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +47,15 @@ def checked_model_size(workload: Workload, optimizer: Optimizer | None = None) -
     from dpscope.launch.workload.image_sets import check_classes
     from dpscope.launch.workload.models import build_model
 
-    try:
-        with _single_process_environment():
-            built = build_model(workload.model)
+    before = dict(os.environ)
+    try:  # a user's function may read torchrun's variables, here those of a job of one process
+        os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
+        built = build_model(workload.model)
     except MemoryError as error:
         raise DpscopeError(f"--model {workload.model}: this host does not have enough memory to build it") from error
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
     check_classes(workload, built)
     for name in ("momentum", "weight_decay") if optimizer is not None and built.make_optimizer is not None else ():
         if (value := getattr(optimizer, name)) != getattr(Optimizer(), name):
@@ -62,18 +64,6 @@ def checked_model_size(workload: Workload, optimizer: Optimizer | None = None) -
                 "only --lr; omit it"
             )
     return size_of(built, IMAGE_SHAPES.get(workload.data))
-
-
-@contextmanager
-def _single_process_environment() -> Iterator[None]:
-    """Set torchrun's variables for a job of one process, which a user's function may read."""
-    before = dict(os.environ)
-    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def size_of(built: "BuiltModel", image_shape: tuple[int, ...] | None = None) -> ModelSize:

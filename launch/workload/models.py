@@ -60,8 +60,6 @@ class SmallResNet(nn.Module):
 
 @dataclass(frozen=True)
 class GptSize:
-    """Dimensions of a GPT."""
-
     layers: int
     heads: int
     width: int
@@ -171,13 +169,19 @@ def build_model(name: str) -> BuiltModel:
     or a dictionary that may also hold batches, loss and optimizer (`tasks.model_from_dictionary`). Raises DpscopeError for an
     unknown name.
     """
-    if name == CIFAR_RESNET:
-        return BuiltModel(model=cifar_resnet18())
-    if name == SMALL_RESNET:
-        return BuiltModel(model=SmallResNet())
+    if name in (CIFAR_RESNET, SMALL_RESNET):
+        return BuiltModel(model=cifar_resnet18() if name == CIFAR_RESNET else SmallResNet())
     if name in GPTS:
         return _gpt(GPT_SIZES[name])
-    return _users_model(name) if ":" in name else _torchvision_model(name)
+    if ":" in name:
+        return _users_model(name)
+    from torchvision import models
+
+    check_model(name)
+    # By default these two return auxiliary outputs in training.
+    options = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    model: nn.Module = models.get_model(name, weights=None, **options)
+    return BuiltModel(model=model, input_shape=(3, 224, 224), classes=1000)
 
 
 def cifar_resnet18() -> nn.Module:
@@ -207,16 +211,6 @@ def check_model(name: str) -> None:
             f"--model {name}: no such model; {hint} name a torchvision classification model or your own "
             "as package.module:function"
         )
-
-
-def _torchvision_model(name: str) -> BuiltModel:
-    from torchvision import models
-
-    check_model(name)
-    # By default these two return auxiliary outputs in training.
-    options = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    model: nn.Module = models.get_model(name, weights=None, **options)
-    return BuiltModel(model=model, input_shape=(3, 224, 224), classes=1000)
 
 
 def _user_function(name: str) -> Callable[[], Any]:

@@ -167,24 +167,21 @@ MIB = 1 << 20
 _DataParallel: Any = nn.DataParallel
 
 
+def _named(phase: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def run(self: Any, *arguments: Any) -> Any:
+        with named_range(name):
+            return phase(self, *arguments)
+
+    return run
+
+
 class NamedDataParallel(_DataParallel):  # type: ignore[misc]
     """`nn.DataParallel` with its four phases named in the trace."""
 
-    def scatter(self, *arguments: Any) -> Any:
-        with named_range(SCATTER):
-            return super().scatter(*arguments)
-
-    def replicate(self, *arguments: Any) -> Any:
-        with named_range(REPLICATE):
-            return super().replicate(*arguments)
-
-    def parallel_apply(self, *arguments: Any) -> Any:
-        with named_range(PARALLEL_APPLY):
-            return super().parallel_apply(*arguments)
-
-    def gather(self, *arguments: Any) -> Any:
-        with named_range(GATHER):
-            return super().gather(*arguments)
+    scatter = _named(_DataParallel.scatter, SCATTER)
+    replicate = _named(_DataParallel.replicate, REPLICATE)
+    parallel_apply = _named(_DataParallel.parallel_apply, PARALLEL_APPLY)
+    gather = _named(_DataParallel.gather, GATHER)
 
 
 def reduce_in_bf16(state: Any, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
@@ -267,12 +264,7 @@ def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -
     state = None
     if options.comm_hook == "powersgd":
         # torch's defaults: rank 1, error feedback, no compression of what shrinks by less than half.
-        state = PowerSGDState(
-            process_group=None,
-            matrix_approximation_rank=POWERSGD_RANK,
-            start_powerSGD_iter=_PLAIN_POWERSGD_STEPS,
-            min_compression_rate=POWERSGD_LEAST_COMPRESSION,
-        )
+        state = PowerSGDState(None, POWERSGD_RANK, _PLAIN_POWERSGD_STEPS, POWERSGD_LEAST_COMPRESSION)
     if options.comm_hook != "none":
         wrapped.register_comm_hook(state, _HOOKS[options.comm_hook])
     return wrapped

@@ -54,8 +54,7 @@ class TrainStep:
         # gradient accumulator and creates another one.
         self._graph: Tensor | None = None
         self._micro_batching = micro_batching
-        self._composed = is_composed(model)
-        is_ddp = isinstance(model, DistributedDataParallel)
+        self._composed, is_ddp = is_composed(model), isinstance(model, DistributedDataParallel)
         # Whether DDP's reducer reduces the gradients, under DDP or `replicate`.
         self._reduces_in_buckets = is_ddp or (self._composed and not is_sharded(model))
         static_graph = bool(getattr(model, "static_graph", False))
@@ -64,8 +63,9 @@ class TrainStep:
         self._graph_to_learn = is_ddp and static_graph
         self._needs_all_gradients = self._reduces_in_buckets and not static_graph
         self._device = device
-        self._loss = (built.loss if built is not None else None) or nn.functional.cross_entropy
-        make = (built.make_optimizer if built is not None else None) or functools.partial(
+        built = built or BuiltModel(model)
+        self._loss = built.loss or nn.functional.cross_entropy
+        make = built.make_optimizer or functools.partial(
             torch.optim.SGD, momentum=optimizer.momentum, weight_decay=optimizer.weight_decay
         )
         self.optimizer = make(model.parameters(), optimizer.learning_rate)

@@ -129,19 +129,16 @@ def tensor_sizes(
 ) -> ParameterSizes:
     """The sizes of distinct tensors; those in `trained_ids` have gradients even if they currently require none."""
 
-    def sizes(tensors: Iterable[Tensor]) -> tuple[TensorSize, ...]:
-        # `nbytes` is not defined for sparse tensors.
-        return tuple(
-            TensorSize(str(one.dtype).removeprefix("torch."), one.numel() * one.element_size()) for one in tensors
-        )
+    def size(one: Tensor) -> TensorSize:  # `nbytes` is not defined for sparse tensors
+        return TensorSize(str(one.dtype).removeprefix("torch."), one.numel() * one.element_size())
 
     parameters = list(parameters)
     trained = [one for one in parameters if one.requires_grad or id(one) in trained_ids]
-    parameter_tensors, buffer_tensors = sizes(parameters), sizes(buffers)
+    parameter_tensors, buffer_tensors = tuple(map(size, parameters)), tuple(map(size, buffers))
     return ParameterSizes(
         parameter_count=sum(one.numel() for one in parameters),
         parameter_bytes=sum(one.bytes for one in parameter_tensors),
-        gradient_bytes=sum(one.bytes for one in sizes(trained)),
+        gradient_bytes=sum(size(one).bytes for one in trained),
         buffer_bytes=sum(one.bytes for one in buffer_tensors),
         gradient_elements=sum(one.numel() for one in trained),
         gradient_shapes=tuple(tuple(one.shape) for one in trained),

@@ -68,7 +68,6 @@ class StepTimer:
         self._arrivals: list[_Mark] = []
 
     def boundary(self) -> None:
-        """Mark the end of a step and the start of the next."""
         self._boundaries.append(self._mark())
 
     def batch_arrived(self) -> None:

@@ -78,7 +78,6 @@ class StepTrace:
         )
 
     def start(self) -> None:
-        """Begin the first step."""
         self._synchronise()
         self._heap.enter_context(touched_heap(self.steps - WARMUP_STEPS, _EVENT_BYTES, self._replica_threads))
         self._profiler.start()

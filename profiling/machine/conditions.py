@@ -39,8 +39,6 @@ _OF_NO_EFFECT = (
 
 @dataclass(frozen=True)
 class ConditionDifference:
-    """A condition that differs between two measurements."""
-
     what: str  # such as "torch" or "NCCL_ALGO"
     then: object
     now: object
@@ -91,12 +89,11 @@ def _device_names(environment: Environment) -> str:
 def variable_differences(then: Environment, now: Environment) -> list[ConditionDifference]:
     """Differences in the variables of jobs' processes on which times may depend, by name."""
     stored, current = ({**_SET_FOR_JOBS, **one.settings} for one in (then, now))
-    names = [
-        name
+    return _differing(
+        (name, stored.get(name, "unset"), current.get(name, "unset"))
         for name in sorted({*stored, *current})
         if name not in _OF_NO_EFFECT and not name.startswith(_OF_NO_EFFECT_PREFIXES)
-    ]
-    return _differing((name, stored.get(name, "unset"), current.get(name, "unset")) for name in names)
+    )
 
 
 _OF_NO_CELL = (*MAY_CHANGE, "steps", "data_dir", "devices", "batch_sizes", "strategies")
@@ -105,7 +102,6 @@ SETTINGS = tuple(name for name in declarations(RunConfig) if name not in _OF_NO_
 
 
 def setting_differences(then: msgspec.Struct, now: msgspec.Struct, names: Sequence[str]) -> list[ConditionDifference]:
-    """The named settings that differ between two configurations."""
     stored, current = settings_of(then), settings_of(now)
     return _differing((name, stored[name], current[name]) for name in names)
 

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -57,7 +57,6 @@ _THROTTLE_REASONS = {
 
 
 def usable_cores() -> int:
-    """CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -146,19 +145,14 @@ def _device_state(
 ) -> DeviceState:
     if handle is None:
         return DeviceState(index=index)
-    power_mw = query(nvml, "nvmlDeviceGetPowerUsage", handle)
-    reasons = query(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-    found, own = _process_ids(nvml, handle), own_process_ids
-    return DeviceState(
-        index=index,
-        power_w=None if power_mw is None else power_mw / 1000,
-        throttle_reasons=None
-        if reasons is None
-        else tuple(name for bit, name in _THROTTLE_REASONS.items() if reasons & bit),
-        other_process_ids=None if found is None or own is None else tuple(one for one in found if one not in own),
-        active_nvlinks=len(active_nvlinks(nvml, handle)),
-        **{name: query(nvml, f"nvmlDeviceGet{what}", handle, *rest) for name, (what, *rest) in _QUERIES.items()},
-    )
+    known = {name: query(nvml, f"nvmlDeviceGet{what}", handle, *rest) for name, (what, *rest) in _QUERIES.items()}
+    if (power_mw := query(nvml, "nvmlDeviceGetPowerUsage", handle)) is not None:
+        known["power_w"] = power_mw / 1000
+    if (reasons := query(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)) is not None:
+        known["throttle_reasons"] = tuple(name for bit, name in _THROTTLE_REASONS.items() if reasons & bit)
+    if own_process_ids is not None and (found := _process_ids(nvml, handle)) is not None:
+        known["other_process_ids"] = tuple(one for one in found if one not in own_process_ids)
+    return DeviceState(index=index, active_nvlinks=len(active_nvlinks(nvml, handle)), **known)
 
 
 def _process_ids(nvml: Any | None, handle: Any) -> tuple[int, ...] | None:
@@ -174,6 +168,7 @@ def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = Non
     import torch
 
     accelerators = usable_device_states(nvml, None) if on_gpus else ()
+    engine, nccl = default_engine(torch.distributed, os.environ), cast(Any, torch.cuda.nccl)
     return Environment(
         hostname=socket.gethostname(),
         platform=platform.platform(),
@@ -184,8 +179,8 @@ def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = Non
         torch_version=str(torch.__version__),
         torchvision_version=_version("torchvision"),
         cuda_version=platform_version(torch.version),
-        nccl_version=_nccl_version(torch),
-        nccl_engine=default_engine(torch.distributed, os.environ),
+        nccl_version=None if engine is None else ".".join(map(str, nccl.version())),
+        nccl_engine=engine,
         driver_version=driver_version(nvml),
         accelerators=accelerators,
         settings={name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTING_PREFIXES)},
@@ -198,12 +193,6 @@ def platform_version(version: Any) -> str | None:
     """The platform torch was built for, from `torch.version`: CUDA's version, or "ROCm" and its version; None for the CPU."""
     cuda: str | None = version.cuda
     return cuda or (f"ROCm {hip}" if (hip := getattr(version, "hip", None)) else None)
-
-
-def _nccl_version(torch: Any) -> str | None:
-    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
-        return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version())
 
 
 def default_engine(distributed: Any, environment: Mapping[str, str]) -> str | None:
@@ -283,9 +272,7 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
     findings: list[Finding] = []
     for state in states:
         gpu = f"GPU {state.index}"
-        if msgspec.structs.replace(state, active_nvlinks=None) == DeviceState(
-            index=state.index
-        ):  # its links count as 0
+        if msgspec.structs.replace(state, active_nvlinks=None) == DeviceState(state.index):  # its links count as 0
             silent = f"{gpu} does not answer its driver: it may have fallen off the bus."
             findings.append(PlanCode.DEVICE_LOST.finding(silent))
         if set(state.throttle_reasons or ()) - {_POWER_CAP}:
@@ -318,17 +305,15 @@ def power_cap_findings(states: Sequence[DeviceState]) -> list[Finding]:
     found = []
     for state in (one for one in states if one.throttle_reasons == (_POWER_CAP,)):
         if state.sm_clock_mhz is not None and state.sm_clock_mhz < _SLOWER_CLOCK * fastest_mhz:
-            found.append(_throttled(state, fastest_mhz))
+            found.append(_throttled(state, f" to {state.sm_clock_mhz} MHz, while another GPU has {fastest_mhz}"))
         else:
             usual = f"GPU {state.index} is held at its power limit, as a busy GPU usually is."
             found.append(PlanCode.DEVICE_POWER_CAPPED.finding(usual))
     return list(dict.fromkeys(found))
 
 
-def _throttled(state: DeviceState, fastest_mhz: int | None = None) -> Finding:
-    reasons = ", ".join(state.throttle_reasons or ())
+def _throttled(state: DeviceState, clocks: str = "") -> Finding:
+    by = ", ".join(state.throttle_reasons or ()) + clocks
     at = f" at {state.temperature_c} C" if state.temperature_c is not None else ""
-    clocks = "" if fastest_mhz is None else f" to {state.sm_clock_mhz} MHz, while another GPU has {fastest_mhz}"
-    return PlanCode.DEVICE_THROTTLED.finding(
-        f"GPU {state.index} is slowed down by {reasons}{clocks}{at}: its times are those of a slower device."
-    )
+    message = f"GPU {state.index} is slowed down by {by}{at}: its times are those of a slower device."
+    return PlanCode.DEVICE_THROTTLED.finding(message)

@@ -35,14 +35,22 @@ _PEER_STATUS = {
     4: "disabled by the driver's registry key",
     5: "not supported",
 }
+_QUERIES = {
+    "uuid": "UUID",
+    "name": "Name",
+    "pcie_generation": "MaxPcieLinkGeneration",
+    "pcie_width": "MaxPcieLinkWidth",
+    "current_pcie_generation": "CurrPcieLinkGeneration",
+    "current_pcie_width": "CurrPcieLinkWidth",
+}
+"""Fields of DeviceLinks as nvmlDeviceGet... answers them."""
+
 _READ = 0  # NVML_P2P_CAPS_INDEX_READ
 _TO_SWITCH, _TO_UNKNOWN = 2, 255  # nvmlIntNvLinkDeviceType_t
 
 
 @dataclass(frozen=True)
 class _Gpu:
-    """One GPU with the data needed for its pairs."""
-
     handle: Any
     links: DeviceLinks
     address: str | None  # on the PCI bus
@@ -83,28 +91,19 @@ def _device_links(
         version = _NVLINK_GENERATIONS.get(query(nvml, "nvmlDeviceGetNvLinkVersion", handle, active[0]))
         newest = _NEWEST_NVLINK.get(query(nvml, "nvmlDeviceGetArchitecture", handle))
         version = version if version is None or newest is None else min(version, newest)
-    name, uuid = (query(nvml, f"nvmlDeviceGet{what}", handle) for what in ("Name", "UUID"))
-    rate = nvlink(version, len(active), name)
-    pcie = {
-        "pcie_generation": "MaxPcieLinkGeneration",
-        "pcie_width": "MaxPcieLinkWidth",
-        "current_pcie_generation": "CurrPcieLinkGeneration",
-        "current_pcie_width": "CurrPcieLinkWidth",
-    }
+    known = {field: query(nvml, f"nvmlDeviceGet{what}", handle) for field, what in _QUERIES.items()}
+    rate = nvlink(version, len(active), known["name"])
     return DeviceLinks(
+        **known,
         index=index,
-        uuid=uuid,
-        name=name,
-        torch_index=torch_indices.get(bare_uuid(uuid)) if uuid is not None else None,
+        torch_index=torch_indices.get(bare_uuid(known["uuid"])) if known["uuid"] is not None else None,
         active_nvlinks=len(active),
         nvlink_version=version,
         nvlink_gb_per_s=None if rate is None else rate.gb_per_s,
-        **{field: query(nvml, f"nvmlDeviceGet{what}", handle) for field, what in pcie.items()},
     )
 
 
 def active_nvlinks(nvml: Any | None, handle: Any) -> list[int]:
-    """Numbers of a GPU's active NVLinks."""
     return [link for link in range(_MOST_NVLINKS) if query(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
 
 

@@ -52,10 +52,9 @@ def host_at(node: int, address: str, environment: Environment) -> Host:
 def ipv6_interfaces(of: Path = _IPV6) -> dict[str, str]:
     """The interface of each IPv6 address of this host, in the usual notation; empty outside Linux."""
     try:
-        lines = of.read_text().splitlines()
+        rows = [line.split() for line in of.read_text().splitlines()]
     except OSError:
         return {}
-    rows = (line.split() for line in lines)
     return {socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])): row[-1] for row in rows}
 
 
@@ -100,7 +99,6 @@ def _end(text: str) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """A port that is currently free on this host."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -112,7 +110,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
     A name's loopback address, such as Debian's for the host's name, is not used: other hosts cannot reach it. Raises OSError.
     """
-    for address in dict.fromkeys((_stated_address(host), "")):
+    stated = ""
+    with contextlib.suppress(OSError):
+        stated = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        if stated != host and ipaddress.ip_address(stated.partition("%")[0]).is_loopback:
+            stated = ""
+    for address in dict.fromkeys((stated, "")):
         try:
             if ":" in address or (not address and socket.has_dualstack_ipv6()):
                 return socket.create_server((address, port), family=socket.AF_INET6, dualstack_ipv6=not address)
@@ -121,11 +124,3 @@ def listening_socket(host: str, port: int) -> socket.socket:
             if not address or error.errno != errno.EADDRNOTAVAIL:
                 raise
     raise AssertionError("all addresses are always available")
-
-
-def _stated_address(host: str) -> str:
-    try:
-        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return ""
-    return "" if address != host and ipaddress.ip_address(address.partition("%")[0]).is_loopback else address

@@ -63,54 +63,50 @@ def nvlink(version: int | None, links: int, device_name: str | None) -> LinkRate
 
 @dataclass(frozen=True)
 class GpuModel:
-    """The links of a GPU model."""
-
     title: str
     pattern: str  # of NVML's name for it
     pcie_generation: int
-    nvlink_version: int | None
-    nvlinks: int
-    bridged: bool  # NVLinks only where a bridge is fitted between two cards
-    source: str
+    nvlink: tuple[int, int] | None = None  # generation and number of links
+    bridged: bool = False  # NVLinks only where a bridge is fitted between two cards
+    other_source: str = ""  # than the data sheet of this title
 
-
-def _model(
-    title: str, pattern: str, pcie: int, nvlink: tuple[int, int] | None = None, bridged: bool = False, source: str = ""
-) -> GpuModel:
-    version, links = nvlink or (None, 0)
-    return GpuModel(title, pattern, pcie, version, links, bridged, source or f"NVIDIA {title} data sheet")
+    @property
+    def source(self) -> str:
+        return self.other_source or f"NVIDIA {self.title} data sheet"
 
 
 GPU_MODELS: Sequence[GpuModel] = (
-    _model("P100 SXM2", r"P100-SXM2", 3, (1, 4), source="NVIDIA Tesla P100 white paper"),
-    _model("P100 PCIe", r"P100-PCIE", 3),
-    _model("P4, P40", r"P4|P40", 3),
-    _model("V100 SXM2, SXM3", r"V100-SXM[23]", 3, (2, 6), source="NVIDIA Tesla V100 white paper"),
-    _model("V100 PCIe", r"V100S?-PCIE", 3),
-    _model("T4", r"T4", 3),
-    _model("A100 SXM4", r"A100-SXM4", 4, (3, 12)),
-    _model("A100 PCIe", r"A100-PCIE|A100 80GB PCIe", 4, (3, 12), bridged=True),
-    _model("A30", r"A30", 4, (3, 4), bridged=True),
-    _model("A40", r"A40", 4, (3, 4), bridged=True),
-    _model("A10, A10G", r"A10|A10G", 4),
-    _model("RTX A6000", r"RTX A6000", 4, (3, 4), bridged=True),
-    _model("GeForce RTX 3090", r"RTX 3090", 4, (3, 4), bridged=True, source="NVIDIA Ampere GA102 GPU Architecture"),
-    _model("GeForce RTX 4090", r"RTX 4090", 4, source="NVIDIA Ada GPU Architecture"),
-    _model("RTX 6000 Ada", r"RTX 6000 Ada", 4),
-    _model("L4", r"L4", 4),
-    _model("L40, L40S", r"L40|L40S", 4),
-    _model("H100 SXM5", r"H100 80GB HBM3|H100-SXM5|H100 SXM5?", 5, (4, 18)),
-    _model("H100 PCIe", r"H100 PCIe", 5, (4, 12), bridged=True),
-    _model("H100 NVL", r"H100 NVL", 5, (4, 12), bridged=True),
-    _model("H200 SXM", r"H200|H200 SXM", 5, (4, 18)),
-    _model("H200 NVL", r"H200 NVL", 5, (4, 18), bridged=True),
-    _model("B200 SXM", r"B200", 5, (5, 18)),
-    _model(
+    GpuModel("P100 SXM2", r"P100-SXM2", 3, (1, 4), other_source="NVIDIA Tesla P100 white paper"),
+    GpuModel("P100 PCIe", r"P100-PCIE", 3),
+    GpuModel("P4, P40", r"P4|P40", 3),
+    GpuModel("V100 SXM2, SXM3", r"V100-SXM[23]", 3, (2, 6), other_source="NVIDIA Tesla V100 white paper"),
+    GpuModel("V100 PCIe", r"V100S?-PCIE", 3),
+    GpuModel("T4", r"T4", 3),
+    GpuModel("A100 SXM4", r"A100-SXM4", 4, (3, 12)),
+    GpuModel("A100 PCIe", r"A100-PCIE|A100 80GB PCIe", 4, (3, 12), bridged=True),
+    GpuModel("A30", r"A30", 4, (3, 4), bridged=True),
+    GpuModel("A40", r"A40", 4, (3, 4), bridged=True),
+    GpuModel("A10, A10G", r"A10|A10G", 4),
+    GpuModel("RTX A6000", r"RTX A6000", 4, (3, 4), bridged=True),
+    GpuModel(
+        "GeForce RTX 3090", r"RTX 3090", 4, (3, 4), bridged=True, other_source="NVIDIA Ampere GA102 GPU Architecture"
+    ),
+    GpuModel("GeForce RTX 4090", r"RTX 4090", 4, other_source="NVIDIA Ada GPU Architecture"),
+    GpuModel("RTX 6000 Ada", r"RTX 6000 Ada", 4),
+    GpuModel("L4", r"L4", 4),
+    GpuModel("L40, L40S", r"L40|L40S", 4),
+    GpuModel("H100 SXM5", r"H100 80GB HBM3|H100-SXM5|H100 SXM5?", 5, (4, 18)),
+    GpuModel("H100 PCIe", r"H100 PCIe", 5, (4, 12), bridged=True),
+    GpuModel("H100 NVL", r"H100 NVL", 5, (4, 12), bridged=True),
+    GpuModel("H200 SXM", r"H200|H200 SXM", 5, (4, 18)),
+    GpuModel("H200 NVL", r"H200 NVL", 5, (4, 18), bridged=True),
+    GpuModel("B200 SXM", r"B200", 5, (5, 18)),
+    GpuModel(
         "Rubin",
         r"Rubin(?: GPU)?|VR200",
         6,
         (6, 36),
-        source="NVIDIA Vera Rubin NVL72 product page: 3.6 TB/s a GPU, 36 links",
+        other_source="NVIDIA Vera Rubin NVL72 product page: 3.6 TB/s a GPU, 36 links",
     ),
 )
 """All models have 16 PCIe lanes. A missing model is not an error: NVML reports its links."""
@@ -120,8 +116,7 @@ def gpu_model(name: str | None) -> GpuModel | None:
     """The model named in a text such as NVML's "NVIDIA A100-SXM4-40GB" or "8x L40S", by the longest match."""
     found = []
     for index, model in enumerate(GPU_MODELS):
-        match = re.search(rf"(?<![\w-])({model.pattern})(?:-\d+GB)?(?![\w-])", name or "")
-        if match is not None:
+        if match := re.search(rf"(?<![\w-])({model.pattern})(?:-\d+GB)?(?![\w-])", name or ""):
             found.append((len(match[1]), index))
     return GPU_MODELS[max(found)[1]] if found else None
 
@@ -130,8 +125,8 @@ def model_link(model: GpuModel) -> LinkRate | None:
     """The link between GPUs of one server if it follows from the model; None for cards that may have a bridge."""
     if model.bridged:
         return None
-    fixed = nvlink(model.nvlink_version, model.nvlinks, model.title)
-    return fixed or pcie_link(model.pcie_generation, 16)
+    version, links = model.nvlink or (None, 0)
+    return nvlink(version, links, model.title) or pcie_link(model.pcie_generation, 16)
 
 
 STATED = "stated by the user"
@@ -167,7 +162,6 @@ def parse_link(text: str) -> LinkRate:
     if rate := _RATE.fullmatch(words):
         return _stated(text, rate)
     link: LinkRate | None = None
-    name, source, rates = "", "", dict[str, float]()
     if named := _PCIE.fullmatch(words):
         lanes = int(named["lanes"])
         link = pcie_link(int(named["generation"]), lanes) if lanes in (1, 2, 4, 8, 16, 32) else None
@@ -175,12 +169,11 @@ def parse_link(text: str) -> LinkRate:
         version = int(named["version"])
         link = nvlink(version, int(named["links"] or _NVLINKS_OF_ONE_GPU.get(version, 0)), None)
     elif named := _ETHERNET.fullmatch(words):
-        name, source = f"Ethernet {named['rate'] or named['other']} Gb/s", "IEEE 802.3"
-        rates = ETHERNET_GB_PER_S
+        name = f"Ethernet {named['rate'] or named['other']} Gb/s"
+        link = LinkRate(ETHERNET_GB_PER_S[name], name, "IEEE 802.3") if name in ETHERNET_GB_PER_S else None
     elif named := _INFINIBAND.fullmatch(words):
-        rates, source = INFINIBAND_GB_PER_S, "InfiniBand Architecture Specification"
-        name = next(one for one in rates if one.startswith(f"InfiniBand {named['name'].upper()} "))
-    link = LinkRate(rates[name], name, source) if name in rates else link
+        name = next(one for one in INFINIBAND_GB_PER_S if one.startswith(f"InfiniBand {named['name'].upper()} "))
+        link = LinkRate(INFINIBAND_GB_PER_S[name], name, "InfiniBand Architecture Specification")
     if link is None:
         raise ValueError(f"{text!r} is no link: {_FORMS}")
     return link

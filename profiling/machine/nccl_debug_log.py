@@ -68,8 +68,6 @@ class _Process:
 
 
 class _Reader:
-    """Collects the values of the lines."""
-
     def __init__(self) -> None:
         self.found: dict[str, Any] = {"library": None, "unread_lines": 0}  # fields of NcclLog
         self.communicators: dict[str, Communicator] = {}
@@ -78,7 +76,6 @@ class _Reader:
         self.networks: dict[str, None] = {}
 
     def read(self, process: _Process, text: str) -> None:
-        """Read one message of one process."""
         found = self.found
         if version := _VERSION.search(text):
             found["library"] = f"{version[1]} {version[2]}"

@@ -4,6 +4,7 @@
 Source of the functions and their codes: NVML API reference, nvml.h.
 """
 
+import functools
 import json
 from typing import Any
 
@@ -66,15 +67,15 @@ class NvmlRecorder:
         self._calls: dict[str, tuple[dict[str, Any], Any]] = {}  # as recorded, and the answer or the exception
 
     def __getattr__(self, name: str) -> Any:
-        def answer(*arguments: Any) -> Any:
-            key = json.dumps([name, *arguments])
-            if key not in self._calls:
-                self._calls[key] = self._record(name, arguments)
-            if isinstance(outcome := self._calls[key][1], Exception):
-                raise outcome
-            return outcome
+        return functools.partial(self._answer, name)
 
-        return answer
+    def _answer(self, name: str, *arguments: Any) -> Any:
+        key = json.dumps([name, *arguments])
+        if key not in self._calls:
+            self._calls[key] = self._record(name, arguments)
+        if isinstance(outcome := self._calls[key][1], Exception):
+            raise outcome
+        return outcome
 
     def _record(self, name: str, arguments: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
         call = {"call": name, "arguments": list(arguments)}

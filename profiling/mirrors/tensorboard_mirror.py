@@ -51,26 +51,27 @@ class EventLog(AbstractContextManager["EventLog"]):
         self._writer.flush()
 
     def text(self, tag: str, markdown: str) -> None:
-        """Write a text, shown as Markdown."""
         metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
         tensor = TensorProto(dtype=_DT_STRING, string_val=[markdown.encode()], tensor_shape=TensorShapeProto())
         self._add(Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)]))
 
     def image(self, tag: str, png: bytes, width: int, height: int) -> None:
-        """Write a PNG picture."""
         image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
         self._add(Summary(value=[Summary.Value(tag=tag, image=image)]))
 
     def experiment(self, hyperparameters: Mapping[str, Sequence[HyperParameter]], metrics: Sequence[str]) -> None:
         """Declare the HParams page: each parameter with its values, and the metrics' tags."""
         experiment = api_pb2.Experiment(
-            hparam_infos=[_hparam_info(name, values) for name, values in hyperparameters.items()],
-            metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics],
+            metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics]
         )
+        for name, values in hyperparameters.items():
+            field, kind = _field_and_type(values[0] if values else "")
+            info = experiment.hparam_infos.add(name=name, type=kind)
+            if field == "string_value":
+                info.domain_discrete.extend(sorted(set(values)))
         self._hparams(metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=experiment))
 
     def session(self, hyperparameters: Mapping[str, HyperParameter], metrics: Mapping[str, float]) -> None:
-        """Write this run as a session of the HParams page."""
         self.begin_session(hyperparameters)
         for tag, value in metrics.items():
             self.scalar(tag, value, 0)
@@ -84,7 +85,6 @@ class EventLog(AbstractContextManager["EventLog"]):
         self._hparams(metadata.SESSION_START_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_start_info=start))
 
     def end_session(self) -> None:
-        """End the session successfully."""
         end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
         self._hparams(metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=end))
 
@@ -107,21 +107,11 @@ def _field_and_type(parameter: HyperParameter) -> tuple[str, Any]:
     return "number_value", api_pb2.DATA_TYPE_FLOAT64
 
 
-def _hparam_info(name: str, values: Sequence[HyperParameter]) -> api_pb2.HParamInfo:
-    field, kind = _field_and_type(values[0] if values else "")
-    info = api_pb2.HParamInfo(name=name, type=kind)
-    if field == "string_value":
-        info.domain_discrete.extend(sorted(set(values)))
-    return info
-
-
 def events_folder(run: Path) -> Path:
-    """The folder of the events of a run folder's trainings."""
     return run / "tensorboard" / "training"
 
 
 def training_folder(run: Path, record: EpochRecord) -> Path:
-    """The folder of the events of an epoch's training."""
     return events_folder(run) / record.cell / f"seed{record.seed}"
 
 

@@ -96,7 +96,6 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def remove_empty_folders(folder: Path) -> None:
-    """Remove empty folders below a folder."""
     for path, _, _ in os.walk(folder, topdown=False):
         if Path(path) != folder and not os.listdir(path):
             os.rmdir(path)
@@ -118,7 +117,7 @@ class JobFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.result_path, self.settings_path = path / RESULT_NAME, path / SETTINGS_NAME
-        self.log_path = path / "log.txt"
+        self.log_path, self.torchrun_path = path / "log.txt", path / "torchrun"
 
     def node_log_path(self, node: int) -> Path:
         """The log of another node's part until it is added to the job's log."""
@@ -137,8 +136,6 @@ class _Ended(msgspec.Struct):
 
 
 class RepeatFolder(JobFolder):
-    """One repeat of one cell."""
-
     @property
     def run(self) -> "RunFolder":
         return RunFolder(self.path.parents[2])
@@ -175,11 +172,11 @@ class RepeatFolder(JobFolder):
         frames = [pd.read_parquet(path).assign(rank=rank) for rank, path in paths.items()]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
-    def traces(self) -> list[Path]:
-        return sorted((self.path / "traces").glob(f"*{TRACE_SUFFIX}"), key=natural_order)
+    def traces(self, folder: str = "traces") -> list[Path]:
+        return sorted((self.path / folder).glob(f"*{TRACE_SUFFIX}"), key=natural_order)
 
     def counters_traces(self) -> list[Path]:
-        return sorted((self.path / "counters").glob(f"*{TRACE_SUFFIX}"), key=natural_order)
+        return self.traces("counters")
 
     def counters(self, node: int, rank: int) -> list[DdpCounters]:
         return read_json(self.counters_path(node, rank), list[DdpCounters])
@@ -196,13 +193,10 @@ class RepeatFolder(JobFolder):
         )
 
     def clear_measurements(self) -> None:
-        """Remove the measurements of a failed attempt; its log stays."""
         remove_written(self.run.path, self.path, lambda path: path == self.log_path)
 
 
 class RunFolder:
-    """A run folder."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest_path, self.calibration_path = path / MANIFEST_NAME, path / CALIBRATION_NAME

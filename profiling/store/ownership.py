@@ -9,6 +9,7 @@ anything is written.
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,6 @@ def check_place(out: Path, place: str) -> None:
                 )
 
 
-def check_report(out: Path, figures: Iterable[str] = ()) -> None:
-    """`check_report_folder` for a run folder's report."""
-    check_report_folder(out / REPORT_NAME, figures)
-
-
 def check_report_folder(folder: Path, figures: Iterable[str] = ()) -> None:
     """Raise DpscopeError unless the report's files and figures are absent or dpscope's, and no folder is a link."""
     check_folder(folder)
@@ -177,8 +173,7 @@ def is_dpscope_trace(path: Path) -> bool:
     return _DPSCOPE_TRACE_FIELD in tail
 
 
-def is_calibration(path: Path) -> bool:
-    return decodes(path, Calibration)
+is_calibration = partial(decodes, kind=Calibration)
 
 
 def remove_report(out: Path) -> None:
@@ -218,15 +213,14 @@ def _check_plain(path: Path) -> None:
         raise ForeignFileError(f"{path} is {kind} and is not overwritten; move it away, or name another place")
 
 
-def _head(path: Path) -> bytes:
+def _head(path: Path, at: int = 0) -> bytes:
     with open(path, "rb") as file:
+        file.seek(at)
         return file.read(_HEAD_BYTES)
 
 
 def _tail(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
-        return file.read()
+    return _head(path, max(0, path.stat().st_size - _HEAD_BYTES))
 
 
 def _has_marked_png(path: Path) -> bool:

@@ -35,8 +35,6 @@ class TrainingFolder(JobFolder):
 
 
 class TrainFolder:
-    """The trainings of a run folder."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest_path, self.log_path = path / TRAIN_MANIFEST_NAME, path / TRAIN_LOG_NAME
@@ -62,5 +60,4 @@ def holds_epochs(path: Path) -> bool:
 
 
 def is_train_folder(path: Path) -> bool:
-    """Whether something was trained with this run folder."""
     return is_dpscope_manifest(path / TRAIN_MANIFEST_NAME)

@@ -78,24 +78,18 @@ def test_a_kill_is_out_of_memory_only_if_the_kernel_reports_it(
     assert outcome_of(folder, REPORT.format(exit=exit_status), kills_before=before).status == status
 
 
-def test_a_cause_comes_before_an_earlier_consequence(folder: JobFolder) -> None:
+def test_torchrun_itself_is_killed_a_cause_before_a_consequence_and_memory_before_everything(folder: JobFolder) -> None:
+    outcome = outcome_of(folder, "no line of a rank\n", exit_status=-9)
+    assert outcome.message.startswith("torchrun was killed by signal 9")
+    assert outcome.log_tail == ("[torchrun]: no line of a rank",)
     write_failure(folder.path, 0, 0, RuntimeError("NCCL communicator was aborted on rank 0."))
     write_note(folder, 1, time.time_ns(), "ValueError: bad label")
     assert outcome_of(folder, REPORT.format(exit=1)).message == "rank 1: ValueError: bad label (in its timed pass)"
-
-
-def test_memory_comes_before_everything(folder: JobFolder) -> None:
     error = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
     write_failure(folder.path, 0, 0, error)
     message = "rank 0: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. (in its timed pass)"
     outcome = outcome_of(folder, REPORT.format(exit=-9))
     assert (outcome.status, outcome.message) == ("out_of_memory", message)
-
-
-def test_torchrun_itself_killed(folder: JobFolder) -> None:
-    outcome = outcome_of(folder, "no line of a rank\n", exit_status=-9)
-    assert outcome.message.startswith("torchrun was killed by signal 9")
-    assert outcome.log_tail == ("[torchrun]: no line of a rank",)
 
 
 # Messages of torch 2.15's two engines, as in their libraries: rank 1 waited for rank 0, which was late.

@@ -74,23 +74,14 @@ def test_the_engine_is_registered_with_its_value_of_the_variable_or_refused(monk
     choose_nccl_engine("legacy")
 
 
-@pytest.mark.parametrize(
-    ("both", "variable", "nccl", "engine"),
-    [
-        (True, None, True, "ProcessGroupNCCL2"),
-        (True, "0", True, "ProcessGroupNCCL"),
-        (True, "1", True, "ProcessGroupNCCL2"),
-        (False, None, True, "ProcessGroupNCCL"),
-        (True, None, False, None),
-    ],
-)
-def test_the_environment_names_the_engine(both: bool, variable: str | None, nccl: bool, engine: str | None) -> None:
-    found = SimpleNamespace(
-        is_available=lambda: True,
-        is_nccl_available=lambda: nccl,
-        distributed_c10d=SimpleNamespace(**({"ProcessGroupNCCL2": object} if both else {})),
-    )
-    assert default_engine(found, {} if variable is None else {ENGINE_VARIABLE: variable}) == engine
+def test_the_environment_names_the_engine() -> None:
+    both = torch_with()
+    for variables, engine in (({}, "NCCL2"), ({ENGINE_VARIABLE: "0"}, "NCCL"), ({ENGINE_VARIABLE: "1"}, "NCCL2")):
+        assert default_engine(both, variables) == f"ProcessGroup{engine}"
+    one = SimpleNamespace(**{**vars(both), "distributed_c10d": SimpleNamespace()})
+    assert default_engine(one, {}) == "ProcessGroupNCCL"
+    without_nccl = SimpleNamespace(**{**vars(both), "is_nccl_available": lambda: False})
+    assert default_engine(without_nccl, {}) is None
 
 
 def test_engines_are_variants_of_ddp_only_and_need_nccl() -> None:

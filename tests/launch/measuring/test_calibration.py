@@ -92,13 +92,10 @@ def test_hsdp_over_nodes_has_a_node_timed_and_a_ring_between_nodes() -> None:
     }  # fmt: skip
 
 
-def test_nothing_is_timed_that_is_not_needed_or_not_wanted() -> None:
+def test_nothing_is_timed_that_is_not_needed_not_wanted_or_there_already() -> None:
     assert planned("cpu", strategy="single,dp") is None
     assert planned("cpu", devices="1") is None
     assert planned("cpu", calibrate=False) is None
-
-
-def test_only_missing_collectives_are_timed() -> None:
     rest = planned("cpu", holding(("all_reduce", 2), ("all_reduce", 4), ("broadcast", 2)))
     assert rest is not None
     assert (rest.devices, rest.collectives) == ((4,), ("broadcast",))
@@ -170,13 +167,7 @@ def test_a_failed_calibration_is_a_finding_and_ends_nothing(first: First, tmp_pa
     without = msgspec.structs.replace(timed(("all_reduce", 2)), findings=(lost,))
     assert first(without) == (lost,)  # the run reports it too
     (finding,) = first(DpscopeError("again"))  # stored results stay
-    assert pairs_in(tmp_path) == {("all_reduce", 2)}
-
-
-def test_ctrl_c_ends_the_run_and_saves_no_partial_calibration(first: First, tmp_path: Path) -> None:
-    """The first one is kept; the stopped one adds nothing, and the run ends with the signal's status."""
-    first(timed(("all_reduce", 2)))
-    with pytest.raises(StoppedError, match="stopped"):
+    with pytest.raises(StoppedError, match="stopped"):  # and a signal ends the run
         first(StoppedError("stopped by SIGINT", 130))
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
 

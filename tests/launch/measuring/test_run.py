@@ -68,19 +68,17 @@ def test_the_commands_of_a_dry_run_compute_with_the_runs_threads(
     assert [job_of(command, tmp_path / "run").threads for command in commands] == [2] * 2 * 5
 
 
-def test_the_commands_of_jobs_that_are_done_are_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeats_are_interleaved_and_commands_of_jobs_that_are_done_not_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They would be refused: the repeat is measured already."""
     planned = plan_run(load_config(None, TINY), tmp_path / "run")
+    cells = ["single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
+    assert [(one.cell.name, one.repeat) for one in planned.jobs] == [(name, at) for at in (0, 1) for name in cells]
     jobs = tuple(replace(job, done=job.repeat == 0) for job in planned.jobs)
     monkeypatch.setattr(run, "plan_run", lambda *_, **__: replace(planned, jobs=jobs))
     _, _, commands = described(tmp_path / "run")
     assert [command[-2:] for command in commands] == [["--repeat", "1"]] * 3
-
-
-def test_repeats_are_interleaved(tmp_path: Path) -> None:
-    jobs = plan_run(load_config(None, TINY), tmp_path / "run").jobs
-    cells = ["single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
-    assert [(job.cell.name, job.repeat) for job in jobs] == [(name, repeat) for repeat in (0, 1) for name in cells]
 
 
 def test_an_estimate_beyond_the_time_limit_is_a_warning(tmp_path: Path) -> None:

@@ -92,9 +92,7 @@ def test_ddp_over_two_gpu_nodes_counts_each_nodes_gpus(run: RunFolder, monkeypat
     assert manifest.config.matrix.devices == (8,)
 
 
-def test_one_node_of_four_gpus_and_two_of_two_are_different_cells(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_node_of_four_gpus_and_two_of_two_are_other_cells(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with_four_gpus(monkeypatch)
     two_by_two = TorchrunPlace(0, 0, world_size=4, local_world_size=2, node=0, nodes=2)
     one, two = (job_in(run, "--strategy ddp --batch-size 32", place) for place in (places(4)[0], two_by_two))
@@ -103,17 +101,14 @@ def test_one_node_of_four_gpus_and_two_of_two_are_different_cells(
     refused(run, r"ddp-d4-b32 is a cell of 1 node and torchrun started 2", "--cell ddp-d4-b32", two_by_two)
 
 
-def test_more_processes_than_a_node_has_gpus_are_refused(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_four_gpus(monkeypatch)
-    refused(run, r"--nproc-per-node 5: this machine has 4 GPUs", "--strategy ddp --batch-size 32", places(10, 5)[0])
-    refused(run, r"--devices 8: this machine has 4 GPUs", "--strategy dp --devices 8 --batch-size 32")  # one process
-    assert not run.path.exists()
-
-
-def test_a_folder_that_rank_0_does_not_share_is_named(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfit_places_are_refused(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More processes than a node has GPUs, and a folder that rank 0 does not share."""
     monkeypatch.setattr(worker_arguments, "WAIT_FOR_RANK_0_S", 0.1)
     expected = r"rank 0 has added no ddp-d2-b2 there in 0\.1 s; name one folder that all"
     refused_by_hand(run, expected, "ddp", place=places(2, 1)[1])
+    with_four_gpus(monkeypatch)
+    refused(run, r"--nproc-per-node 5: this machine has 4 GPUs", "--strategy ddp --batch-size 32", places(10, 5)[0])
+    refused(run, r"--devices 8: this machine has 4 GPUs", "--strategy dp --devices 8 --batch-size 32")  # one process
     assert not run.path.exists()
 
 
@@ -173,9 +168,7 @@ def test_another_machine_or_environment_is_refused(run: RunFolder, monkeypatch: 
     refused_by_hand(run, "was measured with processor = another, not ", "single")
 
 
-def test_more_processes_than_cores_have_one_thread_and_a_finding(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_processes_than_cores_have_a_finding(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with_cores(monkeypatch, 2)
     assert by_hand(run, "single").threads == 1
     assert run.manifest().findings == ()

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 from collections import Counter
-from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -178,10 +178,8 @@ def test_images_are_scikit_learns_four_times_as_large() -> None:
     assert torch.equal(digits.images[:, :, 0, 0].double(), (corner * 255 / 16).round())
 
 
-def test_a_missing_package_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def absent(name: str) -> importlib.metadata.Distribution:
-        raise importlib.metadata.PackageNotFoundError(name)
-
+def test_a_missing_package_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Mock(side_effect=importlib.metadata.PackageNotFoundError("scikit-learn"))
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
     with pytest.raises(DpscopeError, match=r"scikit-learn is not installed; pip install 'dpscope\[digits\]'"):
         check_data(load_config(None, {"data": "digits"}).workload)

@@ -103,7 +103,7 @@ def test_workers_end_with_the_stream_or_a_signal_but_not_by_one_of_the_group(ter
     for worker in workers if terminate else ():
         worker.terminate()  # torch answers a parent's SIGTERM with status 0
         worker.join(5)
-    held = stream._iterator  # type: ignore[attr-defined]  # as a reference cycle would
+    held = stream._iterator  # type: ignore[union-attr]  # as a reference cycle would
     stream.close()
     assert held is not None
     assert [worker.exitcode for worker in workers] == [0, 0]

@@ -131,9 +131,7 @@ def test_an_error_in_a_replica_reaches_the_caller() -> None:
         HostDataParallel(Broken(), 2)(torch.ones(2, 3))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "devices", "expected"), [("dp", 1, "one device"), ("dp", 2, "silent pass-through")]
-)
-def test_a_pass_through_is_refused(strategy: str, devices: int, expected: str) -> None:
+@pytest.mark.parametrize(("devices", "expected"), [(1, "one device"), (2, "silent pass-through")])
+def test_a_pass_through_is_refused(devices: int, expected: str) -> None:
     with pytest.raises(DpscopeError, match=expected):
-        wrap(nn.Linear(1, 1), strategy, devices, torch.device("cpu"))  # type: ignore[arg-type]
+        wrap(nn.Linear(1, 1), "dp", devices, CPU)

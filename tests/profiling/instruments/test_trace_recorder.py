@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dpscope.profiling.instruments.step_timer import SAMPLE_COLUMNS, save_samples, time_block
+from dpscope.profiling.instruments.step_timer import SAMPLE_COLUMNS, StepTimer, save_samples, time_block
 from dpscope.profiling.instruments.trace_recorder import (
     WARMUP_STEPS,
     StepTrace,
@@ -123,6 +123,14 @@ def test_on_cuda_a_wait_hidden_by_queued_work_does_not_count(monkeypatch: pytest
         assert [sample.step_us / 1000 for sample in samples] == steps_ms
         assert [sample.data_wait_us / 1000 for sample in samples] == waits_ms
         assert (block.data_wait_s or 0.0) * 1000 == pytest.approx(sum(waits_ms))
+
+
+def test_two_arrivals_within_a_step_are_not_attributed_to_two_steps() -> None:
+    timer = StepTimer(HOST)
+    for mark in (timer.boundary, timer.batch_arrived, timer.batch_arrived, timer.boundary):
+        mark()
+    with pytest.raises(ValueError, match="longer"):
+        timer.data_waits_us()
 
 
 def test_a_failing_step_leaves_no_trace(tmp_path: Path) -> None:

@@ -52,12 +52,10 @@ def test_states_are_those_of_nvml_and_what_it_does_not_report_is_missing() -> No
     assert device_states(TwoGpuNvml(), None)[0].other_process_ids is None
 
 
-@pytest.mark.parametrize(
-    ("visible", "uuids"),
-    [("1,0", ["GPU-bbbb", "GPU-aaaa"]), ("GPU-bb", ["GPU-bbbb"]), ("0,7,1", ["GPU-aaaa"]), ("", [])],
-)
-def test_visible_devices_choose_and_order(visible: str, uuids: list[str]) -> None:
-    assert [state.uuid for state in device_states(TwoGpuNvml(), (), visible)] == uuids
+def test_visible_devices_choose_and_order() -> None:
+    first, second = "GPU-aaaa", "GPU-bbbb"
+    for visible, uuids in {"1,0": [second, first], "GPU-bb": [second], "0,7,1": [first], "": []}.items():
+        assert [state.uuid for state in device_states(TwoGpuNvml(), (), visible)] == uuids
     assert device_states(None, ()) == ()
 
 
@@ -152,6 +150,10 @@ def test_states_of_several_moments_are_joined() -> None:
     assert states_under_load([]) == ()
 
 
+def found_codes(environment: Environment, devices: int) -> list[str]:
+    return [finding.code for finding in machine_findings(environment, "cuda", devices)]
+
+
 def on_gpus(patch: pytest.MonkeyPatch, nvml: TwoGpuNvml | None, *devices: SimpleNamespace) -> Environment:
     """The environment where torch can use these devices."""
     patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -167,7 +169,7 @@ def test_a_mig_instance_is_recorded_as_torch_lists_it(monkeypatch: pytest.Monkey
     environment = on_gpus(monkeypatch, TwoGpuNvml(), instance)
     (state,) = environment.accelerators
     assert (state.index, state.uuid, state.name) == (0, "6f1c", instance.name)
-    assert [one.code for one in machine_findings(environment, "cuda", 1)] == ["device_state_unknown"]
+    assert found_codes(environment, 1) == ["device_state_unknown"]
     (whole,) = on_gpus(monkeypatch, TwoGpuNvml(), SimpleNamespace(uuid="bbbb", name="")).accelerators
     assert (whole.index, whole.uuid, whole.temperature_c) == (0, "GPU-bbbb", 83)
 
@@ -177,8 +179,8 @@ def test_gpus_that_nvml_does_not_know_are_named_by_torch(monkeypatch: pytest.Mon
     names = ("AMD Instinct MI300X", "AMD Instinct MI250X")
     environment = on_gpus(monkeypatch, None, *(SimpleNamespace(name=name) for name in names))
     assert [(one.index, one.name) for one in environment.accelerators] == list(enumerate(names))
-    found = [[finding.code for finding in machine_findings(environment, "cuda", count)] for count in (1, 2)]
-    assert found == [["device_state_unknown"], ["device_state_unknown", "mixed_devices"]]
+    assert found_codes(environment, 1) == ["device_state_unknown"]
+    assert found_codes(environment, 2) == ["device_state_unknown", "mixed_devices"]
     assert collect_environment(None, on_gpus=False).accelerators == ()  # of a run on the CPU
 
 
@@ -225,11 +227,11 @@ def test_a_gpu_off_the_bus_is_a_finding() -> None:
 
 def test_gpus_of_unknown_state_are_a_finding() -> None:
     here = collect_environment(None, on_gpus=False)
-    assert [finding.code for finding in machine_findings(here, "cuda", 1)] == ["device_state_unknown"]
+    assert found_codes(here, 1) == ["device_state_unknown"]
     assert machine_findings(here, "cpu", 1) == []
     two = msgspec.structs.replace(here, accelerators=device_states(TwoGpuNvml(Name=("A100", "H100")), ()))
-    assert [finding.code for finding in machine_findings(two, "cuda", 2)] == ["mixed_devices"]
-    assert machine_findings(two, "cuda", 1) == []  # the other is not in use
+    assert found_codes(two, 2) == ["mixed_devices"]
+    assert found_codes(two, 1) == []  # the other is not in use
 
 
 def test_the_links_of_the_visible_gpus_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +263,7 @@ def test_the_commit_is_recorded_with_changes_of_tracked_files(tmp_path: Path, mo
 
     inside = tmp_path / "project" / "models"
     inside.mkdir(parents=True)
+    assert commit_of(inside) is None, "outside a checkout"
     code = inside / "net.py"
     code.write_text("layers = 18\n")
     git("init", "--quiet")
@@ -279,7 +282,3 @@ def test_the_commit_is_recorded_with_changes_of_tracked_files(tmp_path: Path, mo
     assert str(commit_of(inside)) == f"commit {commit.name[:10]}, changed"
     monkeypatch.setenv("PATH", str(inside))  # without git
     assert commit_of(inside) is None
-
-
-def test_no_git_process_is_started_outside_a_checkout(tmp_path: Path) -> None:
-    assert commit_of(tmp_path) is None

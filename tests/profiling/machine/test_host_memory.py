@@ -73,20 +73,15 @@ def test_a_step_reuses_the_memory_of_the_one_before_it_unless_the_user_tunes_the
 
 @pytest.mark.process
 @glibc
-def test_traced_steps_fault_no_page_in_and_a_second_trace_touches_nothing_again() -> None:
+def test_traced_steps_fault_no_page_in_nor_do_replicas_threads_and_a_second_trace_touches_nothing_again() -> None:
     traced, again = printed(TOUCH)
     assert traced < PAGES / 100
     assert again < 100
-
-
-@pytest.mark.process
-@glibc
-def test_the_heaps_of_replicas_threads_are_touched_too() -> None:
     (touched,), (untouched,) = (printed(THREADS.replace("REPLICAS", count)) for count in ("2", "0"))
     assert touched < PAGES / 2 < PAGES < untouched
 
 
-def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:
+def test_free_memory_respects_a_containers_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
     assert free_host_bytes(tmp_path) == 8000 * 1024
@@ -97,9 +92,5 @@ def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:
     assert free_host_bytes(tmp_path) == 8000 * 1024
     (cgroup / "memory.max").write_text("3000000\n")
     assert free_host_bytes(tmp_path) == 2000000
-
-
-def test_without_a_count_of_free_pages_the_total_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS, which also has no /proc."""
-    monkeypatch.delitem(os.sysconf_names, "SC_AVPHYS_PAGES")
-    assert free_host_bytes(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.delitem(os.sysconf_names, "SC_AVPHYS_PAGES")  # macOS, which has no /proc: the total is taken
+    assert free_host_bytes(tmp_path / "none") == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

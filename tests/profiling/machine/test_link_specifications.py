@@ -30,29 +30,34 @@ RATES = {
 }
 
 
-def test_rates_are_read_in_bytes_of_one_direction() -> None:
+def test_rates_are_read_in_bytes_of_one_direction_and_a_link_keeps_its_name() -> None:
     assert {text: parse_link(text).gb_per_s for text in RATES} == pytest.approx(RATES)
-
-
-def test_a_link_keeps_its_name() -> None:
     assert parse_link("NVLink 3").name == "NVLink 3 x12"
     assert parse_link("PCIe4 x16").name == "PCIe 4.0 x16"
     assert parse_link(" 100Gb/s ").name == "100Gb/s"
     assert parse_link("100Gb/s").source == "stated by the user"
 
 
-def test_a_bare_number_is_refused_naming_both_units() -> None:
-    for text in ("25", "12.5", "1e2"):
-        with pytest.raises(ValueError, match=r"has no unit: write .*GB/s \(1e9 bytes.*Gb/s \(1e9 bits") as refused:
+NO_UNIT = r"has no unit: write .*GB/s \(1e9 bytes.*Gb/s \(1e9 bits"
+OTHERS = (
+    "",
+    "fast",
+    "PCIe 9.0 x16",
+    "PCIe 4.0 x7",
+    "NVLink 9",
+    "0GB/s",
+    "-3GB/s",
+    "1.2.3GB/s",
+    "nanGB/s",
+    "77GbE",
+    "100gb/s",
+)
+
+
+def test_a_bare_number_and_other_text_are_refused_in_one_line_with_the_units() -> None:
+    expected = dict.fromkeys(OTHERS, r"is no link|must be above 0|is no number|is not clear")
+    for text, message in {**expected, **dict.fromkeys(("25", "12.5", "1e2"), NO_UNIT)}.items():
+        with pytest.raises(ValueError, match=message) as refused:
             parse_link(text)
+        assert "GB/s" in str(refused.value)
         assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("text", [
-    "", "fast", "PCIe 9.0 x16", "PCIe 4.0 x7", "NVLink 9", "0GB/s", "-3GB/s", "1.2.3GB/s", "nanGB/s", "77GbE", "100gb/s",
-])  # fmt: skip
-def test_other_text_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no link|must be above 0|is no number|is not clear") as refused:
-        parse_link(text)
-    assert "GB/s" in str(refused.value)
-    assert "\n" not in str(refused.value)

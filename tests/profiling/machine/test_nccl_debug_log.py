@@ -41,12 +41,6 @@ def check_whole(paths: list[Path]) -> None:
     assert (log.network_ports, log.peer_access_off) == (2, None)
 
 
-def test_a_file_for_each_process(tmp_path: Path) -> None:
-    files = [written(tmp_path, RANK0), written(tmp_path, RANK1)]
-    check_whole(files)
-    check_whole(files[::-1])
-
-
 @pytest.mark.timeout(15)
 def test_links_of_a_large_job_are_grouped_in_one_pass(tmp_path: Path) -> None:
     ranks = range(1024)
@@ -70,6 +64,9 @@ def test_one_file_with_a_launchers_prefix_or_ranks_that_write_into_the_same_line
 ) -> None:
     lines = (RANK0 + RANK1).splitlines(keepends=True)
     check_whole([written(tmp_path, same_lines() if prefix is None else "".join(prefix + line for line in lines))])
+    files = [written(tmp_path, RANK0), written(tmp_path, RANK1)]  # a file for each process
+    check_whole(files)
+    check_whole(files[::-1])
 
 
 def test_cut_lines_are_counted_and_garbage_is_ignored(tmp_path: Path) -> None:
