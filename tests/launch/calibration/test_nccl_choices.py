@@ -134,15 +134,17 @@ def test_a_calibration_without_choices_is_reported_without_them(monkeypatch: pyt
     assert calibration_chapter(found).tables() == {}
 
 
-@pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_FILE"])
-def test_a_users_own_settings_are_respected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nccl_or_with_a_users_own_settings_no_such_job_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Stub()
-    calibrated(Stub(), monkeypatch)  # removes what this machine sets
-    monkeypatch.setenv(name, "WARN")
-    found = run_calibration(SETTINGS, Console(file=io.StringIO()), starter=stub)
-    assert [job.nccl_log for job in stub.jobs] == [False]
-    assert unread(found) == [f"what NCCL chose was not recorded: {name} is set in the environment"]
-    assert found.points
+    found = calibrated(stub, monkeypatch, msgspec.structs.replace(SETTINGS, device="cpu"))
+    assert (found.nccl, unread(found)) == ((), [])
+    for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE"):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, "WARN")
+            found = run_calibration(SETTINGS, Console(file=io.StringIO()), starter=stub)
+        assert unread(found) == [f"what NCCL chose was not recorded: {name} is set in the environment"]
+        assert found.points
+    assert [job.nccl_log for job in stub.jobs] == [False] * 3
 
 
 @pytest.mark.parametrize(
@@ -158,13 +160,6 @@ def test_an_unreadable_log_only_loses_the_choices(stub: Stub, reason: str, monke
     assert (len(found.points), found.nccl) == (4, ())
     assert len(lost := unread(found)) == 2
     assert reason in lost[0]
-
-
-def test_gloo_starts_no_such_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    stub = Stub()
-    found = calibrated(stub, monkeypatch, msgspec.structs.replace(SETTINGS, device="cpu"))
-    assert [job.nccl_log for job in stub.jobs] == [False]
-    assert (found.nccl, unread(found)) == ((), [])
 
 
 @pytest.mark.parametrize("nccl_log", [True, False])
