@@ -289,6 +289,10 @@ class AuditedClaim:
             raise NotComputable(note)
         return single.epoch_seconds
 
+    @property
+    def ratio(self) -> float:
+        return self.t_1() / self.t_n
+
     def estimated(self, quantity: str, method: str) -> tuple[float, str]:
         """The sound estimate of this name for the claim's row, and its method and limits."""
         estimate = self._estimates[(*self.row.setting, quantity, method)]
@@ -339,7 +343,7 @@ def _amdahl(one: AuditedClaim, match: re.Match[str]) -> float:
 
 
 METHODS: tuple[tuple[str, _Formula], ...] = (
-    (r"T1/TN", lambda s, _: s.t_1() / s.t_n),
+    (r"T1/TN", lambda s, _: s.ratio),
     (r"N\*T1/TN", lambda s, _: s.devices * s.t_1() / s.t_n),
     (r"TN-T1(?: \(T1 of (?P<run>[\w.-]+)\))?", lambda s, m: s.t_n - s.t_1(m["run"])),
     (r"TN-T1/N", lambda s, _: s.t_n - s.t_1() / s.devices),
