@@ -18,7 +18,14 @@ import msgspec
 import pandas as pd
 
 from dpscope.analysis.equality import differences
-from dpscope.analysis.equality.data import EqualityData, RecordedTraining
+from dpscope.analysis.equality.data import (
+    EqualityData,
+    Mistake,
+    RecordedTraining,
+    first_names,
+    repeated_samples,
+    sample_mistakes,
+)
 from dpscope.analysis.equality.differences import output_differences, training_differences
 from dpscope.analysis.equality.result import (
     EQUALITY_SCHEMA_VERSION,
@@ -27,7 +34,6 @@ from dpscope.analysis.equality.result import (
     RankAgreement,
     StepTolerance,
 )
-from dpscope.analysis.equality.samples import Mistake, first_names, repeated_samples, sample_mistakes
 from dpscope.profiling.records.equality import EQUALITY_NAME, EqualitySettings
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode

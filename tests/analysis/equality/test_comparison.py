@@ -11,10 +11,17 @@ import pytest
 from numpy.typing import NDArray
 
 from dpscope.analysis.equality.comparison import compare_trainings
-from dpscope.analysis.equality.data import EqualityData, ProcessData, RecordedTraining
+from dpscope.analysis.equality.data import (
+    EqualityData,
+    ProcessData,
+    RecordedTraining,
+    lost_samples,
+    repeated_epoch,
+    repeated_samples,
+    sample_difference,
+)
 from dpscope.analysis.equality.differences import judged_steps, output_differences, tolerances, training_differences
 from dpscope.analysis.equality.result import EqualityReport
-from dpscope.analysis.equality.samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.equality import (
     EqualityConfig,
