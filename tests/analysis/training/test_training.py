@@ -226,20 +226,15 @@ def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8
 
 
 def test_measured_cells_get_the_accuracy_of_trained_ones(tmp_path: Path) -> None:
-    """Of the cell's batch if it was trained, or else of the trained one, whose batch is recorded."""
-    trained, other = Cell(strategy="ddp", devices=2, batch_size=16), Cell(strategy="ddp", devices=2, batch_size=64)
+    """Of the cell's batch if it was trained, or else of the trained one, whose batch is recorded; else a reason."""
+    ddp, other = Cell("ddp", 2, 16), Cell("ddp", 2, 64)
     records = [record(seed=seed, test_accuracy=90.0 + seed) for seed in range(3)]
-    training = load_training(write_trained(tmp_path, [trained], records, epochs=1))
-    for cell in (trained, other):
+    training = load_training(write_trained(tmp_path, [ddp], records, epochs=1))
+    for cell in (ddp, other):
         values = accuracy_of(cell, training).values
         assert values["test_accuracy_percent"] == 91.0  # of 90, 91, 92
         assert (values["test_accuracy_percent_min"], values["test_accuracy_percent_max"]) == (90.0, 92.0)
         assert (values["test_accuracy_seeds"], values["trained_global_batch_size"]) == (3, 32)
-
-
-def test_accuracy_that_does_not_belong_to_a_cell_is_missing_with_a_reason(tmp_path: Path) -> None:
-    ddp = Cell("ddp", 2, 16)
-    training = load_training(write_trained(tmp_path, [ddp], [record()], epochs=1))
     several = [record(f"ddp-d2-b{batch}") for batch in (16, 32)]
     unclear = load_training(write_trained(tmp_path / "two", [ddp], several, epochs=1))
     for row, reason in (
@@ -247,7 +242,7 @@ def test_accuracy_that_does_not_belong_to_a_cell_is_missing_with_a_reason(tmp_pa
         (accuracy_of(ddp, training, model="resnet50"), "trained with model resnet8_test, measured with resnet50"),
         (accuracy_of(Cell("single", 1, 16), training), "was not trained"),
         (accuracy_of(Cell("ddp", 2, 16, options=CellOptions(comm_hook="fp16")), training), "was not trained"),
-        (accuracy_of(Cell("ddp", 2, 128), unclear), "ddp-d2-b16, ddp-d2-b32"),
+        (accuracy_of(other, unclear), "ddp-d2-b16, ddp-d2-b32"),
     ):
         assert row.values["test_accuracy_percent"] is None
         assert reason in row.reasons["test_accuracy_percent"]
