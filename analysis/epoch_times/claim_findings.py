@@ -26,13 +26,9 @@ def claim_findings(claims: Claims) -> list[Finding]:
 
 def _counted_twice(where: str, group: Claims) -> Iterator[Finding]:
     """A claimed speedup that is N T_1/T_N of epoch times instead of T_1/T_N."""
-
-    def twice(one: AuditedClaim) -> bool:
-        ratio = one.t_1() / one.t_n
-        return _agrees(one.devices * ratio, one) and not _agrees(ratio, one)
-
-    if found := _matching(group, ("speedup",), twice):
-        parts = [f"{_printed(one)}x is {one.t_1() / one.t_n:.2f}x {_at(one)}" for one in found]
+    agreeing = _matching(group, ("speedup",), lambda one: _agrees(one.devices * one.ratio, one))
+    if found := [one for one in agreeing if not _agrees(one.ratio, one)]:
+        parts = [f"{_printed(one)}x is {one.ratio:.2f}x {_at(one)}" for one in found]
         yield ClaimCode.DEVICES_COUNTED_TWICE.finding(
             f"{where}: N T_1/T_N on epoch times counts the devices twice, as an epoch on N devices has 1/N of the "
             f"steps: {listed(parts)}"
@@ -47,11 +43,8 @@ def _negative(where: str, group: Claims) -> Iterator[Finding]:
 
 def _unsound_subtraction(where: str, group: Claims) -> Iterator[Finding]:
     """Claimed communication that is a subtraction at a fixed global batch."""
-
-    def fixed_global(one: AuditedClaim) -> bool:
-        return one.row.batch_size_is == "global" and one.reproduced is not None
-
-    if found := _matching(group, ("communication_seconds",), fixed_global):
+    of_global = _matching(group, ("communication_seconds",), lambda one: one.row.batch_size_is == "global")
+    if found := [one for one in of_global if one.reproduced is not None]:
         sound = ["unknown" if one.sound is None else f"{one.sound:.4g} s" for one in found]
         parts = [f"{_printed(one)} {_at(one)}, sound: {value}" for one, value in zip(found, sound, strict=True)]
         methods = ", ".join(dict.fromkeys(one.claim.method for one in found))
@@ -62,11 +55,8 @@ def _unsound_subtraction(where: str, group: Claims) -> Iterator[Finding]:
 
 def _one_volume_per_epoch(where: str, group: Claims) -> Iterator[Finding]:
     """A rate whose volume, rate x communication time, is that of one all-reduce, while an epoch has many."""
-
-    def one_volume(one: AuditedClaim) -> bool:
-        return one.steps > 1 and _volume_is(one, one.ring_bytes)
-
-    if found := _matching(group, ("effective_bandwidth",), one_volume):
+    rates = ("effective_bandwidth",)
+    if found := _matching(group, rates, lambda one: one.steps > 1 and _volume_is(one, one.ring_bytes)):
         steps = [one.steps for one in found]
         yield ClaimCode.ONE_VOLUME_PER_EPOCH.finding(
             f"{where}: the volume of one all-reduce over the communication time of an epoch, which has {min(steps)} to "
@@ -76,11 +66,8 @@ def _one_volume_per_epoch(where: str, group: Claims) -> Iterator[Finding]:
 
 def _elements_as_bytes(where: str, group: Claims) -> Iterator[Finding]:
     """A rate whose volume is the number of elements of an epoch, a quarter of its bytes."""
-
-    def elements(one: AuditedClaim) -> bool:
-        return _volume_is(one, one.steps * one.ring_elements)
-
-    if found := _matching(group, ("effective_bandwidth",), elements):
+    rates = ("effective_bandwidth",)
+    if found := _matching(group, rates, lambda one: _volume_is(one, one.steps * one.ring_elements)):
         yield ClaimCode.ELEMENTS_AS_BYTES.finding(
             f"{where}: the volume behind the rates counts elements, not bytes; a 32-bit element has 4 bytes: {_cells(found)}"
         )
@@ -153,11 +140,9 @@ def _batch_contradicted(where: str, group: Claims) -> Iterator[Finding]:
             return False
         return abs(steps - -(-row.samples_per_epoch // row.batch_size)) < 0.5
 
-    def takes_per_device(one: AuditedClaim) -> bool:
-        return one.row.batch_size_is == "global" and _agrees(one.t_1() / one.devices, one)
-
     volumes = _matching(group, ("elements_per_epoch",), counts_global_steps)
-    shares = _matching(group, ("compute_seconds",), takes_per_device)
+    shares = _matching(group, ("compute_seconds",), lambda one: _agrees(one.t_1() / one.devices, one))
+    shares = [one for one in shares if one.row.batch_size_is == "global"]
     if volumes and shares:
         first = volumes[0]
         devices = [str(one.devices) for one in volumes if one.claim.batch_size == first.claim.batch_size]
@@ -253,9 +238,8 @@ def _matching(
 
 def _volume_is(one: AuditedClaim, volume: float) -> bool:
     """Whether a claimed rate times its communication time is `volume`, within the printed digits."""
-    implied = one.claim.base_value * one.communication_seconds()
     slack = 0.02 + last_printed_digit(one.claim.printed_value) / abs(one.claim.value)
-    return abs(implied / volume - 1) <= slack
+    return abs(one.claim.base_value * one.communication_seconds() / volume - 1) <= slack
 
 
 def _near(value: float, other: float) -> bool:

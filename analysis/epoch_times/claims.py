@@ -243,20 +243,14 @@ class AuditedClaim:
 
     @property
     def _rows_at_devices(self) -> list[EpochTime]:
-        return [
-            row
-            for row in self._rows
-            if row.devices == self.claim.devices
-            and row.devices > 1
-            and self.claim.run in (None, row.run)
-            and self.claim.strategy in (None, row.strategy)
-        ]
+        claim, several = self.claim, [row for row in self._rows if 1 < row.devices == self.claim.devices]
+        return [row for row in several if claim.run in (None, row.run) and claim.strategy in (None, row.strategy)]
 
     @property
     def parameters(self) -> int:
         """K, of the study's model."""
-        found = {row.parameters for row in self._rows}
-        if len(found) != 1 or (count := next(iter(found))) is None:
+        counts = {row.parameters for row in self._rows}
+        if len(counts) != 1 or (count := counts.pop()) is None:
             raise NotComputable("the table does not give one number of parameters for the study")
         return count
 
@@ -289,6 +283,10 @@ class AuditedClaim:
             raise NotComputable(note)
         return single.epoch_seconds
 
+    @property
+    def ratio(self) -> float:
+        return self.t_1() / self.t_n
+
     def estimated(self, quantity: str, method: str) -> tuple[float, str]:
         """The sound estimate of this name for the claim's row, and its method and limits."""
         estimate = self._estimates[(*self.row.setting, quantity, method)]
@@ -298,12 +296,10 @@ class AuditedClaim:
 
     def sibling(self, quantity: str) -> Claim | None:
         """Another claim with the same batch and devices, or else one for these devices at any batch."""
-        mine = (self.claim.run, self.claim.batch_size, self.claim.devices)
-        for wanted in (mine, (self.claim.run, None, self.claim.devices)):
-            for other in self._claims:
-                if other.quantity == quantity and (other.run, other.batch_size, other.devices) == wanted:
-                    return other
-        return None
+        mine = (quantity, self.claim.run, self.claim.devices)
+        alike = [one for one in self._claims if (one.quantity, one.run, one.devices) == mine]
+        batches = (self.claim.batch_size, None)
+        return next((one for batch in batches for one in alike if one.batch_size == batch), None)
 
     def printed(self, quantity: str) -> float:
         """The printed value of another claim of this setting, in base units."""
@@ -314,9 +310,8 @@ class AuditedClaim:
 
     def communication_seconds(self) -> float:
         """The claimed communication if it is printed, or else T_N - T_1/N, which is then meant."""
-        if self.sibling("communication_seconds"):
-            return self.printed("communication_seconds")
-        return self.t_n - self.t_1() / self.devices
+        stated = self.sibling("communication_seconds")
+        return self.t_n - self.t_1() / self.devices if stated is None else stated.base_value
 
     def bandwidth_unit_bytes(self) -> float:
         other = self.sibling("effective_bandwidth")
@@ -339,7 +334,7 @@ def _amdahl(one: AuditedClaim, match: re.Match[str]) -> float:
 
 
 METHODS: tuple[tuple[str, _Formula], ...] = (
-    (r"T1/TN", lambda s, _: s.t_1() / s.t_n),
+    (r"T1/TN", lambda s, _: s.ratio),
     (r"N\*T1/TN", lambda s, _: s.devices * s.t_1() / s.t_n),
     (r"TN-T1(?: \(T1 of (?P<run>[\w.-]+)\))?", lambda s, m: s.t_n - s.t_1(m["run"])),
     (r"TN-T1/N", lambda s, _: s.t_n - s.t_1() / s.devices),

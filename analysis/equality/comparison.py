@@ -17,17 +17,16 @@ from typing import Literal
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.equality import differences
-from dpscope.analysis.equality.data import EqualityData, RecordedTraining
-from dpscope.analysis.equality.differences import output_differences, training_differences
-from dpscope.analysis.equality.result import (
-    EQUALITY_SCHEMA_VERSION,
-    EqualityReport,
-    PairResult,
-    RankAgreement,
-    StepTolerance,
+from dpscope.analysis.equality import differences, result
+from dpscope.analysis.equality.data import (
+    EqualityData,
+    Mistake,
+    RecordedTraining,
+    first_names,
+    repeated_samples,
+    sample_mistakes,
 )
-from dpscope.analysis.equality.samples import Mistake, first_names, repeated_samples, sample_mistakes
+from dpscope.analysis.equality.differences import output_differences, training_differences
 from dpscope.profiling.records.equality import EQUALITY_NAME, EqualitySettings
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
@@ -37,7 +36,7 @@ from dpscope.profiling.store.files import write_json
 Scope = Literal["none", "batch", "share"]
 
 
-def compare_trainings(data: EqualityData) -> EqualityReport:
+def compare_trainings(data: EqualityData) -> result.EqualityReport:
     """Compare all pairs of strategies, and the ranks of each, with a tolerance measured on the reference."""
     settings, reference = data.settings, data.compared[0]
     moved = [(reference, data.rounding)]  # trainings that were repeated with moved weights
@@ -57,12 +56,12 @@ def compare_trainings(data: EqualityData) -> EqualityReport:
     mistakes = [*sample_mistakes(samples, reference.ranks[0].record.shuffled), *_rank_mistakes(ranks)]
     mistaken = {training for training, _ in mistakes}
     unexplained = [pair for pair, finding in zip(pairs, explained, strict=True) if not pair.agree and finding is None]
-    return EqualityReport(
-        schema_version=EQUALITY_SCHEMA_VERSION,
+    return result.EqualityReport(
+        schema_version=result.EQUALITY_SCHEMA_VERSION,
         settings=settings,
         reference=reference.name,
         losses={one.name: tuple(map(differences.known, one.losses().tolist())) for one in data.compared},
-        tolerances=tuple(StepTolerance(**row) for row in differences.plain_rows(tolerance.reset_index())),
+        tolerances=tuple(result.StepTolerance(**row) for row in differences.plain_rows(tolerance.reset_index())),
         pairs=tuple(
             pair if finding is None else msgspec.structs.replace(pair, verdict="explained")
             for pair, finding in zip(pairs, explained, strict=True)
@@ -78,13 +77,13 @@ def compare_trainings(data: EqualityData) -> EqualityReport:
     )
 
 
-def save_report(report: EqualityReport, out: Path) -> Path:
+def save_report(report: result.EqualityReport, out: Path) -> Path:
     """Write equality.json into the run folder; returns its path."""
     write_json(out / EQUALITY_NAME, report)
     return out / EQUALITY_NAME
 
 
-def _rank_result(training: RecordedTraining, data: EqualityData) -> RankAgreement:
+def _rank_result(training: RecordedTraining, data: EqualityData) -> result.RankAgreement:
     """Compare the ranks of a training, and with a training that should agree with it, if there is one."""
     scope = _statistics_of(training, data.settings)
     same_scope = [one for one in data.compared if one is not training and _statistics_of(one, data.settings) == scope]
@@ -93,17 +92,17 @@ def _rank_result(training: RecordedTraining, data: EqualityData) -> RankAgreemen
     return differences.rank_result(training, same_scope[-1] if same_scope else data.compared[0])
 
 
-def _rank_mistakes(ranks: Sequence[RankAgreement]) -> Iterator[Mistake]:
+def _rank_mistakes(ranks: Sequence[result.RankAgreement]) -> Iterator[Mistake]:
     """Processes of one training that differ from the others."""
-    for result in ranks:
-        if not result.same_bits:
-            apart = ", ".join(map(str, result.ranks_apart))
+    for one in ranks:
+        if not one.same_bits:
+            apart = ", ".join(map(str, one.ranks_apart))
             finding = LearningCode.RANKS_APART.finding(
-                f"{result.training}: from step {result.first_step} on rank {apart} has different {result.what}s "
-                f"({result.tensor} differs by {_share(result.relative)} from another rank's): they are not averaged there",
+                f"{one.training}: from step {one.first_step} on rank {apart} has different {one.what}s "
+                f"({one.tensor} differs by {_share(one.relative)} from another rank's): they are not averaged there",
                 "find out why gradients are not averaged on that rank: no_sync, a communication hook, a different graph",
             )
-            yield result.training, finding
+            yield one.training, finding
 
 
 def _judged(settings: EqualitySettings, judged_steps: int, same_bits: bool) -> Iterator[Finding]:
@@ -148,13 +147,13 @@ class _Evidence:
     """What explains the difference of a pair, or shows where it begins."""
 
     def __init__(
-        self, data: EqualityData, tolerance: pd.DataFrame, output_tolerance: float, pairs: Sequence[PairResult]
+        self, data: EqualityData, tolerance: pd.DataFrame, output_tolerance: float, pairs: Sequence[result.PairResult]
     ) -> None:
         """`tolerance` has a row per step."""
         self._data, self._tolerance, self._output_tolerance, self._pairs = data, tolerance, output_tolerance, pairs
         self._trainings = {one.name: one for one in data.compared}
 
-    def batch_norm_finding(self, pair: PairResult) -> Finding | None:
+    def batch_norm_finding(self, pair: result.PairResult) -> Finding | None:
         """The finding that explains a pair's difference by batch norm; None if the evidence does not hold."""
         settings, in_shares = self._data.settings, self._data.in_shares
         reference, other = self._trainings[pair.reference], self._trainings[pair.other]
@@ -188,7 +187,7 @@ class _Evidence:
         outputs = output_differences(reference, other)
         return next((found for found in outputs.items() if found[1] > self._output_tolerance), None)
 
-    def unexplained(self, pair: PairResult) -> Finding:
+    def unexplained(self, pair: result.PairResult) -> Finding:
         """The finding about a difference that is neither explained nor a training's reported mistake."""
         first, reference, other = pair.first_difference, self._trainings[pair.reference], self._trainings[pair.other]
         assert first is not None

@@ -29,24 +29,9 @@ def final_accuracy(cell: TrainedCell) -> Range:
     return median_range([training.epochs[-1].test_accuracy for training in cell.complete])
 
 
-def best_accuracy(cell: TrainedCell) -> Range:
-    """Highest test accuracy of any epoch, percent: median and range over complete trainings."""
-    return median_range([training.best_accuracy for training in cell.complete])
-
-
 def epoch_train_s(cell: TrainedCell) -> Range:
     """Training time of an epoch without evaluation: median and range over all epochs of all seeds."""
     return median_range([value for training in cell.trainings for value in training.train_s])
-
-
-def evaluation_s(cell: TrainedCell) -> Range:
-    """Evaluation time of an epoch: median and range over all epochs of all seeds."""
-    return median_range([epoch.evaluation_s for training in cell.trainings for epoch in training.epochs])
-
-
-def training_s(cell: TrainedCell) -> Range:
-    """Training time of all epochs: median and range over complete trainings."""
-    return median_range([sum(training.train_s) for training in cell.complete])
 
 
 @dataclass(frozen=True)

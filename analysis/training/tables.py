@@ -1,19 +1,20 @@
 """Trainings as tables, and as JSON and CSV in stored units."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 import msgspec
 import pandas as pd
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Range, median_range
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, show
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import NA, Unit, choose_unit
 from dpscope.analysis.training import seed_statistics as statistics
-from dpscope.analysis.training.data import TrainedCell, TrainingData
+from dpscope.analysis.training.data import TrainingData
 from dpscope.analysis.training.findings import training_findings
-from dpscope.analysis.training.seed_statistics import CellDifference, against_default, against_single, final_accuracy
+from dpscope.analysis.training.seed_statistics import CellDifference, against_default, against_single
 from dpscope.profiling.records.finding import counted
 
 TRAINING_TABLES = ("test_accuracy", "training_speedup", "training_time", "time_to_accuracy", "variant_accuracy")
@@ -22,7 +23,6 @@ TRAINING_TABLES = ("test_accuracy", "training_speedup", "training_time", "time_t
 _PERCENT = Unit("%", 1.0, 2)
 _POINTS = Unit("points", 1.0, 2)
 _LOSS = Unit("", 1.0, 4)
-_COUNT = Unit("", 1.0, 0)
 _EPOCH = Unit("", 1.0, 1)  # the median of an even number of seeds may lie between two
 _RATIO = Unit("x", 1.0, 2)
 _VERDICTS = {
@@ -38,37 +38,63 @@ def training_tables(data: TrainingData) -> dict[str, TextTable]:
 
     Without a requested target accuracy, the target is the highest whole percent that all trainings reached.
     """
+    cells, names = _cells(data), {cell.name for cell in data.trained}
+    trained = [cell for cell in cells if cell["cell"] in names]
+    unit, whole = (_seconds([cell[name] for cell in cells]) for name in ("train_epoch_s", "training_s"))
+    timed = (
+        Field("cell", "cell"),
+        *_with_range("epoch", "train_epoch_s", unit),
+        Field("epochs", "timed_epochs"),
+        Field("evaluation", "evaluation_epoch_s", unit),
+        Field("training", "training_s", whole),
+    )
+    best = "best: highest of any epoch, so selected on the test data; accuracy: after the last epoch"
     tables = {
-        "test_accuracy": _accuracy_table(data),
+        "test_accuracy": _table(
+            "Test accuracy after training (median and range over seeds)",
+            _ACCURACY,
+            cells,
+            [best],
+            _missing_trainings(data),
+        ),
         "training_speedup": difference_table("Accuracy and training speedup versus one device", against_single(data)),
-        "training_time": _time_table(data),
+        "training_time": _table(
+            "Training time (median and range over the epochs of all seeds; without evaluation)",
+            timed,
+            trained,
+            ["training: all epochs of a seed, median over seeds"],
+        ),
         "time_to_accuracy": _target_table(data),
         "variant_accuracy": difference_table("Variants versus the default", against_default(data)),
     }
     return {name: table for name, table in tables.items() if table is not None and table.rows}
 
 
-def _accuracy_table(data: TrainingData) -> TextTable:
-    rows = []
-    for cell in data.cells:
-        last = [training.epochs[-1] for training in cell.complete]
-        losses = [epoch.test_loss for epoch in last if epoch.test_loss is not None]
-        rows.append((
-            cell.name,
-            *_with_range(final_accuracy(cell), _PERCENT),
-            str(len(last)),
-            show(statistics.best_accuracy(cell).value, _PERCENT),
-            show(median_range([epoch.train_accuracy for epoch in last]).value, _PERCENT),
-            show(median_range(losses).value if len(losses) == len(last) else None, _LOSS),
-            show(_epochs(cell), _COUNT),
-        ))  # fmt: skip
-    return TextTable(
-        title="Test accuracy after training (median and range over seeds)",
-        headings=("cell", "accuracy [%]", "low [%]", "high [%]", "seeds", "best [%]", "train acc. [%]", "test loss", "epochs"),
-        rows=tuple(rows),
-        notes=("best: highest of any epoch, so selected on the test data; accuracy: after the last epoch",),
-        missing=tuple(_missing_trainings(data)),
-    )  # fmt: skip
+def _table(
+    title: str, fields: Sequence[Field], rows: Iterable[object], notes: Iterable[str], missing: Iterable[str] = ()
+) -> TextTable:
+    """The table of these columns, whose meanings the report holds."""
+    return replace(table_of(title, fields, rows, notes, missing), meanings=())
+
+
+def _with_range(heading: str, name: str, unit: Unit) -> tuple[Field, Field, Field]:
+    """A median and its range, of the keys that `_range` makes."""
+    return Field(heading, name, unit), Field("low", f"{name}_min", unit), Field("high", f"{name}_max", unit)
+
+
+def _range(name: str, found: Range) -> dict[str, float | None]:
+    return {name: found.value, f"{name}_min": found.smallest, f"{name}_max": found.largest}
+
+
+_ACCURACY = (
+    Field("cell", "cell"),
+    *_with_range("accuracy", "test_accuracy_percent", _PERCENT),
+    Field("seeds", "seeds"),
+    Field("best", "best_accuracy_percent", _PERCENT),
+    Field("train acc.", "train_accuracy_percent", _PERCENT),
+    Field("test loss", "test_loss", _LOSS),
+    Field("epochs", "epochs"),
+)
 
 
 def _missing_trainings(data: TrainingData) -> Iterator[str]:
@@ -78,27 +104,6 @@ def _missing_trainings(data: TrainingData) -> Iterator[str]:
         short = [f"seed {one.seed} with {len(one.epochs)}" for one in cell.trainings if not one.complete]
         if short:
             yield f"{cell.name}: left out with fewer than {counted(data.planned_epochs, 'epoch')}: {', '.join(short)}"
-
-
-def _time_table(data: TrainingData) -> TextTable:
-    unit = _seconds([statistics.epoch_train_s(cell).value for cell in data.cells])
-    whole = _seconds([statistics.training_s(cell).value for cell in data.cells])
-    headings = (
-        "cell", f"epoch [{unit.label}]", f"low [{unit.label}]", f"high [{unit.label}]", "epochs",
-        f"evaluation [{unit.label}]", f"training [{whole.label}]",
-    )  # fmt: skip
-    rows = []
-    for cell in data.trained:
-        epoch = statistics.epoch_train_s(cell)
-        evaluation, training = statistics.evaluation_s(cell).value, statistics.training_s(cell).value
-        numbers = (*_with_range(epoch, unit), str(epoch.count), show(evaluation, unit), show(training, whole))
-        rows.append((cell.name, *numbers))
-    return TextTable(
-        title="Training time (median and range over the epochs of all seeds; without evaluation)",
-        headings=headings,
-        rows=tuple(rows),
-        notes=("training: all epochs of a seed, median over seeds",),
-    )
 
 
 def _seconds(values: Sequence[float | None]) -> Unit:
@@ -113,58 +118,51 @@ def _target_table(data: TrainingData) -> TextTable | None:
     if target is None:
         return None
     found = [statistics.time_to_accuracy(cell, target) for cell in data.trained]
-    unit = _seconds([one.train_s.value for one in found])
     chosen = "" if data.target_accuracy is not None else ", the highest whole percent that all trainings reached"
-    return TextTable(
-        title=f"Training time to {target:g}% test accuracy{chosen}",
-        headings=(
-            "cell", "seeds that reached it", "epoch", f"time [{unit.label}]", f"low [{unit.label}]",
-            f"high [{unit.label}]",
-        ),
-        rows=tuple(
-            (one.cell, f"{one.reached} of {one.seeds}", show(one.epoch.value, _EPOCH), *_with_range(one.train_s, unit))
-            for one in found
-        ),
-        notes=("up to and including the first epoch that reached it, without evaluation; median and range over seeds",),
-        missing=tuple(
+    fields = (
+        Field("cell", "cell"),
+        Field("seeds that reached it", lambda row: f"{row['reached']} of {row['seeds']}"),
+        Field("epoch", lambda row: row["epoch"]["value"], _EPOCH),
+        *_with_range("time", "time_s", _seconds([one.train_s.value for one in found])),
+    )
+    return _table(
+        f"Training time to {target:g}% test accuracy{chosen}",
+        fields,
+        [asdict(one) | _range("time_s", one.train_s) for one in found],
+        ["up to and including the first epoch that reached it, without evaluation; median and range over seeds"],
+        (
             f"{NA} (epoch, time; {one.cell}): {one.seeds - one.reached} of {counted(one.seeds, 'seed')} did not reach "
             f"{target:g}%; a median over the others would be too optimistic"
             for one in found
             if one.reached < one.seeds
         ),
-    )  # fmt: skip
+    )
+
+
+_DIFFERENCE = (
+    Field("cell", "cell"),
+    Field("against", "against"),
+    Field("accuracy", "accuracy_percent", _PERCENT),
+    Field("difference [points]", lambda one: None if one.points is None else f"{one.points:+.2f}"),
+    Field("seed spread", "spread_points", _POINTS),
+    Field("seeds", "seeds"),
+    Field("verdict", lambda one: _VERDICTS[one.verdict]),
+    Field("speedup", lambda one: one.speedup.value, _RATIO),
+    Field("low", lambda one: one.speedup.low, _RATIO),
+    Field("high", lambda one: one.speedup.high, _RATIO),
+)
 
 
 def difference_table(title: str, differences: Sequence[CellDifference]) -> TextTable | None:
     """Cells versus their reference cells; None without any."""
     if not differences:
         return None
-    return TextTable(
-        title=title,
-        headings=(
-            "cell", "against", "accuracy [%]", "difference [points]", "seed spread [points]", "seeds", "verdict",
-            "speedup [x]", "low [x]", "high [x]",
-        ),
-        rows=tuple(
-            (
-                one.cell,
-                one.against,
-                show(one.accuracy_percent, _PERCENT),
-                NA if one.points is None else f"{one.points:+.2f}",
-                show(one.spread_points, _POINTS),
-                str(one.seeds),
-                _VERDICTS[one.verdict],
-                *(show(value, _RATIO) for value in (one.speedup.value, one.speedup.low, one.speedup.high)),
-            )
-            for one in differences
-        ),
-        notes=(
-            "difference: between median test accuracies; seed spread: the wider of the two ranges over seeds; smaller "
-            "differences may be chance",
-            "speedup: median epoch training time of the other cell over this one's, with its 95% interval",
-        ),
-        missing=tuple(reason for one in differences for reason in _unknown(one)),
-    )  # fmt: skip
+    notes = (
+        "difference: between median test accuracies; seed spread: the wider of the two ranges over seeds; smaller "
+        "differences may be chance",
+        "speedup: median epoch training time of the other cell over this one's, with its 95% interval",
+    )
+    return _table(title, _DIFFERENCE, differences, notes, (reason for one in differences for reason in _unknown(one)))
 
 
 def _unknown(one: CellDifference) -> Iterator[str]:
@@ -178,14 +176,6 @@ def _unknown(one: CellDifference) -> Iterator[str]:
             f"{NA} (low, high; {one.cell}): {counted(one.speedup.count, 'epoch')}; an interval needs {FEWEST_SAMPLES}, and two "
             "seeds of one cell"
         )
-
-
-def _with_range(found: Range, unit: Unit) -> tuple[str, str, str]:
-    return show(found.value, unit), show(found.smallest, unit), show(found.largest, unit)
-
-
-def _epochs(cell: TrainedCell) -> int | None:
-    return max((len(training.epochs) for training in cell.complete), default=None)
 
 
 def training_json(data: TrainingData) -> str:
@@ -220,23 +210,32 @@ def training_csv(data: TrainingData) -> str:
 
 def cell_records(data: TrainingData) -> list[dict[str, object]]:
     """One record per cell: accuracies in percent, times in seconds, min and max over seeds (times: over epochs)."""
+    return [{name: value for name, value in cell.items() if name not in _ONLY_IN_TABLES} for cell in _cells(data)]
 
-    def named(name: str, found: Range) -> dict[str, object]:
-        return {name: found.value, f"{name}_min": found.smallest, f"{name}_max": found.largest}
 
-    shape = ("strategy", "devices", "batch_size", "global_batch_size", "variant")
-    return [
-        {
-            "cell": cell.name,
-            **{name: getattr(cell, name) for name in shape},
-            "seeds": len(cell.complete),
-            "epochs": _epochs(cell),
-            **named("test_accuracy_percent", final_accuracy(cell)),
-            **named("best_accuracy_percent", statistics.best_accuracy(cell)),
-            **named("train_epoch_s", statistics.epoch_train_s(cell)),
-            "evaluation_epoch_s": statistics.evaluation_s(cell).value,
-            **named("training_s", statistics.training_s(cell)),
-            "missing": cell.missing or ("" if cell.complete else "no training has all its epochs"),
+_ONLY_IN_TABLES = ("train_accuracy_percent", "test_loss", "timed_epochs")
+
+
+def _cells(data: TrainingData) -> list[dict[str, Any]]:
+    """What is known of each cell: its record, and _ONLY_IN_TABLES. Of accuracies only complete trainings count."""
+    cells = []
+    for cell in data.cells:
+        complete, epoch_s = cell.complete, statistics.epoch_train_s(cell)
+        last = [training.epochs[-1] for training in complete]
+        losses = [epoch.test_loss for epoch in last if epoch.test_loss is not None]
+        evaluations_s = [epoch.evaluation_s for training in cell.trainings for epoch in training.epochs]
+        row: dict[str, Any] = {"cell": cell.name}
+        row |= {
+            name: getattr(cell, name) for name in ("strategy", "devices", "batch_size", "global_batch_size", "variant")
         }
-        for cell in data.cells
-    ]
+        row |= {"seeds": len(last), "epochs": max((len(one.epochs) for one in complete), default=None)}
+        row |= _range("test_accuracy_percent", statistics.final_accuracy(cell))
+        row |= _range("best_accuracy_percent", median_range([one.best_accuracy for one in complete]))
+        row["train_accuracy_percent"] = median_range([epoch.train_accuracy for epoch in last]).value
+        row["test_loss"] = median_range(losses).value if len(losses) == len(last) else None
+        row |= _range("train_epoch_s", epoch_s) | {"timed_epochs": epoch_s.count}
+        row["evaluation_epoch_s"] = median_range(evaluations_s).value
+        row |= _range("training_s", median_range([sum(one.train_s) for one in complete]))
+        row["missing"] = cell.missing or ("" if complete else "no training has all its epochs")
+        cells.append(row)
+    return cells

@@ -45,21 +45,13 @@ class CalibrationFlags:
     def resolved(self, nodes: int = 1) -> CalibrationSettings:
         """The settings on so many nodes; raises DpscopeError that names the flag, its value and an alternative."""
         kinds, known = ("auto", "cuda", "cpu"), cast(tuple[Collective, ...], MEASURED_COLLECTIVES)
-        named = (
-            known
-            if self.collectives is None
-            else [part.strip() for part in self.collectives.split(",") if part.strip()]
-        )
+        named = known if self.collectives is None else [*filter(None, map(str.strip, self.collectives.split(",")))]
         unknown = next((name for name in named if name not in known), "")
         _check("--dtype", self.dtype, self.dtype in ITEM_BYTES, choose_from(self.dtype, ITEM_BYTES))
         _check("--device", self.device, self.device in kinds, choose_from(self.device, kinds))
         _check("--iterations", self.iterations, self.iterations >= 1, "give 1 or more; from 5 on there are intervals")
-        _check(
-            "--warmup",
-            self.warmup_iterations,
-            self.warmup_iterations >= 1,
-            "give 1 or more: the first call sets up connections",
-        )
+        warmup = self.warmup_iterations
+        _check("--warmup", warmup, warmup >= 1, "give 1 or more: the first call sets up connections")
         _check("--timeout", self.timeout_s, self.timeout_s > 0, "give the seconds the job may take")
         _check("--collectives", self.collectives, bool(named) and not unknown, choose_from(unknown, known))
         smallest, largest = _bytes("--min-bytes", self.min_bytes), _bytes("--max-bytes", self.max_bytes)

@@ -1,4 +1,4 @@
-"""One process of a calibration job under torchrun, started by `dpscope calibrate`; rank 0 writes the results."""
+"""One process of a calibration job under torchrun, in the folder of its only argument; rank 0 writes the results."""
 
 import os
 from collections.abc import Sequence
@@ -20,11 +20,6 @@ from dpscope.profiling.store.folders import JobFolder
 class _Job:
     settings: CalibrationSettings
     folder: JobFolder
-
-
-def main() -> None:
-    """Run this process of the job in the folder that is the only argument."""
-    work(_read, _calibrate)
 
 
 def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
@@ -62,4 +57,4 @@ def collectives_path(folder: JobFolder) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    work(_read, _calibrate)

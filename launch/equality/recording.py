@@ -3,7 +3,7 @@
 import hashlib
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,38 +104,12 @@ def _some_elements(output: Tensor) -> NDArray[Any]:
     return chosen
 
 
-class TensorHistory:
-    """The gradients or the weights of all parameters, step by step."""
-
-    def __init__(self, name: str, elements: Sequence[int]) -> None:
-        self._name = name
-        self._chosen = [chosen_elements(count, STORED_ELEMENTS) for count in elements]
-        self._hashes: list[list[int]] = []
-        self._norms: list[list[float]] = []
-        self._stored: list[list[NDArray[Any]]] = [[] for _ in elements]
-
-    def add(self, tensors: Sequence[NDArray[Any]]) -> None:
-        """Add the flat tensors of one step."""
-        self._hashes.append([_hash(tensor) for tensor in tensors])
-        self._norms.append([float(np.linalg.norm(tensor.astype(np.float64, copy=False))) for tensor in tensors])
-        for stored, chosen, tensor in zip(self._stored, self._chosen, tensors, strict=True):
-            stored.append(tensor[chosen])
-
-    def arrays(self) -> Arrays:
-        """With the names in dpscope.profiling.records.equality."""
-        return {
-            f"{self._name}_hash": np.array(self._hashes, dtype=np.uint64),
-            f"{self._name}_norm": np.array(self._norms),
-            **{f"{self._name}.{index}": np.stack(steps) for index, steps in enumerate(self._stored)},
-        }
-
-
 def _hash(tensor: NDArray[Any]) -> int:
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(tensor).data, digest_size=8).digest(), "little")
 
 
 class TrainingRecorder:
-    """Everything that one process records of its training."""
+    """Everything that one process records of its training; arrays are named as in dpscope.profiling.records.equality."""
 
     def __init__(self, model: nn.Module, forward: ForwardRecorder) -> None:
         self._model = model  # FSDP replaces its parameters, which keep their names
@@ -144,9 +118,8 @@ class TrainingRecorder:
             ParameterRecord(name=name, elements=one.numel(), stored=min(one.numel(), STORED_ELEMENTS))
             for name, one in self._named.items()
         )
-        elements = [one.elements for one in self._parameters]
-        self._gradients, self._weights = TensorHistory("gradient", elements), TensorHistory("weight", elements)
-        self._losses: list[float] = []
+        self._chosen = [chosen_elements(one.elements, STORED_ELEMENTS) for one in self._parameters]
+        self._steps: dict[str, list[Any]] = defaultdict(list)  # per array, an entry for each step
         self._samples: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self._first_outputs: Arrays = {}  # per module call of the first step
 
@@ -158,12 +131,20 @@ class TrainingRecorder:
     def add_gradients(self) -> None:
         """Add the gradients before the optimizer uses them; zeros for parameters without gradient."""
         gradients = (one.grad if one.grad is not None else torch.zeros_like(one) for one in self._named.values())
-        self._gradients.add([_flat(gradient) for gradient in gradients])
+        self._add("gradient", map(_flat, gradients))
 
     def add_step(self, loss: float) -> None:
         """Add the loss before an optimizer step and the weights after it."""
-        self._losses.append(loss)
-        self._weights.add([_flat(parameter) for parameter in self._named.values()])
+        self._steps["loss"].append(loss)
+        self._add("weight", map(_flat, self._named.values()))
+
+    def _add(self, name: str, tensors: Iterable[NDArray[Any]]) -> None:
+        """Add a step's flat gradients or weights."""
+        flat = list(tensors)
+        self._steps[f"{name}_hash"].append(np.array([_hash(one) for one in flat], dtype=np.uint64))
+        self._steps[f"{name}_norm"].append([float(np.linalg.norm(one.astype(np.float64, copy=False))) for one in flat])
+        for index, (one, chosen) in enumerate(zip(flat, self._chosen, strict=True)):
+            self._steps[f"{name}.{index}"].append(one[chosen])
 
     def add_samples(self, step: int, epoch: int, indices: Sequence[int], inputs: Any) -> None:
         """Add the samples of a step's batch, after its forward pass, with how often each entered the model."""
@@ -195,9 +176,7 @@ class TrainingRecorder:
             if record.stored < record.elements
         }
         arrays = {
-            "loss": np.array(self._losses),
-            **self._gradients.arrays(),
-            **self._weights.arrays(),
+            **{name: np.array(steps) for name, steps in self._steps.items()},
             **{f"sample_{name}": np.concatenate(parts) for name, parts in self._samples.items()},
             **{f"output.{index}": values for index, values in enumerate(self._first_outputs.values())},
             **(last_weights if whole_weights else {}),
@@ -205,7 +184,7 @@ class TrainingRecorder:
         with atomic_path(arrays_path) as temporary, open(temporary, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
         calls, norms, layers = (tuple(names) for names in (self._first_outputs, batch_norms, random_layers))
-        record = RankRecord(rank, len(self._losses), self._parameters, calls, norms, layers, shuffled)
+        record = RankRecord(rank, len(self._steps["loss"]), self._parameters, calls, norms, layers, shuffled)
         write_json(record_path, record)
 
 

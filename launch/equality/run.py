@@ -64,14 +64,9 @@ def equality_settings(
     if one_batch.matrix.layouts and "strategy" not in flags:  # DataParallel has no processes on other nodes
         one_batch = with_settings(one_batch, strategies=("single", "ddp"))
     resolved = resolve(one_batch, devices, nodes=nodes)
-    assert resolved.measurement.steps is not None
-    config = EqualityConfig(
-        workload=resolved.workload,
-        optimizer=resolved.optimizer,
-        matrix=resolved.matrix,
-        steps=resolved.measurement.steps,
-        timeout_s=resolved.measurement.timeout_s,
-    )
+    steps, timeout_s = resolved.measurement.steps, resolved.measurement.timeout_s
+    assert steps is not None
+    config = EqualityConfig(resolved.workload, resolved.optimizer, resolved.matrix, steps, timeout_s)
     _check(config, devices.kind, freeze_batch_norm, sync_batch_norm)
     check_data(config.workload)
     checked_model_size(config.workload, config.optimizer)
@@ -178,7 +173,6 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console, starte
     one line when a job fails, passes its time limit or is stopped, or when `out` holds something else.
     """
     check_equality_place(out)
-
     with held(out, console, starter):
         (out / EQUALITY_NAME).unlink(missing_ok=True)
         if (earlier := read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)) is not None:

@@ -31,11 +31,6 @@ class _Job:
         return JobFolder(self.job.folder(self.out))
 
 
-def main() -> None:
-    """Run the trainings that the arguments name."""
-    work(_read, _train)
-
-
 def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
     out, cell_name = Path(arguments[0]), arguments[1]
     settings = read_json(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
@@ -55,4 +50,4 @@ def _train(comparison: _Job, place: TorchrunPlace, began_s: float, report: Repor
 
 
 if __name__ == "__main__":
-    main()
+    work(_read, _train)

@@ -142,11 +142,9 @@ class LearningRateSchedule:
         return rate
 
     def after_step(self) -> None:
-        """Advance by an optimizer step."""
         self._warmup.step()
 
     def after_epoch(self) -> None:
-        """Advance by an epoch."""
         self._milestones.step()
 
     def state_dict(self) -> dict[str, Any]:

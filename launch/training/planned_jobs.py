@@ -15,14 +15,8 @@ from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_train_place
 from dpscope.launch.planning.cells import threads_per_process
 from dpscope.launch.planning.run_config import setting_text
-from dpscope.launch.training.cells import (
-    PREVIOUS,
-    OwnCheckpoint,
-    TrainJob,
-    make_train_plan,
-    resolve_training,
-    train_findings,
-)
+from dpscope.launch.training import cells
+from dpscope.launch.training.cells import PREVIOUS, TrainJob
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.finding import Finding, counted
@@ -52,7 +46,7 @@ def plan_trainings(
     Cells may span up to `nodes` nodes.
     """
     devices = resolve_devices(config.workload.device)
-    resolved = resolve_training(config, devices, nodes)
+    resolved = cells.resolve_training(config, devices, nodes)
     check_data(resolved.workload)
     checked_model_size(resolved.workload, resolved.optimizer)
     folder = TrainFolder(out)
@@ -70,14 +64,14 @@ def plan_trainings(
             f"--max-restarts {resolved.max_restarts} with --devices {','.join(resolved.matrix.layouts)}: a training over "
             "several nodes is not restarted automatically; omit it, and give the same command again to resume from the checkpoint"
         )
-    own: OwnCheckpoint = "none" if fresh else "previous" if resume_from == PREVIOUS else "last"
-    plan = make_train_plan(resolved, devices.kind)
+    own: cells.OwnCheckpoint = "none" if fresh else "previous" if resume_from == PREVIOUS else "last"
+    plan = cells.make_train_plan(resolved, devices.kind)
     threads = threads_per_process(resolved.matrix)
     jobs = [
         dataclasses.replace(job, resumption=None if job.done and not fresh else job.find_resumption(own))
         for job in _jobs(resolved, plan, devices.kind, threads, folder, origin)
     ]
-    findings = tuple(train_findings(resolved, plan, devices.kind))
+    findings = tuple(cells.train_findings(resolved, plan, devices.kind))
     return TrainDescription(resolved, devices.kind, threads, plan, tuple(jobs), findings)
 
 
@@ -90,8 +84,8 @@ def _jobs(
     origin: Path | None,
 ) -> list[TrainJob]:
     """The trainings of a plan in the order in which they run."""
-    cells = [one.cell for one in plan if one.planned.skip_reason is None]
-    order = [(cell, seed) for seed in config.seeds for cell in cells]
+    trained = [one.cell for one in plan if one.planned.skip_reason is None]
+    order = [(cell, seed) for seed in config.seeds for cell in trained]
     return [TrainJob(config, cell, seed, kind, threads, out.training(cell, seed), origin) for cell, seed in order]
 
 

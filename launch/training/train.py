@@ -17,17 +17,10 @@ from torch.nn.functional import cross_entropy
 from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, synchronise
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
+from dpscope.launch.training import loop
 from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoint_state import TrainCheckpoints
-from dpscope.launch.training.loop import (
-    Learned,
-    LearningRateSchedule,
-    LearningSums,
-    TrainState,
-    check_learnable,
-    evaluate,
-    shard,
-)
+from dpscope.launch.training.loop import Learned, LearningSums, TrainState
 from dpscope.launch.workload.image_sets import check_classes, random_words, test_images
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
@@ -65,15 +58,10 @@ def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Ca
         finished = _Training(job, place, devices, state, test, checkpoints).run()
     state.step.batches.close()
     if place.rank == 0 and finished:
-        result = TrainResult(
-            cell=job.cell,
-            seed=job.seed,
-            status="ok",
-            epochs=state.epochs,
-            duration_s=time.time() - began_s,
-            parameter_count=parameter_sizes(state.model).parameter_count,
-            findings=(*checkpoints.findings, *_compilation_findings(job)),
-        )
+        parameters = parameter_sizes(state.model).parameter_count
+        findings = (*checkpoints.findings, *_compilation_findings(job))
+        took_s = time.time() - began_s
+        result = TrainResult(job.cell, job.seed, "ok", state.epochs, took_s, parameters, findings)
         write_json(job.folder.result_path, result)
     if distributed.is_initialized():
         distributed.destroy_process_group()
@@ -124,7 +112,7 @@ def prepare(
     _seed_all(job.seed)
     built = build_model(workload.model)
     check_classes(workload, built)
-    check_learnable(workload.model, built)
+    loop.check_learnable(workload.model, built)
     model = built.model.to(device).train()
     precise = with_precision(model, workload.amp, device)
     wrapped = wrap_for(precise, cell, device)
@@ -141,14 +129,14 @@ def prepare(
 
     fed = replace(built, loss=counted_loss)
     step = TrainStep(wrapped, batches, job.optimizer, workload.amp, device, micro_batching(cell), fed)
-    schedule = LearningRateSchedule(step.optimizer, job.config, batches.steps_per_epoch)
+    schedule = loop.LearningRateSchedule(step.optimizer, job.config, batches.steps_per_epoch)
     images = test_images(job.workload, built)
     tested, shares = (precise, 1) if cell.per_device else (wrapped, cell.devices)
     batch_size = shares * job.config.eval_batch_size
     together = math.ceil(math.ceil(len(images) / place.world_size) / batch_size) if is_sharded(wrapped) else None
-    samples = shard(len(images), place.rank, place.world_size)
+    samples = loop.shard(len(images), place.rank, place.world_size)
     state = TrainState(model=model, step=step, schedule=schedule, sums=sums)
-    return state, lambda: evaluate(tested, images, samples, batch_size, device, together, built.loss)
+    return state, lambda: loop.evaluate(tested, images, samples, batch_size, device, together, built.loss)
 
 
 def _seed_all(seed: int) -> None:

@@ -25,11 +25,6 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
 
 
-def main() -> None:
-    """Train the cell the arguments name."""
-    work(train_job_from_arguments, _train)
-
-
 def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> TrainJob:
     """The job in the folder's manifest that the arguments name; raises DpscopeError."""
     parser = argparse.ArgumentParser(prog="train_worker.py", description="Train one cell; run it under torchrun.")
@@ -65,4 +60,4 @@ def _train(job: TrainJob, place: TorchrunPlace, began_s: float, report: ReportPr
 
 
 if __name__ == "__main__":
-    main()
+    work(train_job_from_arguments, _train)

@@ -24,9 +24,18 @@ def options_of(command: list[str]) -> dict[str, str]:
     return dict(zip(command[2::2], command[3::2], strict=True))
 
 
-def place_in(command: list[str], variables: dict[str, str]) -> NodePlace | None:
-    options = options_of(command)
-    return node_place(options["--nodes"], None, options.get("--rendezvous"), variables)
+def check_place(pod: dict[str, Any], variables: dict[str, str], host: str, port: int) -> dict[str, Any]:
+    """The container of the second of two pods, which finds the first one; what is mounted is there, and --out lies on it."""
+    (container,) = pod["containers"]
+    options = options_of(container["command"])
+    found = node_place(options["--nodes"], None, options.get("--rendezvous"), variables)
+    assert found == NodePlace(2, 1, Address(host, port))
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert set(mounts) == {one["name"] for one in pod["volumes"]}
+    assert Path(options["--out"]).is_relative_to(mounts["shared"])
+    assert mounts["memory"] == "/dev/shm"  # loader workers need more than the 64 MB that a pod has
+    assert isinstance(container, dict)
+    return container
 
 
 def planned(command: list[str], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> str:
@@ -52,12 +61,9 @@ def test_the_pods_of_an_indexed_job_meet_at_the_first_one_s_name(monkeypatch: py
     assert service["spec"]["publishNotReadyAddresses"]
     first = f"{job['metadata']['name']}-0.{pod['subdomain']}"
     assert pod["subdomain"] == service["metadata"]["name"]
-    (container,) = pod["containers"]
-    variables = {"JOB_COMPLETION_INDEX": "1"}
-    assert place_in(container["command"], variables) == NodePlace(2, 1, Address(first, 29500))
+    container = check_place(pod, {"JOB_COMPLETION_INDEX": "1"}, first, 29500)
     assert spec["completions"] == int(options_of(container["command"])["--nodes"])
-    assert "ddp-d4-n2-b2" in planned(container["command"], monkeypatch, variables | {"JOB_COMPLETION_INDEX": "0"})
-    _check_volumes(pod)
+    assert "ddp-d4-n2-b2" in planned(container["command"], monkeypatch, {"JOB_COMPLETION_INDEX": "0"})
 
 
 def test_a_pytorch_job_tells_its_pods_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,22 +73,9 @@ def test_a_pytorch_job_tells_its_pods_their_place(monkeypatch: pytest.MonkeyPatc
     count = sum(one["replicas"] for one in replicas.values())
     variables = {"WORLD_SIZE": str(count), "RANK": "1", "MASTER_ADDR": "dpscope-master-0", "MASTER_PORT": "23456"}
     for one in replicas.values():
-        pod = one["template"]["spec"]
-        (container,) = pod["containers"]
+        container = check_place(one["template"]["spec"], variables, "dpscope-master-0", 23456)
         assert container["name"] == "pytorch"  # the operator sets the variables of the container of this name
-        expected = NodePlace(2, 1, Address("dpscope-master-0", 23456))
-        assert place_in(container["command"], variables) == expected
         assert "ddp-d4-n2-b2" in planned(container["command"], monkeypatch, variables | {"RANK": "0"})
-        _check_volumes(pod)
-
-
-def _check_volumes(pod: dict[str, Any]) -> None:
-    """What is mounted is there, and --out lies on it."""
-    (container,) = pod["containers"]
-    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
-    assert set(mounts) == {one["name"] for one in pod["volumes"]}
-    assert Path(options_of(container["command"])["--out"]).is_relative_to(mounts["shared"])
-    assert mounts["memory"] == "/dev/shm"  # loader workers need more than the 64 MB that a pod has
 
 
 @pytest.mark.process
@@ -90,10 +83,3 @@ def _check_volumes(pod: dict[str, Any]) -> None:
 def test_scripts_are_sound_shell(name: str) -> None:
     checked = subprocess.run(["bash", "-n", str(CLUSTER / name)], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
-
-
-def test_the_table_names_every_file() -> None:
-    table = (CLUSTER / "README.md").read_text()
-    files = {path.name for path in CLUSTER.iterdir()} - {"README.md"}
-    assert len(files) == 8
-    assert {name for name in files if f"| `{name}` |" not in table} == set()

@@ -11,10 +11,17 @@ import pytest
 from numpy.typing import NDArray
 
 from dpscope.analysis.equality.comparison import compare_trainings
-from dpscope.analysis.equality.data import EqualityData, ProcessData, RecordedTraining
+from dpscope.analysis.equality.data import (
+    EqualityData,
+    ProcessData,
+    RecordedTraining,
+    lost_samples,
+    repeated_epoch,
+    repeated_samples,
+    sample_difference,
+)
 from dpscope.analysis.equality.differences import judged_steps, output_differences, tolerances, training_differences
 from dpscope.analysis.equality.result import EqualityReport
-from dpscope.analysis.equality.samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.equality import (
     EqualityConfig,
@@ -108,16 +115,14 @@ def test_a_difference_is_relative_to_its_tensor_or_to_all() -> None:
     assert not found[(found["step"] == 0) & (found["what"] != "loss")]["same_bits"].any()
 
 
-def test_a_global_loss_is_the_ranks_mean() -> None:
+def test_losses_are_the_ranks_mean_and_outputs_compared_sample_by_sample() -> None:
     ranks = [process(PLAIN, rank, 2, losses=losses) for rank, losses in enumerate(([1.0, 2.0, 3.0], [3.0, 2.0, 5.0]))]
     assert training(DDP, *ranks).losses().tolist() == [2.0, 2.0, 4.0]
-
-
-def test_outputs_are_compared_sample_by_sample() -> None:
     shares = training(DDP, *(process(PLAIN, rank, 2, {"conv": 1.0, "bn": 2.5, "fc": 3.0}) for rank in (1, 0)))
     found = output_differences(training(SINGLE, process(PLAIN)), shares)
-    # bn: eight elements off by 0.5, of norm 2 sqrt(8).
-    assert found == pytest.approx({"conv": 0.0, "bn": 0.25, "fc": 0.0})
+    assert found == pytest.approx(
+        {"conv": 0.0, "bn": 0.25, "fc": 0.0}
+    )  # bn: eight elements off by 0.5, of norm 2 sqrt(8)
 
 
 def test_tolerance_never_falls_and_has_a_floor() -> None:
@@ -139,27 +144,18 @@ def test_tolerance_never_falls_and_has_a_floor() -> None:
 
 def test_differences_within_the_tolerance_are_equal_and_beyond_it_reported() -> None:
     # The reference moves by 1e-12 of itself: 1e-11 are tolerated.
-    near, far = scaled(1 + 5e-12), [*PLAIN[:2], [3.0, 4.0 + 1e-9, 0.0]]
-    report = compared(training(DP, process(near)))
+    report = compared(training(DP, process(scaled(1 + 5e-12))))
     assert (report.pairs[0].verdict, report.sound) == ("equal", True)
-    report = compared(training(DP, process(far)))
+    report = compared(training(DP, process([*PLAIN[:2], [3.0, 4.0 + 1e-9, 0.0]])))
     first = known(report.pairs[0].first_difference)
     assert (first.step, first.what, first.tensor) == (2, "gradient", "a")
     assert first.relative == pytest.approx(1e-9 / 5, rel=1e-4)
     assert [finding.code for finding in report.findings if finding.severity == "error"] == ["unexplained_difference"]
     assert not report.sound
-
-
-def test_summed_gradients_are_reported() -> None:
-    doubled = [PLAIN[0], [12.0, 16.0, 0.0], PLAIN[2]]
-    report = compared(training(DP, process(doubled)))
-    assert "from step 1 on: the gradient of a by 1 of its norm" in report.findings[0].message
-    assert "all its gradients are 2 times as large: summed" in report.findings[0].message
-
-
-def test_values_that_are_not_finite_differ() -> None:
-    broken = [PLAIN[0], [math.nan, 8.0, 0.0], PLAIN[2]]
-    report = compared(training(DP, process(broken)))
+    (summed, *_) = compared(training(DP, process([PLAIN[0], [12.0, 16.0, 0.0], PLAIN[2]]))).findings
+    assert "from step 1 on: the gradient of a by 1 of its norm" in summed.message
+    assert "all its gradients are 2 times as large: summed" in summed.message
+    report = compared(training(DP, process([PLAIN[0], [math.nan, 8.0, 0.0], PLAIN[2]])))
     first = known(report.pairs[0].first_difference)
     assert (report.pairs[0].verdict, first.step, first.relative) == ("different", 1, None)
     assert msgspec.json.decode(msgspec.json.encode(report), type=EqualityReport) == report
@@ -193,11 +189,10 @@ def test_the_rank_that_differs_is_named(wrong: int) -> None:
     wrong_values = [PLAIN[0], [1.0, 1.0, 1.0], PLAIN[2]]
     ranks = [process(wrong_values if rank == wrong else PLAIN, rank, 2) for rank in (0, 1)]
     report = compare_trainings(data(training(DP, process(PLAIN)), training(DDP, *ranks)))
-    result = report.ranks[0]
+    (result,) = report.ranks
     assert (result.same_bits, result.first_step, result.what, result.ranks_apart) == (False, 1, "gradient", (wrong,))
-    errors = [finding.message for finding in report.findings if finding.severity == "error"]
-    assert len(errors) == 1
-    assert f"ddp-d2-b2: from step 1 on rank {wrong} has different gradients" in errors[0]
+    (message,) = (finding.message for finding in report.findings if finding.severity == "error")
+    assert f"ddp-d2-b2: from step 1 on rank {wrong} has different gradients" in message
 
 
 def test_the_tolerance_of_outputs_ignores_those_that_are_not_finite() -> None:
@@ -214,17 +209,19 @@ def samples(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["rank", "step", "epoch", "index"]).assign(entered=1, fingerprint=0)
 
 
-def test_samples_of_a_step_are_compared_in_any_order() -> None:
+def test_samples_that_differ_never_enter_or_enter_twice() -> None:
     one = samples((0, 0, 0, 5), (0, 0, 0, 6), (0, 1, 0, 7), (0, 1, 0, 8))
-    assert sample_difference(one, samples((0, 0, 0, 6), (1, 0, 0, 5), (0, 1, 0, 8), (1, 1, 0, 7))) is None
+    assert (
+        sample_difference(one, samples((0, 0, 0, 6), (1, 0, 0, 5), (0, 1, 0, 8), (1, 1, 0, 7))) is None
+    )  # in any order
     other = samples((0, 0, 0, 5), (0, 0, 0, 6), (0, 1, 0, 8), (0, 1, 0, 8))
     assert sample_difference(one, other) == (1, [7], [8])  # step, missing, extra
-
-
-def test_samples_that_never_enter_or_enter_twice() -> None:
     table = samples((0, 0, 0, 5), (0, 1, 0, 6), (0, 1, 0, 7), (0, 2, 0, 8))
     assert lost_samples(table) is None
     assert lost_samples(table.assign(entered=[1, 0, 2, 0])) == (1, [6], [7])
+    # an epoch's padding
+    assert repeated_samples(samples((0, 0, 0, 5), (1, 0, 0, 6), (0, 1, 0, 7), (1, 1, 0, 5), (0, 2, 1, 5))) == 1
+    assert repeated_samples(samples((0, 0, 0, 5), (0, 1, 1, 5))) == 0
 
 
 def test_an_epoch_in_the_order_of_the_previous_one() -> None:
@@ -239,8 +236,3 @@ def test_an_epoch_in_the_order_of_the_previous_one() -> None:
     sixth = (0, rows[-1][1] + 1, 2, 0)
     assert repeated_epoch(samples(*rows, sixth)) == (2, 16, 6)  # epoch, its first step, steps compared
     assert repeated_epoch(samples(*rows, (*sixth[:3], 6))) is None
-
-
-def test_padding_is_counted_by_epoch() -> None:
-    assert repeated_samples(samples((0, 0, 0, 5), (1, 0, 0, 6), (0, 1, 0, 7), (1, 1, 0, 5), (0, 2, 1, 5))) == 1
-    assert repeated_samples(samples((0, 0, 0, 5), (0, 1, 1, 5))) == 0

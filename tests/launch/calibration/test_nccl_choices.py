@@ -134,15 +134,17 @@ def test_a_calibration_without_choices_is_reported_without_them(monkeypatch: pyt
     assert calibration_chapter(found).tables() == {}
 
 
-@pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_FILE"])
-def test_a_users_own_settings_are_respected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nccl_or_with_a_users_own_settings_no_such_job_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Stub()
-    calibrated(Stub(), monkeypatch)  # removes what this machine sets
-    monkeypatch.setenv(name, "WARN")
-    found = run_calibration(SETTINGS, Console(file=io.StringIO()), starter=stub)
-    assert [job.nccl_log for job in stub.jobs] == [False]
-    assert unread(found) == [f"what NCCL chose was not recorded: {name} is set in the environment"]
-    assert found.points
+    found = calibrated(stub, monkeypatch, msgspec.structs.replace(SETTINGS, device="cpu"))
+    assert (found.nccl, unread(found)) == ((), [])
+    for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE"):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, "WARN")
+            found = run_calibration(SETTINGS, Console(file=io.StringIO()), starter=stub)
+        assert unread(found) == [f"what NCCL chose was not recorded: {name} is set in the environment"]
+        assert found.points
+    assert [job.nccl_log for job in stub.jobs] == [False] * 3
 
 
 @pytest.mark.parametrize(
@@ -160,20 +162,11 @@ def test_an_unreadable_log_only_loses_the_choices(stub: Stub, reason: str, monke
     assert reason in lost[0]
 
 
-def test_gloo_starts_no_such_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    stub = Stub()
-    found = calibrated(stub, monkeypatch, msgspec.structs.replace(SETTINGS, device="cpu"))
-    assert [job.nccl_log for job in stub.jobs] == [False]
-    assert (found.nccl, unread(found)) == ((), [])
-
-
 @pytest.mark.parametrize("nccl_log", [True, False])
 def test_only_that_job_makes_nccl_write(nccl_log: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = log_variables(tmp_path)
-    for name in variables:
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
     seen: dict[str, str | None] = {}
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in variables})
 
     def measure(*_: object) -> TimedCollectives:
         seen.update({name: os.environ.get(name) for name in variables})
@@ -185,5 +178,3 @@ def test_only_that_job_makes_nccl_write(nccl_log: bool, tmp_path: Path, monkeypa
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
     worker._calibrate(worker._Job(settings, JobFolder(tmp_path)), place, 0.0, lambda _: None)
     assert seen == (variables if nccl_log else dict.fromkeys(variables))
-    for name in variables:
-        os.environ.pop(name, None)

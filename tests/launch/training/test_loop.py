@@ -56,19 +56,14 @@ def test_every_sample_is_in_one_shard(samples: int, processes: int) -> None:
 
 
 def test_sums_are_weighted_by_samples() -> None:
-    sums = LearningSums(torch.device("cpu"))
-    logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+    sums, logits = LearningSums(torch.device("cpu")), torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
     sums.add(logits, torch.tensor([0, 1, 1]), torch.tensor(0.5))  # two of three right
     sums.add(logits[:1], torch.tensor([1]), torch.tensor(2.5))
     assert sums.over_all_processes() == Learned(loss=(3 * 0.5 + 2.5) / 4, accuracy=100 * 2 / 4, samples=4)
     sums.add(logits[:1], torch.tensor([1]), torch.tensor(float("nan")))
     assert sums.over_all_processes().loss is None
-
-
-def test_the_accuracy_of_tokens_counts_each_samples_share() -> None:
-    """Two samples of four tokens: three of four right, and one of four: 0.75 + 0.25 of 2 samples."""
-    targets = torch.tensor([[0, 1, 2, 0], [1, 1, 1, 1]])
-    answers = torch.tensor([[0, 1, 2, 1], [1, 0, 0, 0]])
+    # Of tokens, each sample's share counts: three of four right, and one of four: 0.75 + 0.25 of 2 samples.
+    targets, answers = torch.tensor([[0, 1, 2, 0], [1, 1, 1, 1]]), torch.tensor([[0, 1, 2, 1], [1, 0, 0, 0]])
     sums = LearningSums(torch.device("cpu"))
     sums.add(torch.nn.functional.one_hot(answers, 3).float(), targets, torch.tensor(2.0))
     assert sums.over_all_processes() == Learned(loss=2.0, accuracy=50.0, samples=2)

@@ -75,13 +75,10 @@ def refused(expected: str, had: CheckpointDescription, cell: Cell = DDP, seed: i
         check_same_learning(PATH, had, config, cell, seed)
 
 
-def test_loading_may_change_and_epochs_may_be_added() -> None:
-    config = with_settings(CONFIG, workers=7, epochs=9, eval_batch_size=3)
+def test_a_checkpoint_at_another_position_is_refused() -> None:
+    config = with_settings(CONFIG, workers=7, epochs=9, eval_batch_size=3)  # loading may change and epochs may be added
     check_same_learning(PATH, checkpoint(DDP), config, SINGLE, seed=0)
     check_same_learning(PATH, checkpoint(DDP, epochs=4), CONFIG, DDP, seed=0)
-
-
-def test_a_checkpoint_at_another_position_is_refused() -> None:
     refused("--seeds 0, not 1", checkpoint(DDP), seed=1)
     refused(r"--epochs 4: last\.pt is at epoch 5, after 3 steps already", checkpoint(DDP, epochs=4, step=3))
     other_batch = Cell(strategy="ddp", devices=2, batch_size=8)
