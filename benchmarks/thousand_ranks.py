@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the gener
 from trace_reading import make_trace, say
 
 from dpscope.analysis.partials.file import read_partial, reduce_traces
-from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
+from dpscope.analysis.traces.ranks.process_pool import read_file
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from tests.helpers.many_ranks import PER_NODE, write_partials
 
@@ -91,7 +91,7 @@ def reduce(copies: int, runs: int, folder: Path) -> bool:
     for number in range(runs):
         start = time.perf_counter()
         for path in paths:
-            read_rank_tables(path, DEFAULT_LIMITS)
+            read_file(path, DEFAULT_LIMITS)
         read_s = time.perf_counter() - start
         start = time.perf_counter()
         made = reduce_traces(paths, folder / f"{number}.dpscope", jobs=1)

@@ -214,8 +214,7 @@ _MUCH = 0.3  # of all waiting, from which on the node that causes it is named
 
 def with_host_findings(analysis: TraceAnalysis, places: Table) -> TraceAnalysis:
     """The analysis with findings about its hosts and missing ranks before its other findings about the job."""
-    found = (*_missing(analysis), *_node(analysis, places))
-    return replace(analysis, job_findings=(*found, *analysis.job_findings))
+    return replace(analysis, job_findings=(*_missing(analysis), *_node(analysis, places), *analysis.job_findings))
 
 
 def _missing(analysis: TraceAnalysis) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs
 from dpscope.analysis.traces.ranks.kept_tables import reader_version
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, files_as_read
 from dpscope.analysis.traces.ranks.rank_rows import READ_ON, SCHEMA, TIMELINE, summaries_of
-from dpscope.analysis.traces.ranks.rank_tables import TABLES
+from dpscope.analysis.traces.ranks.rank_tables import TABLES, rank_order
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import (
     JobAnalyses,
@@ -157,9 +157,10 @@ class _Found:
         ]
         self.chosen = _each_once(self.rows)
         identified = self.rows.drop_columns([*TABLES, "findings"]).take(pa.array(self.chosen))
-        identities = [one.identity for one in summaries_of(identified)]
         unread = [not_read(one.message) for one in _unread(partials, self.rows)]
-        self.jobs: FoundJobs = find_jobs(identities, [self.place_of[row][0] for row in self.chosen], unread)
+        self.jobs: FoundJobs = find_jobs(
+            summaries_of(identified), [self.place_of[row][0] for row in self.chosen], unread
+        )
 
     def analysis(self, name: str) -> TraceAnalysis:
         """The analysis of one job's rows."""
@@ -294,7 +295,8 @@ def reduce_traces(
 
     def partial() -> Partial:
         rows = pa.concat_tables(tables) if tables else PARTIAL_SCHEMA.empty_table()
-        return Partial(rank_rows.rows_in_order(rows).combine_chunks(), tuple(unread))
+        order = rank_order(*(rows.column(name).to_pylist() for name in ("rank", "source")))
+        return Partial(rows.take(pa.array(order, pa.int64())).combine_chunks(), tuple(unread))
 
     saving_s, saved_at = 0.0, time.monotonic()
     with closing(files_as_read(missing, limits, executor, jobs)) as answers:

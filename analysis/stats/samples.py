@@ -289,13 +289,8 @@ def joint_draws(
         shared = (half**2 + own**2 - of_ratio**2) / (2 * half * own) if half and own else 0.0
         shared = min(1.0, max(-1.0, shared))
         logs.append(own * (shared * normal + math.sqrt(1 - shared**2) * generator.permutation(_normal_draws())))
-    return [_known_median(cell) * np.exp(drawn) for cell, drawn in zip((first, *others), logs, strict=True)]
-
-
-def _known_median(repeats: Sequence[Samples]) -> float:
-    value = pooled_median(repeats)
-    assert value is not None  # it has an interval
-    return value
+    centres = [np.median(np.concatenate(cell)) for cell in (first, *others)]
+    return [centre * np.exp(drawn) for centre, drawn in zip(centres, logs, strict=True)]
 
 
 @functools.cache
@@ -353,7 +348,7 @@ def _ratio_half_width(first: Sequence[Samples], second: Sequence[Samples], pool:
     noise = noise_of(above - below, Spread(2 * pool.within.squares, pool.within.freedom))
     if noise is None or noise.freedom < FEWEST_WITHIN:
         return apart
-    value = math.log(_known_median(first) / _known_median(second))
+    value = math.log(np.median(np.concatenate(first)) / np.median(np.concatenate(second)))
     return min(apart, noise.quantile(UPPER) + abs(value - float(np.mean(above - below))))
 
 

@@ -8,7 +8,7 @@ one process are one job. Whatever cannot be separated stands alone, since nothin
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,10 @@ class _Trace(TraceIdentity):
         return None if self.process_id is None else (self.host, self.process_id, self.rank)
 
 
+def _indexed(trace: TraceIdentity, index: int, folder: str) -> _Trace:
+    return _Trace(**{one.name: getattr(trace, one.name) for one in fields(TraceIdentity)}, index=index, folder=folder)
+
+
 _Part = list[_Trace]
 
 
@@ -64,7 +68,7 @@ def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path], findings:
     originals: dict[object, _Trace] = {}
     copies: list[tuple[_Trace, _Trace]] = []
     for index, (trace, place) in enumerate(zip(traces, places, strict=True)):
-        one = _Trace(**vars(trace), index=index, folder=os.path.dirname(os.path.abspath(place)))
+        one = _indexed(trace, index, os.path.dirname(os.path.abspath(place)))
         original = originals.setdefault((one.rank, index if one.content is None else one.content), one)
         if original is not one:
             copies.append((one, original))
@@ -109,7 +113,7 @@ def windows_of(traces: Sequence[TraceIdentity]) -> list[Indices]:
     """One job's traces by profiled window, in order of time: each process once in each; one window unless one is there twice."""
     if len({trace.rank for trace in traces}) == len(traces):
         return [list(range(len(traces)))]
-    every = [_Trace(**vars(trace), index=index, folder="") for index, trace in enumerate(traces)]
+    every = [_indexed(trace, index, "") for index, trace in enumerate(traces)]
     if all(one.start_ns is not None for one in every):
         windows = _stretches_joined([[one] for one in every], 0)
     else:
@@ -172,7 +176,6 @@ def _by_time(part: _Part) -> list[_Part]:
 
 
 def _span_ns(part: _Part) -> tuple[int, int]:
-    """Of traces that all record their times."""
     return min(one.start_ns or 0 for one in part), max(one.end_ns or 0 for one in part)
 
 

@@ -18,7 +18,7 @@ import platformdirs
 import pyarrow as pa
 
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
-from dpscope.analysis.traces.ranks.rank_rows import SCHEMA, ranks_of, renamed, to_rows, write_rows
+from dpscope.analysis.traces.ranks.rank_rows import SCHEMA, join_rows, renamed, to_rows, write_rows
 from dpscope.analysis.traces.reading.chunks import RUN_LIMITS
 from dpscope.profiling.records import finding
 from dpscope.profiling.store.errors import DpscopeError
@@ -43,7 +43,7 @@ def read_files_once(files: Sequence[Path]) -> list[FileOutcome]:
     """As `read_files`; a file whose tables are kept is not read, and those of the others are kept."""
     keys = {file: _key(file) for file in files}
     kept = {file: _read_kept(file, keys[file]) for file in files}
-    found: dict[Path, FileOutcome] = {file: ranks_of(rows) for file, rows in kept.items() if rows is not None}
+    found: dict[Path, FileOutcome] = {file: [join_rows(rows)] for file, rows in kept.items() if rows is not None}
     missing = [file for file in files if file not in found]
     for file, outcome in zip(missing, read_files(missing, RUN_LIMITS), strict=True):
         found[file] = outcome

@@ -115,6 +115,9 @@ def critical_rows(windows: Table) -> BoolColumn:
     return np.isin(places.code, order[least])
 
 
+_OTHERS = ("communication_us", "unlaunched_us", "host_copy_us")
+
+
 def ledger_of(windows: Table, parts: Table) -> Ledger | None:
     """From `with_waits`' rows and `exposed_parts` of the same tables; None without a known step."""
     every = windows.take(windows.known("step_us")) if len(windows) else windows
@@ -125,16 +128,10 @@ def ledger_of(windows: Table, parts: Table) -> Ledger | None:
     keys = [name for name in ("repeat", "rank", "device", "step") if name in known and name in parts]
     own = parts.take(parts.places_in(known, keys) >= 0) if len(parts) else parts
     devices = known.group("device")
+    means: dict[str, Any] = {name: _mean(known, name) for name in (*(f"{part}_us" for part in STEP_PARTS), *_OTHERS)}
     return Ledger(
         traced_step_us=float(known["step_us"].mean()),
-        compute_us=_mean(known, "compute_us"),
-        exposed_wait_us=_mean(known, "exposed_wait_us"),
-        exposed_transfer_us=_mean(known, "exposed_transfer_us"),
-        exposed_other_us=_mean(known, "exposed_other_us"),
-        idle_us=_mean(known, "idle_us"),
-        communication_us=_mean(known, "communication_us"),
-        unlaunched_us=_mean(known, "unlaunched_us"),
-        host_copy_us=_mean(known, "host_copy_us"),
+        **means,
         transfer_by_kind_us={name or "unknown": us for name, us in _by(own, "transfer", "kind", count).items()},
         other_by_kind_us={name or "unknown": us for name, us in _by(own, "other", "kind", count).items()},
         wait_by_rank_us=_by(own, "wait", "late_rank", count),

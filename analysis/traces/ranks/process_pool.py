@@ -15,7 +15,7 @@ from pickle import PickleError
 from typing import Any, TypeAlias, TypeVar
 
 from dpscope.analysis.traces.ranks import pool_worker
-from dpscope.analysis.traces.ranks.rank_tables import RankTables, read_rank_tables
+from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables, read_attributed
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -86,7 +86,7 @@ def _worthwhile_processes(files: Sequence[Path], jobs: int | None = None) -> int
 def read_file(file: Path, limits: ReadLimits) -> FileOutcome:
     """The tables of a trace file's ranks, or the error, which in a worker is pickled: the work of processes and executors."""
     try:
-        return read_rank_tables(file, limits)
+        return [rank_tables(one) for one in read_attributed(file, limits)]
     except DpscopeError as error:
         return DpscopeError(str(error))
 

@@ -5,7 +5,7 @@ another, so that rows of any number of files are joined by putting them together
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,6 @@ from dpscope.analysis.traces.ranks.rank_tables import (
     RankTables,
     TraceIdentity,
     TraceSummary,
-    rank_order,
 )
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, timeline_bytes, timeline_of
 from dpscope.analysis.traces.reading.event_table import IntColumn
@@ -92,9 +91,12 @@ def to_rows(ranks: Sequence[RankTables]) -> pa.Table:
 
 def _row(one: RankTables) -> pa.RecordBatch:
     (summary,), (timeline,) = one.summaries, one.timelines
-    identity = replace(summary.identity, source="", rank=None, host=None)
+    identity = {one.name: getattr(summary, one.name) for one in fields(TraceIdentity)}
+    without_columns = TraceIdentity(**{**identity, "source": "", "rank": None, "host": None})
     evidence = msgspec.to_builtins(
-        _Evidence(summary.range_counts, summary.parallelism, summary.reduction_ends_us, identity, summary.device_name)
+        _Evidence(
+            summary.range_counts, summary.parallelism, summary.reduction_ends_us, without_columns, summary.device_name
+        )
     )
     evidence["parallelism"]["asked_kinds"].sort()  # a set has another order in every process
     columns: dict[str, pa.Array] = {name: pa.array([getattr(summary, name)], kind) for name, kind in _OWN.items()}
@@ -128,17 +130,6 @@ def join_rows(rows: pa.Table) -> RankTables:
     )
 
 
-def ranks_of(rows: pa.Table) -> list[RankTables]:
-    """The inverse of `to_rows`."""
-    return [join_rows(rows.slice(place, 1)) for place in range(rows.num_rows)]
-
-
-def rows_in_order(rows: pa.Table) -> pa.Table:
-    """Rows by rank, as `rank_order`."""
-    order = rank_order(*(rows.column(name).to_pylist() for name in ("rank", "source")))
-    return rows.take(pa.array(order, pa.int64()))
-
-
 def _table_of(rows: pa.Table, name: str) -> tuple[Table, IntColumn]:
     """One table of all rows, in their order, and the index of the row that each line is of."""
     lists = _one_array(rows.column(name))
@@ -165,9 +156,8 @@ def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
     found = []
     names = [name for name in ("evidence", *_OWN, READ_ON) if name in rows.column_names]
     for own in rows.select(names).to_pylist():
-        evidence, read_on = decode(own.pop("evidence")), own.pop(READ_ON, None)
-        identity = replace(evidence.identity, source=own["source"], rank=own["rank"], host=own["host"])
-        found.append(TraceSummary(**own, **vars(replace(evidence, identity=identity)), read_on=read_on))
+        evidence, read_on = vars(decode(own.pop("evidence"))), own.pop(READ_ON, None)
+        found.append(TraceSummary(**vars(evidence.pop("identity")) | evidence | own, read_on=read_on))
     return tuple(found)
 
 

@@ -76,12 +76,10 @@ def trace_identity(attribution: Attribution) -> TraceIdentity:
     )
 
 
-@dataclass(frozen=True)
-class TraceSummary:
+@dataclass(frozen=True, kw_only=True)
+class TraceSummary(TraceIdentity):
     """What one process's trace shows besides its tables."""
 
-    source: str
-    rank: int | None
     on_device: bool
     range_counts: dict[str, dict[int | None, int]]  # dpscope's own ranges: name -> step -> how many
     parallelism: ParallelismEvidence
@@ -90,11 +88,9 @@ class TraceSummary:
     # Step -> when DDP had copied the last gradient out of its bucket, each time that it reduced.
     reduction_ends_us: dict[int | None, list[float]] = field(default_factory=dict)
     zero_ns: int = 0  # the trace's clock, as in `Trace`
-    host: str | None = None
     read_on: str | None = None  # the host that reduced the trace where it lay
     cut_short: bool = False  # the trace's file ends too early, or cannot be read to its end
     device_name: str | None = None  # of the first device that the trace lists
-    identity: TraceIdentity = field(default_factory=lambda: TraceIdentity(""))
 
 
 @dataclass(frozen=True)
@@ -141,11 +137,6 @@ def join_ranks(ranks: Sequence[RankTables]) -> RankTables:
     )
 
 
-def read_rank_tables(path: Path, limits: ReadLimits) -> list[RankTables]:
-    """The tables of every rank in a file; raises DpscopeError as `read_traces` does."""
-    return [rank_tables(one) for one in read_attributed(path, limits)]
-
-
 def read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
     """The traces of every rank in a file with their events attributed; raises DpscopeError as `read_traces` does.
 
@@ -171,21 +162,19 @@ def named_collectives(attribution: Attribution) -> Table:
 
 
 def rank_tables(attribution: Attribution) -> RankTables:
+    """The tables of one rank."""
     trace, collectives = attribution.trace, named_collectives(attribution)
     idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
     summary = TraceSummary(
-        source=trace.source,
-        rank=trace.rank,
+        **vars(trace_identity(attribution)),
         on_device=attribution.on_device,
         range_counts=range_counts(attribution),
         parallelism=parallelism_evidence(attribution),
         communication_shown=not idle_device and not communication_lost(attribution),
         reduction_ends_us=reduction_ends_us(attribution),
         zero_ns=trace.zero_ns,
-        host=trace.host,
         cut_short=trace.cut_short,
         device_name=next(iter(trace.device_names), None),
-        identity=trace_identity(attribution),
     )
     return RankTables(
         steps=step_table(attribution),

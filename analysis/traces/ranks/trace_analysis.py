@@ -188,8 +188,8 @@ def _read(
             unread.append(not_read(str(outcome)))
     if not ranks:
         raise none_read(unread[0].message)
-    identities = [one.summaries[0].identity for one, _ in ranks]
-    return [one for one, _ in ranks], find_jobs(identities, [file for _, file in ranks], unread)
+    summaries, places = [one.summaries[0] for one, _ in ranks], [file for _, file in ranks]
+    return [one for one, _ in ranks], find_jobs(summaries, places, unread)
 
 
 def _each_job(ranks: Sequence[RankTables], found: FoundJobs) -> JobAnalyses:
@@ -238,7 +238,7 @@ def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
 
 def _analysis(job: RankTables, findings: Sequence[Finding]) -> TraceAnalysis:
     """The ranks' collectives matched; without findings of the job."""
-    windows = windows_of([one.identity for one in job.summaries])  # a process may have been traced several times
+    windows = windows_of(job.summaries)  # a process may have been traced several times
     origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in job.summaries]
     matched = match_windows(job.collectives, job.collective_owner, windows, origins)
     if step_times_apart(whole_steps(job.steps)):

@@ -1,4 +1,4 @@
-"""A thousand generated ranks with a planted bad node, which is named with its local rank in a short summary."""
+"""A thousand generated ranks with a planted bad node, which is named with its local rank; files of hosts and their switches."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.analysis.figures.step import wait_strips
-from dpscope.analysis.hosts.places import fold, rank_means, rank_places, spreads
+from dpscope.analysis.hosts.places import fold, rank_means, rank_places, read_topology, spreads
 from dpscope.analysis.partials.file import analyze_partials
 from dpscope.analysis.runs.run_data import traced_run
 from dpscope.analysis.traces.ranks.timeline import drawn_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.launch.cli import app
+from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.many_ranks import PER_NODE, TRANSFER_US, lateness_us, write_partials
 
 RANKS, STEPS, PER_STEP = 1024, 4, 5
@@ -133,10 +134,12 @@ def test_waiting_is_folded_by_switch(folder: Path, tmp_path: Path, waits: np.nda
 
 @pytest.mark.long
 def test_hosts_are_numbered_on_request(folder: Path) -> None:
-    ended = CliRunner().invoke(app, ["analyze", str(folder), "--hide-hosts", "--format", "json"])
-    assert "n0017" not in ended.output
-    assert "node host17 causes" in ended.output
-    assert "n0017" not in CliRunner().invoke(app, ["analyze", str(folder), "--hide-hosts"]).output
+    outputs = [
+        CliRunner().invoke(app, ["analyze", str(folder), "--hide-hosts", *more]).output
+        for more in ((), ("--format", "json"))
+    ]
+    assert "node host17 causes" in outputs[1]
+    assert all("n0017" not in one for one in outputs)
 
 
 @pytest.mark.long
@@ -159,3 +162,62 @@ def test_places_without_hosts_are_unknown(analysis: TraceAnalysis) -> None:
     places = rank_places(analysis.summaries, {})
     assert places["local_rank"].tolist() == [rank % PER_NODE for rank in range(RANKS)]
     assert not len(fold(analysis, rank_means(analysis), places.assign(host=None), "host"))
+
+
+# Files that list the switch of each host, as people and Slurm write them, and invalid ones.
+
+
+def switches_in(tmp_path: Path, text: str) -> dict[str, str]:
+    path = tmp_path / "topology.conf"
+    path.write_text(text)
+    return read_topology(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n0 s0\nn1 s0\n",
+        "\ufeffhost,switch\nn0,s0\nn1,s0\n",  # saved by a spreadsheet
+        "n0: s0\nn1:\ts0\n",
+        "n[0-1] s0\n",
+        "SwitchName=s0 Nodes=n[0-1]  # left row\n",
+        "switchname=s0 linkspeed=100 nodes=n0,n1\n",
+        "Nodes=n[0-1] SwitchName=s0\n",
+        "SwitchName=s0 \\\n  Nodes=n[0-1]\nSwitchName=core Switches=s[0-1]\n",
+        'SwitchName=s0 Nodes="n[0-1]"\n',
+        "BlockName=s0 Nodes=n[0-1]\nBlockSizes=2\n",
+    ],
+)
+def test_all_forms_are_equivalent(tmp_path: Path, text: str) -> None:
+    assert switches_in(tmp_path, text) == {"n0": "s0", "n1": "s0"}
+
+
+def test_names_of_several_numbers_are_all_their_hosts(tmp_path: Path) -> None:
+    assert sorted(switches_in(tmp_path, "SwitchName=s0 Nodes=r[0-1]n[08-09]\n")) == ["r0n08", "r0n09", "r1n08", "r1n09"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SwitchName=s0 Nodes=n[a-b]\n", r"line 1: \[a-b\] is not a range of hosts, such as \[0-15\]"),
+        ("\nSwitchName=s0 Nodes=n[5-2]\n", r"line 2: \[5-2\] is not a range"),
+        ("SwitchName=s0 Nodes=n[0-999999999]\n", r"\[0-999999999\] is not a range"),  # and at once
+        ("SwitchName=s0 Nodes=n[0-3\n", r"'n\[0-3' has an unmatched bracket"),
+        ("n0 s0\nn0 s1\n", "line 2: n0 is on s0 and on s1; remove one"),
+        ("n0 s0 rack7\n", "line 1: 'n0 s0 rack7' is not a host and its switch; write HOST SWITCH, or SwitchName"),
+        ("SwitchName=s0\n", "'SwitchName=s0' is not a host and its switch"),
+        ("- topology: tree\n", "is not a host and its switch"),
+        ("host switch\n", "contains no host"),
+        ("# n0 s0\n", "contains no host"),
+    ],
+)
+def test_invalid_lines_are_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DpscopeError, match=message) as caught:
+        switches_in(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "topology.conf").write_bytes(b"n0 \xff\xfe\n")
+    with pytest.raises(DpscopeError, match="is not a text file"):
+        read_topology(tmp_path / "topology.conf")

@@ -10,7 +10,7 @@ from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.output.traces import to_tables, trace_content
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, Contention, contentions
+from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, contentions
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import Cell
@@ -21,24 +21,17 @@ from tests.helpers.generated_checks import analyzed
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
 
-CASES = 20
-FEWEST_INSIDE = 17  # of 20 at 95%: fewer happen once in 400 sets
-
-
-def measured(folder: Path, options: Contended) -> Contention:
-    return known(analyze_traces(write_contended_job(folder, options)).contentions.every)
-
 
 @pytest.mark.long
 @pytest.mark.parametrize(("factor", "shapes"), [(1.0, False), (1.05, True), (1.3, False)])
 def test_intervals_hold_the_planted_slowdown(tmp_path: Path, factor: float, shapes: bool) -> None:
     inside = 0
-    for seed in range(CASES):
-        found = measured(tmp_path, Contended(factor=factor, shapes=shapes, seed=seed))
-        assert found.ratio_interval is not None
-        inside += found.ratio_interval.low <= factor <= found.ratio_interval.high
-        assert found.ratio_interval.high - found.ratio_interval.low < 0.08
-    assert inside >= FEWEST_INSIDE
+    for seed in range(20):
+        traces = write_contended_job(tmp_path, Contended(factor=factor, shapes=shapes, seed=seed))
+        low, high = known(known(analyze_traces(traces).contentions.every).ratio_interval)
+        inside += low <= factor <= high
+        assert high - low < 0.08
+    assert inside >= 17  # of 20 at 95%: fewer happen once in 400 sets
 
 
 def test_without_noise_the_factor_and_the_cost_are_exact(tmp_path: Path) -> None:
@@ -73,10 +66,10 @@ def test_kernels_that_never_run_free_are_unknown_with_a_reason(tmp_path: Path) -
 def test_the_real_a100_trace_compares_no_kernels_of_different_sizes() -> None:
     """It records no input sizes: by name, grid and block alone, batch normalisation's backward pass had a ratio of 0.19."""
     found = analyze_traces(DATA / "a100x2_ddp_resnet50_rank0.json.gz").contentions
-    assert found.every is not None
-    assert found.every.ratio == pytest.approx(1.26, abs=0.02)
-    assert found.every.is_significant
-    assert found.every.compared == pytest.approx(0.30, abs=0.01)
+    every = known(found.every)
+    assert every.ratio == pytest.approx(1.26, abs=0.02)
+    assert every.compared == pytest.approx(0.30, abs=0.01)
+    assert every.is_significant
     assert min(one.ratio for one in found.by_operator) > 0.95
 
 
@@ -90,8 +83,8 @@ def test_a_run_compares_with_one_device(tmp_path: Path, shapes: bool) -> None:
         for devices, analysis in ((2, job), (1, alone))
     ]
     found = known(cell_contentions(*data).every)
-    assert found.ratio_interval is not None
-    assert found.ratio_interval.low < 1.3 < found.ratio_interval.high
+    low, high = known(found.ratio_interval)
+    assert low < 1.3 < high
     only_overlapped = replace(data[0], kernels=data[0].kernels[data[0].kernels["overlapped"]])
     assert cell_contentions(only_overlapped, None).every is None
     against_one = known(cell_contentions(only_overlapped, data[1]).every)

@@ -38,10 +38,7 @@ def test_time_counts_for_the_rank_that_was_waited_for_first() -> None:
     late = matched_rows((1, 1, 1, 900.0, 10.0, 0.0), (2, 2, 1, 900.0, 10.0, 0.0))
     late["match"] = table["match"]
     parts = exposed_parts(pd.concat([table, late], ignore_index=True), stretch_rows((0, 0, 1, 0.0, 110.0)))
-    assert lengths(parts[parts["part"] == "wait"], "late_rank") == {
-        1: 60,
-        2: 30,
-    }  # 10 us of the second wait are a transfer
+    assert lengths(parts[parts["part"] == "wait"], "late_rank") == {1: 60, 2: 30}  # 10 us of the second are a transfer
     assert lengths(parts, "part") == {"transfer": 20, "wait": 90}
 
 
@@ -120,13 +117,9 @@ def test_waiting_is_the_union_of_first_parts_and_exposed_where_nothing_computes_
         "exposed_wait_us": [15.0, None, 0.0],
         "exposed_other_us": [70.0, None, 0.0],
     }
-
-
-def test_without_stretches_the_exposed_parts_are_unknown() -> None:
-    found = step_waits(matched_rows((0, None, 1, 0.0, 5.0, 3.0)))
-    assert found["wait_us"].tolist() == [3.0]
-    assert found["exposed_wait_us"].isna().all()
-    assert found["device"].isna().all()
+    without = step_waits(matched_rows((0, None, 1, 0.0, 5.0, 3.0)))
+    assert without["wait_us"].tolist() == [3.0]
+    assert without[["device", "exposed_wait_us"]].isna().all(axis=None)
 
 
 def test_many_steps_at_once_are_what_each_is_alone() -> None:
@@ -142,14 +135,8 @@ def test_many_steps_at_once_are_what_each_is_alone() -> None:
     assert len(found) == 240
     waited = found["wait_us"].to_dict()
     for key, group in table.groupby(["rank", "step"]):
-        covered = _covered(group["start_us"], group["start_us"] + group["wait_us"])
+        covered, reach = 0.0, -np.inf  # the length of a union, interval by interval
+        for start, end in sorted(zip(group["start_us"], group["start_us"] + group["wait_us"], strict=True)):
+            covered += max(0.0, end - max(start, reach))
+            reach = max(reach, end)
         assert waited[key] == pytest.approx(covered, abs=1e-3)
-
-
-def _covered(starts: "pd.Series[float]", ends: "pd.Series[float]") -> float:
-    """Length of a union, interval by interval."""
-    total, reach = 0.0, -np.inf
-    for start, end in sorted(zip(starts, ends, strict=True)):
-        total += max(0.0, end - max(start, reach))
-        reach = max(reach, end)
-    return total

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
 from tests.generated_traces.generator import relabel
+from tests.helpers.known import known
 from tests.helpers.paths import DATA
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -35,10 +35,8 @@ def v100() -> TraceAnalysis:
 
 def check_a100(steps: pd.DataFrame, offset: int = 0) -> None:
     assert [int(step) for step in steps["step"]] == [step + offset for step in A100_STEPS]
-    for (total, hidden, exposed), (_, row) in zip(A100_STEPS.values(), steps.iterrows(), strict=True):
-        assert row["communication_us"] == pytest.approx(total, abs=0.01)
-        assert row["hidden_us"] == pytest.approx(hidden, abs=0.01)
-        assert row["exposed_us"] == pytest.approx(exposed, abs=0.01)
+    for times, (_, row) in zip(A100_STEPS.values(), steps.iterrows(), strict=True):
+        assert [row[name] for name in ("communication_us", "hidden_us", "exposed_us")] == pytest.approx(times, abs=0.01)
         assert row["collective_count"] == 7
         assert row["step_us"] == pytest.approx(row["compute_us"] + row["exposed_us"] + row["idle_us"], abs=1e-6)
 
@@ -72,14 +70,11 @@ def test_a100_shifted_relabelled_and_saved_again_gives_the_same_table(tmp_path: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("rank", "total", "hidden", "exposed"), [(0, 5_798, 261, 5_537), (7, 1_746, 166, 1_580)])
-def test_v100_breakdown(v100: TraceAnalysis, rank: int, total: float, hidden: float, exposed: float) -> None:
+@pytest.mark.parametrize(("rank", "times"), [(0, (5_798, 261, 5_537)), (7, (1_746, 166, 1_580))])
+def test_v100_breakdown(v100: TraceAnalysis, rank: int, times: tuple[float, float, float]) -> None:
     (row,) = v100.steps[v100.steps["rank"] == rank].to_dict("records")
-    assert row["step"] == 10
-    assert row["collective_count"] == 8
-    assert row["communication_us"] == pytest.approx(total, abs=1)
-    assert row["hidden_us"] == pytest.approx(hidden, abs=1)
-    assert row["exposed_us"] == pytest.approx(exposed, abs=1)
+    assert (row["step"], row["collective_count"]) == (10, 8)
+    assert [row[name] for name in ("communication_us", "hidden_us", "exposed_us")] == pytest.approx(times, abs=1)
 
 
 def test_v100_sizes_come_from_the_operators_input_dims(v100: TraceAnalysis) -> None:
@@ -98,8 +93,7 @@ def test_v100_is_nearly_all_waiting(v100: TraceAnalysis) -> None:
     assert own["wait_us"].sum() == 5_798 - 217
     # busbw of the 1,576,964 B all-reduce on 8 ranks: 1,576,964 / 86 us x 2 x 7/8 = 32.089 GB/s
     assert own["busbw_gb_per_s"].iloc[4] == pytest.approx(32.0894, abs=1e-3)
-    straggler = find_straggler(Table.from_frame(table))
-    assert straggler is not None
+    straggler = known(find_straggler(Table.from_frame(table)))
     # The table's rows say the same: seven ranks wait for rank 7, 35,543 of 46,806 us in all
     caused = waits_caused(table)
     of_seven = caused[caused["late_rank"] == 7]
@@ -144,19 +138,6 @@ def test_compiled_phases_hold_the_compiled_parts(compiled: TraceAnalysis) -> Non
             assert 0 < forward <= measured["forward_us"] <= length(inside, "dpscope::forward")
             assert 0 < backward <= measured["backward_us"] <= length(inside, "dpscope::backward")
             assert 0 < measured["optimizer_us"] <= length(inside, "dpscope::optimizer")
-
-
-def test_each_part_of_the_graph_ends_before_its_bucket_is_reduced_and_the_next_part_runs_after() -> None:
-    for path in COMPILED:
-        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        begin, end = span(events, "ProfilerStep#3")
-        names = {"CompiledFunctionBackward", "c10d::allreduce_"}
-        order = sorted(
-            (one["ts"], one["name"]) for one in events if one.get("name") in names and begin <= one["ts"] < end
-        )
-        assert len(order) == 2 * PARTS
-        assert all(one[1] != other[1] for one, other in pairwise(order))
-        assert order[0][1] == "CompiledFunctionBackward"
 
 
 def span(events: list[dict[str, Any]], name: str) -> tuple[float, float]:

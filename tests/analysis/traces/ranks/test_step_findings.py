@@ -19,7 +19,7 @@ from tests.helpers.known import known
 from tests.helpers.made_traces import ALL_REDUCE, launch, on_device, step, steps_with, write
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import windows
-from tests.helpers.several_jobs import lengthened
+from tests.helpers.several_jobs import lengthened, write_job
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 
@@ -67,6 +67,10 @@ def test_a_device_that_is_mostly_busy_is_not_reported_nor_a_cpu() -> None:
     for idle_us, device, reported in ((0.0, 0, False), (299.0, 0, False), (900.0, 0, True), (900.0, None, False)):
         steps = windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0).assign(device=device)
         assert bool(list(idle_findings(Table.from_frame(steps)))) is reported
+    # The start of a single traced step is not recorded; there is no other step to judge by.
+    steps = windows(DDP, 1, step_us=1000.0, idle_us=740.0, host_copy_us=0.0).assign(partial_window=True)
+    (found,) = idle_findings(Table.from_frame(steps))
+    assert found.message.startswith("2 of 2 devices idle 74% to 74% of a step")
 
 
 def test_a_real_device_idle_for_three_quarters_of_its_steps() -> None:
@@ -74,13 +78,6 @@ def test_a_real_device_idle_for_three_quarters_of_its_steps() -> None:
     analysis = analyze_traces([DATA / "a100x2_ddp_resnet50_rank0.json.gz"])
     (found,) = [one for one in analysis.findings if one.code == "device_idle"]
     assert found.message.startswith("device 0 of rank 0 is idle 76% of a step (169.1 ms of 222.4 ms)")
-
-
-def test_a_single_traced_step_has_its_finding() -> None:
-    """Its start is not recorded; there is no other step to judge by."""
-    steps = windows(DDP, 1, step_us=1000.0, idle_us=740.0, host_copy_us=0.0).assign(partial_window=True)
-    (found,) = idle_findings(Table.from_frame(steps))
-    assert found.message.startswith("2 of 2 devices idle 74% to 74% of a step")
 
 
 WAIT_US = 100.0
@@ -115,10 +112,8 @@ def test_step_numbers_are_labels_of_a_rank(tmp_path: Path, first_steps: tuple[in
     assert caused["wait_per_step_us"] == WAIT_US
     assert caused["steps"] == 3
     found = finding(analysis, "steps_numbered_differently")
-    if first_steps == (5, 5):
-        assert found is None
-    else:
-        assert found is not None
+    assert (found is None) == (first_steps == (5, 5))
+    if found is not None:
         assert "rank 0 5 to 7, rank 1 105 to 107" in found.message
         assert set(analysis.steps["step"]) == {5, 6, 7, 105, 106, 107}
     assert "2 whole steps of each" in traces_text(traced_run(analysis, [tmp_path]))  # the first one is partial
@@ -130,17 +125,15 @@ def test_steps_of_other_series_are_not_matched(tmp_path: Path) -> None:
     assert finding(analysis, "steps_numbered_differently") is None
     unmatched = known(finding(analysis, "collectives_unmatched"))
     assert unmatched.next_step == "trace the same steps on every rank"
-    assert analysis.not_split is not None
-    assert analysis.not_split.reason == "the ranks' collectives differ in number, kind or size"
-    assert "all ranks" not in analysis.not_split.next_step
+    not_split = known(analysis.not_split)
+    assert not_split.reason == "the ranks' collectives differ in number, kind or size"
+    assert "all ranks" not in not_split.next_step
 
 
 def test_traces_of_all_ranks_are_requested_only_if_one_is_missing(tmp_path: Path) -> None:
-    for rank in (0, 1, 3):
-        write_trace(ddp_trace(rank, 4).trace, tmp_path / f"rank{rank}.json")
-    analysis = analyze_traces(tmp_path)
-    assert analysis.not_split is not None
-    assert analysis.not_split.next_step == "read the traces of all ranks, rank 2 among them"
+    write_job(tmp_path, "rank", ranks=4)[2].unlink()
+    not_split = known(analyze_traces(tmp_path).not_split)
+    assert not_split.next_step == "read the traces of all ranks, rank 2 among them"
 
 
 def test_the_action_names_why_waiting_is_unknown(tmp_path: Path) -> None:

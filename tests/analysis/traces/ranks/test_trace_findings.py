@@ -2,6 +2,7 @@
 
 import ast
 import gzip
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ def maker(make: Callable[Concatenate[Path, P], None]) -> Callable[P, Make]:
     return lambda *arguments, **keywords: lambda folder: make(folder, *arguments, **keywords)
 
 
+def two() -> list[Trace]:
+    """The ranks of a sound job."""
+    return [ddp_trace(rank, 2).trace for rank in range(2)]
+
+
 @maker
 def job(folder: Path, *ranks: Trace) -> None:
     for rank, trace in enumerate(ranks):
@@ -41,7 +47,7 @@ def job(folder: Path, *ranks: Trace) -> None:
 @maker
 def changed(folder: Path, change: Callable[[Trace], None]) -> None:
     """Two sound ranks, of which rank 0's first kernel is changed."""
-    traces = [ddp_trace(rank, 2).trace for rank in range(2)]
+    traces = two()
     change(next(event for event in traces[0]["traceEvents"] if event.get("cat") == "kernel"))
     job(*traces)(folder)
 
@@ -58,15 +64,15 @@ def content(folder: Path, change: Callable[[bytes], bytes]) -> None:
     (folder / "0_0.pt.trace.json.gz").write_bytes(change(sound))
 
 
-def without(*categories: str) -> Trace:
+def without(*categories: str, names: str = "no name") -> Make:
+    """A rank without the events of these categories, and those whose names match."""
     trace = ddp_trace(0, 2).trace
-    return {**trace, "traceEvents": [event for event in trace["traceEvents"] if event.get("cat") not in categories]}
-
-
-def without_steps() -> Trace:
-    trace = ddp_trace(0, 2).trace
-    events = [event for event in trace["traceEvents"] if not str(event["name"]).startswith("ProfilerStep#")]
-    return {**trace, "traceEvents": events}
+    kept = [
+        event
+        for event in trace["traceEvents"]
+        if event.get("cat") not in categories and not re.search(names, str(event["name"]))
+    ]
+    return job({**trace, "traceEvents": kept})
 
 
 def with_further_step(empty: bool) -> Trace:
@@ -99,13 +105,12 @@ def collectives_in_last_step(folder: Path, count: int) -> None:
     write(folder, events)
 
 
-@maker
-def doubled(folder: Path, same_time: bool) -> None:
+def doubled(same_time: bool) -> Make:
     """One collective's kernel stands there twice, or a second one like it a little later."""
     trace = ddp_trace(0, 2).trace
     kernel = next(event for event in trace["traceEvents"] if "AllReduce" in event["name"])
     again = {**kernel, "ts": kernel["ts"] + (0 if same_time else 0.5)}
-    job({**trace, "traceEvents": [*trace["traceEvents"], again]})(folder)
+    return job({**trace, "traceEvents": [*trace["traceEvents"], again]})
 
 
 def bomb(folder: Path) -> None:
@@ -119,8 +124,7 @@ def cut(folder: Path) -> None:
     cut_file(folder / "0_0.pt.trace.json.gz", 0.6)
 
 
-def sound(folder: Path) -> None:
-    job(*(ddp_trace(rank, 2).trace for rank in range(2)))(folder)
+sound = job(*two())
 
 
 @maker
@@ -150,22 +154,17 @@ def two_jobs(folder: Path, apart_s: float) -> None:
     write_job(folder if apart_s else folder / "b", "b", later_s=265.0, process=5000)
 
 
-@maker
-def steps_from(folder: Path, offset: int) -> None:
-    for rank in range(2):
-        trace = relabel(ddp_trace(rank, 2).trace, step_offset=offset * rank)
-        write_trace(trace, folder / f"rank{rank}.json")
+def steps_from(offset: int) -> Make:
+    return job(*(relabel(trace, step_offset=offset * rank) for rank, trace in enumerate(two())))
 
 
-@maker
-def slower(folder: Path, factor: float) -> None:
+def slower(factor: float) -> Make:
     """All times of rank 1 are so many times as long, as if nanoseconds were read as microseconds."""
-    write_trace(ddp_trace(0, 2).trace, folder / "rank0.json")
-    write_trace(lengthened(ddp_trace(1, 2).trace, factor), folder / "rank1.json")
+    first, second = two()
+    return job(first, lengthened(second, factor))
 
 
-@maker
-def stretched(folder: Path, times: float) -> None:
+def stretched(times: float) -> Make:
     """The host's part of a job takes so many times as long, and its kernels as long as before."""
     trace = ddp_trace(0, 2).trace
     on_device = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -175,24 +174,7 @@ def stretched(folder: Path, times: float) -> None:
         else event
         for event in trace["traceEvents"]
     ]
-    job({**trace, "traceEvents": events})(folder)
-
-
-def fused(marking: str) -> Make:
-    traces = [ddp_trace(rank, 2).trace for rank in range(2)]
-    return lambda folder: job(fused_trace(traces, marking))(folder)  # type: ignore[arg-type]
-
-
-def unreadable_name(folder: Path) -> None:
-    text(lambda whole: whole.replace('"name": "sm80_', '"name": "sm"80_', 1))(folder)
-
-
-def no_communication(folder: Path) -> None:
-    trace = without("user_annotation")
-    keep = [event for event in trace["traceEvents"] if not any(
-        word in str(event["name"]) for word in ("nccl", "c10d", "record_param_comms")
-    )]  # fmt: skip
-    job({**trace, "traceEvents": keep})(folder)
+    return job({**trace, "traceEvents": events})
 
 
 def with_category(category: str) -> Make:
@@ -202,23 +184,21 @@ def with_category(category: str) -> Make:
     return job({**trace, "traceEvents": [*trace["traceEvents"], one]})
 
 
-@maker
-def long_copy(folder: Path, duration_us: float) -> None:
+def long_copy(duration_us: float) -> Make:
     """The first step's copy lasts so long."""
     trace = ddp_trace(0, 2).trace
     copy = next(event for event in trace["traceEvents"] if event.get("cat") == "gpu_memcpy")
     copy["dur"] = duration_us
-    job(trace)(folder)
+    return job(trace)
 
 
-@maker
-def pairs(folder: Path, late_us: float) -> None:
+def pairs(late_us: float) -> Make:
     """Four ranks that name no groups; two of them run so much later than the others."""
     traces = [ddp_trace(rank, 4, DdpOptions(metadata="none")).trace for rank in range(4)]
     for trace in traces[2:]:
         for event in trace["traceEvents"]:
             event["ts"] += late_us
-    job(*traces)(folder)
+    return job(*traces)
 
 
 @dataclass(frozen=True)
@@ -238,7 +218,10 @@ CASES = {
         text(lambda whole: whole.replace('"schemaVersion": 1', '"schemaVersion": ')),
         text(lambda whole: whole.replace('"schemaVersion": 1', '"schemaVersion": NaN')),
     ),
-    "events_unreadable": Case(unreadable_name, changed(lambda event: event.update(name='ge"mm'))),
+    "events_unreadable": Case(
+        text(lambda whole: whole.replace('"name": "sm80_', '"name": "sm"80_', 1)),
+        changed(lambda event: event.update(name='ge"mm')),
+    ),
     "events_repaired": Case(
         text(lambda whole: whole.replace("ampere_sgemm", "ampere\x01sgemm").replace("sm80_", "sm80\x01", 1)),
         text(lambda whole: whole.replace("sm80_", "sm80\\u0001")),
@@ -252,13 +235,13 @@ CASES = {
     ),
     "negative_durations": Case(changed(lambda event: event.update(dur=-1)), changed(lambda event: event.update(dur=0))),
     "duplicate_events": Case(doubled(same_time=True), doubled(same_time=False)),
-    "fused_ranks": Case(fused("args_rank")),
-    "fused_events_unowned": Case(fused("same_launches"), fused("plain")),
+    "fused_ranks": Case(job(fused_trace(two(), "args_rank"))),
+    "fused_events_unowned": Case(job(fused_trace(two(), "same_launches")), job(fused_trace(two(), "plain"))),
     "no_events": Case(text(lambda whole: '{"traceEvents": []}'), text(lambda whole: whole)),
-    "no_kernels": Case(job(without("kernel", "gpu_memcpy", "gpu_memset")), job(without("gpu_memcpy"))),
+    "no_kernels": Case(without("kernel", "gpu_memcpy", "gpu_memset"), without("gpu_memcpy")),
     "events_of_no_step": Case(job(ddp_trace(0, 2, DdpOptions(unlaunched=True)).trace), job(ddp_trace(0, 2).trace)),
     "trace_incomplete": Case(job(ddp_trace(0, 2, DdpOptions(communication=False)).trace)),
-    "no_steps": Case(job(without_steps())),
+    "no_steps": Case(without(names="^ProfilerStep#")),
     "collectives_unmatched": Case(
         job(ddp_trace(0, 2).trace, ddp_trace(1, 2, DdpOptions(buffers=False)).trace),
         job(ddp_trace(0, 2).trace, ddp_trace(1, 2).trace),
@@ -271,7 +254,7 @@ CASES = {
     "trace_copied": Case(same_rank(0.0), same_rank(1.0)),
     "file_not_read": Case(next_to("other.json", '{"a": 1}'), next_to("notes.txt", '{"a": 1}')),
     "device_idle": Case(stretched(4.0), stretched(1.0)),
-    "parallelism": Case(sound, no_communication),
+    "parallelism": Case(sound, without("user_annotation", names="nccl|c10d|record_param_comms")),
     "device_not_read": Case(with_category("hpu_op"), with_category("python_function")),
     "steps_empty": Case(job(with_further_step(empty=True)), job(with_further_step(empty=False))),
     "steps_uneven": Case(collectives_in_last_step(3), collectives_in_last_step(1)),

@@ -66,14 +66,14 @@ def test_a_clock_that_is_off_outweighs_no_steady_distance(tmp_path: Path) -> Non
     assert analysis.collectives.set_index(["rank", "step"])["wait_us"][3].tolist() == [150, 0, 90]
 
 
-@pytest.mark.parametrize(("durations", "named"), [((100, 300), False), ((100, 100, 300, 300), True)])
+NAMED = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 4}
+
+
+@pytest.mark.parametrize(("durations", "recorded"), [((100, 300), {}), ((100, 100, 300, 300), NAMED)])
 def test_two_ranks_and_known_groups_are_not_judged_by_their_ends(
-    tmp_path: Path, durations: Sequence[int], named: bool
+    tmp_path: Path, durations: Sequence[int], recorded: dict[str, Any]
 ) -> None:
     """Two ranks can only be one group; and of four the traces name the group, whatever the clocks say."""
-    recorded: dict[str, Any] = (
-        {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 4} if named else {}
-    )
     for rank, duration in enumerate(durations):
         write(tmp_path, steps_with([(100, 100 + duration)], **recorded), rank, len(durations), host_name="node")
     table = analyze_traces([tmp_path]).collectives
