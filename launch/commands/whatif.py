@@ -159,7 +159,7 @@ def _of_run_or_traces(
         stated = bases.StatedJob(request.base_devices, request.base_batch_size, bucket_mb, gradient_bytes)
         with progress():
             found = bases.base_of_traces(request.paths, stated)
-    scenario_options.check_links(requested, found.base, [one for _, one in scenarios])
+    scenario_options.check_scenarios(requested, found.base, [one for _, one in scenarios])
     scenarios = scenario_options.with_link(requested, found.base, scenarios)
     first = scenarios[0][1]
     variable = scenario_options.level_that_limits(found.base, first) if request.solve == "link" else request.solve

@@ -184,6 +184,9 @@ def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
     assert beyond.step_us is None
     assert beyond.low_us is not None
     assert "16x the largest measured count (2): no number" in (beyond.reason or "")
+    unknowable = predict(BASE, Scenario(devices=129), COSTS)
+    assert (unknowable.step_us, unknowable.low_us, unknowable.high_us) == (None, None, None)
+    assert unknowable.reason == "64x the largest measured count (2): no number and no range"
 
 
 def test_sources_are_named() -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpscope.analysis.what_if.from_table import CountError, TableFit, fit_table, predict_step, score
 from dpscope.analysis.what_if.prediction import Prediction, answer_sentences
-from dpscope.analysis.what_if.step_model import expected_maximum
+from dpscope.analysis.what_if.step_model import CountError, TableFit, expected_maximum, fit_table, predict_step
 from dpscope.analysis.what_if.step_table import MeasuredStep, read_step_table
+from dpscope.analysis.what_if.table_answer import score
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
 
@@ -64,7 +64,7 @@ def test_a_ring_between_nodes_grows_as_its_formula() -> None:
 def test_one_device_is_interpolated_between_batches() -> None:
     # t_1: 50 ms at 16, 90 ms at 32: 70 ms at 24; at 64 two times beyond, by the same line, 170 ms; at 8 30 ms.
     rows = [row(1, 50, batch=16), row(1, 90, batch=32), *(row(n, 90, batch=32) for n in (2, 4))]
-    single = fitted(*rows).model.single
+    single = fitted(*rows).single
     steps_us = [single.at(batch) for batch in (7, 8, 16, 24, 32, 64, 65)]
     assert steps_us[1:-1] == pytest.approx([30e3, 50e3, 70e3, 90e3, 170e3])
     assert (steps_us[0], steps_us[-1]) == (None, None)
@@ -189,7 +189,7 @@ def test_the_v100_rows_are_within_two_percent_or_refused() -> None:
         eight, sixteen = (next(one for one in of_model if one.ranks == count) for count in (8, 16))
         step_us = known(predict_step(fit, eight).step_us)
         assert step_us == pytest.approx(eight.step_us, rel=0.02)
-        assert abs(step_us - eight.step_us) <= 0.35 * (eight.step_us - known(fit.model.single.at(32)))
+        assert abs(step_us - eight.step_us) <= 0.35 * (eight.step_us - known(fit.single.at(32)))
         reason = "no row between nodes was measured: the cost of that link is not known"
         assert predict_step(fit, sixteen).reason == reason
 
