@@ -213,7 +213,6 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
     interference = interference_of_traces(ledger, job.profiles)
     job = job.at_slowdown(interference.slowdown)
     steps = [one.step_us for one in job.profiles]
-    step_us = float(np.mean(steps)) if ledger is None else ledger.traced_step_us  # as `dpscope analyze` reports it
     lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
     lacks += () if stated.batch_size else ("the batch: give --base-batch-size for other batches",)
     profiles = job.typical(TYPICAL)
@@ -222,7 +221,7 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
         profiles=profiles,
         devices=devices,
         per_node=devices,
-        step_us=step_us,
+        step_us=float(np.mean(steps)) if ledger is None else ledger.traced_step_us,  # as `dpscope analyze` reports it
         spread=max(_ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps))) / len(steps) ** 0.5),
         ledger=ledger,
         batch_size=stated.batch_size,
@@ -329,8 +328,3 @@ def _as_untraced(base: Base) -> Base:
         f"{what} without the tracer, which are assumed to be {high:.2f} of the traced ones: this fits the untraced step"
     )
     return replace(base, traced=scaled(high), lacks=(*base.lacks, lacks))
-
-
-def lacks_sentence(base: Base) -> str:
-    """What the base does not show; empty where it shows all."""
-    return f"Not known of {base.name}: {'; '.join(base.lacks)}." if base.lacks else ""

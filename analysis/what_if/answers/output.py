@@ -20,7 +20,7 @@ from dpscope.analysis.traces.ranks.ledger import (
     Ledger,
     other_part,
 )
-from dpscope.analysis.what_if.answers.bases import Question, lacks_sentence
+from dpscope.analysis.what_if.answers.bases import Question
 from dpscope.analysis.what_if.answers.cell_errors import CellErrors
 from dpscope.analysis.what_if.answers.questions import Solution
 from dpscope.analysis.what_if.prediction import Prediction, answer_sentences, distance_error, grounds, prediction_fields
@@ -344,4 +344,5 @@ def base_sentences(answer: RunAnswer) -> list[str]:
     if answer.own.cells and not answer.own.known and refused.issuperset(one.reason for one in answer.own.cells):
         own = f"None of this run's {counted(len(answer.own.cells), 'other cell')} could be predicted, for the same reason."
     on_cpu = "The devices are processes on a CPU: none of this applies to GPUs." if base.host_cores is not None else ""
-    return [one for one in (first, own, lacks_sentence(base), on_cpu) if one]
+    lacks = f"Not known of {base.name}: {'; '.join(base.lacks)}." if base.lacks else ""
+    return [one for one in (first, own, lacks, on_cpu) if one]

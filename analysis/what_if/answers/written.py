@@ -62,12 +62,32 @@ def write_figure(answer: RunAnswer, path: Path) -> None:
 
 def efficiency_figure(answer: RunAnswer) -> "Figure | None":
     """The figure; None where no scenario has an efficiency."""
+    if not (lines := _lines(answer)):
+        return None
     import matplotlib as mpl
 
-    from dpscope.analysis.figures.style import STYLE
+    from dpscope.analysis.figures.style import STYLE, literal, new_figure
 
+    measured = _measured(answer)
     with mpl.rc_context(STYLE):
-        return _drawn(lines, _measured(answer)) if (lines := _lines(answer)) else None
+        drawn, (axes,) = new_figure(rows=9)
+        for called, points in lines.items():
+            devices = [one[0] for one in points]
+            low, high = ([100 * one[end] for one in points] for end in (2, 3))
+            axes.fill_between(devices, low, high, alpha=0.25 / len(lines) ** 0.5, linewidth=0)
+            values = [100 * one[1] for one in points]
+            axes.plot(devices, values, marker=".", label=literal(called or "predicted") + ", 90% band")
+        if measured:
+            axes.plot(*zip(*measured, strict=True), "o", color="black", fillstyle="none", label="measured")
+        ticks = sorted({point[0] for points in lines.values() for point in points} | {one for one, _ in measured})
+        if ticks[-1] >= _LOGARITHMIC * ticks[0]:
+            axes.set_xscale("log", base=2)
+            axes.minorticks_off()
+        axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None))
+        axes.set_xticks(ticks, labels=[str(one) for one in ticks])
+        axes.margins(x=0.05)
+        axes.legend(loc="lower left")
+    return drawn
 
 
 def _lines(answer: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
@@ -79,29 +99,6 @@ def _lines(answer: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
         ends = (one.efficiency * one.step_us / one.high_us, one.efficiency * one.step_us / one.low_us)
         found.setdefault(output.options_text(words), []).append((one.devices, one.efficiency, *ends))
     return {called: sorted(points) for called, points in found.items()}
-
-
-def _drawn(lines: dict[str, list[EfficiencyPoint]], measured: list[tuple[int, float]]) -> "Figure":
-    from dpscope.analysis.figures.style import literal, new_figure
-
-    drawn, (axes,) = new_figure(rows=9)
-    for called, points in lines.items():
-        devices = [one[0] for one in points]
-        low, high = ([100 * one[end] for one in points] for end in (2, 3))
-        axes.fill_between(devices, low, high, alpha=0.25 / len(lines) ** 0.5, linewidth=0)
-        values = [100 * one[1] for one in points]
-        axes.plot(devices, values, marker=".", label=literal(called or "predicted") + ", 90% band")
-    if measured:
-        axes.plot(*zip(*measured, strict=True), "o", color="black", fillstyle="none", label="measured")
-    ticks = sorted({point[0] for points in lines.values() for point in points} | {one for one, _ in measured})
-    if ticks[-1] >= _LOGARITHMIC * ticks[0]:
-        axes.set_xscale("log", base=2)
-        axes.minorticks_off()
-    axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None))
-    axes.set_xticks(ticks, labels=[str(one) for one in ticks])
-    axes.margins(x=0.05)
-    axes.legend(loc="lower left")
-    return drawn
 
 
 def _measured(answer: RunAnswer) -> list[tuple[int, float]]:

@@ -65,17 +65,12 @@ def place_of(base: Base, scenario: Scenario) -> Place:
     return Place(devices, min(per_node, devices))
 
 
-def bucketing_of(base: Base, scenario: Scenario) -> Bucketing:
-    """The scenario's cap and overlap, else the base's."""
-    stated = None if isinstance(scenario.bucket_mb, str) else scenario.bucket_mb  # DEFAULT_BUCKET is the only word
-    cap = base.bucketing.cap_mib if scenario.bucket_mb is None else stated
-    return Bucketing(cap, base.bucketing.overlap if scenario.overlap is None else scenario.overlap)
-
-
 def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Inputs:
     """What to replay a profile under; raises NotKnown."""
     place = place_of(base, scenario)
-    bucketing = bucketing_of(base, scenario)
+    stated_mib = None if isinstance(scenario.bucket_mb, str) else scenario.bucket_mb  # DEFAULT_BUCKET is the only word
+    cap = base.bucketing.cap_mib if scenario.bucket_mb is None else stated_mib
+    bucketing = Bucketing(cap, base.bucketing.overlap if scenario.overlap is None else scenario.overlap)
     hook = scenario.hook or base.hook
     if hook not in HOOK_FACTORS:
         raise NotKnown(f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})")

@@ -290,18 +290,15 @@ def _without_others(base: Base, scenario: Scenario) -> float | None:
     return float(np.mean(steps_us))
 
 
-def _alone_rests_on(base: Base, scenario: Scenario) -> str:
-    """What t_1 is taken from; see `_alone_us`."""
-    alone = Scenario(devices=1, per_node=scenario.per_node, batch_size=scenario.batch_size, jitter=scenario.jitter)
-    if step_batch(base, scenario) in base.single_us and scenario == alone:
-        return "one device's step as it was measured"
-    if base.batch_size in base.single_us or step_batch(base, scenario) in base.single_us:
-        return "one device's measured step, scaled as its replay is"
-    return "the base's replay without its other devices"
-
-
 def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Place) -> str:
-    clauses = [*found[0].basis] if place.devices > 1 else [_alone_rests_on(base, scenario)]
+    clauses = [*found[0].basis]
+    if place.devices == 1:  # what t_1 is taken from; see `_alone_us`
+        clauses = ["the base's replay without its other devices"]
+        alone = Scenario(devices=1, per_node=scenario.per_node, batch_size=scenario.batch_size, jitter=scenario.jitter)
+        if scenario == alone and step_batch(base, scenario) in base.single_us:
+            clauses = ["one device's step as it was measured"]
+        elif {base.batch_size, step_batch(base, scenario)} & base.single_us.keys():
+            clauses = ["one device's measured step, scaled as its replay is"]
     if base.host_cores is not None and min(place.devices, place.per_node) > max(base.host_cores, base.per_node):
         cores = f"each process is assumed to keep the cores it has now, but a host here has {base.host_cores} in all"
         clauses.insert(0, cores)

@@ -74,7 +74,11 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
         (V100, "--devices", "4", "--measured", V100): "one of them",
         (V100, "--devices", "4,x"): "--devices 'x': give whole numbers",
         (V100, "--devices", "4", "--batch-size", "0"): "--batch-size '0': give whole numbers",
-        (V100, "--devices", "1025"): "nothing is known beyond 64 times the largest measured count (16); give 1024 or fewer",
+        (
+            V100,
+            "--devices",
+            "1025",
+        ): "nothing is known beyond 64 times the largest measured count (16); give 1024 or fewer",
         (nothing, "--devices", "4"): "does not exist",
         (tmp_path, "--devices", "4"): "holds no trace",
     }

@@ -15,7 +15,7 @@ from dpscope.analysis.traces.ranks.ledger import BUFFER_BROADCASTS, TRANSFER, UN
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.answers.bases import base_of_loaded, base_of_run, base_of_traces
 from dpscope.analysis.what_if.answers.cell_errors import CellErrors
-from dpscope.analysis.what_if.answers.options import WhatIfOptions, scenarios_of
+from dpscope.analysis.what_if.answers.options import scenarios_of
 from dpscope.analysis.what_if.answers.output import (
     INFINITE_BANDWIDTH,
     TWICE_AS_FAST,
@@ -165,9 +165,9 @@ def test_the_ledgers_of_base_and_predictions_are_one_table() -> None:
 
 
 def test_a_rate_that_was_measured_is_no_specification() -> None:
-    (words, scenario), (_, other) = scenarios_of(WhatIfOptions(inter="reached 11GB/s,100Gb/s"))
+    (words, scenario), (_, other) = scenarios_of({"inter": "reached 11GB/s,100Gb/s"})
     assert words == {"inter": "reached 11GB/s"}
     assert (known(scenario.links.inter).gb_per_s, known(scenario.links.inter).source) == (11, REACHED_RATE)
     assert (known(other.links.inter).gb_per_s, known(other.links.inter).source == REACHED_RATE) == (12.5, False)
     with pytest.raises(DpscopeError, match="--inter: '11' has no unit"):
-        scenarios_of(WhatIfOptions(inter="reached 11"))
+        scenarios_of({"inter": "reached 11"})

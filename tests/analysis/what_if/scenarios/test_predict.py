@@ -317,7 +317,7 @@ _WHOLE = "2 micro-batches, which its trace does not separate: give --accumulate 
     ],
 )
 def test_batches_that_cannot_be_made_or_known_are_refused(base: Base, scenario: dict[str, int], expected: str) -> None:
-    assert expected in reason(base, **scenario)
+    assert expected in reason(base, COSTS, **scenario)
 
 
 def test_batches_of_one_device_far_from_the_base_s_tell_nothing_of_it() -> None:
