@@ -236,14 +236,9 @@ _HALF = re.compile(r"f16f16|bf16|_f16_|h884|h1688|h16816|hgemm|fp16|s16816|s884|
 
 def kernel_bounds(names: Sequence[str]) -> npt.NDArray[np.int64]:
     """Of each name MEMORY, FP32, TF32, HALF or HOST_LINK."""
-    return np.array([_bound(name) for name in names], dtype=np.int64)
-
-
-def _bound(name: str) -> int:
-    if _COPY.search(name):
-        return HOST_LINK
-    if not _PRODUCT.search(name) or _BESIDE.search(name):
-        return MEMORY
-    if _TF32.search(name):
-        return TF32
-    return HALF if _HALF.search(name) else FP32
+    found = []
+    for name in names:
+        bound = TF32 if _TF32.search(name) else HALF if _HALF.search(name) else FP32
+        bound = bound if _PRODUCT.search(name) and not _BESIDE.search(name) else MEMORY
+        found.append(HOST_LINK if _COPY.search(name) else bound)
+    return np.array(found, dtype=np.int64)

@@ -158,9 +158,16 @@ def job_profile(
     sizes = [one.world_size for one in traces if one.world_size]
     largest = matched["group_size"].max() if len(matched) else pd.NA
     devices = sizes[0] if sizes else int(largest) if pd.notna(largest) else None
-    lacks = (*(finding.message for finding in found.of("")), *_lacks(attributions, profiles, devices))
+    lacks = [finding.message for finding in found.of("")]
+    if devices is None:
+        lacks.append("the number of devices: give --base-devices")
+    if (missing := (devices or 1) - len(attributions)) > 0:
+        ranks = counted(devices or 1, "rank")
+        lacks.append(f"{missing} of {ranks}: transfers are upper bounds that hold waiting")
+    if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
+        lacks.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")
     names = {name for one in attributions if one.on_device for name in one.trace.device_names}
-    return JobProfile(tuple(profiles), devices, kinds, lacks, names.pop() if len(names) == 1 else None)
+    return JobProfile(tuple(profiles), devices, kinds, tuple(lacks), names.pop() if len(names) == 1 else None)
 
 
 def run_profile(paths: Sequence[Path], parameter_bytes: Sequence[int]) -> JobProfile:
@@ -221,21 +228,6 @@ def _of_rank(attribution: Attribution, rows: pd.DataFrame, parameter_bytes: Sequ
         exposed = float(row["exposed_us"]) if pd.notna(row["exposed_us"]) else float("nan")
         found.append(make(attribution, index, mine, exposed, parameter_bytes))
     return found
-
-
-def _lacks(attributions: Sequence[Attribution], profiles: Sequence[StepProfile], devices: int | None) -> list[str]:
-    """What the traces do not show, in words."""
-    lacks = []
-    if devices is None:
-        lacks.append("the number of devices: give --base-devices")
-    if len(attributions) < (devices or 1):
-        lacks.append(
-            f"{(devices or 1) - len(attributions)} of {counted(devices or 1, 'rank')}: transfers are upper bounds "
-            "that hold waiting"
-        )
-    if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
-        lacks.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")
-    return lacks
 
 
 GLOO_WORKERS = 2  # ProcessGroupGloo::Options in torch, threads = 2 x network devices, of which torch takes one
