@@ -9,8 +9,9 @@ from pathlib import Path
 
 from what_if_replay import lines as replay_lines
 
-from dpscope.analysis.what_if.from_table import Score, TableFit, fit_table, predict_step, score
+from dpscope.analysis.what_if.step_model import TableFit, fit_table, predict_step
 from dpscope.analysis.what_if.step_table import MeasuredStep, read_step_table
+from dpscope.analysis.what_if.table_answer import Score, score
 
 SERIES = Path(__file__).resolve().parents[1] / "tests" / "data" / "scaling"
 FITTED_UP_TO = 8

@@ -77,7 +77,7 @@ class _Section:
         """The out-of-place column of this name is the first, the in-place one the second."""
         places = [index for index, heading in enumerate(self.headings) if heading == name]
         if len(places) <= in_place:
-            raise DpscopeError(f"{self.path}: has no {_kind(in_place)} column {name}")
+            raise DpscopeError(f"{self.path}: has no {'in-place' if in_place else 'out-of-place'} column {name}")
         return places[in_place]
 
     def number(self, text: str) -> float:
@@ -85,10 +85,6 @@ class _Section:
             return float(text)
         except ValueError as error:
             raise DpscopeError(f"{self.path}: {text} stands where a number must; the log is damaged") from error
-
-
-def _kind(in_place: bool) -> str:
-    return "in-place" if in_place else "out-of-place"
 
 
 def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: LinkRate | None = None) -> Calibration:
@@ -205,7 +201,7 @@ def _points(section: _Section, in_place: bool) -> list[CalibrationPoint]:
             )
         )
     if not points:
-        raise DpscopeError(f"{path}: has no {_kind(in_place)} time above size 0")
+        raise DpscopeError(f"{path}: has no {'in-place' if in_place else 'out-of-place'} time above size 0")
     return points
 
 
@@ -214,11 +210,9 @@ def _collective(section: _Section) -> Collective:
     algbw of the largest size, where they are not printed too coarsely; then by name."""
     first = dict(zip(section.headings, section.rows[0], strict=True))
     reduces, rooted = first.get("redop", "none") != "none", first.get("root", "-1") != "-1"
-    candidates: list[Collective]
-    if reduces:
-        candidates = ["reduce"] if rooted else ["all_reduce", "reduce_scatter"]
-    else:
-        candidates = ["broadcast"] if rooted else ["all_gather", "all_to_all"]
+    candidates: list[Collective] = ["all_reduce", "reduce_scatter"] if reduces else ["all_gather", "all_to_all"]
+    if rooted:
+        candidates = ["reduce"] if reduces else ["broadcast"]
     algbw, busbw = (section.number(section.rows[-1][section.column(name)]) for name in ("algbw", "busbw"))
     if algbw >= _CLEAR_GB_PER_S and busbw > 0:
         factors = {name: bus_factor(name, len(section.ranks)) or 1.0 for name in candidates}

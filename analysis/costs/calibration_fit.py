@@ -269,18 +269,14 @@ def predict_us(fit: CollectiveFit, size_bytes: float) -> FittedTime:
     """
     piece = piece_of(fit, size_bytes)
     time_us = piece.alpha_us + (size_bytes / piece.bandwidth_gb_per_s / 1e3 if piece.bandwidth_gb_per_s else 0.0)
-    extrapolated, largest, error = None, fit.largest_bytes, fit.prediction_relative_error
+    extrapolated, smallest, largest = None, fit.smallest_bytes, fit.largest_bytes
     if size_bytes > largest:
-        extrapolated = (
-            f"{show_bytes(size_bytes)} is {size_bytes / largest:.3g} times the largest size measured "
-            f"({show_bytes(largest)}): the last line is extended"
-        )
-    elif size_bytes < fit.smallest_bytes:
-        extrapolated = (
-            f"{show_bytes(size_bytes)} is below the smallest size measured "
-            f"({show_bytes(fit.smallest_bytes)}): the first line is extended"
-        )
-    if extrapolated is not None or error is None:
+        times = f"{size_bytes / largest:.3g} times the largest size measured ({show_bytes(largest)})"
+        extrapolated = f"{show_bytes(size_bytes)} is {times}: the last line is extended"
+    elif size_bytes < smallest:
+        below = f"below the smallest size measured ({show_bytes(smallest)})"
+        extrapolated = f"{show_bytes(size_bytes)} is {below}: the first line is extended"
+    if extrapolated is not None or (error := fit.prediction_relative_error) is None:
         return FittedTime(time_us, None, None, extrapolated)
     return FittedTime(time_us, time_us / (1 + error), time_us / (1 - error) if error < 1 else None, None)
 

@@ -153,15 +153,16 @@ class CollectiveLevel:
 
     def forecast(self, nodes: int, devices: int, size: int) -> CollectiveForecast:
         """Measured, interpolated or by the law; unknown where nothing was measured, or the band would be too wide."""
-        own, half = self.times.get((nodes, devices)), 0.0
+        own, place = self.times.get((nodes, devices)), (self.kind, devices, nodes, size)
+        if own is not None and size in own:
+            return CollectiveForecast(*place, own[size], own[size], own[size], "measured")
         log_us: float | None = None
+        half = 0.0
         if not self.times:
             where = "over several nodes" if nodes > 1 else "on one node"
             source = f"not known: nothing was measured {where}; measure at {devices}"
         elif own is None:
             log_us, half, source = self._extrapolated(nodes, devices, size)
-        elif size in own:
-            return CollectiveForecast(self.kind, devices, nodes, size, own[size], own[size], own[size], "measured")
         elif min(own) < size < max(own):
             log_us, half = _between(_logs(own), size), self.size_half_band(nodes, devices, size)
             source = f"interpolated between sizes measured on {devices}"
@@ -169,11 +170,9 @@ class CollectiveLevel:
             log_us, half = self.predicted_log_us(nodes, devices, size), self.half_band(size)
             source = f"measured on {devices} at other sizes, extended by the law"
         if log_us is None:
-            return CollectiveForecast(self.kind, devices, nodes, size, None, None, None, source)
+            return CollectiveForecast(*place, None, None, None, source)
         us = math.exp(log_us)
-        return CollectiveForecast(
-            self.kind, devices, nodes, size, us, us * math.exp(-half), us * math.exp(half), source
-        )
+        return CollectiveForecast(*place, us, us * math.exp(-half), us * math.exp(half), source)
 
     def _extrapolated(self, nodes: int, devices: int, size: int) -> tuple[float | None, float, str]:
         """The logarithm of the time, half its band and its source on a count that was not measured."""
@@ -274,9 +273,7 @@ def measured_times(calibration: Calibration) -> dict[str, dict[tuple[int, int], 
             own = samples.setdefault(point.collective, {}).setdefault((nodes, point.devices), {})
             own.setdefault(point.size_bytes, []).extend(point.times_us)
     return {
-        kind: {
-            key: {size: float(np.median(found)) for size, found in sorted(own.items())} for key, own in layouts.items()
-        }
+        kind: {key: {size: float(np.median(own[size])) for size in sorted(own)} for key, own in layouts.items()}
         for kind, layouts in samples.items()
     }
 
@@ -285,17 +282,13 @@ def cliff_findings(calibration: Calibration) -> list[Finding]:
     """Findings for times that disagree with those of neighbouring sizes and counts, the largest difference first."""
     findings = []
     for kind, times in measured_times(calibration).items():
-        found = sorted(
-            (one for level in by_level(kind, times).values() for one in _cliffs(level)), key=lambda one: -abs(one[0])
-        )
-        for off, (_, devices), size, time_us in found[:_MOST_CLIFFS]:
-            findings.append(
-                RunCode.COLLECTIVE_CLIFF.finding(
-                    f"{kind} of {show_bytes(size)} on {counted(devices, 'device')} takes {show_time(time_us)}, "
-                    f"{math.exp(abs(off)):.1f} times {'longer' if off > 0 else 'shorter'} than neighbouring sizes and "
-                    "counts suggest"
-                )
+        found = [one for level in by_level(kind, times).values() for one in _cliffs(level)]
+        for off, (_, devices), size, time_us in sorted(found, key=lambda one: -abs(one[0]))[:_MOST_CLIFFS]:
+            message = (
+                f"{kind} of {show_bytes(size)} on {counted(devices, 'device')} takes {show_time(time_us)}, "
+                f"{math.exp(abs(off)):.1f} times {'longer' if off > 0 else 'shorter'} than neighbouring sizes and counts suggest"
             )
+            findings.append(RunCode.COLLECTIVE_CLIFF.finding(message))
     return findings
 
 

@@ -32,7 +32,6 @@ class ChoiceRow:
 
     @property
     def choice(self) -> str:
-        """Algorithm and protocol."""
         return f"{self.algorithm}, {self.protocol}"
 
 
@@ -46,12 +45,10 @@ class JobChoices:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the job."""
         return self.communicator.ranks
 
     @property
     def nodes(self) -> int:
-        """Hosts that it spans."""
         return self.sources.nodes
 
     @property

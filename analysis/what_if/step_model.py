@@ -1,4 +1,4 @@
-"""One model of how a data-parallel step depends on devices, nodes and batch, fitted to measured steps.
+"""One model of how a data-parallel step depends on devices, nodes and batch, fitted to a table of measured steps, and its errors.
 
 t_N(b) = (A^g + T^g)^(1/g), where
 
@@ -13,19 +13,28 @@ t_N(b) = (A^g + T^g)^(1/g), where
   those of Pollux (Qiao et al., OSDI 2021, section 3.2).
 
 What the model misses at one batch and level is corrected by the median residual of the counts nearest to the one in question.
+
+Bands: every count is predicted from the smaller ones, for each measured count as the largest, and every count but the largest
+from all others. Errors grow with the exposed share of the step and with the distance in devices, so half of a 90% band is
+k sqrt(s0^2 + (s1 share)^2 + (s2 log2 times)^2) in logarithms of the step. k comes from those errors, weighted by how near their
+count and distance are, and from a normal distribution where none is near: errors at small counts are no evidence for large ones.
+s0, s1 and s2 were chosen on the public T4 series (tests/data/scaling).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.stats.samples import Floats
-from dpscope.analysis.what_if.step_table import MeasuredStep
+from dpscope.analysis.what_if.prediction import BAND, FARTHEST, NINE_OF_TEN, UNKNOWABLE, Prediction, beyond_reach
+from dpscope.analysis.what_if.step_table import LINKS, MeasuredStep
+from dpscope.profiling.records.finding import counted
 
 BATCH_REACH = 2.0  # times the measured batches up to which t_1 is extrapolated
 
@@ -39,6 +48,14 @@ _ALONE, _ALONE_WIDTH = 0.95, 0.3  # prior of an unmeasured t_1: share of the sho
 _NOISE = 0.06  # relative error of a step before the rows have shown theirs
 _NOISE_ROWS = 2.0  # rows that this assumption counts for
 _CORRECTION_ROWS = 0.2  # weight of "no residual", against 1 for four rows at the same count
+_STEADY, _BY_SHARE, _BY_DISTANCE = 0.03, 0.17, 0.03
+_ASSUMED_COUNTS = 0.3  # counts that the assumed width, 1.645, stands for
+_NEAR_COUNT = 4.0  # errors at other counts lose weight by exp(-4) per factor of two
+_MANY_ROWS = 10  # at one count, from which on their 90% quantile is used
+_FASTER = 0.95  # times t_1: a median step below it is not the same training on more devices
+_OTHER_UNIT = 100.0  # times t_1: a step this long suggests another unit
+_TO_DEVIATION = 1.4826  # from a median absolute deviation to the standard deviation of a normal distribution
+HIDDEN = 0.05  # share of the step below which exposed communication is too small to judge
 
 
 def expected_maximum(ranks: Floats) -> Floats:
@@ -105,24 +122,33 @@ def _parts_us(design: Floats, parameters: Floats, unit_us: float) -> tuple[Float
     return wrapped, np.where(ranks > 1, steps, wrapped)
 
 
+class CountError(NamedTuple):
+    """One device count predicted without its rows: `times` the largest count fitted (1 in between), 90% of |error| / shape."""
+
+    ranks: int
+    times: float
+    scaled: float
+
+
 @dataclass(frozen=True)
-class StepModel:
-    """The model fitted to `rows`; where no row has t_1, `single` is an estimate of the fit."""
+class TableFit:
+    """The model fitted to `rows`, and its errors; where no row has t_1, `single` is an estimate of the fit.
+
+    `left_out` are measured rows predicted without their device count.
+    """
 
     rows: tuple[MeasuredStep, ...]
     single: SingleDevice
     parameters: Floats
     unit_us: float
+    errors: tuple[CountError, ...] = ()
+    left_out: tuple[tuple[MeasuredStep, Prediction], ...] = ()
 
     def predict(self, configurations: Sequence[MeasuredStep]) -> tuple[Floats, Floats]:
         """The step and its exposed communication including waits, microseconds; t_1 must be known at every batch."""
         wrapped, steps = _parts_us(_design(configurations, self.single), self.parameters, self.unit_us)
         factors = np.exp([self._correction(row) for row in configurations])
         return steps * factors, np.maximum(steps * factors - wrapped, 0.0)
-
-    def wire_us(self, link: int) -> float:
-        """Time that all gradients take over a link once, without latency."""
-        return float(np.exp(self.parameters[1 + 2 * link])) * self.unit_us
 
     @cached_property
     def _residuals(self) -> dict[tuple[int, int], dict[int, list[float]]]:
@@ -142,8 +168,34 @@ class StepModel:
             total, weights = total + weight * float(np.median(logs)), weights + weight
         return total / weights
 
+    def largest(self, link: int) -> int:
+        """The largest device count measured over a link; 0 if none was."""
+        return max((row.ranks for row in self.rows if row.link == link and row.ranks > 1), default=0)
 
-def fit_steps(rows: Sequence[MeasuredStep]) -> StepModel | None:
+    def half_width(self, share: float, ranks: int, times: float) -> float:
+        """Half of the 90% band, in logarithms of the step; twice the assumed width where one count leaves its growth unknown."""
+        shape = float(_shape(share, times))
+        if not self.errors:
+            return min(2 * NINE_OF_TEN * shape, math.log(2))
+        counts, distances, scaled = np.array(self.errors).T
+        weights = np.exp(-_NEAR_COUNT * abs(np.log2(counts / ranks)) - abs(np.log2(distances / times)))
+        square = (_ASSUMED_COUNTS * NINE_OF_TEN**2 + weights @ scaled**2) / (_ASSUMED_COUNTS + weights.sum())
+        return float(min(math.sqrt(square) * shape, math.log(2)))
+
+    def link_rate_gb_per_s(self, link: int, gradient_bytes: float) -> float | None:
+        """The bus bandwidth of the fitted ring over a link; None where compute hides most of what it costs."""
+        steps, exposed = self.predict([row for row in self.rows if row.ranks > 1 and row.link == link])
+        if float(np.median(exposed / steps)) < HIDDEN:
+            return None
+        wire_us = float(np.exp(self.parameters[1 + 2 * link])) * self.unit_us  # of all gradients once, without latency
+        return gradient_bytes / wire_us / 1e3
+
+
+def _shape(shares: Floats | float, times: float) -> Floats:
+    return np.asarray(np.sqrt(_STEADY**2 + (_BY_SHARE * shares) ** 2 + (_BY_DISTANCE * math.log2(times)) ** 2))
+
+
+def _fit_steps(rows: Sequence[MeasuredStep]) -> TableFit | None:
     """The most likely model of rows that measure one thing; None without rows on several devices that can be compared.
 
     Least squares on logarithms with a soft loss, so that single wild rows do not decide. Without a row of one device, t_1 is
@@ -158,7 +210,7 @@ def fit_steps(rows: Sequence[MeasuredStep]) -> StepModel | None:
     parameters, corrections = np.split(_fitted(usable, single, unit), [len(_PRIOR)])
     if not single.measured:
         single = replace(single, step_us=single.step_us * np.exp(corrections))
-    return StepModel(usable, single, parameters, unit)
+    return TableFit(usable, single, parameters, unit)
 
 
 def _fitted(rows: Sequence[MeasuredStep], single: SingleDevice, unit_us: float) -> Floats:
@@ -189,3 +241,116 @@ def _fitted(rows: Sequence[MeasuredStep], single: SingleDevice, unit_us: float) 
     typical = np.minimum(residuals(found) ** 2, (3 * _NOISE) ** 2)
     noise = math.sqrt((_NOISE_ROWS * _NOISE**2 + float(np.sum(typical))) / (_NOISE_ROWS + len(rows)))
     return minimum(found, noise)
+
+
+def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
+    """The fit of rows that measure one thing, or the reason why there is none."""
+    if (fit := _fit_steps(rows)) is None:
+        return (
+            "no two device counts at a batch per device that can be compared; measure one batch per device at two counts, best "
+            "on one device, too"
+        )
+    if fit.single.measured and (reason := _incomparable(fit)) is not None:
+        return reason
+    errors, left_out = [], []
+    for kept, held, times in _splits(fit.rows):
+        without = _fit_steps([*kept, *(row for row in rows if row.single)])
+        held = [row for row in held if without is not None and without.single.at(row.batch_size) is not None]
+        if without is None or not held:
+            continue
+        steps, exposed = without.predict(held)
+        off = np.abs(np.log(steps / np.array([row.step_us for row in held]))) / _shape(exposed / steps, times)
+        typical = NINE_OF_TEN * np.sqrt(np.mean(np.minimum(off, 4.0) ** 2))
+        scaled = np.quantile(off, BAND) if len(off) >= _MANY_ROWS else typical
+        errors.append(CountError(held[0].ranks, times, float(scaled)))
+        if times == 1 or len(kept) + len(held) == len(fit.rows):
+            pairs = zip(held, steps.tolist(), exposed.tolist(), strict=True)
+            left_out += [(row, replace(row.unanswered, step_us=us, exposed_us=late)) for row, us, late in pairs]
+    return replace(fit, errors=tuple(errors), left_out=tuple(left_out))
+
+
+def _splits(rows: Sequence[MeasuredStep]) -> Iterator[tuple[list[MeasuredStep], list[MeasuredStep], float]]:
+    """Rows to fit, rows of one device count to predict, and how many times the largest fitted count that is."""
+    counts = sorted({row.ranks for row in rows if row.ranks > 1})
+    pairs = [(most, larger) for most in counts for larger in counts if most < larger <= FARTHEST * most]
+    for most, count in [*((math.inf, count) for count in counts[:-1]), *pairs]:
+        kept = [row for row in rows if row.ranks <= most and row.ranks != count]
+        links = {row.link for row in kept if row.ranks > 1}
+        yield kept, [row for row in rows if row.ranks == count and row.link in links], max(1.0, count / most)
+
+
+def _incomparable(fit: TableFit) -> str | None:
+    """Why the rows cannot be data-parallel training of what one device ran; None where they may be.
+
+    Each device count is judged by its median relative to the noise among rows of one count.
+    """
+    groups: dict[tuple[int, int], list[float]] = {}
+    for row in fit.rows:
+        if row.ranks > 1 and (alone := fit.single.at(row.batch_size)):
+            groups.setdefault((row.link, row.ranks), []).append(math.log(row.step_us / alone))
+    apart = [one for group in groups.values() for one in sorted(abs(np.array(group) - np.median(group)))[1:]]
+    noise = _TO_DEVIATION * float(np.median(apart)) if apart else 0.0
+    for (link, count), group in groups.items():
+        middle, what = float(np.median(group)), f"{counted(count, 'device')}{' between nodes' if link else ''}"
+        if abs(middle) > math.log(_OTHER_UNIT):
+            times = f"{math.exp(middle):,.0f}x" if middle > 0 else f"1/{math.exp(-middle):,.0f} of"
+            return f"{what} take {times} the time of one at the same batch per device: check the units"
+        if middle < min(math.log(_FASTER), -2 * noise / math.sqrt(len(group))):
+            return (
+                f"{what} take {math.exp(middle):.2f}x the time of one at the same batch per device: a step that gets faster with "
+                "more devices means that something else changed between these rows"
+            )
+    return None
+
+
+def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
+    """The step of a row's configuration, whatever its times; a refusal carries its reason."""
+    reason = fit if isinstance(fit, str) else _refusal(fit, row)
+    if isinstance(fit, str) or reason is not None or (alone := fit.single.at(row.batch_size)) is None:
+        return replace(row.unanswered, reason=reason)
+    (step,), (exposed,) = ([alone], [0.0]) if row.single else (one.tolist() for one in fit.predict([row]))
+    largest = fit.largest(row.link) or 1
+    times = max(1.0, row.ranks / largest)
+    half = fit.half_width(exposed / step, row.ranks, min(times, FARTHEST))
+    if (reason := beyond_reach(times, largest, "at perfect scaling")) is not None:
+        high_us = max(step, alone + exposed * times / FARTHEST) * math.exp(half)
+        low_us, most_us = (alone, high_us) if times <= UNKNOWABLE else (None, None)
+        return replace(row.unanswered, low_us=low_us, high_us=most_us, reason=reason)
+    counts, batches = sorted(other.ranks for other in fit.rows if other.link == row.link), fit.single.batches
+    span = "-".join(dict.fromkeys(f"{one}" for one in (*counts[:1], *counts[-1:])))
+    where = "between" if batches[0] <= row.batch_size <= batches[-1] else "beyond"
+    basis = {
+        f"{counted(len(counts), 'row')} {LINKS[row.link]}, {span} devices": True,
+        "t_1 was not measured and is part of the fit": not fit.single.measured,
+        f"t_1 {where} measured batches": row.batch_size not in batches,
+        "the band is assumed, because one device count shows no error": not fit.errors,
+    }
+    if row.single:
+        basis = {f"t_1, measured at {', '.join(f'{one:.0f}' for one in batches)} samples per device": True}
+    return replace(
+        row.unanswered,
+        step_us=step,
+        low_us=max(step * math.exp(-half), min(step, alone) * math.exp(-fit.half_width(0.0, row.ranks, 1.0))),
+        high_us=step * math.exp(half),
+        exposed_us=exposed,
+        efficiency=alone / step if fit.single.measured else None,
+        bound_by="communication" if exposed > step - exposed else "compute",
+        rests_on="; ".join(clause for clause, applies in basis.items() if applies),
+    )
+
+
+def _refusal(fit: TableFit, row: MeasuredStep) -> str | None:
+    single = fit.single
+    if single.at(row.batch_size) is None:
+        known = ", ".join(f"{batch:.0f}" for batch in single.batches)
+        measured = "one device was measured at" if single.measured else "was measured"
+        if known == "0":
+            return f"the table has no batch_per_rank, so that it may not be of batch {row.batch_size}"
+        if row.batch_size == 0:
+            return f"no batch is given, and the step depends on it; {measured}: samples {known}"
+        return f"batch {row.batch_size} is too far from what {measured} ({known})"
+    if row.ranks == 1:
+        return None if single.measured else "no row of one device"
+    return (
+        None if fit.largest(row.link) else f"no row {LINKS[row.link]} was measured: the cost of that link is not known"
+    )

@@ -59,18 +59,18 @@ def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
     """
     headings, rows = read_rows(path, ("ranks",), _KNOWN)
     if times and "step_ms" not in headings:
-        raise DpscopeError(
-            f"{path} has no column step_ms (found: {', '.join(headings)}); give each step's time in milliseconds"
-        )
-    for name in headings:
-        if name not in _KNOWN and (likely := nearest(name, _KNOWN - set(headings), cutoff=_MISSPELT)):
+        found = ", ".join(headings)
+        raise DpscopeError(f"{path} has no column step_ms (found: {found}); give each step's time in milliseconds")
+    settings = [name for name in headings if name not in _KNOWN]
+    for name in settings:
+        if likely := nearest(name, _KNOWN - set(headings), cutoff=_MISSPELT):
             raise DpscopeError(
                 f"{path}: column {name} is no measure; did you mean {likely[0]}? If it is a setting, rename it"
             )
-    return [_measured(row, headings, times) for row in rows]
+    return [_measured(row, settings, times) for row in rows]
 
 
-def _measured(row: CsvRow, headings: Sequence[str], times: bool) -> MeasuredStep:
+def _measured(row: CsvRow, settings: Sequence[str], times: bool) -> MeasuredStep:
     ranks = row.required_whole("ranks")
     step_ms = row.decimal("step_ms", lambda ms: 1e-6 <= ms <= _LONGEST_MS, "milliseconds above 0")
     sync_ms = row.decimal("sync_ms", lambda ms: 0 <= ms <= _LONGEST_MS, "milliseconds from 0 on")
@@ -88,7 +88,7 @@ def _measured(row: CsvRow, headings: Sequence[str], times: bool) -> MeasuredStep
         step_us=1e3 * (step_ms or 0.0),
         sync_us=None if sync_ms is None else sync_ms * 1e3,
         single=traits.baseline or (ranks == 1 and not strategy),
-        identity=(*other, *((name, row.cells[name]) for name in headings if name not in _KNOWN)),
+        identity=(*other, *((name, row.cells[name]) for name in settings)),
         placed=any(row.text(name) for name in _PLACED_BY),
     )
 

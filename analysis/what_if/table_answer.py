@@ -3,16 +3,88 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.what_if.from_table import Score, TableFit, fit_table, predict_step, score
-from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences, show_ms
+import numpy as np
+
+from dpscope.analysis.stats.samples import Floats
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.what_if.prediction import (
+    BAND,
+    MS,
+    Prediction,
+    answer_sentences,
+    check_reach,
+    grounds,
+    prediction_fields,
+)
+from dpscope.analysis.what_if.step_model import HIDDEN, TableFit, fit_table, predict_step
 from dpscope.analysis.what_if.step_table import LINKS, Identity, MeasuredStep, comparable, read_step_table, series_of
 from dpscope.profiling.records.finding import counted
 
 _ALL = "all series"
 _MOST_SERIES = 4  # listed in a sentence
+_RULES = ("perfect scaling", "nothing changes", "straight line in 1/N")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Medians over the predicted rows; errors are shares. None where nothing of the kind was predicted.
+
+    `overhead_error` is |predicted - measured| / (measured - t_1), which is 1 for perfect scaling. `inside` is the share of
+    truths in the 90% bands; `rules` has the step's median error by each simple rule, on the same rows.
+    """
+
+    rows: int
+    declined: int
+    step_error: float | None
+    worst_step_error: float | None
+    overhead_error: float | None
+    exposed_error: float | None
+    inside: float | None
+    half_width: float | None
+    rules: dict[str, float | None]
+
+
+def score(fit: TableFit, rows: Sequence[tuple[MeasuredStep, Prediction]]) -> Score:
+    """How well the predictions of one fit describe measured rows."""
+    pairs = [(row, one) for row, one in rows if one.step_us is not None]
+    columns = [(one.step_us, one.low_us, one.high_us, one.exposed_us, row.step_us, row.sync_us) for row, one in pairs]
+    step, low, high, exposed, true, sync = np.array(columns, dtype=float).reshape(-1, 6).T
+    rules = np.array([_simple_rules(fit, row) for row, _ in pairs], dtype=float).reshape(-1, len(_RULES)).T
+    off, alone = np.abs(step / true - 1), rules[0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        overhead = (off * true / (true - alone))[true > alone]
+    long = sync > HIDDEN * true
+    inside = ((low <= true) & (true <= high))[np.isfinite(low)]
+    return Score(
+        rows=len(rows),
+        declined=len(rows) - len(pairs),
+        step_error=_median(off),
+        worst_step_error=float(off.max()) if len(off) else None,
+        overhead_error=_median(overhead),
+        exposed_error=_median(np.abs(exposed[long] / sync[long] - 1)),
+        inside=float(inside.mean()) if len(inside) else None,
+        half_width=_median((high - low) / 2 / step),
+        rules={rule: _median(np.abs(values / true - 1)) for rule, values in zip(_RULES, rules, strict=True)},
+    )
+
+
+def _simple_rules(fit: TableFit, truth: MeasuredStep) -> tuple[float | None, ...]:
+    """In the order of _RULES: t_1; the step at the largest count of the same batch; a line through its counts over 1/N."""
+    unchanged, line = None, None
+    if points := [(row.ranks, row.step_us) for row in fit.rows if row.batch_size == truth.batch_size]:
+        counts, steps = np.array(points).T
+        unchanged = float(np.median(steps[counts == counts.max()]))
+        if len(set(counts)) > 1:
+            line = float(np.polyval(np.polyfit(1 / counts, steps, 1), 1 / truth.ranks))
+    return fit.single.at(truth.batch_size) if fit.single.measured else None, unchanged, line
+
+
+def _median(values: Floats) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
 
 
 @dataclass(frozen=True)
@@ -59,17 +131,19 @@ def predict_table(
     """Every series of a table at the given configurations.
 
     By default nodes are as full as the fullest in the table, all devices are on one if it names none, and the batch is the one
-    measured at most device counts, the largest of several. Raises DpscopeError for an unreadable table.
+    measured at most device counts, the largest of several. Raises DpscopeError for an unreadable table, and for a device count
+    far beyond all of its rows.
     """
     series, wanted = series_of(read_step_table(path)), []
+    check_reach(devices, max(row.ranks for rows in series.values() for row in rows))
     for identity, rows in series.items():
         batches = [batch for batch, _ in {(row.batch_size, row.ranks) for row in rows}]
         usual = max(batches, key=lambda batch: (batches.count(batch), batch))
         fullest = max(row.most_per_node for row in rows) if any(row.placed for row in rows) else None
-        each = per_node or fullest
-        for batch, count in ((batch, count) for batch in batch_sizes or [usual] for count in devices):
-            most = min(count, each or count)
-            wanted.append(MeasuredStep(count, -(-count // most), most, batch, 0.0, None, count == 1, identity))
+        for batch in batch_sizes or [usual]:
+            for count in devices:
+                most = min(count, per_node or fullest or count)
+                wanted.append(MeasuredStep(count, -(-count // most), most, batch, 0.0, None, count == 1, identity))
     return _answer(series, wanted, gradient_bytes)
 
 
@@ -110,24 +184,20 @@ def _label(identity: Identity) -> str:
 
 def prediction_table(answer: TableAnswer) -> TextTable:
     """The predictions with their bands, and what each rests on or why there is none."""
-    rows, grounds = [], dict[str, set[int]]()
-    for series, row, one in answer.predictions:
-        cells = {"series": series} if answer.several else {}
-        ground = ": ".join([*cells.values(), one.reason or f"rests on {one.rests_on}"])
-        grounds.setdefault(ground, set()).add(one.devices)
-        cells |= {"devices": str(one.devices), "nodes": str(one.nodes), "batch": str(one.batch_size or "NA")}
-        cells |= {"step [ms]": show_ms(one.step_us), f"{BAND:.0%} band [ms]": one.band}
-        cells |= {"exposed [ms]": show_ms(one.exposed_us), "efficiency [%]": one.percent}
-        if answer.measured:
-            error = f"{100 * (one.step_us / row.step_us - 1):+.1f}" if one.step_us and row.step_us else "NA"
-            cells |= {"measured [ms]": show_ms(row.step_us or None), "error [%]": error}
-        rows.append(cells)
-    notes = []
-    for text, counts in grounds.items():
-        listed = ", ".join(map(str, sorted(counts))) if len(counts) <= 6 else f"{min(counts)} to {max(counts)}"
-        notes.append(f"{listed} device{'' if counts == {1} else 's'}: {text}")
-    values = tuple(tuple(one.values()) for one in rows)
-    return TextTable("Steps that were not measured, estimated from the table", tuple(rows[0]), values, tuple(notes))
+    fields = [Field("series", itemgetter(0))] if answer.several else []
+    fields += prediction_fields(itemgetter(2))
+    if answer.measured:
+        fields += [Field("measured", lambda row: row[1].step_us or None, MS), Field("error [%]", _error)]
+    by_series: dict[str, list[Prediction]] = {}
+    for series, _, one in answer.predictions:
+        by_series.setdefault(f"{series}: " * answer.several, []).append(one)
+    notes = [prefix + text for prefix, mine in by_series.items() for text in grounds(mine)]
+    return table_of("Steps that were not measured, estimated from the table", fields, answer.predictions, notes)
+
+
+def _error(row: tuple[str, MeasuredStep, Prediction]) -> str | None:
+    _, measured, one = row
+    return f"{100 * (one.step_us / measured.step_us - 1):+.1f}" if one.step_us and measured.step_us else None
 
 
 def table_answer_sentences(answer: TableAnswer) -> list[str]:

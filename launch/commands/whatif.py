@@ -1,7 +1,7 @@
 """`dpscope whatif`: the step of a configuration that was not measured, with its error."""
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +12,6 @@ from dpscope.profiling.records.typed_text import MIB, choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
-    from dpscope.analysis.what_if.answers.options import WhatIfOptions
     from dpscope.analysis.what_if.answers.output import RunAnswer
 
 _TABLES = (".csv", ".tsv")
@@ -80,25 +79,22 @@ class WhatIfRequest(Request):
 
 
 def whatif(request: WhatIfRequest) -> None:
-    from dpscope.analysis.what_if.answers.options import WhatIfOptions
-
-    requested = WhatIfOptions(**{one.name: getattr(request, one.name) for one in fields(WhatIfOptions)})
     gradient_bytes = options.read_size("--gradient-bytes", request.gradient_bytes)
     bucket_bytes = options.read_size("--base-bucket-mb", request.base_bucket_mb, MIB)
     for path in request.paths:
         if not path.exists():
             raise DpscopeError(f"{path} does not exist; give a run folder, traces of one job, or a CSV table")
     if request.paths[0].suffix.lower() in _TABLES:
-        _of_table(request, requested, gradient_bytes)
+        _of_table(request, gradient_bytes)
     else:
-        _of_run_or_traces(request, requested, bucket_bytes, gradient_bytes)
+        _of_run_or_traces(request, bucket_bytes, gradient_bytes)
 
 
-def _of_table(request: WhatIfRequest, requested: "WhatIfOptions", gradient_bytes: float | None) -> None:
+def _of_table(request: WhatIfRequest, gradient_bytes: float | None) -> None:
     table, measured = request.paths[0], request.measured
     if len(request.paths) > 1:
         raise DpscopeError(f"{table} is a table: give it alone")
-    if (requested.devices is None) == (measured is None):
+    if (request.devices is None) == (measured is None):
         raise DpscopeError("name what to predict: --devices 32,64, or --measured OTHER.csv, one of them")
     if not table.is_file():
         raise DpscopeError(f"{table} is not a file; give a CSV table")
@@ -110,11 +106,11 @@ def _of_table(request: WhatIfRequest, requested: "WhatIfOptions", gradient_bytes
     if measured is not None:
         answer = what_if.score_table(table, measured, gradient_bytes)
     else:
-        devices = whole_numbers(requested.devices or "", "--devices")
-        batches = requested.batch_size and whole_numbers(requested.batch_size, "--batch-size")
-        each = whole_numbers(requested.per_node, "--per-node") if requested.per_node is not None else (None,)
+        devices = whole_numbers(request.devices or "", "--devices")
+        batches = request.batch_size and whole_numbers(request.batch_size, "--batch-size")
+        each = whole_numbers(request.per_node, "--per-node") if request.per_node is not None else (None,)
         if len(each) > 1:
-            raise DpscopeError(f"--per-node {requested.per_node}: give one number for a table")
+            raise DpscopeError(f"--per-node {request.per_node}: give one number for a table")
         answer = what_if.predict_table(table, devices, each[0], batches or None, gradient_bytes)
     if request.output_format == "json":
         sys.stdout.write(answer.as_json() + "\n")
@@ -129,12 +125,11 @@ def _of_table(request: WhatIfRequest, requested: "WhatIfOptions", gradient_bytes
         print_sentences(console, what_if.error_sentences(answer))
 
 
-def _of_run_or_traces(
-    request: WhatIfRequest, requested: "WhatIfOptions", bucket_bytes: float | None, gradient_bytes: float | None
-) -> None:
+def _of_run_or_traces(request: WhatIfRequest, bucket_bytes: float | None, gradient_bytes: float | None) -> None:
     """By a replay of steps, of which the user states what traces may not show."""
     from dpscope.analysis.what_if.answers import options as scenario_options
 
+    requested = {name: getattr(request, name) for name in scenario_options.SCENARIO_OPTIONS}
     scenarios = scenario_options.scenarios_of(requested)
     need = _checked_need(request, len(scenarios))
     from dpscope.analysis.output.analyze import load
@@ -154,7 +149,7 @@ def _of_run_or_traces(
         stated = bases.StatedJob(request.base_devices, request.base_batch_size, bucket_mb, gradient_bytes)
         with progress():
             found = bases.base_of_traces(request.paths, stated)
-    scenario_options.check_links(requested, found.base, [one for _, one in scenarios])
+    scenario_options.check_scenarios(requested, found.base, [one for _, one in scenarios])
     scenarios = scenario_options.with_link(requested, found.base, scenarios)
     first = scenarios[0][1]
     variable = scenario_options.level_that_limits(found.base, first) if request.solve == "link" else request.solve

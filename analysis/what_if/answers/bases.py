@@ -73,14 +73,12 @@ def interference_of_run(
 ) -> Interference:
     """Of a cell, whose own contention is preferred; `calibration` is what was timed on as many nodes."""
     found = interference_of_traces(ledger, profiles)
-    ratios = contention_of(calibration, data.cell.devices)
-    if ratios is None:
+    if (ratios := contention_of(calibration, data.cell.devices)) is None:
         return found
+    slower, both = ratios.compute, ratios.two_in_flight
     if not found.contention:
-        slower = ratios.compute
         gamma, low, high = (gamma_of(run, data, max(0.0, one - 1)) for one in (slower.value, slower.low, slower.high))
         found = replace(found, gamma=gamma, gamma_band=(low, high), contention="contention as calibrated")
-    both = ratios.two_in_flight
     two, low, high = (max(1.0, one) for one in (both.value, both.low, both.high))
     return replace(found, slowdown=two, slowdown_band=(low, high), slowdown_measured=True, lacks=())
 
@@ -150,12 +148,12 @@ def base_of_run(path: Path, cell_name: str | None) -> Question:
 
 def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
     """A cell of a run as base: the named one, else DDP's with the most devices. Raises DpscopeError where there is none."""
-    data = _chosen(run, cell_name, run.path)
+    data = _chosen(run, cell_name)
     cell = data.cell
     assert isinstance(cell, Cell)  # those of a run folder are
-    repeats = sorted({repeat for repeat, _ in data.ranks})
     sizes = data.ranks[0][1].model
     tensors = [one.bytes for one in sizes.parameter_tensors]
+    repeats = sorted({repeat for repeat, _ in data.ranks})
     job = _joined([run_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
     fitted = load_calibration(run.path) if run.folder.calibration_path.exists() else None
     alike = None if fitted is None else fitted.on_nodes(data.nodes)
@@ -215,7 +213,6 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
     interference = interference_of_traces(ledger, job.profiles)
     job = job.at_slowdown(interference.slowdown)
     steps = [one.step_us for one in job.profiles]
-    step_us = float(np.mean(steps)) if ledger is None else ledger.traced_step_us  # as `dpscope analyze` reports it
     lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
     lacks += () if stated.batch_size else ("the batch: give --base-batch-size for other batches",)
     profiles = job.typical(TYPICAL)
@@ -224,7 +221,7 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
         profiles=profiles,
         devices=devices,
         per_node=devices,
-        step_us=step_us,
+        step_us=float(np.mean(steps)) if ledger is None else ledger.traced_step_us,  # as `dpscope analyze` reports it
         spread=max(_ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps))) / len(steps) ** 0.5),
         ledger=ledger,
         batch_size=stated.batch_size,
@@ -238,18 +235,18 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
     return Question(interference.on(base), Costs(devices, devices, _traced(job), traced_bounded=bounded))
 
 
-def _chosen(run: RunData, name: str | None, path: Path) -> CellData:
+def _chosen(run: RunData, name: str | None) -> CellData:
     usable = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1 and len(one.steps)]
     if name is not None:
         found = run.cells.get(name)
         if found is None or not found.measured:
             measured = [one.cell.name for one in run.measured]
-            raise DpscopeError(f"{path} has no measured cell {name}; {choose_from(name, measured, 'it has')}")
+            raise DpscopeError(f"{run.path} has no measured cell {name}; {choose_from(name, measured, 'it has')}")
         if found not in usable:
             raise DpscopeError(f"{name} cannot be the base: take a traced DDP cell of several devices")
         return found
     if not usable:
-        raise DpscopeError(f"{path} has no traced DDP cell of several devices, which a base must be; measure one")
+        raise DpscopeError(f"{run.path} has no traced DDP cell of several devices, which a base must be; measure one")
     plain = [one for one in usable if not one.cell.variant] or usable
     return max(plain, key=lambda one: (one.cell.devices, one.cell.batch_size))
 
@@ -265,8 +262,7 @@ def _joined(jobs: Sequence[JobProfile]) -> JobProfile:
 
 
 def devices_per_node(data: CellData) -> int:
-    nodes = len({rank.node for _, rank in data.ranks})
-    return -(-data.cell.devices // nodes)
+    return -(-data.cell.devices // len({rank.node for _, rank in data.ranks}))
 
 
 def single_steps_us(run: RunData, data: CellData) -> dict[int, float]:
@@ -332,8 +328,3 @@ def _as_untraced(base: Base) -> Base:
         f"{what} without the tracer, which are assumed to be {high:.2f} of the traced ones: this fits the untraced step"
     )
     return replace(base, traced=scaled(high), lacks=(*base.lacks, lacks))
-
-
-def lacks_sentence(base: Base) -> str:
-    """What the base does not show; empty where it shows all."""
-    return f"Not known of {base.name}: {'; '.join(base.lacks)}." if base.lacks else ""

@@ -2,17 +2,18 @@
 
 import math
 from dataclasses import dataclass, replace
+from statistics import median
 
 import msgspec
 import numpy as np
 
-from dpscope.analysis.runs.cell_data import AnyCell, CellData
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.what_if.answers.bases import Question, devices_per_node
 from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
 from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR
 from dpscope.analysis.what_if.scenarios.predict import predict
-from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
+from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Scenario
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import CellOptions
 
@@ -52,8 +53,7 @@ class CellErrors:
     def half_band(self) -> float | None:
         """Half a 90% band of the method, in logarithms: the assumed one corrected by these errors; None without any."""
         errors = [abs(np.log(one.predicted_us / one.measured_us)) for one in self.known if one.predicted_us]
-        count = len(errors)
-        if count == 0:
+        if not (count := len(errors)):
             return None
         if count >= MANY:  # conformal: the next cell counts as one of them
             return float(np.quantile(errors, min(1.0, BAND * (count + 1) / count)))
@@ -65,23 +65,18 @@ class CellErrors:
         """The errors in one or two sentences."""
         if not self.cells:
             return f"No other cell measures the method's error here: it is assumed ({ASSUMED_ERROR:.0%})."
-        known = self.known
-        if not known:
+        if not (known := self.known):
             others = counted(len(self.cells), "other cell")
             return f"None of this run's {others} could be predicted: {self.cells[0].reason}."
-        worst = max(known, key=lambda one: abs(one.error or 0.0))
-        middle = float(np.median([abs(one.error or 0.0) for one in known]))
+        worst, cell = max(((abs(one.error or 0.0), one.cell) for one in known), key=lambda one: one[0])
+        middle = median(abs(one.error or 0.0) for one in known)
         text = (
             f"The same method on {counted(len(known), 'other cell')} of this run: median error {100 * middle:.1f}%, worst "
-            f"{100 * abs(worst.error or 0.0):.1f}% ({worst.cell}); the bands include it."
+            f"{100 * worst:.1f}% ({cell}); the bands include it."
         )
-        rules = {
-            "nothing changes": [abs(one.same_us / one.measured_us - 1) for one in known],
-            "perfect scaling": [
-                abs(one.perfect_us / one.measured_us - 1) for one in known if one.perfect_us is not None
-            ],
-        }
-        medians = {name: float(np.median(values)) for name, values in rules.items() if values}
+        same = [abs(one.same_us / one.measured_us - 1) for one in known]
+        perfect = [abs(one.perfect_us / one.measured_us - 1) for one in known if one.perfect_us is not None]
+        medians = {"nothing changes": median(same)} | ({"perfect scaling": median(perfect)} if perfect else {})
         listed = ", ".join(f"'{name}' {100 * off:.1f}%" for name, off in medians.items())
         text += f" Simple rules on the same cells: {listed}."
         better = [name for name, off in medians.items() if off < middle]
@@ -93,8 +88,7 @@ def with_cell_errors(question: Question) -> tuple[Question, CellErrors]:
     if question.run is None or question.cell is None:
         return question, CellErrors(())
     found = errors_of_cells(question, question.run)
-    base = replace(question.base, method_error=found.half_band)
-    return replace(question, base=base), found
+    return replace(question, base=replace(question.base, method_error=found.half_band)), found
 
 
 def errors_of_cells(question: Question, run: RunData) -> CellErrors:
@@ -113,22 +107,17 @@ def _unvaried(options: CellOptions) -> CellOptions:
 
 def _cell_error(question: Question, data: CellData) -> CellError:
     base, cell = question.base, data.cell
-    found = predict(base, replace(scenario_of(cell, base), per_node=devices_per_node(data)), question.costs)
+    scenario = Scenario(
+        devices=cell.devices,
+        per_node=devices_per_node(data),
+        batch_size=cell.batch_size,
+        bucket_mb=DEFAULT_BUCKET if cell.options.bucket_mb is None else cell.options.bucket_mb,
+        overlap=cell.options.overlap == "on",
+        hook=cell.options.comm_hook,
+        accumulate=cell.options.accumulate,
+    )
+    found = predict(base, scenario, question.costs)
     measured_us = float(np.median(np.concatenate(data.step_samples())))
     perfect_us = base.single_us.get(cell.batch_size)
     times = (measured_us, found.step_us, found.low_us, found.high_us, perfect_us, base.step_us)
     return CellError(cell.name, *times, found.reason)
-
-
-def scenario_of(cell: AnyCell, base: Base) -> Scenario:
-    """What a cell is, as a scenario of a base."""
-    options = cell.options
-    return Scenario(
-        devices=cell.devices,
-        per_node=min(base.per_node, cell.devices),
-        batch_size=cell.batch_size,
-        bucket_mb=DEFAULT_BUCKET if options.bucket_mb is None else options.bucket_mb,
-        overlap=options.overlap == "on",
-        hook=options.comm_hook,
-        accumulate=options.accumulate,
-    )

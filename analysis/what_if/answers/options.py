@@ -1,11 +1,12 @@
 """The options of the command line as scenarios: lists make a table, and what cannot be read is refused in one line."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from dpscope.analysis.what_if.prediction import check_reach
 from dpscope.analysis.what_if.replay.step_profile import HOOK_FACTORS
 from dpscope.analysis.what_if.scenarios.collective_costs import Links
 from dpscope.analysis.what_if.scenarios.inputs import place_of
@@ -21,69 +22,51 @@ _REACHED = "reached "
 _MOST_SCENARIOS = 100_000
 
 
-@dataclass(frozen=True)
-class WhatIfOptions:
-    """The options as they were typed, each a list such as ``8,16``; None was not given."""
-
-    devices: str | None = None
-    per_node: str | None = None
-    link: str | None = None
-    inter: str | None = None
-    intra: str | None = None
-    bucket_mb: str | None = None
-    comm_hook: str | None = None
-    batch_size: str | None = None
-    accumulate: str | None = None
-    overlap: str | None = None
-    strategy: str | None = None
-    faster: str | None = None
-    jitter: str | None = None
-
-
+Options = Mapping[str, str | None]
+"""The options as they were typed, each a list such as ``8,16``; None, or missing, was not given."""
 NamedScenario = tuple[dict[str, str], Scenario]
 """A scenario, and the words of the options that make it."""
 
 
-def option_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def scenarios_of(options: WhatIfOptions) -> list[NamedScenario]:
+def scenarios_of(options: Options) -> list[NamedScenario]:
     """Every combination of the lists, each with the words that make it. Raises DpscopeError that names the option.
 
     `--link` is on both levels until the base is known: `with_link`.
     """
-    level = "inter" if options.inter is not None else "intra" if options.intra else None
-    if options.link is not None and level is not None:
+    level = "inter" if options.get("inter") is not None else "intra" if options.get("intra") else None
+    if options.get("link") is not None and level is not None:
         raise DpscopeError(
             f"--link and --{level} state the same link; give --link, or --inter and --intra for two levels"
         )
-    lists = [[(name, word, value) for word, value in _values(name, options)] for name in _READERS]
+    lists = []
+    for name, read in _READERS.items():
+        if (text := options.get(name)) is not None:
+            words = dict.fromkeys(word.strip() for word in text.split(","))
+            lists.append([(name, word, read(word, "--" + name.replace("_", "-"))) for word in words])
     if (count := math.prod(map(len, lists))) > _MOST_SCENARIOS:
         raise DpscopeError(f"these lists make {count:,} scenarios; ask for {_MOST_SCENARIOS:,} or fewer")
     found = []
     for chosen in product(*lists):
-        values: dict[str, Any] = {name: value for name, _, value in chosen if value is not None}
+        values: dict[str, Any] = {name: value for name, _, value in chosen}
         link = values.pop("link", None)
         links = Links(intra=values.pop("intra", link), inter=values.pop("inter", link))
         if isinstance(values.get("faster"), GpuSpeed):
             values["gpu"] = values.pop("faster")
         if "comm_hook" in values:
             values["hook"] = values.pop("comm_hook")
-        found.append(({name: word for name, word, _ in chosen if word is not None}, Scenario(links=links, **values)))
+        found.append(({name: word for name, word, _ in chosen}, Scenario(links=links, **values)))
     return found
 
 
-def with_link(options: WhatIfOptions, base: Base, scenarios: Sequence[NamedScenario]) -> list[NamedScenario]:
+def with_link(options: Options, base: Base, scenarios: Sequence[NamedScenario]) -> list[NamedScenario]:
     """`--link` on the level that limits a ring over all devices: between nodes if there are several, else within the node."""
-    if options.link is None:
+    if options.get("link") is None:
         return list(scenarios)
-    found = []
-    for words, one in scenarios:
-        several = place_of(base, one).nodes > 1
-        links = replace(one.links, intra=None) if several else replace(one.links, inter=None)
-        found.append((words, replace(one, links=links)))
-    return found
+    unused = {"inter": "intra", "intra": "inter"}
+    return [
+        (words, replace(one, links=replace(one.links, **{unused[level_that_limits(base, one)]: None})))
+        for words, one in scenarios
+    ]
 
 
 def level_that_limits(base: Base, scenario: Scenario) -> str:
@@ -91,21 +74,14 @@ def level_that_limits(base: Base, scenario: Scenario) -> str:
     return "inter" if place_of(base, scenario).nodes > 1 else "intra"
 
 
-def check_links(options: WhatIfOptions, base: Base, scenarios: Sequence[Scenario]) -> None:
-    """Raise DpscopeError for a link that none of the scenarios has."""
+def check_scenarios(options: Options, base: Base, scenarios: Sequence[Scenario]) -> None:
+    """Raise DpscopeError for a link that none of the scenarios has, and for devices of which nothing is known."""
     places = [place_of(base, one) for one in scenarios]
-    if options.inter is not None and all(one.nodes == 1 for one in places):
+    check_reach([one.devices for one in places], base.largest_count)
+    if options.get("inter") is not None and all(one.nodes == 1 for one in places):
         raise DpscopeError("--inter changes nothing: all of it is on one node; add --per-node, and --devices beyond it")
-    if options.intra is not None and all(one.per_node == 1 for one in places):
+    if options.get("intra") is not None and all(one.per_node == 1 for one in places):
         raise DpscopeError("--intra changes nothing: every node has one device; give --inter, or --per-node")
-
-
-def _values(name: str, options: WhatIfOptions) -> list[tuple[str | None, object]]:
-    text = getattr(options, name)
-    if text is None:
-        return [(None, None)]
-    words = [word.strip() for word in text.split(",")]
-    return [(word, _READERS[name](word, option_of(name))) for word in dict.fromkeys(words)]
 
 
 def _whole(word: str, option: str) -> int:
@@ -192,6 +168,9 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "faster": _device,
     "jitter": _share,
 }
+
+
+SCENARIO_OPTIONS = tuple(_READERS)
 
 
 def need_of(text: str) -> tuple[str, float]:

@@ -5,16 +5,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dpscope.analysis.what_if.prediction import BAND, Prediction
-from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
+from dpscope.analysis.what_if.scenarios.collective_costs import Costs
 from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR, place_of
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import LinkRate
 
-SOLVABLE = ("inter", "intra", "faster", "devices", "bucket-mb", "strategy")
-_LEAST_GB_PER_S, _MOST_GB_PER_S = 1e-3, 1e4
-_MOST_FASTER = 1e3
+_UNITS = {
+    "inter": "GB/s",
+    "intra": "GB/s",
+    "faster": "times as fast",
+    "devices": "devices",
+    "bucket-mb": "MiB",
+    "strategy": "times the step of DDP",
+}
+SOLVABLE = tuple(_UNITS)
+_NOUNS = {"inter": "bandwidth between nodes", "intra": "bandwidth within a node", "faster": "device speed"}
+_ENDS = {"inter": (1e-3, 1e4), "intra": (1e-3, 1e4), "faster": (1.0, 1e3)}  # of the search, GB/s or times as fast
 _CAPS = tuple(0.5 * 512 ** (step / 92) for step in range(93))  # MiB, 0.5 to 256, 7% apart
 _HALVINGS = 40
 
@@ -40,16 +48,6 @@ class Solution:
         return {**values, "unit": _UNITS[self.variable], "scenario": dict(self.words)}
 
 
-_UNITS = {
-    "inter": "GB/s",
-    "intra": "GB/s",
-    "faster": "times as fast",
-    "devices": "devices",
-    "bucket-mb": "MiB",
-    "strategy": "times the step of DDP",
-}
-
-
 def solve(
     base: Base, scenario: Scenario, costs: Costs, variable: str, need: tuple[str, float] | None = None
 ) -> Solution:
@@ -63,27 +61,24 @@ def solve(
         return _strategies(base, scenario, costs)
     if variable not in SOLVABLE or need is None:
         raise ValueError(f"{variable} with {need}: choose from {', '.join(SOLVABLE)}, and give a target")
-    if (why := _no_use(base, scenario, variable, need)) is not None:
-        return Solution(variable, f"No answer: {why}.")
-    if variable == "devices":
-        return _most_devices(base, scenario, costs, need)
-    return _least(base, scenario, costs, variable, need)
-
-
-def _no_use(base: Base, scenario: Scenario, variable: str, need: tuple[str, float]) -> str | None:
-    """Why no value of the variable can reach the target; None where one may."""
-    place = place_of(base, scenario)
+    place, no_use = place_of(base, scenario), None
     if variable == "inter" and place.nodes == 1:
         devices = counted(place.devices, "device")
-        return f"{devices} on one node use no link between nodes: give --devices and --per-node that make several"
-    if variable == "intra" and place.per_node == 1:
-        return "with one device on a node no link within one is used"
-    if variable == "faster" and need[0] == "efficiency":
-        return (
+        no_use = f"{devices} on one node use no link between nodes: give --devices and --per-node that make several"
+    elif variable == "intra" and place.per_node == 1:
+        no_use = "with one device on a node no link within one is used"
+    elif variable == "faster" and need[0] == "efficiency":
+        no_use = (
             "a faster device shortens the step and lowers the efficiency, as communication takes as long as before: give "
             "--need step-ms=100, say"
         )
-    return None
+    if no_use is not None:
+        return Solution(variable, f"No answer: {no_use}.")
+    return (
+        _most_devices(base, scenario, costs, need)
+        if variable == "devices"
+        else _least(base, scenario, costs, variable, need)
+    )
 
 
 def _reached(prediction: Prediction, need: tuple[str, float], bound: str = "step_us") -> bool:
@@ -98,7 +93,7 @@ def _reached(prediction: Prediction, need: tuple[str, float], bound: str = "step
 
 def _least(base: Base, scenario: Scenario, costs: Costs, variable: str, need: tuple[str, float]) -> Solution:
     """By bisection, more of the variable never being slower."""
-    ends = (1.0, _MOST_FASTER) if variable == "faster" else (_LEAST_GB_PER_S, _MOST_GB_PER_S)
+    noun, ends, is_speed = _NOUNS[variable], _ENDS[variable], variable == "faster"
     devices = counted(place_of(base, scenario).devices, "device")
 
     def at(value: float | None) -> Prediction:
@@ -108,7 +103,7 @@ def _least(base: Base, scenario: Scenario, costs: Costs, variable: str, need: tu
     met = _reached(now, need)
     target = f"{_target(need)} on {devices} "
     if met:
-        target += f"is already met with the {_NOUNS[variable]} as measured: {_value_text(now, need)}"
+        target += f"is already met with the {noun} as measured: {_value_text(now, need)}"
     if met and not _reached(best, need):  # the host bounds the step, say
         return Solution(variable, f"{target}.")
     if best.step_us is None:
@@ -116,24 +111,24 @@ def _least(base: Base, scenario: Scenario, costs: Costs, variable: str, need: tu
     if not _reached(best, need):
         # a stated link's latencies are rougher than measured ones
         measured = now.step_us is not None and now.step_us < best.step_us
-        best, how = (now, f", with the {_NOUNS[variable]} as measured,") if measured else (best, "")
+        best, how = (now, f", with the {noun} as measured,") if measured else (best, "")
         answer = f"{_value_text(best, need)}{how} is the best (bound by {best.bound_by})"
-        return Solution(variable, f"{_target(need)} cannot be reached at any {_NOUNS[variable]}: {answer}.")
+        return Solution(variable, f"{_target(need)} cannot be reached at any {noun}: {answer}.")
     value = _bisected(lambda one: _reached(at(one), need), *ends)
     low = _bisected(lambda one: _reached(at(one), need, "low_us"), *ends)
     high = _bisected(lambda one: _reached(at(one), need, "high_us"), *ends) if _reached(best, need, "high_us") else None
-    if variable == "faster" and met:
+    if is_speed and met:
         return Solution(variable, f"{target}.", 1.0, high=high)
     if value == ends[0]:  # the end of the search is no answer
-        answer = f"any {_NOUNS[variable]} from {value:.3g} GB/s on is enough"
+        answer = f"any {noun} from {value:.3g} GB/s on is enough"
         return Solution(variable, f"{target}; {answer}." if met else f"{target}is met: {answer}.", high=high)
-    needs = "a device {}x as fast" if variable == "faster" else "{} GB/s " + _PLACES[variable]
-    unit = "x" if variable == "faster" else " GB/s"
-    least = f"{'under ' if low == ends[0] and variable != 'faster' else ''}{low:.3g}{unit}"
+    unit = "x" if is_speed else " GB/s"
+    least = f"{'under ' if low == ends[0] and not is_speed else ''}{low:.3g}{unit}"
     most = f"{high:.3g}{unit}" if high is not None else "more than there is"
-    answer = f"{needs.format(f'{value:.3g}')} ({BAND:.0%} band {least} to {most})"
+    answer = f"a device {value:.3g}x as fast" if is_speed else f"{value:.3g} GB/s {noun.removeprefix('bandwidth ')}"
+    answer += f" ({BAND:.0%} band {least} to {most})"
     sentence = f"{target}; {answer} would do." if met else f"{target}needs {answer}."
-    words = {variable: f"{value:.3g}{'' if variable == 'faster' else ' GB/s'}"}
+    words = {variable: f"{value:.3g}{'' if is_speed else ' GB/s'}"}
     return Solution(variable, sentence, value, low, high, _with(scenario, variable, value), words)
 
 
@@ -147,17 +142,13 @@ def _bisected(holds: Callable[[float], bool], low: float, high: float) -> float:
     return high
 
 
-_PLACES = {"inter": "between nodes", "intra": "within a node"}
-_NOUNS = {"inter": "bandwidth between nodes", "intra": "bandwidth within a node", "faster": "device speed"}
-
-
 def _with(scenario: Scenario, variable: str, value: float | None) -> Scenario:
     """The scenario with that much of the variable; None is as measured."""
     if variable == "faster":
         return replace(scenario, faster=1.0 if value is None else value)
     link = None if value is None else LinkRate(value, f"{value:.3g} GB/s", "requested")
-    links = Links(link, scenario.links.inter) if variable == "intra" else Links(scenario.links.intra, link)
-    return replace(scenario, links=links)
+    links = scenario.links
+    return replace(scenario, links=replace(links, intra=link) if variable == "intra" else replace(links, inter=link))
 
 
 def _target(need: tuple[str, float]) -> str:
@@ -166,12 +157,8 @@ def _target(need: tuple[str, float]) -> str:
 
 def _value_text(prediction: Prediction, need: tuple[str, float]) -> str:
     if need[0] == "step-ms" or prediction.efficiency is None:
-        return _ms(prediction)
+        return f"{(prediction.step_us or 0.0) / 1e3:.3g} ms"
     return f"{100 * prediction.efficiency:.1f}%"
-
-
-def _ms(prediction: Prediction) -> str:
-    return f"{(prediction.step_us or 0.0) / 1e3:.3g} ms"
 
 
 def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str, float]) -> Solution:
@@ -184,7 +171,8 @@ def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str,
     if alone.step_us is None:
         return Solution("devices", f"No answer: {alone.reason}.")
     if not _reached(alone, need):
-        return Solution("devices", f"{_target(need)} is met on no count: one device takes {_ms(alone)}.")
+        takes = _value_text(alone, ("step-ms", 0.0))
+        return Solution("devices", f"{_target(need)} is met on no count: one device takes {takes}.")
     met, over = 1, 2
     while _reached(at(over), need):
         met, over = over, 2 * over
@@ -192,11 +180,9 @@ def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str,
         middle = (met + over) // 2
         met, over = (middle, over) if _reached(at(middle), need) else (met, middle)
     beyond = at(over)
-    why = f"; on {over}: {beyond.reason}"
-    if beyond.step_us is not None:
-        why = f"; on {over} it is {_value_text(beyond, need)}"
-    sentence, solved = f"{_target(need)} is met on up to {counted(met, 'device')}{why}.", replace(scenario, devices=met)
-    return Solution("devices", sentence, met, solved=solved, words={"devices": str(met)})
+    why = f": {beyond.reason}" if beyond.step_us is None else f" it is {_value_text(beyond, need)}"
+    sentence = f"{_target(need)} is met on up to {counted(met, 'device')}; on {over}{why}."
+    return Solution("devices", sentence, met, solved=replace(scenario, devices=met), words={"devices": str(met)})
 
 
 def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
@@ -225,28 +211,26 @@ def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
 def _alike(low_mib: float, high_mib: float) -> str:
     """What bucket sizes are as good as the best one."""
     low, high = f"{low_mib:.3g}", f"{high_mib:.3g}"
-    if low == high:
-        return f"Buckets of {low} MiB are the best, and no other size is as good"
-    return f"Buckets of {low} to {high} MiB are alike"
+    alike = "MiB are the best, and no other size is as good" if low == high else f"to {high} MiB are alike"
+    return f"Buckets of {low} {alike}"
 
 
 def _strategies(base: Base, scenario: Scenario, costs: Costs) -> Solution:
     """Whether DataParallel is ever faster than DDP, over the counts that a number is given for."""
     rows, count = [], 2
     while count <= 8 * base.largest_count:
-        ddp = predict(base, replace(scenario, devices=count, strategy="ddp"), costs)
-        dp = predict(base, replace(scenario, devices=count, strategy="dp"), costs)
+        ddp, dp = (predict(base, replace(scenario, devices=count, strategy=one), costs) for one in ("ddp", "dp"))
         if dp.step_us is not None and ddp.step_us is not None:
             rows.append((count, dp.step_us / ddp.step_us))
         reason = dp.reason or ddp.reason
         count *= 2
     if not rows:
         return Solution("strategy", f"No answer: {reason}.")
-    wins = [one for one, ratio in rows if ratio < 1]
+    wins = [str(one) for one, ratio in rows if ratio < 1]
     count, ratio = min(rows, key=lambda one: one[1])
-    sentence = f"DataParallel is faster on {', '.join(map(str, wins))} devices."
-    if not wins:
-        where = f"nowhere from {rows[0][0]} to {rows[-1][0]} devices"
-        sentence = f"DataParallel is faster {where}; it comes closest on {count}, {ratio:.2f}x DDP's step."
+    where = f"nowhere from {rows[0][0]} to {rows[-1][0]} devices"
+    sentence = f"DataParallel is faster {where}; it comes closest on {count}, {ratio:.2f}x DDP's step."
+    if wins:
+        sentence = f"DataParallel is faster on {', '.join(wins)} devices."
     words = {"devices": str(count), "strategy": "dp"}
     return Solution("strategy", sentence, ratio, solved=replace(scenario, devices=count, strategy="dp"), words=words)

@@ -8,19 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import Unit, show
 from dpscope.analysis.what_if.answers import output
 from dpscope.analysis.what_if.answers.bases import base_of_loaded
-from dpscope.analysis.what_if.answers.cell_errors import with_cell_errors
+from dpscope.analysis.what_if.answers.cell_errors import CellError, with_cell_errors
 from dpscope.analysis.what_if.answers.output import RunAnswer
-from dpscope.analysis.what_if.replay.replay import (
-    AS_IT_WAS,
-    CollectiveSpan,
-    Prepared,
-    Replayed,
-    measured_conditions,
-    replay,
-)
+from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, CollectiveSpan, Replayed, measured_conditions, replay
 from dpscope.analysis.what_if.scenarios.inputs import inputs_of
 from dpscope.analysis.what_if.scenarios.predict import refusal
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
@@ -37,6 +31,7 @@ if TYPE_CHECKING:
 EfficiencyPoint = tuple[int, float, float, float]  # devices, efficiency and the ends of its band
 _MOST_LINES = 8  # that a reader can distinguish
 _LOGARITHMIC = 8  # times the least count, from which small counts would stand on each other
+_MS = Unit("ms", 1e3, 2)
 _KINDS = (".png", ".svg", ".pdf")
 
 
@@ -67,12 +62,32 @@ def write_figure(answer: RunAnswer, path: Path) -> None:
 
 def efficiency_figure(answer: RunAnswer) -> "Figure | None":
     """The figure; None where no scenario has an efficiency."""
+    if not (lines := _lines(answer)):
+        return None
     import matplotlib as mpl
 
-    from dpscope.analysis.figures.style import STYLE
+    from dpscope.analysis.figures.style import STYLE, literal, new_figure
 
+    measured = _measured(answer)
     with mpl.rc_context(STYLE):
-        return _drawn(lines, _measured(answer)) if (lines := _lines(answer)) else None
+        drawn, (axes,) = new_figure(rows=9)
+        for called, points in lines.items():
+            devices = [one[0] for one in points]
+            low, high = ([100 * one[end] for one in points] for end in (2, 3))
+            axes.fill_between(devices, low, high, alpha=0.25 / len(lines) ** 0.5, linewidth=0)
+            values = [100 * one[1] for one in points]
+            axes.plot(devices, values, marker=".", label=literal(called or "predicted") + ", 90% band")
+        if measured:
+            axes.plot(*zip(*measured, strict=True), "o", color="black", fillstyle="none", label="measured")
+        ticks = sorted({point[0] for points in lines.values() for point in points} | {one for one, _ in measured})
+        if ticks[-1] >= _LOGARITHMIC * ticks[0]:
+            axes.set_xscale("log", base=2)
+            axes.minorticks_off()
+        axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None))
+        axes.set_xticks(ticks, labels=[str(one) for one in ticks])
+        axes.margins(x=0.05)
+        axes.legend(loc="lower left")
+    return drawn
 
 
 def _lines(answer: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
@@ -81,33 +96,9 @@ def _lines(answer: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
     for words, _, one in answer.predictions:
         if one.efficiency is None or not one.step_us or not one.low_us or not one.high_us:
             continue
-        called = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items() if name != "devices")
         ends = (one.efficiency * one.step_us / one.high_us, one.efficiency * one.step_us / one.low_us)
-        found.setdefault(called, []).append((one.devices, one.efficiency, *ends))
+        found.setdefault(output.options_text(words), []).append((one.devices, one.efficiency, *ends))
     return {called: sorted(points) for called, points in found.items()}
-
-
-def _drawn(lines: dict[str, list[EfficiencyPoint]], measured: list[tuple[int, float]]) -> "Figure":
-    from dpscope.analysis.figures.style import literal, new_figure
-
-    drawn, (axes,) = new_figure(rows=9)
-    for called, points in lines.items():
-        devices = [one[0] for one in points]
-        low, high = ([100 * one[end] for one in points] for end in (2, 3))
-        axes.fill_between(devices, low, high, alpha=0.25 / len(lines) ** 0.5, linewidth=0)
-        values = [100 * one[1] for one in points]
-        axes.plot(devices, values, marker=".", label=literal(called or "predicted") + ", 90% band")
-    if measured:
-        axes.plot(*zip(*measured, strict=True), "o", color="black", fillstyle="none", label="measured")
-    ticks = sorted({point[0] for points in lines.values() for point in points} | {one for one, _ in measured})
-    if ticks[-1] >= _LOGARITHMIC * ticks[0]:
-        axes.set_xscale("log", base=2)
-        axes.minorticks_off()
-    axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None))
-    axes.set_xticks(ticks, labels=[str(one) for one in ticks])
-    axes.margins(x=0.05)
-    axes.legend(loc="lower left")
-    return drawn
 
 
 def _measured(answer: RunAnswer) -> list[tuple[int, float]]:
@@ -124,8 +115,7 @@ def _measured(answer: RunAnswer) -> list[tuple[int, float]]:
     return sorted(found)
 
 
-_MEASURED, _PREDICTED = 1, 2
-_COMPUTE, _COLLECTIVES = 1, 2
+_COMPUTE, _COLLECTIVES = 1, 2  # tracks
 
 
 def check_trace_name(path: Path) -> None:
@@ -156,8 +146,8 @@ def write_replayed(answer: RunAnswer, path: Path) -> None:
     predicted = replay(base.prepared(profile, inputs.compute), inputs.conditions, with_spans=True)
     label = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items()) or "as measured"
     events = [
-        *_events(_MEASURED, f"measured: {base.name}", measured, base.prepared(profile, AS_IT_WAS)),
-        *_events(_PREDICTED, f"predicted: {label}", predicted, base.prepared(profile, inputs.compute)),
+        *_events(1, f"measured: {base.name}", measured, len(profile.works)),
+        *_events(2, f"predicted: {label}", predicted, len(profile.works)),
     ]
     trace = {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events, "dpscope": {"whatif": label}}
     text = json.dumps(trace, allow_nan=False, indent=2).encode()
@@ -165,22 +155,27 @@ def write_replayed(answer: RunAnswer, path: Path) -> None:
     write_bytes(path, gzip.compress(text) if path.suffix == ".gz" else text)
 
 
-def _events(process: int, name: str, step: Replayed, prepared: Prepared) -> Iterator[dict[str, object]]:
+def _events(process: int, name: str, step: Replayed, works: int) -> Iterator[dict[str, object]]:
     """Names, compute up to the last gradient and after the last wait, every collective; microseconds from the step's start.
 
     Collectives in flight together are on separate tracks: spans of one track may not overlap.
     """
+
+    def span(thread: int, name: str, start: float, end: float, arguments: Mapping[str, object]) -> dict[str, object]:
+        times = {"ts": start, "dur": max(0.0, end - start)}
+        return {"ph": "X", "pid": process, "tid": thread, "name": name, **times, "args": arguments}
+
     tracks = _tracks(step.collectives)
     more_tracks = {track: f"collectives {track - _COLLECTIVES + 1}" for track in sorted({*tracks} - {_COLLECTIVES})}
     yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
     for thread, label in {_COMPUTE: "compute", _COLLECTIVES: "collectives", **more_tracks}.items():
         yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": label}}
-    yield _span(process, _COMPUTE, "forward and backward", 0.0, step.backward_us, {})
+    yield span(_COMPUTE, "forward and backward", 0.0, step.backward_us, {})
     last = max([step.backward_us, *(one.end_us for one in step.collectives if one.kind == "all_reduce")])
-    yield _span(process, _COMPUTE, "optimizer and the rest", last, step.step_us, {"works": len(prepared.profile.works)})
+    yield span(_COMPUTE, "optimizer and the rest", last, step.step_us, {"works": works})
     for one, track in zip(step.collectives, tracks, strict=True):
         arguments = {"bytes": round(one.bytes), "ready_us": one.ready_us, "waited_us": one.start_us - one.ready_us}
-        yield _span(process, track, one.kind, one.start_us, one.end_us, arguments)
+        yield span(track, one.kind, one.start_us, one.end_us, arguments)
 
 
 def _tracks(collectives: Sequence[CollectiveSpan]) -> list[int]:
@@ -193,13 +188,6 @@ def _tracks(collectives: Sequence[CollectiveSpan]) -> list[int]:
         free[track : track + 1] = [one.end_us]
         found[index] = _COLLECTIVES + track
     return found
-
-
-def _span(
-    process: int, thread: int, name: str, start: float, end: float, arguments: Mapping[str, object]
-) -> dict[str, object]:
-    duration = max(0.0, end - start)
-    return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": start, "dur": duration, "args": arguments}
 
 
 _TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing has a number
@@ -236,41 +224,34 @@ def chapter_of(run: RunData) -> WhatIfChapter | None:
         "what_if": replace(table, notes=(*output.base_sentences(answer), *table.notes)),
         "what_if_ledger": output.ledger_table(answer),
         "what_if_savings": _savings_table(output.savings(base, Scenario(), question.costs), base.name),
-        "what_if_own_error": _error_table(answer),
+        "what_if_own_error": _error_table(own.cells),
     }
     return WhatIfChapter(answer, {name: one for name, one in tables.items() if one.rows})
 
 
 def _savings_table(changes: list[output.Saving], cell: str) -> TextTable:
-    rows = [
-        (
-            one.change,
-            _ms(one.saved_us),
-            f"{_ms(one.low_us)} to {_ms(one.high_us)}",
-            "yes" if one.is_significant else "no",
-        )
-        for one in changes
-    ]
-    title, headings = (
-        f"What one change alone would take off the step of {cell}",
-        ("saves [ms]", "band [ms]", "significant"),
+    fields = (
+        Field("change", "change"),
+        Field("saves", "saved_us", _MS),
+        Field("band [ms]", lambda one: f"{show(one.low_us, _MS)} to {show(one.high_us, _MS)}"),
+        Field("significant", lambda one: "yes" if one.is_significant else "no"),
     )
     notes = ("Parts of the step that can be removed come first, then changes for comparison",)
-    return TextTable(title, ("change", *headings), tuple(rows), notes)
+    return table_of(f"What one change alone would take off the step of {cell}", fields, changes, notes)
 
 
-def _ms(value_us: float | None) -> str:
-    """Milliseconds; what rounds to nothing has no sign."""
-    return "NA" if value_us is None else f"{round(value_us / 1e3, 2) + 0.0:.2f}"
+def _error_table(cells: Sequence[CellError]) -> TextTable:
+    fields = (
+        Field("cell", "cell"),
+        Field("measured", "measured_us", _MS),
+        Field("predicted", "predicted_us", _MS),
+        Field("error [%]", lambda one: _off(one.predicted_us, one)),
+        Field("perfect scaling [%]", lambda one: _off(one.perfect_us, one)),
+        Field("nothing changes [%]", lambda one: _off(one.same_us, one)),
+    )
+    reasons = dict.fromkeys(f"{one.cell}: {one.reason}" for one in cells if one.reason is not None)
+    return table_of("The same method on cells that were measured", fields, cells, reasons)
 
 
-def _error_table(answer: RunAnswer) -> TextTable:
-    rows = []
-    for one in answer.own.cells:
-        times_us = (one.predicted_us, one.perfect_us, one.same_us)
-        ratios = [None if us is None else us / one.measured_us - 1 for us in times_us]
-        errors = ("NA" if ratio is None else f"{100 * ratio:+.1f}" for ratio in ratios)
-        rows.append((one.cell, _ms(one.measured_us), _ms(one.predicted_us), *errors))
-    reasons = dict.fromkeys(f"{one.cell}: {one.reason}" for one in answer.own.cells if one.reason is not None)
-    headings = ("cell", "measured [ms]", "predicted [ms]", "error [%]", "perfect scaling [%]", "nothing changes [%]")
-    return TextTable("The same method on cells that were measured", headings, tuple(rows), notes=tuple(reasons))
+def _off(value_us: float | None, cell: CellError) -> str | None:
+    return None if value_us is None else f"{100 * (value_us / cell.measured_us - 1):+.1f}"

@@ -19,7 +19,6 @@ from dpscope.analysis.traces.steps.event_kind import COPY_KINDS, Kind
 from dpscope.analysis.what_if.profiles.gradients import (
     PARTS,
     ReadyGradients,
-    StepCollectives,
     as_replayed,
     backward_span,
     bucket_ends_of,
@@ -63,24 +62,25 @@ def device_profile(
     began, ended = float(windows.start_us[step]), float(windows.end_us[step])
     works = _launched(attribution, step, began)
     host_range = (float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step]))
-    split = split_collectives(rows, backward_span(events, host_range))
-    measured = measured_buckets(split.buckets, began)
-    launches = split.buckets["launch_us"].tolist()
-    found = ready_gradients(events, host_range, launches, [one.bytes for one in measured], parameter_bytes)
-    gradients = _gradients(works, found, launches, [one.bytes for one in measured])
-    others = _others(split.others, works)
-    table, first_host = _works(attribution, works, step, began, split, gradients)
+    reduced, other_rows = split_collectives(rows, backward_span(events, host_range))
+    measured = measured_buckets(reduced, began)
+    launches, sizes = reduced["launch_us"].tolist(), [one.bytes for one in measured]
+    found = ready_gradients(events, host_range, launches, sizes, parameter_bytes)
+    gradients = _gradients(works, found, launches, sizes)
+    sync, resumed, before = _waits(attribution, works, step, began)
+    host = np.diff(works.launch_us, prepend=before)
+    host[1:][~np.isnan(sync[:-1])] = (works.launch_us[1:] - resumed[:-1])[~np.isnan(sync[:-1])]
     start_gap, turn = gaps(measured)
     lags = [launch - works.launch_us[max(0, _before(works, launch) - 1)] for launch in launches]
     return StepProfile(
         rank=attribution.trace.rank,
         step=attribution.steps.numbers[step],
         step_us=ended - began,
-        works=table,
+        works=_works(works, began, reduced, other_rows, gradients, np.maximum(0.0, host), sync),
         gradients=gradients,
         buckets=tuple(as_replayed(measured, start_gap, turn)),
-        others=tuple(others),
-        first_host_us=first_host,
+        others=tuple(_others(other_rows, works)),
+        first_host_us=before - began,
         bucket_ends=bucket_ends_of(found, len(measured)),
         launch_lag_us=float(np.median(lags)) if lags else 0.0,
         start_gap_us=start_gap,
@@ -130,13 +130,6 @@ def _gradients(
     return Gradients(np.array(parts), np.array(places, dtype=np.int64), INTERPOLATED if known else UNKNOWN)
 
 
-def _shares(reduced: pd.DataFrame) -> np.ndarray:
-    """The share of the gradients' bytes that each bucket and those before it hold; of no known bytes each counts alike."""
-    sizes = reduced["bytes"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
-    sizes = np.ones(len(sizes)) if np.isnan(sizes).any() else sizes
-    return np.asarray(np.cumsum(sizes) / sizes.sum())
-
-
 def _others(rows: pd.DataFrame, works: _Launched) -> list[OtherCollective]:
     found, before = [], NEVER
     for row in rows.to_dict("records"):
@@ -151,15 +144,34 @@ def _others(rows: pd.DataFrame, works: _Launched) -> list[OtherCollective]:
 
 
 def _works(
-    attribution: Attribution, works: _Launched, step: int, began: float, split: StepCollectives, gradients: Gradients
-) -> tuple[Works, float]:
-    """The columns of `Works`, and when the host was last known to be somewhere before the first launch."""
+    works: _Launched,
+    began: float,
+    reduced: pd.DataFrame,
+    others: pd.DataFrame,
+    gradients: Gradients,
+    host_us: np.ndarray,
+    sync_us: np.ndarray,
+) -> Works:
+    """The works, held up by the work before and by the collectives they wait for: buckets (`reduced`) and others."""
     count = len(works.launch_us)
-    needs = _needs(works, split.buckets)
-    held = _held_until(works, split, needs, began)
-    wait = _waits(attribution, works, step, began)
-    host = np.diff(works.launch_us, prepend=wait.before_us)
-    host[1:][~np.isnan(wait.sync_us[:-1])] = (works.launch_us[1:] - wait.resumed_us[:-1])[~np.isnan(wait.sync_us[:-1])]
+    held = np.concatenate(([began], works.end_us[:-1])) if count else works.end_us
+    needs = np.zeros(count)  # the share of the gradients' bytes that each work waits for
+    if not reduced.empty:
+        sizes = reduced["bytes"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+        sizes = np.ones(len(sizes)) if np.isnan(sizes).any() else sizes  # of no known bytes each counts alike
+        shares = np.cumsum(sizes) / sizes.sum()
+        ends = np.maximum.accumulate((reduced["start_us"] + reduced["duration_us"]).astype(float).to_numpy())
+        later = works.launch_us > float(reduced["launch_us"].max())  # only works after the last all-reduce wait
+        ended = np.searchsorted(ends, works.start_us + _ROUNDING_US, side="right")
+        needs[later] = np.concatenate(([0.0], shares))[ended[later]]
+        needs = np.maximum.accumulate(needs)
+        waits_for = np.searchsorted(shares, needs - 1e-9, side="left")
+        held = np.where(needs > 0, np.maximum(held, ends[np.minimum(waits_for, len(ends) - 1)]), held)
+    for row in others.to_dict("records"):
+        end, place = row["start_us"] + row["duration_us"], _before(works, row["launch_us"])
+        if place < count and works.start_us[place] >= end - _ROUNDING_US:
+            held[place] = max(held[place], end)
+    held = np.minimum(held, works.start_us)
     gap = np.maximum(0.0, works.start_us - np.maximum(works.launch_us, held))
     by_launch = works.launch_us >= held
     usual = float(np.median(gap[by_launch])) if by_launch.any() else 0.0
@@ -167,61 +179,23 @@ def _works(
     order_gap = np.where(by_launch, np.minimum(gap, _IN_ORDER_US), gap)
     duration = works.end_us - works.start_us
     hidden = duration <= 0  # behind another stream's
-    return (
-        Works(
-            host_us=np.maximum(0.0, host),
-            device_us=duration,
-            launch_gap_us=np.where(hidden, NEVER, launch_gap),
-            order_gap_us=np.where(hidden, 0.0, order_gap),
-            sync_us=wait.sync_us,
-            needs=needs,
-            by_samples=np.arange(count) < (gradients.after[-1] if len(gradients.after) else count),
-            bounds=works.bounds,
-        ),
-        wait.before_us - began,
+    return Works(
+        host_us=host_us,
+        device_us=duration,
+        launch_gap_us=np.where(hidden, NEVER, launch_gap),
+        order_gap_us=np.where(hidden, 0.0, order_gap),
+        sync_us=sync_us,
+        needs=needs,
+        by_samples=np.arange(count) < (gradients.after[-1] if len(gradients.after) else count),
+        bounds=works.bounds,
     )
 
 
-def _needs(works: _Launched, reduced: pd.DataFrame) -> np.ndarray:
-    """The share of the gradients' bytes that each work waits for: only works launched after the last all-reduce do."""
-    needs = np.zeros(len(works.launch_us))
-    if reduced.empty:
-        return needs
-    shares = _shares(reduced)
-    ends = np.maximum.accumulate((reduced["start_us"] + reduced["duration_us"]).astype(float).to_numpy())
-    later = works.launch_us > float(reduced["launch_us"].max())
-    ended = np.searchsorted(ends, works.start_us + _ROUNDING_US, side="right")
-    needs[later] = np.concatenate(([0.0], shares))[ended[later]]
-    return np.asarray(np.maximum.accumulate(needs))
+def _waits(attribution: Attribution, works: _Launched, step: int, began: float) -> tuple[np.ndarray, np.ndarray, float]:
+    """After which work the host waited for the device: how long after its end the host went on, and when; NaN elsewhere.
 
-
-def _held_until(works: _Launched, split: StepCollectives, needs: np.ndarray, began: float) -> np.ndarray:
-    """Until when each work is held up by the work before and by the collectives it waits for."""
-    held = np.concatenate(([began], works.end_us[:-1])) if len(works.end_us) else works.end_us
-    if not split.buckets.empty:
-        shares = _shares(split.buckets)
-        ends = np.maximum.accumulate(
-            (split.buckets["start_us"] + split.buckets["duration_us"]).astype(float).to_numpy()
-        )
-        waits_for = np.searchsorted(shares, needs - 1e-9, side="left")
-        held = np.where(needs > 0, np.maximum(held, ends[np.minimum(waits_for, len(ends) - 1)]), held)
-    for row in split.others.to_dict("records"):
-        end, place = row["start_us"] + row["duration_us"], _before(works, row["launch_us"])
-        if place < len(held) and works.start_us[place] >= end - _ROUNDING_US:
-            held[place] = max(held[place], end)
-    return np.asarray(np.minimum(held, works.start_us))
-
-
-@dataclass(frozen=True)
-class _HostWaits:
-    """After which work the host waited for the device: how long after its end the host went on, and when; NaN elsewhere."""
-
-    sync_us: np.ndarray
-    resumed_us: np.ndarray
-    before_us: float
-
-
-def _waits(attribution: Attribution, works: _Launched, step: int, began: float) -> _HostWaits:
+    Last, when the host was known to be somewhere before the first launch.
+    """
     events = attribution.events
     count = len(works.launch_us)
     sync, resumed = np.full(count, np.nan), np.full(count, np.nan)
@@ -247,7 +221,7 @@ def _waits(attribution: Attribution, works: _Launched, step: int, began: float) 
         before = attribution.steps.start_us[step]
         before -= max(0.0, attribution.steps.end_us[step] - (works.launch_us[-1] if count else first))
         before = before if np.isfinite(before) else first
-    return _HostWaits(sync, resumed, float(before))
+    return sync, resumed, float(before)
 
 
 _COPY = re.compile(r"^Memcpy (HtoD|DtoH)")
@@ -262,14 +236,9 @@ _HALF = re.compile(r"f16f16|bf16|_f16_|h884|h1688|h16816|hgemm|fp16|s16816|s884|
 
 def kernel_bounds(names: Sequence[str]) -> npt.NDArray[np.int64]:
     """Of each name MEMORY, FP32, TF32, HALF or HOST_LINK."""
-    return np.array([_bound(name) for name in names], dtype=np.int64)
-
-
-def _bound(name: str) -> int:
-    if _COPY.search(name):
-        return HOST_LINK
-    if not _PRODUCT.search(name) or _BESIDE.search(name):
-        return MEMORY
-    if _TF32.search(name):
-        return TF32
-    return HALF if _HALF.search(name) else FP32
+    found = []
+    for name in names:
+        bound = TF32 if _TF32.search(name) else HALF if _HALF.search(name) else FP32
+        bound = bound if _PRODUCT.search(name) and not _BESIDE.search(name) else MEMORY
+        found.append(HOST_LINK if _COPY.search(name) else bound)
+    return np.array(found, dtype=np.int64)

@@ -18,6 +18,7 @@ from dpscope.analysis.what_if.replay.step_profile import (
     RECORDED,
     SHARES_THE_LINK,
     UNKNOWN,
+    Ints,
     MeasuredBucket,
 )
 from dpscope.profiling.records import range_names as phases
@@ -30,12 +31,11 @@ PARTS = 20  # of a bucket whose gradients the trace does not show
 
 @dataclass(frozen=True)
 class ReadyGradients:
-    """In order of readiness, per gradient: when its node began and ended (from the trace's start), bytes, its bucket's index."""
+    """In order of readiness, per gradient: when its node ended (from the trace's start) and bytes; the last of each bucket."""
 
-    begin_us: Floats
     end_us: Floats
     bytes: Floats
-    bucket: tuple[int, ...]
+    ends: tuple[int, ...]
     known: str
 
 
@@ -68,17 +68,16 @@ def ready_gradients(
     by_order = np.array(parameter_bytes[::-1], dtype=float) if len(parameter_bytes) == len(rows) else None
     for known, found in ((RECORDED, _recorded(events, rows)), (BY_ORDER, by_order)):
         if found is not None and _adds_up(found, bucket, sizes):
-            return ReadyGradients(begin, end, found, tuple(bucket.tolist()), known)
+            return ReadyGradients(end, found, tuple(last), known)
     counts = np.bincount(bucket, minlength=len(last))
-    spread = (np.array(sizes, dtype=float) / counts)[bucket]
+    spread, known = (np.array(sizes, dtype=float) / counts)[bucket], INTERPOLATED
     if np.isnan(spread).any():
-        return ReadyGradients(begin, end, (1.0 / counts)[bucket], tuple(bucket.tolist()), UNKNOWN)
-    return ReadyGradients(begin, end, spread, tuple(bucket.tolist()), INTERPOLATED)
+        spread, known = (1.0 / counts)[bucket], UNKNOWN
+    return ReadyGradients(end, spread, tuple(last), known)
 
 
 def _named(events: EventTable, name: str) -> np.ndarray:
-    is_node = events.named(lambda one: one == name)
-    return is_node & events.is_category(Category.CPU_OP)
+    return events.named(lambda one: one == name) & events.is_category(Category.CPU_OP)
 
 
 def _recorded(events: EventTable, nodes: np.ndarray) -> Floats | None:
@@ -107,18 +106,9 @@ def _adds_up(sizes: Floats, bucket: np.ndarray, totals: Sequence[float]) -> bool
     return bool(sums.min() > 0 and np.ptp(ratio) < 1e-6 * ratio.max() and ratio.max() <= 1.0 + 1e-9)
 
 
-def ends_of(bucket: Sequence[int]) -> tuple[int, ...]:
-    """The last gradient of every bucket, given each gradient's bucket.
-
-    >>> ends_of([0, 0, 1, 2, 2])
-    (1, 2, 4)
-    """
-    return tuple(index for index, (one, after) in enumerate(pairwise([*bucket, -1])) if one != after)
-
-
 def bucket_ends_of(found: ReadyGradients | None, buckets: int) -> tuple[int, ...]:
     """The last gradient of every bucket; of buckets whose gradients the trace does not show, the last of PARTS each."""
-    return ends_of(found.bucket) if found is not None else tuple(PARTS * (one + 1) - 1 for one in range(buckets))
+    return found.ends if found is not None else tuple(PARTS * (one + 1) - 1 for one in range(buckets))
 
 
 _CORRECTIONS = 40
@@ -138,19 +128,14 @@ def gaps(measured: Sequence[MeasuredBucket]) -> tuple[float, float]:
     return tuple(float(max(0.0, np.median(found))) if found else 0.0 for found in (free, queued))  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
-class StepCollectives:
-    """Rows of the matched collectives of one rank's step: with `launch_us`, and `begin_us`, when a server took it up."""
+def split_collectives(rows: pd.DataFrame, backward: tuple[float, float]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Buckets of gradients (all-reduces that the backward pass launched, see `backward_span`) and other collectives.
 
-    buckets: pd.DataFrame
-    others: pd.DataFrame
-
-
-def split_collectives(rows: pd.DataFrame, backward: tuple[float, float]) -> StepCollectives:
-    """All-reduces that the backward pass (`backward_span`) launched are buckets of gradients."""
+    `rows` are a rank's matched collectives in a step with `launch_us`, and `begin_us`, when a server took it up.
+    """
     reduced = rows["kind"].eq("all_reduce").fillna(False).astype(bool)
     reduced &= (rows["launch_us"] >= backward[0]) & (rows["launch_us"] <= backward[1])
-    return StepCollectives(rows[reduced].sort_values("launch_us"), rows[~reduced].sort_values("launch_us"))
+    return rows[reduced].sort_values("launch_us"), rows[~reduced].sort_values("launch_us")
 
 
 def measured_buckets(rows: pd.DataFrame, start_us: float) -> list[MeasuredBucket]:
@@ -173,19 +158,16 @@ def backward_span(events: EventTable, step: tuple[float, float]) -> tuple[float,
 
     All time if the trace shows none of them.
     """
-    passes = _rows(events, step, phases.BACKWARD)
-    nodes = _rows(events, step, NODE)
-    optimizer = [*_rows(events, step, phases.OPTIMIZER), *_rows(events, step, "Optimizer.step#")]
-    begins = [float(events.start_us[row]) for row in (nodes or passes)]
-    ends = [float(events.end_us[row]) for row in passes] or [float(events.start_us[row]) for row in optimizer]
-    return min(begins, default=-math.inf), max(ends, default=math.inf)
-
-
-def _rows(events: EventTable, step: tuple[float, float], prefix: str) -> list[int]:
-    """Events of the host in a step whose names begin so."""
-    named = events.named(lambda name: name.startswith(prefix))
     inside = (events.start_us >= step[0]) & (events.start_us < step[1])
-    return np.flatnonzero(named & inside & events.is_category(Category.CPU_OP, Category.USER_ANNOTATION)).tolist()
+    inside &= events.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
+
+    def rows(*prefixes: str) -> Ints:
+        return np.flatnonzero(inside & events.named(lambda name: name.startswith(prefixes)))
+
+    passes, nodes = rows(phases.BACKWARD), rows(NODE)
+    begins = events.start_us[nodes if len(nodes) else passes].tolist()
+    ends = events.end_us[passes].tolist() or events.start_us[rows(phases.OPTIMIZER, "Optimizer.step#")].tolist()
+    return min(begins, default=-math.inf), max(ends, default=math.inf)
 
 
 def as_replayed(measured: list[MeasuredBucket], start_gap_us: float, turn_us: float) -> list[MeasuredBucket]:

@@ -113,7 +113,6 @@ class JobProfile:
     """`profiles` of one job; `kinds` of collectives it ran; `devices` None where no trace has the world size."""
 
     profiles: tuple[StepProfile, ...]
-    ranks: int
     devices: int | None
     kinds: frozenset[str]
     lacks: tuple[str, ...]
@@ -159,9 +158,16 @@ def job_profile(
     sizes = [one.world_size for one in traces if one.world_size]
     largest = matched["group_size"].max() if len(matched) else pd.NA
     devices = sizes[0] if sizes else int(largest) if pd.notna(largest) else None
-    lacks = (*(finding.message for finding in found.of("")), *_lacks(attributions, profiles, devices))
+    lacks = [finding.message for finding in found.of("")]
+    if devices is None:
+        lacks.append("the number of devices: give --base-devices")
+    if (missing := (devices or 1) - len(attributions)) > 0:
+        ranks = counted(devices or 1, "rank")
+        lacks.append(f"{missing} of {ranks}: transfers are upper bounds that hold waiting")
+    if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
+        lacks.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")
     names = {name for one in attributions if one.on_device for name in one.trace.device_names}
-    return JobProfile(tuple(profiles), len(traces), devices, kinds, lacks, names.pop() if len(names) == 1 else None)
+    return JobProfile(tuple(profiles), devices, kinds, tuple(lacks), names.pop() if len(names) == 1 else None)
 
 
 def run_profile(paths: Sequence[Path], parameter_bytes: Sequence[int]) -> JobProfile:
@@ -224,21 +230,6 @@ def _of_rank(attribution: Attribution, rows: pd.DataFrame, parameter_bytes: Sequ
     return found
 
 
-def _lacks(attributions: Sequence[Attribution], profiles: Sequence[StepProfile], devices: int | None) -> list[str]:
-    """What the traces do not show, in words."""
-    lacks = []
-    if devices is None:
-        lacks.append("the number of devices: give --base-devices")
-    if len(attributions) < (devices or 1):
-        lacks.append(
-            f"{(devices or 1) - len(attributions)} of {counted(devices or 1, 'rank')}: transfers are upper bounds "
-            "that hold waiting"
-        )
-    if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
-        lacks.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")
-    return lacks
-
-
 GLOO_WORKERS = 2  # ProcessGroupGloo::Options in torch, threads = 2 x network devices, of which torch takes one
 
 
@@ -252,33 +243,40 @@ def cpu_profile(
     began, ended = float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step])
     events = attribution.events
     backward = backward_span(events, (began, ended))
-    split = split_collectives(rows, backward)
-    measured = measured_buckets(split.buckets, began)
-    sizes = [one.bytes for one in measured]
-    created = split.buckets["launch_us"].tolist()
+    reduced, other_rows = split_collectives(rows, backward)
+    measured = measured_buckets(reduced, began)
+    sizes, created = [one.bytes for one in measured], reduced["launch_us"].tolist()
     found = ready_gradients(events, (began, ended), created, sizes, parameter_bytes)
-    first = float(split.buckets["launch_us"].min()) if len(split.buckets) else float("inf")
     # other collectives before the backward pass: what comes later holds the CPU up only if its work shows it
-    waited_for = split.others[split.others["launch_us"] < min(first, backward[1])]
+    waited_for = other_rows[other_rows["launch_us"] < min([*created, backward[1]])]
     blocked, others = _before_gradients(waited_for, began)
     ready, parts, known = (found.end_us - began, found.bytes, found.known) if found else _parts(created, sizes, began)
     ready = np.maximum.accumulate(np.maximum(ready, blocked[1])) if len(ready) else ready
     last = max([float(ready[-1]) if len(ready) else blocked[1], *(one.end_us for one in measured)])
-    edges = np.concatenate(([blocked[1]], ready))
-    tail = max(0.0, ended - began - last)
-    durations = np.concatenate(([blocked[0]], np.diff(edges), [tail]))
+    tail, gap_us = max(0.0, ended - began - last), gaps(measured)[0]
+    durations = np.concatenate(([blocked[0]], np.diff(ready, prepend=blocked[1]), [tail]))
+    count = len(durations)
+    works = Works(
+        host_us=np.zeros(count),
+        device_us=durations,
+        launch_gap_us=np.full(count, NEVER),
+        order_gap_us=np.zeros(count),
+        sync_us=np.full(count, np.nan),
+        needs=np.append(np.zeros(count - 1), 1.0),
+        by_samples=np.arange(count) < count - 1,
+    )
     return StepProfile(
         rank=attribution.trace.rank,
         step=attribution.steps.numbers[step],
         step_us=ended - began,
-        works=_works(durations),
+        works=works,
         gradients=Gradients(parts, np.arange(2, 2 + len(parts), dtype=np.int64), known),
-        buckets=tuple(shared_as_replayed(measured, gaps(measured)[0], GLOO_WORKERS)),
+        buckets=tuple(shared_as_replayed(measured, gap_us, GLOO_WORKERS)),
         others=tuple(others),
         first_host_us=NEVER,
         bucket_ends=bucket_ends_of(found, len(measured)),
         launch_lag_us=0.0,
-        start_gap_us=gaps(measured)[0],
+        start_gap_us=gap_us,
         turn_us=0.0,
         exposed_us=exposed_us,
         servers=GLOO_WORKERS,
@@ -311,19 +309,3 @@ def _parts(created: Sequence[float], sizes: Sequence[float], began: float) -> tu
         before = end
     parts = np.repeat(np.array(sizes, dtype=float) / PARTS, PARTS)
     return np.array(ready), parts, INTERPOLATED
-
-
-def _works(durations: Floats) -> Works:
-    count = len(durations)
-    zeros = np.zeros(count)
-    needs = np.zeros(count)
-    needs[-1] = 1.0
-    return Works(
-        host_us=zeros,
-        device_us=durations,
-        launch_gap_us=np.full(count, NEVER),
-        order_gap_us=zeros,
-        sync_us=np.full(count, np.nan),
-        needs=needs,
-        by_samples=np.arange(count) < count - 1,
-    )

@@ -8,7 +8,7 @@ replayed step are those of the ledger of a traced one.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -147,7 +147,7 @@ class Point:
     buckets: tuple[int, ...]  # that are ready
     ends_backward: bool
     others: tuple[int, ...]  # other collectives that are launched
-    needs: tuple[float, ...]  # shares of the gradients' bytes that the next work waits for
+    needs: float | None  # the share of the gradients' bytes that the next work waits for
     launch_us: float  # from where the host is to when its launch would let the next work start
     following: Stretch
     compute_us: float = 0.0  # of the works in that stretch
@@ -165,11 +165,14 @@ class Prepared:
         self.compute_us = float(works.device_us.sum())
         gradients = profile.gradients
         waits = np.flatnonzero(np.diff(works.needs, prepend=0.0) > 0)
-        self.needs = [(int(at), float(works.needs[at])) for at in waits]
+        self.needs = {int(at): float(works.needs[at]) for at in waits}
+        self.others_at: dict[int, tuple[int, ...]] = {}
+        for place, one in enumerate(profile.others):
+            self.others_at[one.after] = (*self.others_at.get(one.after, ()), place)
         self.after = gradients.after.tolist()
         self.last_gradient = self.after[-1] if self.after else 0
         self.one_pass_compute_us = float(works.device_us[: self.last_gradient].sum())
-        places = {0, len(works), self.last_gradient, *self.after, *(at for at, _ in self.needs)}
+        places = {0, len(works), self.last_gradient, *self.after, *self.needs}
         self.cuts = sorted(places | {one.after for one in profile.others})
         self.launches_us = (works.host_us * compute.host + works.launch_gap_us).tolist()
         self.stretches = stretches(works, self.cuts, compute.host)
@@ -180,50 +183,32 @@ class Prepared:
 
     def points(self, bucket_ends: tuple[int, ...]) -> list[Point]:
         """The step under these buckets; kept, as scenarios differ in costs more often than in buckets."""
-        if bucket_ends not in self._points:
-            self._points[bucket_ends] = self._made_points(bucket_ends)
-        return self._points[bucket_ends]
-
-    def _made_points(self, bucket_ends: tuple[int, ...]) -> list[Point]:
-        ready: dict[int, list[int]] = {}
+        if bucket_ends in self._points:
+            return self._points[bucket_ends]
+        ready: dict[int, tuple[int, ...]] = {}
         for bucket, end in enumerate(bucket_ends):
-            ready.setdefault(self.after[end], []).append(bucket)
-        needs: dict[int, list[float]] = {}
-        for place, share in self.needs:
-            needs.setdefault(place, []).append(share)
+            ready[self.after[end]] = (*ready.get(self.after[end], ()), bucket)
         found: list[Point] = []
         for index, cut in enumerate(self.cuts):
             following, compute_us = NO_WORK, 0.0
             if index < len(self.stretches):
                 following, compute_us = self.stretches[index], self.computes_us[index]
-            happens = (ready.get(cut, []), cut == self.last_gradient, self.others_at.get(cut, []), needs.get(cut, []))
-            if found and not any(happens):
+            needs = self.needs.get(cut)
+            happens = (ready.get(cut, ()), cut == self.last_gradient, self.others_at.get(cut, ()), needs)
+            if found and not any(happens[:3]) and needs is None:
                 last = found[-1]
                 following, compute_us = joined(last.following, following), last.compute_us + compute_us
                 found[-1] = replace(last, following=following, compute_us=compute_us)
             else:
-                buckets, ends_backward, others, waits = happens
                 launch_us = self.launches_us[cut] if cut < len(self.launches_us) else NEVER
-                found.append(
-                    Point(tuple(buckets), ends_backward, tuple(others), tuple(waits), launch_us, following, compute_us)
-                )
-        return found
-
-    @cached_property
-    def others_at(self) -> dict[int, list[int]]:
-        """The other collectives by the works before them."""
-        found: dict[int, list[int]] = {}
-        for place, one in enumerate(self.profile.others):
-            found.setdefault(one.after, []).append(place)
+                found.append(Point(*happens, launch_us, following, compute_us))
+        self._points[bucket_ends] = found
         return found
 
     @cached_property
     def one_pass(self) -> Stretch:
         """Forward and backward without any collective."""
-        whole = self.stretches[0]
-        for one in self.stretches[1 : self.cuts.index(self.last_gradient)]:
-            whole = joined(whole, one)
-        return whole
+        return reduce(joined, self.stretches[: max(1, self.cuts.index(self.last_gradient))])
 
 
 def scaled(works: Works, compute: Compute) -> Works:
@@ -237,28 +222,22 @@ def scaled(works: Works, compute: Compute) -> Works:
 def replay(prepared: Prepared, conditions: Conditions, with_spans: bool = False) -> Replayed:
     """The second of two steps in a row; its collectives are listed on request."""
     entered = (prepared.profile.first_host_us, 0.0, NEVER)
-    began = 0.0
     if prepared.profile.on_device:  # else nothing runs ahead, and the first step is as the second
         first = _Step(prepared, conditions, *entered)
-        first.run()
-        began = max(first.device, first.free)
+        began = first.step_us
         entered = (first.host - began, first.device - began, first.free - began)
     step = _Step(prepared, conditions, *entered)
-    step.run()
     spans = tuple(step.spans()) if with_spans else ()
-    step_us = max(step.device, step.free)
-    return Replayed(step_us, step.parts(step_us), step.backward_us, entered, spans)
+    return Replayed(step.step_us, step.parts(), step.backward_us, entered, spans)
 
 
 def replayed_from(prepared: Prepared, conditions: Conditions, entered: tuple[float, float, float]) -> float:
     """The time of one step that is entered so: where the host is, when the device ended the step before and when the link did."""
-    step = _Step(prepared, conditions, *entered)
-    step.run()
-    return max(step.device, step.free)
+    return _Step(prepared, conditions, *entered).step_us
 
 
 class _Step:
-    """One step while it is run; times from its start."""
+    """One step, run in order of launch; times from its start."""
 
     def __init__(self, prepared: Prepared, conditions: Conditions, host: float, device: float, free: float) -> None:
         self.prepared, self.conditions, self.profile = prepared, conditions, prepared.profile
@@ -272,10 +251,6 @@ class _Step:
         self.other_free = NEVER  # collectives that are no buckets are on a separate stream
         self.waited = 0  # buckets whose end the device has waited for
         self.busy_from = self.busy_to = NEVER
-
-    def run(self) -> None:
-        """Everything in order of launch."""
-        prepared, conditions = self.prepared, self.conditions
         for _ in range(conditions.passes - 1):
             self._go(prepared.one_pass, prepared.one_pass_compute_us)
         for point in prepared.points(conditions.bucket_ends):
@@ -285,11 +260,12 @@ class _Step:
                 self.backward_us = self.device
             for place in point.others:
                 self._other(place, point.launch_us)
-            for share in point.needs:
-                self._wait_for(share, point.launch_us)
+            if point.needs is not None:
+                self._wait_for(point.needs, point.launch_us)
             self._go(point.following, point.compute_us)
         self._schedule()
         self.free = max([self.free, self.other_free, *self.ends])
+        self.step_us = max(self.device, self.free)
 
     def _go(self, stretch: Stretch, compute_us: float) -> None:
         hh, dh, hd, dd = stretch
@@ -328,14 +304,9 @@ class _Step:
             return
         conditions, count = self.conditions, len(self.ready)
         last_ready = [one + late for one, late in zip(self.ready, conditions.late_us, strict=False)]
+        costs, profile = (conditions.latency_us[:count], conditions.transfer_us[:count]), self.profile
         self.starts, self.ends = run_collectives(
-            last_ready,
-            conditions.latency_us[:count],
-            conditions.transfer_us[:count],
-            self.profile.servers,
-            conditions.slowdown,
-            self.free,
-            self.profile.turn_us,
+            last_ready, *costs, profile.servers, conditions.slowdown, self.free, profile.turn_us
         )
 
     def _wait_for(self, share: float, launch_us: float) -> None:
@@ -356,9 +327,9 @@ class _Step:
             self.exposed.append((start, end))
         self.device = max(self.device, end)
 
-    def parts(self, step_us: float) -> StepParts:
-        """Of the whole step, once it was run; collectives that outlast the last work are exposed, too."""
-        prepared, more_passes = self.prepared, self.conditions.passes - 1
+    def parts(self) -> StepParts:
+        """Of the whole step; collectives that outlast the last work are exposed, too."""
+        prepared, more_passes, step_us = self.prepared, self.conditions.passes - 1, self.step_us
         compute_us = prepared.compute_us + more_passes * prepared.one_pass_compute_us + self.contention_us
         tail = [(self.device, step_us)] if step_us > self.device else []
         late_until = [ready + late for ready, late in zip(self.ready, self.conditions.late_us, strict=False)]
@@ -401,8 +372,8 @@ def silent(profile: StepProfile) -> Conditions:
 def base_error(prepared: Prepared) -> float:
     """(replayed - measured) / measured of the step as it was entered."""
     profile = prepared.profile
-    replayed = replayed_from(prepared, measured_conditions(profile), (profile.first_host_us, 0.0, NEVER))
-    return replayed / profile.step_us - 1
+    entered = (profile.first_host_us, 0.0, NEVER)
+    return replayed_from(prepared, measured_conditions(profile), entered) / profile.step_us - 1
 
 
 def late_us(profile: StepProfile, ends: tuple[int, ...], factor: float = 1.0) -> tuple[float, ...]:

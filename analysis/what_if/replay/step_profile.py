@@ -15,6 +15,7 @@ measured on torch 2.15.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 
 import numpy as np
@@ -159,13 +160,7 @@ def stretches(works: Works, cuts: Sequence[int], host_scale: float = 1.0) -> lis
         (max(own, own + to_end + after), after + following, own + to_end, following)
         for own, to_end, following, after in zip(*columns, strict=True)
     ]
-    found = []
-    for begin, end in pairwise(cuts):
-        whole = NO_WORK
-        for one in of_work[begin:end]:
-            whole = joined(whole, one)
-        found.append(whole)
-    return found
+    return [reduce(joined, of_work[begin:end], NO_WORK) for begin, end in pairwise(cuts)]
 
 
 _MIB = 1024 * 1024
@@ -210,8 +205,7 @@ def bucket_ends(sizes_bytes: Sequence[float], bucketing: Bucketing) -> list[int]
 
 def bucket_bytes(gradients: Gradients, ends: Sequence[int]) -> list[float]:
     """The bytes of each bucket, before any hook."""
-    reach = np.cumsum(gradients.bytes)
-    totals = reach[np.array(ends, dtype=int)]
+    totals = np.cumsum(gradients.bytes)[np.array(ends, dtype=int)]
     return [float(size) for size in np.diff(totals, prepend=0.0)]
 
 
@@ -225,8 +219,6 @@ def not_reproduced(profile: StepProfile, bucketing: Bucketing, factor: float = 1
     if profile.gradients.known == INTERPOLATED:
         limits = [bucketing.limits_bytes[min(index, 1)] * factor for index in range(len(measured))]
         short = [size for size, limit in zip(measured[:-1], limits, strict=False) if size < 0.99 * limit]
-        if math.isinf(limits[0]) if limits else False:
-            short = measured[:-1]
         if short:
             return f"a bucket of {short[0] / 1e6:.2f} MB closed before it held its limit: give the cap with --base-bucket-mb"
         return None
@@ -234,12 +226,11 @@ def not_reproduced(profile: StepProfile, bucketing: Bucketing, factor: float = 1
     expected = [round(size * factor) for size in made]
     if expected == measured:
         return None
+
+    def listed(sizes: Sequence[int]) -> str:
+        return f"{', '.join(f'{size / 1e6:.3g}' for size in sizes[:6])}{', ...' if len(sizes) > 6 else ''} MB"
+
     return (
-        f"DDP's rule makes {counted(len(expected), 'bucket')} of {_sizes(expected)} of the gradients; the trace shows "
-        f"{len(measured)} of {_sizes(measured)}"
+        f"DDP's rule makes {counted(len(expected), 'bucket')} of {listed(expected)} of the gradients; the trace shows "
+        f"{len(measured)} of {listed(measured)}"
     )
-
-
-def _sizes(sizes: Sequence[int]) -> str:
-    listed = ", ".join(f"{size / 1e6:.3g}" for size in sizes[:6])
-    return f"{listed}{', ...' if len(sizes) > 6 else ''} MB"

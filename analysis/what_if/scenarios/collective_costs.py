@@ -26,32 +26,19 @@ class NotKnown(Exception):  # noqa: N818 (an answer, not a fault)
     """The measurements do not support a number; the message is the reason."""
 
 
-@dataclass(frozen=True)
-class Way:
-    """Microseconds of latency and of transfer."""
-
-    name: str
-    latency_us: float
-    transfer_us: float
-
-    @property
-    def total_us(self) -> float:
-        return self.latency_us + self.transfer_us
-
-
 def best_way(
     kind: str, size: float, devices: int, inside: int, hop_us: float, rate: float, within: tuple[float, float] | None
-) -> Way | None:
-    """The fastest over so many devices, on nodes of `inside`; None where the kind has no model.
+) -> tuple[str, float, float] | None:
+    """The fastest over so many devices, on nodes of `inside`: its name, and microseconds of latency and of transfer.
 
-    `rate` in bytes a microsecond is that of the link between nodes, which a node's devices share; on one node of the one within.
-    `within`: latency and transfer of the same collective on the devices of one node; None where it is not known, and taken to
-    hold nothing up. A ring and a tree are as slow as the slowest link they go over. A hierarchy is a reduce-scatter inside a
-    node, an all-reduce of each share between nodes over the node's link, an all-gather inside. The bytes of a ring: nccl-tests,
-    doc/PERFORMANCE.md.
+    None where the kind has no model. `rate` in bytes a microsecond is that of the link between nodes, which a node's devices
+    share; on one node of the one within. `within`: latency and transfer of the same collective on the devices of one node; None
+    where it is not known, and taken to hold nothing up. A ring and a tree are as slow as the slowest link they go over. A
+    hierarchy is a reduce-scatter inside a node, an all-reduce of each share between nodes over the node's link, an all-gather
+    inside. The bytes of a ring: nccl-tests, doc/PERFORMANCE.md.
 
     >>> best_way("all_reduce", 1e6, 8, 2, 0.0, 1e4, (0.0, 20.0))  # 20 inside and 2 x 3/4 MB between; a ring would take 175
-    Way(name='hierarchy', latency_us=0.0, transfer_us=170.0)
+    ('hierarchy', 0.0, 170.0)
     """
     nodes, factor, inner = -(-devices // inside), bus_factor(kind, devices), bus_factor(kind, inside)
     if factor is None:
@@ -59,18 +46,13 @@ def best_way(
     slowest = rate
     if within is not None and inner and within[1] > 0:
         slowest = min(rate, inner * size / within[1])
-    found = [Way(RING, ring_hops(kind, devices) * hop_us, factor * size / slowest)]
+    found = [(RING, ring_hops(kind, devices) * hop_us, factor * size / slowest)]
     if nodes > 1 and kind == "all_reduce":
-        found.append(Way(TREE, 2 * math.ceil(math.log2(nodes)) * hop_us, 2 * size / slowest))
+        found.append((TREE, 2 * math.ceil(math.log2(nodes)) * hop_us, 2 * size / slowest))
         if within is not None:
             between = (bus_factor(kind, nodes) or 0.0) * size / rate
-            found.append(Way(HIERARCHICAL, ring_hops(kind, nodes) * hop_us, sum(within) + between))
-    return min(found, key=lambda one: one.total_us)
-
-
-def hop_us(kind: str, latency_us: float, devices: int) -> float:
-    """What one hop of a ring takes, of a collective's latency on so many devices."""
-    return max(0.0, latency_us) / max(1, ring_hops(kind, devices))
+            found.append((HIERARCHICAL, ring_hops(kind, nodes) * hop_us, sum(within) + between))
+    return min(found, key=lambda one: one[1] + one[2])
 
 
 CALIBRATED, TRACED, CARRIED, HIERARCHY, SPECIFIED = "calibrated", "traced", "carried", "hierarchy", "specification"
@@ -145,8 +127,9 @@ class Costs:
         if nodes > 1 and links.intra is not None and min(per_node, devices) > 1:
             return self._by_rate_between(kind, size, devices, per_node, links)  # what was timed holds the old links
         other = (nodes, per_node) != (measured_nodes, self.per_node)
-        if nodes > 1 and other and (found := self._timed_over(kind, size, devices, per_node)) is not None:
-            return found
+        full = nodes > 1 and other and devices == nodes * per_node
+        if full and (level := self._level(kind, nodes, per_node)).times:  # timed with as many devices on each node
+            return self._forecast(level, nodes, devices, size)
         if nodes == 1 and measured_nodes > 1:
             return self._within_a_node(kind, size, devices)
         if nodes > 1 and measured_nodes == 1:
@@ -182,21 +165,15 @@ class Costs:
         words = f"{here.basis}, carried to {devices} by the ring's formula"
         return Cost(here.latency_us, here.transfer_us * after / before, CARRIED, words, 2 * SPREADS[CARRIED])
 
-    def _timed_over(self, kind: str, size: float, devices: int, per_node: int) -> Cost | None:
-        """What a calibration timed over several nodes with as many devices on each; None where it timed nothing such."""
-        nodes = -(-devices // per_node)
-        level = self._level(kind, nodes, per_node)
-        return self._forecast(level, nodes, devices, size) if level.times and devices == nodes * per_node else None
-
     def _level(self, kind: str, nodes: int, per_node: int) -> CollectiveLevel:
         """What was timed of a collective on one node, or over several with as many devices on each."""
         key = (kind, nodes > 1, nodes > 1 and per_node)
         if key not in self._levels:
             times = {} if self.every is None else measured_times(self.every).get(kind, {})
             alike = {
-                layout: own
-                for layout, own in times.items()
-                if (layout[0] > 1) == (nodes > 1) and (nodes == 1 or layout[1] == layout[0] * per_node)
+                (over, on): own
+                for (over, on), own in times.items()
+                if (over > 1) == (nodes > 1) and (nodes == 1 or on == over * per_node)
             }
             self._levels[key] = CollectiveLevel(kind, alike)
         return self._levels[key]
@@ -235,7 +212,7 @@ class Costs:
         rate = rate_between(self.every) if self.every is not None else None
         if rate is None or self.every is None:
             return None
-        return rate, _hop_us(find_fit(self.every.on_nodes(rate.nodes), rate.collective, rate.devices), rate.devices)
+        return rate, _hop_us(find_fit(self.every.on_nodes(rate.nodes), rate.collective, rate.devices))
 
     def _within_a_node(self, kind: str, size: float, devices: int) -> Cost:
         """Of a base over several nodes: what its calibration timed on one, at that count or carried to it."""
@@ -288,13 +265,13 @@ class Costs:
             else:
                 inner = (within.latency_us, within.transfer_us)
                 words = "" if links.intra is None else f"; within a node {within.basis}"
-        way = best_way(kind, size, devices, inside, latency, rate, inner)
-        if way is None:
+        if (way := best_way(kind, size, devices, inside, latency, rate, inner)) is None:
             raise NotKnown(f"there is no model of {kind} by a link's rate")
-        source = HIERARCHY if way.name == HIERARCHICAL else SPECIFIED if reached is None else CARRIED
-        words = f"{basis}{whence}, {way.name}{words}"
+        name, latency_us, transfer_us = way
+        source = HIERARCHY if name == HIERARCHICAL else SPECIFIED if reached is None else CARRIED
         spread = SPREADS[HIERARCHY if at_other_layout else source]
-        return Cost(way.latency_us, way.transfer_us, source, words, spread, source == SPECIFIED and how == _BOUND)
+        words = f"{basis}{whence}, {name}{words}"
+        return Cost(latency_us, transfer_us, source, words, spread, source == SPECIFIED and how == _BOUND)
 
     def _within(self, kind: str, size: float, inside: int, links: Links) -> Cost:
         """On the devices of one node: over the stated link, else as measured."""
@@ -306,14 +283,9 @@ class Costs:
 
     def _efficiency(self, kind: str) -> tuple[float, str]:
         """What of a link's specification was reached, where a specification and a measurement of one link are known."""
-        if self.specified is None or self.calibration is None:
-            return 1.0, _BOUND
-        fit = find_fit(self.calibration, kind, self.devices)
+        fit = find_fit(self.calibration, kind, self.devices) if self.calibration is not None else None
         rate = largest_bus_gb_per_s(fit) if fit is not None else None
-        if rate is None:
-            return 1.0, _BOUND
-        reached = rate / self.specified.gb_per_s
-        if not 0.05 < reached <= 1.5:
+        if self.specified is None or rate is None or not 0.05 < (reached := rate / self.specified.gb_per_s) <= 1.5:
             return 1.0, _BOUND
         return reached, f" x {reached:.2f}, reached on {self.specified.name}"
 
@@ -330,14 +302,13 @@ class Costs:
         if not fits:
             return 0.0, ", no latency known"
         fit = min(fits, key=lambda one: abs(one.devices - self.devices))
-        latency = _hop_us(fit, fit.devices)
+        latency = _hop_us(fit)
         return latency, f", {latency:.3g} us a hop as calibrated {where}"
 
 
-def _hop_us(fit: CollectiveFit | None, devices: int) -> float:
-    if fit is None:
-        return 0.0
-    return hop_us(fit.collective, fit.pieces[0].alpha_us, devices)
+def _hop_us(fit: CollectiveFit | None) -> float:
+    """What one hop of a ring takes, of a fitted collective's latency."""
+    return 0.0 if fit is None else max(0.0, fit.pieces[0].alpha_us) / max(1, ring_hops(fit.collective, fit.devices))
 
 
 def _layout(nodes: int, devices: int) -> str:

@@ -9,10 +9,11 @@ and no cheaper.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from dpscope.analysis.what_if.prediction import FARTHEST, distance_error
+from dpscope.analysis.what_if.prediction import distance_error
 from dpscope.analysis.what_if.replay.replay import Compute, Conditions, Replayed, late_us, replayed_from
 from dpscope.analysis.what_if.replay.step_profile import (
     HOOK_FACTORS,
@@ -24,7 +25,7 @@ from dpscope.analysis.what_if.replay.step_profile import (
     bucket_ends,
 )
 from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown
-from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Lateness, Scenario
+from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
 from dpscope.analysis.what_if.step_model import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
 from dpscope.profiling.records.finding import counted
@@ -64,20 +65,12 @@ def place_of(base: Base, scenario: Scenario) -> Place:
     return Place(devices, min(per_node, devices))
 
 
-def bucketing_of(base: Base, scenario: Scenario) -> Bucketing:
-    """The scenario's cap and overlap, else the base's."""
-    cap = base.bucketing.cap_mib
-    if isinstance(scenario.bucket_mb, str):
-        cap = None if scenario.bucket_mb == DEFAULT_BUCKET else cap
-    elif scenario.bucket_mb is not None:
-        cap = scenario.bucket_mb
-    return Bucketing(cap, base.bucketing.overlap if scenario.overlap is None else scenario.overlap)
-
-
 def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Inputs:
     """What to replay a profile under; raises NotKnown."""
     place = place_of(base, scenario)
-    bucketing = bucketing_of(base, scenario)
+    stated_mib = None if isinstance(scenario.bucket_mb, str) else scenario.bucket_mb  # DEFAULT_BUCKET is the only word
+    cap = base.bucketing.cap_mib if scenario.bucket_mb is None else stated_mib
+    bucketing = Bucketing(cap, base.bucketing.overlap if scenario.overlap is None else scenario.overlap)
     hook = scenario.hook or base.hook
     if hook not in HOOK_FACTORS:
         raise NotKnown(f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})")
@@ -274,39 +267,35 @@ ASSUMED_ERROR = 0.04  # of the method where no other cell measures it: the error
 GPU_ERROR = 0.12  # of times on another GPU by its speed alone, as published for such predictors (Habitat, ATC 2021)
 _ONE_BATCH = 0.10  # samples may cost otherwise where one batch alone was measured
 _NO_JITTER = 0.03
-_NONE = (0.0, 0.0)
 
 
 def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replayed, step_us: float) -> Parts:
     """What a replay is off by where its costs, the slowdown of two in flight, or gamma are at the ends of what they may be."""
     prepared, conditions = base.prepared(profile, inputs.compute), inputs.conditions
 
-    def off(changed: Conditions, moved_us: float = 0.0) -> float:
-        """How much longer the step would be, `moved_us` being what the base's replay would be longer."""
-        return replayed_from(prepared, changed, then.entered) - then.step_us - moved_us
+    def off(**changed: Any) -> float:
+        """How much longer the step would be under changed conditions."""
+        return replayed_from(prepared, replace(conditions, **changed), then.entered) - then.step_us
 
-    def scaled(factor: float) -> Conditions:
-        latency, transfer = (
-            tuple(factor * one for one in of) for of in (conditions.latency_us, conditions.transfer_us)
-        )
-        return replace(conditions, latency_us=latency, transfer_us=transfer)
+    def scaled(factor: float) -> dict[str, tuple[float, ...]]:
+        return {
+            name: tuple(factor * one for one in getattr(conditions, name)) for name in ("latency_us", "transfer_us")
+        }
 
-    costs = [off(scaled(math.exp(by))) if by else 0.0 for by in (-inputs.below, inputs.above)]
-    in_flight = [
-        off(replace(conditions, slowdown=one)) if one != conditions.slowdown and profile.servers > 1 else 0.0
-        for one in inputs.slowdowns
-    ]
     now = base.replayed(profile).step_us
-    slower = [
-        off(replace(conditions, gamma=one), base.replayed(profile, one).step_us - now)
-        if one != conditions.gamma
-        else 0.0
-        for one in base.gamma_band
-    ]
-    found = {"costs": costs, "two in flight": in_flight, "computing next to them": slower}
+    shared = [one for one in inputs.slowdowns if one != conditions.slowdown and profile.servers > 1]
+    gammas = [one for one in base.gamma_band if one != conditions.gamma]
+    found = {
+        "costs": [0.0, *(off(**scaled(math.exp(by))) for by in (-inputs.below, inputs.above) if by)],
+        "two in flight": [0.0, *(off(slowdown=one) for one in shared)],
+        "computing next to them": [
+            0.0,
+            *(off(gamma=one) - (base.replayed(profile, one).step_us - now) for one in gammas),
+        ],
+    }
     # from how much longer (negative: shorter) the step may be to half a band below and above
     return {
-        name: (-math.log(max(0.05, 1 + min(0.0, *moved) / step_us)), math.log1p(max(0.0, *moved) / step_us))
+        name: (-math.log(max(0.05, 1 + min(moved) / step_us)), math.log1p(max(moved) / step_us))
         for name, moved in found.items()
     }
 
@@ -319,7 +308,7 @@ def half_band(
     spread, method = base.spread, ASSUMED_ERROR
     if base.method_error is not None:  # the repeats' noise is in the errors on own cells
         spread, method = (spread, 0.0) if alike or spread > base.method_error else (0.0, base.method_error)
-    distance = distance_error(min(max(times, 1.0), FARTHEST)) * (0.5 + 0.5 * min(1.0, 4 * exposed_share))
+    distance = distance_error(times) * (0.5 + 0.5 * min(1.0, 4 * exposed_share))
     both = [spread, 0.0 if alike else method, distance]
     if scenario.faster != 1.0 or scenario.gpu is not None:
         both.append(GPU_ERROR)
@@ -327,8 +316,5 @@ def half_band(
         both.append(_ONE_BATCH)
     if not base.lateness.known and scenario.jitter is None and times > 1:
         both.append(_NO_JITTER)
-    squares = sum(one**2 for one in both)
-    names = {name for one in parts for name in one}
-    sides = ([max(one.get(name, _NONE)[side] for one in parts) for name in names] for side in (0, 1))
-    below, above = (math.sqrt(squares + sum(one**2 for one in side)) for side in sides)
+    below, above = (math.hypot(*both, *(max(one[name][side] for one in parts) for name in parts[0])) for side in (0, 1))
     return below, above

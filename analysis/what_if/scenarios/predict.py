@@ -1,18 +1,24 @@
-"""The step of a configuration that was not measured: measured base + (replay of the scenario - replay of the base)."""
+"""The step of a configuration that was not measured: measured base + (replay of the scenario - replay of the base).
+
+So is each part of its ledger: that of the base plus what the replay of the scenario changes of it.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 
 import numpy as np
 
 from dpscope.analysis.text.units import show_time
-from dpscope.analysis.what_if.prediction import FARTHEST, Prediction
+from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS, Ledger
+from dpscope.analysis.what_if.prediction import UNKNOWABLE, Prediction, beyond_reach, bound_by, show_ms
 from dpscope.analysis.what_if.replay.replay import (
     AS_IT_WAS,
     MOST_OFF,
     Compute,
+    Conditions,
     Prepared,
     Replayed,
     StepParts,
@@ -24,7 +30,6 @@ from dpscope.analysis.what_if.replay.step_profile import HOOK_FACTORS, INTERPOLA
 from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown
 from dpscope.analysis.what_if.scenarios.inputs import (
     ASSUMED_ERROR,
-    Inputs,
     Parts,
     Place,
     compute_of,
@@ -35,11 +40,6 @@ from dpscope.analysis.what_if.scenarios.inputs import (
     replay_parts,
     step_batch,
     uneven,
-)
-from dpscope.analysis.what_if.scenarios.predicted_ledger import (
-    data_parallel_ledger,
-    largest_part,
-    predicted_ledger,
 )
 from dpscope.analysis.what_if.scenarios.scenario import AS_MEASURED, Base, Scenario
 from dpscope.profiling.records.strategies import traits_of
@@ -158,22 +158,20 @@ def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs)
     exposed = min(max(0.0, measured + then.exposed_us - now.exposed_us), step)
     changes = StepParts(*(after - before for after, before in zip(then.parts, now.parts, strict=True)))
     parts = replay_parts(base, profile, inputs, then, step)
-    remains = {} if scenario.links == AS_MEASURED else _remains_us(prepared, inputs, then)
+    remains = {} if scenario.links == AS_MEASURED else _remains_us(prepared, inputs.conditions, then.exposed_us)
     return Answered(step, exposed, changes, parts, inputs.basis, remains, then.parts)
 
 
-def _remains_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str, float]:
+def _remains_us(prepared: Prepared, conditions: Conditions, exposed_us: float) -> dict[str, float]:
     """What of the exposed time is not transfer of gradients, each part by a replay without it."""
-    conditions = inputs.conditions
+    others = " and ".join(sorted({one.kind for one in prepared.profile.others}))
     without = {
         "waiting for late ranks": replace(conditions, late_us=(0.0,) * len(conditions.late_us)),
         "latency of all-reduces": replace(conditions, latency_us=(0.0,) * len(conditions.latency_us)),
-        " and ".join(sorted({one.kind for one in prepared.profile.others})): replace(
-            conditions, other_us=(0.0,) * len(conditions.other_us)
-        ),
+        others: replace(conditions, other_us=(0.0,) * len(conditions.other_us)),
     }
-    saved = {name: then.exposed_us - replay(prepared, one).exposed_us for name, one in without.items() if name}
-    return {name: us for name, us in saved.items() if us > _NAMED * then.exposed_us}
+    saved = {name: exposed_us - replay(prepared, one).exposed_us for name, one in without.items() if name}
+    return {name: us for name, us in saved.items() if us > _NAMED * exposed_us}
 
 
 def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered:
@@ -241,15 +239,11 @@ def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[
     times = place.devices / base.largest_count
     share = max(one.exposed_us / one.step_us for one in found)
     below, above = half_band(base, scenario, [one.parts for one in found], share, times)
-    if times > FARTHEST:
+    if (reason := beyond_reach(times, base.largest_count, "without any exposed communication")) is not None:
+        if times > UNKNOWABLE:
+            return replace(unanswered, reason=reason)
         least = min(step - exposed, alone if alone is not None else step) * math.exp(-base.spread)
-        return replace(
-            unanswered,
-            low_us=least,
-            high_us=(step + exposed) * math.exp(above),
-            reason=f"{times:.0f}x the largest measured count ({base.largest_count}): no number; the range begins without any "
-            "exposed communication",
-        )
+        return replace(unanswered, low_us=least, high_us=(step + exposed) * math.exp(above), reason=reason)
     rests_on = _rests_on(base, found, scenario, place)
     efficiency = None if alone is None else alone / step
     if efficiency is not None and efficiency > 1 / _IMPOSSIBLE:  # beyond what noise explains
@@ -272,12 +266,12 @@ def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[
 def _alone_us(base: Base, scenario: Scenario) -> float | None:
     """t_1 of the scenario's batch and device: the replay without other devices, scaled to t_1 as measured at that batch, else at
     the base's, where known."""
-    then = _without_others(base, scenario)
+    if (then := _without_others(base, scenario)) is None:
+        return None
     for batch in (step_batch(base, scenario), base.batch_size):
-        if then is not None and batch in base.single_us and batch is not None:
-            own = _without_others(base, Scenario(batch_size=batch))
-            if own:
-                return then * base.single_us[batch] / own
+        own = _without_others(base, Scenario(batch_size=batch)) if batch in base.single_us else None
+        if own and batch is not None:
+            return then * base.single_us[batch] / own
     return then
 
 
@@ -296,37 +290,142 @@ def _without_others(base: Base, scenario: Scenario) -> float | None:
     return float(np.mean(steps_us))
 
 
-def _alone_rests_on(base: Base, scenario: Scenario) -> str:
-    """What t_1 is taken from; see `_alone_us`."""
-    if base.batch_size not in base.single_us and step_batch(base, scenario) not in base.single_us:
-        return "the base's replay without its other devices"
-    as_measured = Scenario(
-        devices=1, per_node=scenario.per_node, batch_size=scenario.batch_size, jitter=scenario.jitter
-    )
-    if step_batch(base, scenario) in base.single_us and scenario == as_measured:
-        return "one device's step as it was measured"
-    return "one device's measured step, scaled as its replay is"
-
-
 def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Place) -> str:
-    clauses = [*found[0].basis] if place.devices > 1 else [_alone_rests_on(base, scenario)]
+    clauses = [*found[0].basis]
+    if place.devices == 1:  # what t_1 is taken from; see `_alone_us`
+        clauses = ["the base's replay without its other devices"]
+        alone = Scenario(devices=1, per_node=scenario.per_node, batch_size=scenario.batch_size, jitter=scenario.jitter)
+        if scenario == alone and step_batch(base, scenario) in base.single_us:
+            clauses = ["one device's step as it was measured"]
+        elif {base.batch_size, step_batch(base, scenario)} & base.single_us.keys():
+            clauses = ["one device's measured step, scaled as its replay is"]
     if base.host_cores is not None and min(place.devices, place.per_node) > max(base.host_cores, base.per_node):
-        clauses.insert(
-            0, f"each process is assumed to keep the cores it has now, but a host here has {base.host_cores} in all"
-        )
+        cores = f"each process is assumed to keep the cores it has now, but a host here has {base.host_cores} in all"
+        clauses.insert(0, cores)
     if place.devices > 1 and (place.devices != base.devices or scenario.jitter is not None):
         jitter = f"jitter {100 * scenario.jitter:g}% as stated" if scenario.jitter is not None else base.lateness.basis
         clauses.append(jitter)
-    names = dict.fromkeys(
-        name for one in found for name in one.remains_us
-    )  # what no rate removes; none on measured links
-    means = {name: float(np.mean([one.remains_us.get(name, 0.0) for one in found])) for name in names}
+    names = {name for one in found for name in one.remains_us}  # what no rate removes; none on measured links
+    means = [(fmean(one.remains_us.get(name, 0.0) for one in found), name) for name in names]
     if means and place.devices > 1:
-        largest_first = sorted(means, key=lambda name: -means[name])
-        remains = ", ".join(f"{show_time(means[name])} {name}" for name in largest_first)
+        remains = ", ".join(f"{show_time(mean)} {name}" for mean, name in sorted(means, reverse=True))
         clauses.append(f"no rate removes, of what is exposed: {remains}")
     if base.contention and scenario != Scenario():
         clauses.append(base.contention)
     if base.method_error is None:
         clauses.append(f"the method's error is assumed ({ASSUMED_ERROR:.0%}): no other cell measures it")
     return "; ".join(clauses) or f"the replay of {base.name}"
+
+
+NO_LEDGER = "the traces of the base do not show where its step goes"
+NOT_SPLIT = "the traces of the base do not separate waiting from transfer"
+ONE_DEVICE = "one device: nothing to communicate"
+ONE_PROCESS_COPIES = "DataParallel copies within one process: no collective to wait for"
+
+PART_LABELS = {
+    "compute": "compute",
+    "exposed_wait": "waiting for late ranks",
+    "exposed_transfer": "exposed transfer",
+    "exposed_other": "other exposed communication",
+    "idle": "idle time",
+    "exposed": "exposed communication",
+}
+_BOUND_BY = dict(zip(STEP_PARTS, ("compute", "waiting", "transfer", "communication", "idle"), strict=True))
+_CHANGE_SHOWN = 0.02  # of the base's step, from which on a part's change is named
+
+PredictedLedger = tuple[Ledger | None, Mapping[str, str]]
+"""The ledger, None if no part is known, and by part without a value the reason."""
+
+
+def predicted_ledger(
+    base: Ledger | None, changes: Sequence[StepParts], step_us: float, devices: int
+) -> PredictedLedger:
+    """`changes` are scenario less base, one per replayed step; parts and tracer add up to `step_us`, as those of the base do.
+
+    The tracer's share is taken to be the base's.
+    """
+    if base is None:
+        return None, dict.fromkeys(STEP_PARTS, NO_LEDGER)
+    mean = StepParts(*(float(value) for value in np.mean(changes, axis=0)))
+    values = {part: getattr(base, f"{part}_us") for part in STEP_PARTS}
+    reasons = {part: NO_LEDGER for part, value in values.items() if value is None}
+    moved = mean._asdict()
+    if devices == 1:
+        values |= dict.fromkeys(EXPOSED_PARTS)
+        reasons |= dict.fromkeys(EXPOSED_PARTS, ONE_DEVICE)
+    elif not base.is_split:
+        moved["exposed_other"] = mean.exposed_wait + mean.exposed_transfer + mean.exposed_other
+        reasons |= dict.fromkeys(("exposed_wait", "exposed_transfer"), NOT_SPLIT)
+    changed = {part: value + moved[part] for part, value in values.items() if value is not None}
+    return _added_up(base, changed, step_us), reasons
+
+
+def data_parallel_ledger(
+    base: Ledger | None, compute_changes_us: Sequence[float], step_us: float, communication_us: float
+) -> PredictedLedger:
+    """Of `nn.DataParallel` in DDP's place: all its communication is exposed, and idle is what the other parts leave."""
+    if base is None or base.compute_us is None or base.idle_us is None:
+        return None, dict.fromkeys(STEP_PARTS, NO_LEDGER)
+    compute_us = base.compute_us + float(np.mean(compute_changes_us))
+    idle_us = step_us - (base.tracer_us or 0.0) - compute_us - communication_us
+    values = {"compute": compute_us, "exposed_other": communication_us, "idle": idle_us}
+    return _added_up(base, values, step_us), dict.fromkeys(("exposed_wait", "exposed_transfer"), ONE_PROCESS_COPIES)
+
+
+def _added_up(base: Ledger, values_us: Mapping[str, float], step_us: float) -> Ledger | None:
+    """A ledger of these parts. No part is negative: what the replay takes off a part beyond what was measured of it, it takes off
+    the others in proportion; what a part leaves without shortening the step is idle time. None if the tracer's share alone is
+    longer than the step."""
+    kept = {part: max(0.0, value) for part, value in values_us.items()}
+    traced_us, total = step_us - (base.tracer_us or 0.0), sum(kept.values())
+    if traced_us <= 0 or total <= 0:
+        return None
+    if {"compute", "idle"} <= set(kept):  # else what is left of the step belongs to a part that is not known
+        kept["idle"] += max(0.0, traced_us - total)
+        kept = {part: value * min(1.0, traced_us / total) for part, value in kept.items()}
+    compute, wait, transfer, other, idle = (kept.get(part) for part in STEP_PARTS)
+    kinds = list(base.other_by_kind_us) if base.is_split and other is not None else []
+    by_kind = {kinds[0]: other} if len(kinds) == 1 and other is not None else {}
+    return Ledger(traced_us, compute, wait, transfer, other, idle, other_by_kind_us=by_kind, tracer_us=base.tracer_us)
+
+
+def ledger_values(ledger: Ledger | None) -> dict[str, float | None]:
+    """The step's parts and the tracer's, which add up to the untraced step; for JSON."""
+    names = [f"{part}_us" for part in ("traced_step", *STEP_PARTS, "tracer")]
+    return {name: None if ledger is None else getattr(ledger, name) for name in names}
+
+
+def largest_part(ledger: Ledger | None) -> str | None:
+    """The largest of a ledger's known parts, as `bound_by` names it."""
+    if ledger is None or not ledger.parts_us:
+        return None
+    parts = ledger.parts_us
+    return _BOUND_BY[max(parts, key=lambda part: parts[part])]
+
+
+def _comparable(ledger: Ledger, other: Ledger) -> dict[str, float]:
+    """Its parts; all exposed communication is one part unless both ledgers split it alike."""
+    parts = ledger.parts_us
+    alike = all((part in parts) == (part in other.parts_us) for part in EXPOSED_PARTS)
+    if alike and ledger.is_split:
+        return parts
+    return {part: us for part, us in parts.items() if part not in EXPOSED_PARTS} | {"exposed": ledger.exposed_us or 0.0}
+
+
+def detail_sentences(base: Ledger | None, prediction: Prediction) -> str:
+    """The largest part of the predicted step, and what changes against the base."""
+    then = prediction.ledger
+    if then is None or not then.parts_us:
+        return bound_by(prediction)
+    part, time_us = max(_comparable(then, then).items(), key=lambda one: one[1])
+    held_up = f" Held up most by {PART_LABELS[part]} ({show_ms(time_us)} ms)."
+    if base is None:
+        return held_up
+    before, after = _comparable(base, then), _comparable(then, base)
+    moved = {part: after[part] - before[part] for part in before if part in after}
+    changed = ", ".join(  # the largest change first
+        f"{PART_LABELS[part]} {'grows' if us > 0 else 'shrinks'} by {show_ms(abs(us))} ms"
+        for part, us in sorted(moved.items(), key=lambda one: -abs(one[1]))
+        if abs(us) >= _CHANGE_SHOWN * base.traced_step_us
+    )
+    return f"{held_up} Against the base, {changed}." if changed else held_up

@@ -99,25 +99,17 @@ def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> 
         return float(values.std()) * _normal_maximum(ranks)
     # the quantile function over levels u, weighted with the density N u^(N-1) of the largest level: levels v = u^N are uniform
     levels = ((np.arange(_GRID) + 0.5) / _GRID) ** (1.0 / ranks)
-    return float(_quantiles(values, levels).mean())
-
-
-def _quantiles(values: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """The empirical quantiles, and above the 90% one a generalised Pareto tail by the method of moments.
-
-    Where the largest samples are all the same there is no tail to fit, and the empirical quantiles go up to the largest.
-    """
     found = np.quantile(values, levels)
     threshold = float(np.quantile(values, _TAIL_FROM))
     excess = values[values > threshold] - threshold
-    if not len(excess) or np.ptp(excess) == 0:
-        return np.asarray(found)
-    mean, variance = float(excess.mean()), float(excess.var())
+    if not len(excess) or np.ptp(excess) == 0:  # the largest are all the same: no tail to fit
+        return float(found.mean())
+    mean, variance = float(excess.mean()), float(excess.var())  # the tail by the method of moments
     shape = min(0.3, 0.5 * (1 - mean**2 / variance))  # heavier tails have no usable maximum
     scale = mean * (1 - shape)
     beyond = np.maximum((1 - levels) / (1 - _TAIL_FROM), 1e-12)
     tail = -np.log(beyond) * scale if abs(shape) < 1e-6 else scale / shape * (beyond**-shape - 1)
-    return np.asarray(np.where(levels > _TAIL_FROM, threshold + tail, found))
+    return float(np.where(levels > _TAIL_FROM, threshold + tail, found).mean())
 
 
 _Result = TypeVar("_Result")

@@ -14,9 +14,7 @@ def test_buckets_wait_for_gradients_and_for_each_other() -> None:
     # fast links: 0-2, 10-12, 20-22: the last bucket alone shows
     fast = ddp_schedule([0.0, 10.0, 20.0], [2.0, 2.0, 2.0])
     assert (fast.start_us, fast.exposed_us) == ((0, 10, 20), 2)
-
-
-def test_without_overlap_everything_is_exposed() -> None:
+    # without overlap everything is exposed
     schedule = ddp_schedule([100.0], [40.0])
     assert (schedule.end_us, schedule.exposed_us) == ((140,), 40)
     assert ddp_schedule([], []).exposed_us == 0

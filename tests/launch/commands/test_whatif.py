@@ -89,6 +89,11 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
         (V100, "--devices", "4", "--measured", V100): "one of them",
         (V100, "--devices", "4,x"): "--devices 'x': give whole numbers",
         (V100, "--devices", "4", "--batch-size", "0"): "--batch-size '0': give whole numbers",
+        (
+            V100,
+            "--devices",
+            "1025",
+        ): "nothing is known beyond 64 times the largest measured count (16); give 1024 or fewer",
         (nothing, "--devices", "4"): "does not exist",
         (tmp_path, "--devices", "4"): "holds no trace",
     }
@@ -286,6 +291,10 @@ def test_one_link_is_that_between_several_nodes_else_that_within_the_node(placed
         ("--overlap maybe", "--overlap 'maybe': choose from on, off"),
         ("--jitter 3", "--jitter '3' has no unit: write 3%"),
         ("--devices 0", "--devices '0': give whole numbers of 1 or more"),
+        (
+            "--devices 4,9999999",
+            "nothing is known beyond 64 times the largest measured count (2); give 128 or fewer",
+        ),
         ("--bucket-mb -1", "--bucket-mb -1: give a size above 0, such as 25 (MiB)"),
         ("--solve buckt-mb", "did you mean bucket-mb?"),
         ("--solve luck", "--solve 'luck': choose from link, inter"),

@@ -109,15 +109,14 @@ def test_a_trace_that_dpscope_did_not_write_stays(tmp_path: Path, name: str) -> 
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+def example() -> RunData:
     """Five repeats of LeNet-5 on two processes of a CPU."""
     return load_run(ROOT / "examples" / "run_cpu")
 
 
 @pytest.fixture(scope="module")
 def chapter(example: RunData) -> WhatIfChapter:
-    found = known(chapter_of(example))
-    return found
+    return known(chapter_of(example))
 
 
 @pytest.mark.long
@@ -154,23 +153,7 @@ def test_the_figure_holds_what_is_predicted_and_what_was_measured(chapter: WhatI
     assert measured.tolist() == [pytest.approx(predicted[0].tolist(), rel=1e-6)]
 
 
-def test_a_run_without_a_ddp_cell_has_no_chapter(example: RunData) -> None:
+def test_a_run_without_a_ddp_cell_and_traces_alone_have_no_chapter(example: RunData) -> None:
     alone = {name: data for name, data in example.cells.items() if data.cell.strategy != "ddp"}
     assert chapter_of(replace(example, cells=alone)) is None
-
-
-def test_traces_alone_have_no_chapter(example: RunData) -> None:
     assert chapter_of(replace(example, recorded=None)) is None
-
-
-@pytest.mark.long
-def test_the_page_shows_it(tmp_path: Path, example: RunData) -> None:
-    from dpscope.analysis.report.build import make_page, make_report
-
-    report = make_report(example)
-    assert {"what_if", "what_if_ledger", "what_if_savings"} <= set(report.tables)
-    assert "what_if" in report.figures
-    section = next(
-        one for one in make_page(report, {"what_if": "<svg></svg>"}).sections if one.section.name == "what_if"
-    )
-    assert [figure.name for figure in section.figures] == ["what_if"]

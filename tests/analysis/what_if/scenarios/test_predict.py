@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.analysis.what_if.prediction import Prediction
 from dpscope.analysis.what_if.replay.step_profile import (
     Bucketing,
     Gradients,
@@ -95,14 +96,6 @@ def test_another_gpu_scales_each_kernel_by_what_bounds_it() -> None:
     assert predict(base, Scenario(gpu=gpu_speed(A100)), COSTS).step_us == pytest.approx(230.0)
 
 
-def test_another_gpu_is_refused_where_the_base_does_not_name_its_own() -> None:
-    question = gpu_speed("H100 SXM5")
-    assert "computed on a CPU" in reason(gpu=question)
-    unnamed = replace(BASE, profiles=(ON_DEVICE,))
-    assert "do not name the base's GPU" in reason(unnamed, gpu=question)
-    assert "no specification of the base's GTX 970" in reason(replace(unnamed, device_name="GTX 970"), gpu=question)
-
-
 def test_lateness_grows_with_the_ranks() -> None:
     late = replace(BASE, lateness=Lateness((0.0, 0.0), (-10.0, 10.0) * 4))
     # from 2 to 8 ranks: (1.424 - 0.589) x 10 us later, by Blom's approximation
@@ -177,6 +170,7 @@ def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
     widths = []
     for devices in (2, 4, 8, 16):
         found = predict(BASE, Scenario(devices=devices), COSTS)
+        assert "transfers of the base on 2 devices" in str(found.rests_on)
         assert known(found.low_us) < known(found.step_us) < known(found.high_us)
         widths.append((known(found.high_us) - known(found.low_us)) / known(found.step_us))
     assert widths == sorted(widths)
@@ -184,12 +178,9 @@ def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
     assert beyond.step_us is None
     assert beyond.low_us is not None
     assert "16x the largest measured count (2): no number" in (beyond.reason or "")
-
-
-def test_sources_are_named() -> None:
-    assert "transfers of the base on 2 devices" in (predict(BASE, Scenario(), COSTS).rests_on or "")
-    stated = predict(BASE, Scenario(links=Links(intra=parse_link("10GB/s"))), COSTS)
-    assert "specification, so the step is at least this" in (stated.rests_on or "")
+    unknowable = predict(BASE, Scenario(devices=129), COSTS)
+    assert (unknowable.step_us, unknowable.low_us, unknowable.high_us) == (None, None, None)
+    assert unknowable.reason == "64x the largest measured count (2): no number and no range"
 
 
 def test_refusals_say_why() -> None:
@@ -203,6 +194,14 @@ def test_refusals_say_why() -> None:
     assert "differ in rate" in reason(costs=replace(COSTS, alike=False), devices=4)
     assert "ran on one device" in reason(replace(BASE, devices=1), devices=4)
     assert "powersgd is not modelled" in reason(replace(BASE, hook="powersgd"))
+    assert "no broadcast was measured" in reason(strategy="dp")
+    unknown = replace(PROFILE, buckets=tuple(replace(one, bytes=float("nan")) for one in BUCKETS))
+    unknown = replace(unknown, gradients=Gradients(np.ones(2), np.array([2, 3]), "unknown"))
+    assert "record_shapes" in reason(replace(BASE, profiles=(unknown,)), devices=4)
+    h100, unnamed = gpu_speed("H100 SXM5"), replace(BASE, profiles=(ON_DEVICE,))
+    assert "computed on a CPU" in reason(gpu=h100)
+    assert "do not name the base's GPU" in reason(unnamed, gpu=h100)
+    assert "no specification of the base's GTX 970" in reason(replace(unnamed, device_name="GTX 970"), gpu=h100)
 
 
 def test_a_host_bound_step_tells_nothing_of_links() -> None:
@@ -214,19 +213,6 @@ def test_a_host_bound_step_tells_nothing_of_links() -> None:
     assert "the host bounds this step" in reason(bound, links=Links(intra=parse_link("10GB/s")))
     bound = replace(bound, ledger=Ledger(410.0, 40.0, 0.0, 0.0, 0.0, 370.0))
     assert predict(bound, Scenario(), COSTS).bound_by == "idle"
-
-
-def test_data_parallel_moves_parameters_and_gradients_in_the_open() -> None:
-    costs = replace(COSTS, traced={("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
-    # 2 MB each way at 10 us a MB: 40; forward, backward, optimizer 210
-    assert prediction(costs=costs, strategy="dp")[0] == pytest.approx(250)
-    assert "no broadcast was measured" in reason(strategy="dp")
-
-
-def test_sizes_of_gradients_that_are_not_known_are_asked_for() -> None:
-    unknown = replace(PROFILE, buckets=tuple(replace(one, bytes=float("nan")) for one in BUCKETS))
-    unknown = replace(unknown, gradients=Gradients(np.ones(2), np.array([2, 3]), "unknown"))
-    assert "record_shapes" in reason(replace(BASE, profiles=(unknown,)), devices=4)
 
 
 def test_more_processes_than_the_cores_of_their_host_are_told() -> None:
@@ -268,3 +254,116 @@ def test_what_an_infinite_link_leaves_exposed_is_named() -> None:
     waiting = predict(base, Scenario(links=INFINITE), COSTS)
     assert "5.00 µs waiting for late ranks" in (waiting.rests_on or "")
     assert "no rate removes" not in (predict(BASE, Scenario(), COSTS).rests_on or "")
+
+
+# Forward 50, two layers' backward 50 each, optimizer 60; 20 us of the last bucket are exposed. One device takes 210 and 360.
+_READY = (100.0, 150.0)
+_HEAVY = profile(works([50.0, 50.0, 50.0, 60.0]), after=[2, 3], ends=(0, 1), step_us=230.0)
+_HEAVY = replace(_HEAVY, buckets=tuple(MeasuredBucket(1e6, one, one, one + 20, 0.0, 20.0) for one in _READY))
+HEAVY = replace(BASE, profiles=(_HEAVY,), single_us={4: 210.0, 8: 360.0})
+TWO = replace(BASE, accumulate=2, batch_size=8, single_us={})  # the base's trace shows both micro-batches
+
+
+def question(base: Base = BASE, **scenario: object) -> Prediction:
+    return predict(base, Scenario(**scenario), COSTS)  # type: ignore[arg-type]
+
+
+def test_micro_batches_of_a_base_that_has_some_are_run_whole() -> None:
+    assert question(TWO).step_us == pytest.approx(230)
+    four = question(TWO, accumulate=4)
+    assert (four.step_us, four.batch_size) == pytest.approx((430, 16))  # both once more without reducing: 200
+
+
+def test_what_no_batch_changes_does_not_grow_with_it() -> None:
+    # twice the samples: t_1 less the optimizer goes from 150 to 300; 300 + 20 + 60, of which one device's 360 was measured
+    twice = question(HEAVY, batch_size=8)
+    assert (twice.step_us, twice.efficiency) == pytest.approx((380, 360 / 380))
+    # half: one device's step by the line through both is 135, so 75; 75 + 20 + 60
+    half = question(HEAVY, batch_size=2)
+    assert (half.step_us, half.efficiency) == pytest.approx((155, 135 / 155))
+    # a trace whose times are twice too long has an optimizer of 30: 210 - 30 = 180 become 330, and forward and backward of 75
+    # in truth 137.5; but for the difference of the base all is as above
+    long = replace(HEAVY, traced=replace(HEAVY.traced, device=0.5))
+    grown = (question(long, batch_size=8).step_us or 0.0) - (question(long).step_us or 0.0)
+    assert grown == pytest.approx(75 * (330 / 180 - 1))
+
+
+def test_one_device_at_the_batch_asked_for_is_taken_as_it_was_measured() -> None:
+    """Not as the replay would have it: 3 batches need not lie on the optimizer and a line."""
+    kinked = replace(HEAVY, single_us={4: 210.0, 6: 330.0, 8: 360.0})
+    found = question(kinked, batch_size=6)
+    assert found.step_us == pytest.approx(150 * 270 / 150 + 20 + 60)
+    assert found.efficiency == pytest.approx(330 / 350)
+
+
+_WHOLE = "2 micro-batches, which its trace does not separate: give --accumulate 2 or a multiple"
+
+
+@pytest.mark.parametrize(
+    ("base", "scenario", "expected"),
+    [
+        (TWO, {"accumulate": 1}, _WHOLE),
+        (TWO, {"accumulate": 3}, _WHOLE),
+        (TWO, {"accumulate": 1, "batch_size": 8}, _WHOLE),
+        (BASE, {"accumulate": 2, "batch_size": 7}, "7 samples cannot be cut into 2 equal micro-batches"),
+        (
+            HEAVY,
+            {"batch_size": 100_000},
+            "a forward pass of 100,000 samples is too far from what one device was measured",
+        ),
+        (HEAVY, {"batch_size": 1}, "too far from what one device was measured at (4, 8): 2 times beyond at most"),
+        (BASE, {"batch_size": 9}, "too far from what the base was measured at (4)"),
+        (replace(HEAVY, single_us={4: 210.0, 8: 55.0}), {"batch_size": 8}, "0.06 ms: what a sample costs is not known"),
+    ],
+)
+def test_batches_that_cannot_be_made_or_known_are_refused(base: Base, scenario: dict[str, int], expected: str) -> None:
+    assert expected in reason(base, COSTS, **scenario)
+
+
+def test_batches_of_one_device_far_from_the_base_s_tell_nothing_of_it() -> None:
+    far = replace(BASE, single_us={32: 1000.0, 64: 1100.0})
+    assert question(far, batch_size=8).step_us == pytest.approx(430)  # by the samples: 400 + 20 + 10
+
+
+def test_data_parallel_moves_everything_in_every_micro_batch() -> None:
+    costs = replace(COSTS, traced={("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
+    assert predict(BASE, Scenario(strategy="dp"), costs).step_us == pytest.approx(
+        210 + 40
+    )  # 2 MB each way at 10 us a MB
+    # 40 in each of four; forward and backward 200 each, the optimizer 10 once
+    found = predict(BASE, Scenario(strategy="dp", accumulate=4), costs)
+    assert (found.step_us, found.exposed_us) == pytest.approx((4 * 240 + 10, 160))
+    assert found.efficiency == pytest.approx(810 / 970)
+    # a base of two micro-batches moves both times: 210 + 80
+    assert predict(TWO, Scenario(strategy="dp"), costs).step_us == pytest.approx(290)
+    several = predict(BASE, Scenario(strategy="dp", devices=4, per_node=2), costs)
+    assert "it cannot drive 4 devices of several" in (several.reason or "")
+
+
+def test_one_device_waits_for_nothing() -> None:
+    """Though more was exposed in the measured step than in its replay, 30 and 20."""
+    found = question(replace(BASE, ledger=Ledger(230.0, 200.0, 0.0, 30.0, 0.0, 0.0)), devices=1)
+    assert (found.step_us, found.exposed_us, found.efficiency) == pytest.approx((210, 0, 1))
+    assert found.bound_by == "compute"
+    assert str(found.rests_on).startswith("one device's step as it was measured; the method's error is")
+    assert "one device's measured step, scaled as its replay is" in str(question(devices=1, faster=2.0).rests_on)
+    assert "the base's replay without its other devices" in str(
+        question(replace(BASE, single_us={}), devices=1).rests_on
+    )
+
+
+def test_what_bounds_a_step_is_the_largest_part_of_its_ledger() -> None:
+    """20 of 230 us are exposed: compute. 1 MB at 1 GB/s takes 1000 us, twice, of which 50 run next to compute: transfer."""
+    assert question(BASE).bound_by == "compute"
+    slow = question(BASE, links=Links(intra=parse_link("1GB/s")))
+    assert slow.bound_by == "transfer"
+    assert known(slow.ledger).exposed_transfer_us == pytest.approx(2000 - 50)
+
+
+def test_an_efficiency_that_cannot_be_is_not_printed() -> None:
+    """One device's step may be 2% longer than that of two by noise, and not 7%."""
+    noisy = replace(BASE, single_us={4: 235.0})
+    assert question(noisy).efficiency == pytest.approx(235 / 230)
+    half = question(noisy, hook="fp16")  # 10 us a bucket: 220
+    assert half.efficiency is None
+    assert "no efficiency: one device's step would be 0.235 ms, longer than this one" in (half.rests_on or "")

@@ -8,12 +8,12 @@ import pytest
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.what_if.prediction import Prediction, answer_sentences
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
-from dpscope.analysis.what_if.scenarios.predict import predict
-from dpscope.analysis.what_if.scenarios.predicted_ledger import (
+from dpscope.analysis.what_if.scenarios.predict import (
     NOT_SPLIT,
     ONE_DEVICE,
     ONE_PROCESS_COPIES,
     detail_sentences,
+    predict,
 )
 from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
 from dpscope.profiling.machine.link_specifications import parse_link
