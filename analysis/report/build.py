@@ -11,7 +11,7 @@ from dpscope.analysis.cells.comparison import Comparison, compare
 from dpscope.analysis.cells.predicted import model_sizes
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.costs.sources import CostSources, cost_sources
-from dpscope.analysis.findings.answers import LABELS, QUESTIONS, Verdict
+from dpscope.analysis.findings.answers import QUESTIONS, Verdict
 from dpscope.analysis.findings.estimate_gaps import error_table, identity_table
 from dpscope.analysis.findings.predictions import collective_table, off_notes
 from dpscope.analysis.findings.run_findings import conclusions
@@ -78,7 +78,7 @@ class Report:
         return PrintedReport(
             setting=self.setting,
             warnings=self.verdict.warnings,
-            answers=tuple((label, one.text) for label, one in zip(LABELS, self.verdict.answers, strict=True)),
+            answers=self.verdict.labelled,
             summary=summary,
             shortcuts=others[0] if others else None,
             first_rows=compared.first_rows(self.comparison, self.verdict.cells),

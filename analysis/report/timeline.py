@@ -13,8 +13,8 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
+from dpscope.analysis.traces.ranks.matching import RankOrigin
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
-from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.table import as_table
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of

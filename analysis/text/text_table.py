@@ -79,7 +79,7 @@ def table_of(
         rows=tuple(zip(*shown, strict=True)),
         notes=tuple(notes),
         missing=tuple(missing),
-        meanings=tuple(field.meaning for field in fields),
+        meanings=tuple(field.meaning for field in fields) if any(field.meaning for field in fields) else (),
     )
 
 
