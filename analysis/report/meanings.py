@@ -16,6 +16,17 @@ LEARNING_MEASURES: dict[str, str] = {
     "epochs with a 95% interval from the spread between seeds; it is not the speedup of steps measured by `dpscope run`.",
 }
 
+
+_DIFFERENCE = {
+    "against": "The cell that it is compared with",
+    "accuracy": "Median test accuracy over seeds, after the last epoch",
+    "difference": "Its median test accuracy minus the other's, in percentage points",
+    "seed spread": "The wider of the two ranges over seeds; unknown with fewer than three",
+    "seeds": "Complete trainings, of the side with fewer",
+    "verdict": "Whether the difference exceeds the spread over seeds",
+    "speedup": "Median epoch training time of the other cell over this cell's",
+}
+_SEEDS = {"low": "Lowest of the seeds", "high": "Highest of the seeds"}
 _TERMS = {
     "compute": "Compute on N devices minus compute on one",
     "idle": "Idle on N devices minus idle on one",
@@ -28,6 +39,31 @@ _OF_ANY_TABLE = {
     "error": "Predicted over measured, minus 1",
 }
 _OF_TABLE: Mapping[str, Mapping[str, str]] = {
+    "test_accuracy": {
+        **_SEEDS,
+        "accuracy": "Median test accuracy over seeds, after the last epoch",
+        "seeds": "Trainings with all their epochs",
+        "best": "Highest test accuracy of any epoch, median over seeds: chosen on the test data",
+        "train acc.": "Training accuracy of the last epoch, median over seeds",
+        "test loss": "Cross-entropy on the test data after the last epoch, median over seeds",
+        "epochs": "Epochs of a training",
+    },
+    "training_speedup": _DIFFERENCE,
+    "variant_accuracy": _DIFFERENCE,
+    "training_time": {
+        "epoch": "Median training time of an epoch over all seeds; evaluation is not in it",
+        "low": "Shortest epoch",
+        "high": "Longest epoch",
+        "epochs": "Epochs behind the median, all seeds together",
+        "evaluation": "Median time of an evaluation",
+        "training": "Training time of all epochs of a seed, median over seeds",
+    },
+    "time_to_accuracy": {
+        **_SEEDS,
+        "seeds that reached it": "Of all seeds that were begun",
+        "epoch": "The first epoch that reached it, median over seeds",
+        "time": "Training time up to and including that epoch without evaluation, median over seeds",
+    },
     "costs": {
         "baseline": "The simpler strategy that it is compared with",
         "ratio": "Its median untraced step over the baseline's",

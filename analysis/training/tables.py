@@ -1,17 +1,15 @@
 """Trainings as tables, and as JSON and CSV in stored units."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
-from operator import attrgetter
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import msgspec
 import pandas as pd
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Range, median_range
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import NA, Unit, choose_unit
+from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.units import NA, Unit, choose_unit, show
 from dpscope.analysis.training import seed_statistics as statistics
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.findings import training_findings
@@ -50,58 +48,27 @@ def training_tables(data: TrainingData) -> dict[str, TextTable]:
     return {name: table for name, table in tables.items() if table is not None and table.rows}
 
 
-def _epochs(cell: TrainedCell) -> int | None:
-    return max((len(training.epochs) for training in cell.complete), default=None)
-
-
-_CELL = Field("cell", "name", meaning="Strategy, devices and batch per device, and the variant")
-
-
-def _with_range(
-    heading: str,
-    found: Callable[[Any], Range],
-    unit: Unit,
-    meaning: str,
-    ends: tuple[str, str] = ("Lowest of the seeds", "Highest of the seeds"),
-) -> tuple[Field, Field, Field]:
-    """A column of medians, and those of the smallest and the largest value behind each."""
-    return (
-        Field(heading, lambda row: found(row).value, unit, meaning),
-        Field("low", lambda row: found(row).smallest, unit, ends[0]),
-        Field("high", lambda row: found(row).largest, unit, ends[1]),
-    )
-
-
-def _test_loss(cell: TrainedCell) -> float | None:
-    losses = [training.epochs[-1].test_loss for training in cell.complete]
-    known = [loss for loss in losses if loss is not None]
-    return median_range(known).value if len(known) == len(losses) else None
-
-
-def _train_accuracy(cell: TrainedCell) -> float | None:
-    return median_range([training.epochs[-1].train_accuracy for training in cell.complete]).value
-
-
-_BEST = "Highest test accuracy of any epoch, median over seeds: chosen on the test data"
-_ACCURACY = (
-    _CELL,
-    *_with_range("accuracy", final_accuracy, _PERCENT, "Median test accuracy over seeds, after the last epoch"),
-    Field("seeds", lambda cell: len(cell.complete), meaning="Trainings with all their epochs"),
-    Field("best", lambda cell: statistics.best_accuracy(cell).value, _PERCENT, _BEST),
-    Field("train acc.", _train_accuracy, _PERCENT, "Training accuracy of the last epoch, median over seeds"),
-    Field("test loss", _test_loss, _LOSS, "Cross-entropy on the test data after the last epoch, median over seeds"),
-    Field("epochs", _epochs, _COUNT, "Epochs of a training"),
-)
-
-
 def _accuracy_table(data: TrainingData) -> TextTable:
-    return table_of(
-        "Test accuracy after training (median and range over seeds)",
-        _ACCURACY,
-        data.cells,
-        ["best: highest of any epoch, so selected on the test data; accuracy: after the last epoch"],
-        _missing_trainings(data),
-    )
+    rows = []
+    for cell in data.cells:
+        last = [training.epochs[-1] for training in cell.complete]
+        losses = [epoch.test_loss for epoch in last if epoch.test_loss is not None]
+        rows.append((
+            cell.name,
+            *_with_range(final_accuracy(cell), _PERCENT),
+            str(len(last)),
+            show(statistics.best_accuracy(cell).value, _PERCENT),
+            show(median_range([epoch.train_accuracy for epoch in last]).value, _PERCENT),
+            show(median_range(losses).value if len(losses) == len(last) else None, _LOSS),
+            show(_epochs(cell), _COUNT),
+        ))  # fmt: skip
+    return TextTable(
+        title="Test accuracy after training (median and range over seeds)",
+        headings=("cell", "accuracy [%]", "low [%]", "high [%]", "seeds", "best [%]", "train acc. [%]", "test loss", "epochs"),
+        rows=tuple(rows),
+        notes=("best: highest of any epoch, so selected on the test data; accuracy: after the last epoch",),
+        missing=tuple(_missing_trainings(data)),
+    )  # fmt: skip
 
 
 def _missing_trainings(data: TrainingData) -> Iterator[str]:
@@ -116,20 +83,21 @@ def _missing_trainings(data: TrainingData) -> Iterator[str]:
 def _time_table(data: TrainingData) -> TextTable:
     unit = _seconds([statistics.epoch_train_s(cell).value for cell in data.cells])
     whole = _seconds([statistics.training_s(cell).value for cell in data.cells])
-    epoch = "Median training time of an epoch over all seeds; evaluation is not in it"
-    behind = "Epochs behind the median, all seeds together"
-    trained = "Training time of all epochs of a seed, median over seeds"
-    return table_of(
-        "Training time (median and range over the epochs of all seeds; without evaluation)",
-        (
-            _CELL,
-            *_with_range("epoch", statistics.epoch_train_s, unit, epoch, ("Shortest epoch", "Longest epoch")),
-            Field("epochs", lambda cell: statistics.epoch_train_s(cell).count, meaning=behind),
-            Field("evaluation", lambda cell: statistics.evaluation_s(cell).value, unit, "Median time of an evaluation"),
-            Field("training", lambda cell: statistics.training_s(cell).value, whole, trained),
-        ),
-        data.trained,
-        ["training: all epochs of a seed, median over seeds"],
+    headings = (
+        "cell", f"epoch [{unit.label}]", f"low [{unit.label}]", f"high [{unit.label}]", "epochs",
+        f"evaluation [{unit.label}]", f"training [{whole.label}]",
+    )  # fmt: skip
+    rows = []
+    for cell in data.trained:
+        epoch = statistics.epoch_train_s(cell)
+        evaluation, training = statistics.evaluation_s(cell).value, statistics.training_s(cell).value
+        numbers = (*_with_range(epoch, unit), str(epoch.count), show(evaluation, unit), show(training, whole))
+        rows.append((cell.name, *numbers))
+    return TextTable(
+        title="Training time (median and range over the epochs of all seeds; without evaluation)",
+        headings=headings,
+        rows=tuple(rows),
+        notes=("training: all epochs of a seed, median over seeds",),
     )
 
 
@@ -147,67 +115,56 @@ def _target_table(data: TrainingData) -> TextTable | None:
     found = [statistics.time_to_accuracy(cell, target) for cell in data.trained]
     unit = _seconds([one.train_s.value for one in found])
     chosen = "" if data.target_accuracy is not None else ", the highest whole percent that all trainings reached"
-    reached = Field(
-        "seeds that reached it", lambda one: f"{one.reached} of {one.seeds}", meaning="Of all seeds that were begun"
-    )
-    first = "The first epoch that reached it, median over seeds"
-    up_to = "Training time up to and including that epoch without evaluation, median over seeds"
-    return table_of(
-        f"Training time to {target:g}% test accuracy{chosen}",
-        (
-            replace(_CELL, get="cell"),
-            reached,
-            Field("epoch", "epoch.value", _EPOCH, first),
-            *_with_range("time", attrgetter("train_s"), unit, up_to),
+    return TextTable(
+        title=f"Training time to {target:g}% test accuracy{chosen}",
+        headings=(
+            "cell", "seeds that reached it", "epoch", f"time [{unit.label}]", f"low [{unit.label}]",
+            f"high [{unit.label}]",
         ),
-        found,
-        ["up to and including the first epoch that reached it, without evaluation; median and range over seeds"],
-        [
+        rows=tuple(
+            (one.cell, f"{one.reached} of {one.seeds}", show(one.epoch.value, _EPOCH), *_with_range(one.train_s, unit))
+            for one in found
+        ),
+        notes=("up to and including the first epoch that reached it, without evaluation; median and range over seeds",),
+        missing=tuple(
             f"{NA} (epoch, time; {one.cell}): {one.seeds - one.reached} of {counted(one.seeds, 'seed')} did not reach "
             f"{target:g}%; a median over the others would be too optimistic"
             for one in found
             if one.reached < one.seeds
-        ],
-    )
-
-
-_WIDER = "The wider of the two ranges over seeds; unknown with fewer than three"
-_FASTER = "Median epoch training time of the other cell over this cell's"
-_DIFFERENCE = (
-    replace(_CELL, get="cell"),
-    Field("against", "against", meaning="The cell that it is compared with"),
-    Field("accuracy", "accuracy_percent", _PERCENT, "Median test accuracy over seeds, after the last epoch"),
-    Field(
-        "difference [points]",
-        lambda one: NA if one.points is None else f"{one.points:+.2f}",
-        meaning="Its median test accuracy minus the other's, in percentage points",
-    ),
-    Field("seed spread", "spread_points", _POINTS, _WIDER),
-    Field("seeds", "seeds", meaning="Complete trainings, of the side with fewer"),
-    Field(
-        "verdict", lambda one: _VERDICTS[one.verdict], meaning="Whether the difference exceeds the spread over seeds"
-    ),
-    Field("speedup", "speedup.value", _RATIO, _FASTER),
-    Field("low", "speedup.low", _RATIO, "Lower end of the 95% interval"),
-    Field("high", "speedup.high", _RATIO, "Upper end of the 95% interval"),
-)
+        ),
+    )  # fmt: skip
 
 
 def difference_table(title: str, differences: Sequence[CellDifference]) -> TextTable | None:
     """Cells versus their reference cells; None without any."""
     if not differences:
         return None
-    return table_of(
-        title,
-        _DIFFERENCE,
-        differences,
-        [
+    return TextTable(
+        title=title,
+        headings=(
+            "cell", "against", "accuracy [%]", "difference [points]", "seed spread [points]", "seeds", "verdict",
+            "speedup [x]", "low [x]", "high [x]",
+        ),
+        rows=tuple(
+            (
+                one.cell,
+                one.against,
+                show(one.accuracy_percent, _PERCENT),
+                NA if one.points is None else f"{one.points:+.2f}",
+                show(one.spread_points, _POINTS),
+                str(one.seeds),
+                _VERDICTS[one.verdict],
+                *(show(value, _RATIO) for value in (one.speedup.value, one.speedup.low, one.speedup.high)),
+            )
+            for one in differences
+        ),
+        notes=(
             "difference: between median test accuracies; seed spread: the wider of the two ranges over seeds; smaller "
             "differences may be chance",
             "speedup: median epoch training time of the other cell over this one's, with its 95% interval",
-        ],
-        [reason for one in differences for reason in _unknown(one)],
-    )
+        ),
+        missing=tuple(reason for one in differences for reason in _unknown(one)),
+    )  # fmt: skip
 
 
 def _unknown(one: CellDifference) -> Iterator[str]:
@@ -221,6 +178,14 @@ def _unknown(one: CellDifference) -> Iterator[str]:
             f"{NA} (low, high; {one.cell}): {counted(one.speedup.count, 'epoch')}; an interval needs {FEWEST_SAMPLES}, and two "
             "seeds of one cell"
         )
+
+
+def _with_range(found: Range, unit: Unit) -> tuple[str, str, str]:
+    return show(found.value, unit), show(found.smallest, unit), show(found.largest, unit)
+
+
+def _epochs(cell: TrainedCell) -> int | None:
+    return max((len(training.epochs) for training in cell.complete), default=None)
 
 
 def training_json(data: TrainingData) -> str:
