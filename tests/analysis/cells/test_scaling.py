@@ -13,7 +13,13 @@ from dpscope.analysis.cells.comparison import Comparison, compare
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.figures.scaling import draw_scaling
-from dpscope.analysis.findings import scaling as findings
+from dpscope.analysis.findings.scaling import (
+    judge_target,
+    law_table,
+    scaling_table,
+    strong_or_weak,
+    superlinear_findings,
+)
 from dpscope.analysis.output.run_json import scaling_records
 from dpscope.analysis.runs.cell_data import CellData, step_spread
 from dpscope.analysis.runs.variant_savings import single_device_baselines
@@ -59,8 +65,8 @@ def test_weak_and_strong_series_with_intervals() -> None:
     (record, _) = json.loads(json.dumps(scaling_records(comparison(weak, strong))))
     assert (record["strategy"], record["scaling"], record["law"]["name"]) == ("ddp", "weak", "karp_flatt")
     assert record["points"][0]["efficiency"]["value"] == pytest.approx(0.8, rel=0.01)
-    assert findings.law_table(comparison(weak, strong)) is None  # one count each: no law
-    table = known(findings.scaling_table(comparison(weak, strong)))
+    assert law_table(comparison(weak, strong)) is None  # one count each: no law
+    table = known(scaling_table(comparison(weak, strong)))
     assert [row[:2] for row in table.rows] == [("DDP weak, b = 8", "2"), ("DDP strong, G = 16", "2")]
 
 
@@ -68,7 +74,7 @@ def test_three_counts_fit_a_law() -> None:
     cells = [steps("ddp", n, 16 // n, 1800.0 / amdahl_speedup(0.1, n)) for n in (2, 4, 8)]
     (strong,) = [one for one in series(cells, {16: SINGLES[16]}) if one.scaling == "strong"]
     assert known(strong.fit).law == "usl"
-    table = known(findings.law_table(comparison(strong)))
+    table = known(law_table(comparison(strong)))
     contention, coherency, predicted = table.rows
     assert contention[:4] == ("DDP strong, G = 16", "USL", "contention", "0.100")
     assert coherency[3] == "0.000"
@@ -80,7 +86,7 @@ def test_three_counts_fit_a_law() -> None:
 def test_karp_flatt_is_missing_where_several_devices_are_slower_than_one(step_us: float, shown: str) -> None:
     # 2 x 1,000 / 2,100 = 0.952: (1/0.952 - 1/2) / (1/2) = 1.1, no fraction; at 1,980 us it is 0.98
     (weak,) = series([steps("ddp", 2, 8, step_us)], {8: SINGLES[8]})
-    table = known(findings.scaling_table(comparison(weak)))
+    table = known(scaling_table(comparison(weak)))
     assert table.headings[-1] == "Karp-Flatt"
     assert table.rows[0][-1].startswith(shown)
     assert any("slower than one device" in note for note in table.notes) == (shown == "NA")
@@ -112,7 +118,7 @@ def test_fewer_than_5_steps_have_no_interval_and_no_verdict() -> None:
     cell = cell_data(Cell(strategy="ddp", devices=2, batch_size=8), [[1250.0, 1250.0]], pd.DataFrame())
     weak, _ = series([cell], SINGLES)
     assert weak.points[0].speedup.low is None
-    (finding,) = findings.judge_target([weak], 0.5)
+    (finding,) = judge_target([weak], 0.5)
     assert "too few steps" in finding.message
 
 
@@ -121,7 +127,7 @@ def test_fewer_than_5_steps_have_no_interval_and_no_verdict() -> None:
 )
 def test_target_efficiency(target: float, severity: str, said: str) -> None:
     weak, _ = series([steps("ddp", 2, 8, 1250.0)], SINGLES)  # 80%
-    (finding,) = findings.judge_target([weak], target)
+    (finding,) = judge_target([weak], target)
     assert (finding.severity, finding.code) == (severity, "target_efficiency")
     assert said in finding.message
 
@@ -134,15 +140,15 @@ def test_strong_or_weak() -> None:
     assert (choice.weak, choice.strong, choice.batch_size) == ("ddp-d2-b16", "ddp-d2-b8", 16)
     assert choice.ratio.value == pytest.approx(1.25, rel=0.01)
     keeping = "keeping 16 samples per device gives 1.25x the throughput of splitting 16 over all devices"
-    assert keeping in findings.strong_or_weak(choice).message
+    assert keeping in strong_or_weak(choice).message
     hooked = ScalingChoice("ddp", 2, 16, "ddp-d2-b16-hook-fp16", "ddp-d2-b8-hook-fp16", Estimate(0.8, 0.75, 0.82, 20))
     splitting = "splitting 16 over all devices gives 1.25x the throughput of keeping 16 samples per device"
-    assert findings.strong_or_weak(hooked).message.startswith(f"DDP hook-fp16 on 2 devices, batch 16: {splitting}")
+    assert strong_or_weak(hooked).message.startswith(f"DDP hook-fp16 on 2 devices, batch 16: {splitting}")
     for ratio, text in (
         (Estimate(1.1, 0.9, 1.2, 20), "the difference between strong and weak scaling is not significant"),
         (Estimate(1.1, None, None, 4), "too few steps"),
     ):
-        assert text in findings.strong_or_weak(replace(choice, ratio=ratio)).message
+        assert text in strong_or_weak(replace(choice, ratio=ratio)).message
 
 
 def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_another() -> None:
@@ -203,16 +209,16 @@ def test_one_device_under_the_same_strategy_stands_in_for_a_single_one() -> None
     assert list(found.over_itself) == ["ddp-d2-b8"]
     assert found.over_itself["ddp-d2-b8"].value == pytest.approx(1.6)
     assert found.over_itself["ddp-d2-b8"].low is not None
-    assert list(findings.superlinear_findings(found)) == []
+    assert list(superlinear_findings(found)) == []
 
 
 def test_more_than_n_times_the_throughput_on_n_devices_is_a_warning() -> None:
     """4 x 1,000 / 900 with an interval; 5.07 on 2 devices from one repeat; 1.05 x 2 from one repeat is chance."""
     four = comparison(*series([steps("ddp", 4, 8, 900.0)], SINGLES))
-    (warning,) = findings.superlinear_findings(four)
+    (warning,) = superlinear_findings(four)
     assert (warning.severity, warning.code) == ("warning", "superlinear_speedup")
     assert warning.message.startswith("ddp-d4-b8: 4.44x the throughput of one device on 4 devices (95% interval 4.4")
     rows = {"ddp-d2-b8": CellRow(cell="ddp-d2-b8", strategy="ddp", devices=2)}
     for value, count in ((5.07, 1), (2.1, 0)):
         once = Comparison(rows, over_itself={"ddp-d2-b8": Estimate(value, None, None, 50)})
-        assert len(list(findings.superlinear_findings(once))) == count
+        assert len(list(superlinear_findings(once))) == count
