@@ -31,7 +31,8 @@ def collective_table(
     by_cell: dict[str, list[CollectivePrediction]] = {}
     for one in comparison.predictions:
         by_cell.setdefault(one.cell, []).append(one)
-    shown = [one for rows in by_cell.values() for one in rows[:_MOST_ROWS]]
+    named = {one for *_, off in _cells_off(comparison) for one in (*off[:_MOST_ROWS], *sorted(off, key=_distance)[-1:])}
+    shown = [one for rows in by_cell.values() for one in rows if one in rows[:_MOST_ROWS] or one in named]
     if not any(one.predicted_us is not None for one in shown):
         return None
     slowest = any(one.measured_slowest_us is not None for one in shown)
@@ -124,6 +125,10 @@ def _cells_off(comparison: Comparison) -> Iterator[tuple[CellRow, list[str], lis
         single = [one for one in own if one.per_step * (one.measured_us or 0.0) > least_us]
         if off or single:
             yield row, off, single
+
+
+def _distance(one: CollectivePrediction) -> float:
+    return abs(one.relative_error or 0.0)
 
 
 def _errors(row: CellRow, names: Iterable[str]) -> list[float]:

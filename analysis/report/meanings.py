@@ -143,9 +143,12 @@ _OF_TABLE: Mapping[str, Mapping[str, str]] = {
 
 
 def meanings(name: str, table: TextTable) -> tuple[str, ...]:
-    """A sentence for each heading of a report's table, empty if there is none."""
+    """A sentence for each heading of a report's table, empty if there is none; a column's own comes first."""
     known = {**_OF_ANY_TABLE, **_OF_TABLE.get(name, {})}
-    return table.meanings or tuple(known.get(heading.partition(" [")[0], "") for heading in table.headings)
+    own = table.meanings or ("",) * len(table.headings)
+    return tuple(
+        one or known.get(heading.partition(" [")[0], "") for one, heading in zip(own, table.headings, strict=True)
+    )
 
 
 MEASURES: dict[str, str] = {

@@ -249,10 +249,8 @@ def test_dp_by_nccl_is_predicted_per_chunk() -> None:
     both = calibration({"broadcast": (20.0, 10.0), "reduce": (30.0, 10.0)})
     found = predict_cell(data, CostSources(calibration=both))
     assert found.transfer_us == found.exposed_us == pytest.approx(1700)
-    assert [(one.kind, one.size_bytes, one.per_step) for one in found.collectives] == [
-        ("broadcast", 4e6, 2),
-        ("reduce", 4e6, 2),
-    ]
+    chunks = [(one.kind, one.size_bytes, one.per_step) for one in found.collectives]
+    assert chunks == [("broadcast", 4e6, 2), ("reduce", 4e6, 2)]
     lacking = predict_cell(data, CostSources(calibration=calibration({"broadcast": (20.0, 10.0)})))
     assert (lacking.transfer_us, lacking.transfer_reason) == (None, "the calibration holds no reduce on 2 ranks")
 
@@ -272,10 +270,8 @@ def test_bandwidth_three_ways() -> None:
 
 def test_dp_by_copies_is_predicted_from_the_link() -> None:
     cell = Cell(strategy="dp", devices=3, batch_size=8)
-    traced = windows(
-        cell, STEPS, step_us=3000.0, compute_us=1000.0, communication_us=1000.0, hidden_us=0.0, exposed_us=1000.0,
-        idle_us=1000.0,
-    )  # fmt: skip
+    times = dict.fromkeys(("compute_us", "communication_us", "exposed_us", "idle_us"), 1000.0)
+    traced = windows(cell, STEPS, step_us=3000.0, hidden_us=0.0, **times)
     data = cell_data(cell, [[2900.0] * STEPS], traced)
     found = row(data, CostSources(parse_link("20GB/s")))
     # device 0 sends 4 MB to each of two others and receives as much: 16 MB / 20 GB/s

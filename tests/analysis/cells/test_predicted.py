@@ -34,13 +34,11 @@ def test_a_calibration_of_all_reduces_predicts_them_and_names_what_it_lacks(run:
     assert not {"predictions", "collectives"} & set(make_report(run).tables)  # without any source
     assert {"predictions", "collectives"} <= set(report.tables)
     rows = json.loads(run_json(report))["predictions"]
-    reduced = [row for row in rows if row["kind"] == "all_reduce"]
+    reduced, rooted = ([row for row in rows if row["kind"] == kind] for kind in ("all_reduce", "broadcast"))
     assert reduced
     for row in reduced:  # 100 us + S / 1 GB/s
         assert row["predicted_us"] == pytest.approx(100 + row["size_bytes"] / 1e3)
         assert row["relative_error"] == pytest.approx(row["predicted_us"] / row["measured_us"] - 1)
-    rooted = [row for row in rows if row["kind"] == "broadcast"]
-    assert rooted
     assert {(row["measured_us"], row["predicted_us"], row["relative_error"]) for row in rooted} == {(None, None, None)}
     assert {row["reason"] for row in rooted} == {"the calibration holds no broadcast on 2 ranks"}
     assert "calibration_incomplete" in {finding.code for finding in report.findings}

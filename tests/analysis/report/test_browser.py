@@ -62,10 +62,8 @@ def test_names_from_files_are_text(opened: Browser) -> None:
     assert opened.run("document.querySelectorAll('script').length") == 3  # the data, and two of the page's own
     shown = opened.run("document.body.innerText")
     assert shown.count(HOSTILE) == 3  # in the setting, and twice in the environment
-    names = (
-        "JSON.parse(document.getElementById('timeline-data').textContent).flatMap(c => c.lanes).flatMap(l => l.bars)"
-    )
-    assert opened.run(f"{names}.filter(bar => bar[3] === {json.dumps(HOSTILE)}).length") >= 2
+    bars = "JSON.parse(document.getElementById('timeline-data').textContent).flatMap(c => c.lanes).flatMap(l => l.bars)"
+    assert opened.run(f"{bars}.filter(bar => bar[3] === {json.dumps(HOSTILE)}).length") >= 2
     assert opened.errors == []
 
 
@@ -95,17 +93,22 @@ def test_a_table_sorts_by_click_and_by_key_and_announces_it(opened: Browser) -> 
         assert column(opened, "time", 7) == ["1.00", "NA", "NA"]
 
 
+def middle(opened: Browser, element: str) -> tuple[float, float]:
+    """Where the middle of an element is once it is scrolled into view."""
+    x, y = opened.run(
+        f"(() => {{ {element}.scrollIntoView({{block: 'center'}}); const r = {element}.getBoundingClientRect();"
+        " return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    return x, y
+
+
 def test_a_heading_shows_its_meaning_on_focus_and_on_hover(opened: Browser) -> None:
     opened.run("document.querySelectorAll('#table-time thead button')[1].focus()")
     assert "Median untraced step time" in opened.run("document.getElementById('tip').textContent")
     assert not opened.run("document.getElementById('tip').hidden")
     opened.press("Escape")
     assert opened.run("document.getElementById('tip').hidden")
-    place = opened.run(
-        "(() => { const b = document.querySelectorAll('#table-time thead button')[5]; b.scrollIntoView({block: 'center'});"
-        " const r = b.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
-    )
-    opened.mouse("mouseMoved", *place)
+    opened.mouse("mouseMoved", *middle(opened, "document.querySelectorAll('#table-time thead button')[5]"))
     assert "Global batch over the median step" in opened.run("document.getElementById('tip').textContent")
     described = "document.getElementById(document.querySelector('#table-time button').getAttribute('aria-describedby'))"
     assert "Strategy" in opened.run(f"{described}.textContent")
@@ -135,10 +138,7 @@ def test_the_timeline_zooms_moves_and_names(opened: Browser) -> None:
     assert shown_range(opened) not in (whole, halved)
     opened.press("0")
     assert shown_range(opened) == whole
-    place = opened.run(
-        f"(() => {{ {view}.scrollIntoView({{block: 'center'}}); const r = {view}.getBoundingClientRect();"
-        " return [r.x + r.width / 2, r.y + r.height / 2]; })()"
-    )
+    place = middle(opened, view)
     opened.mouse("mouseWheel", *place, deltaX=0, deltaY=-240)
     zoomed = shown_range(opened)
     assert zoomed != whole

@@ -1,7 +1,11 @@
-"""The gradients' transfer time on other links: by hand, from the table of specifications."""
+"""A report's tables: the gradients' transfer time on other links by hand, and which predictions are shown."""
 
 import pytest
 
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.predicted import CollectivePrediction
+from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.findings.predictions import collective_table, off_notes
 from dpscope.analysis.report.build import projected_links, projection_table
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.profiling.records.run import Cell, ParameterSizes
@@ -49,3 +53,17 @@ def test_dataparallel_sends_and_reduces() -> None:
     table = known(projection_table(run_of(measured(Cell(strategy="dp", devices=2, batch_size=8)))))
     assert {row[0]: row[2] for row in table.rows}["Ethernet 10 Gb/s"] == "6400.0"
     assert projection_table(run_of(measured(Cell(strategy="single", devices=1, batch_size=8)))) is None
+
+
+def test_the_collective_that_a_note_is_about_is_shown_however_small() -> None:
+    """Of nine sizes the eighth takes five times as long as predicted: the note says so, and its row stays."""
+    rows = tuple(
+        CollectivePrediction("ddp-d2-b8", "all_reduce", 1e6 * size, 2, 1.0, 100.0, 20.0 if size == 2 else 100.0)
+        for size in range(9, 0, -1)
+    )
+    comparison = Comparison({"ddp-d2-b8": CellRow("ddp-d2-b8", "ddp", 2, transfer_us=100.0)}, predictions=rows)
+    (note,) = off_notes(comparison)
+    assert "-80% off" in note
+    table = known(collective_table(comparison))
+    assert [row[2] for row in table.rows] == [f"{size}.00 MB" for size in (9, 8, 7, 6, 5, 4, 2)]
+    assert table.notes[-1] == "2 smaller sizes are not shown"

@@ -37,8 +37,7 @@ def connection(first: int, second: int, transport: str) -> str:
 
 def test_rows_hold_nccls_time_both_formulas_and_the_measurement(tmp_path: Path) -> None:
     log = job_log([written_log(tmp_path, 8, *LINES)], [8])
-    sources = CostSources(parse_link("100GB/s"))
-    job = job_choices(log, sources, {("all_reduce", 907_840): 69.0})
+    job = job_choices(log, CostSources(parse_link("100GB/s")), {("all_reduce", 907_840): 69.0})
     nvls, tree, ring = job.rows
     # NCCL: 12 us + S / 10 GB/s. Hop: LL128's ring has 28 us for 14 hops. Ring: 28 us + 2 x 7/8 S / 100 GB/s; tree: 6 hops.
     assert tree.nccl_us == pytest.approx(12 + 90.784)
@@ -131,12 +130,8 @@ def test_traces_with_the_log_of_their_job(tmp_path: Path) -> None:
     (job,) = content["nccl"]
     assert (job["library"], job["ranks"], job["channels"], job["bytes"]) == ("NCCL 2.27.5", 8, 16, 4_061_832)
     by_size = {row["size_bytes"]: row for row in job["choices"]}
-    measured = [
-        row["transfer_us"]
-        for row in content["collectives"]
-        if (row["kind"], row["bytes"]) == ("all_reduce", 907_840) and row["transfer_us"] is not None
-    ]
-    assert measured
+    collectives = [row for row in content["collectives"] if (row["kind"], row["bytes"]) == ("all_reduce", 907_840)]
+    measured = [row["transfer_us"] for row in collectives if row["transfer_us"] is not None]
     assert min(measured) <= by_size[907_840]["measured_us"] <= max(measured)
     assert by_size[907_840]["algorithm"] == "tree"
     assert "nccl_log_incomplete" in {one["code"] for one in content["findings"]}
@@ -180,9 +175,14 @@ def found(
 
 
 DIRECT, SHARED = connection(4, 0, "NET/IB/1/GDRDMA"), connection(0, 1, "SHM/direct/direct")
+THROUGH_HOST, CUT = connection(0, 4, "NET/IB/0"), "AllReduce: 4096 Bytes -> Algo RI"
 OFF = "NCCL_P2P_DISABLE set by environment to 1."
 SOCKETS = (connection(0, 4, "NET/Socket/0"), connection(4, 0, "NET/Socket/0"))
 PEERS, STRANGERS = (Interconnect(pairs=(PairLink(0, 1, peer_access=one),)) for one in (True, False))
+
+
+NO_RDMA = "connections over InfiniBand or RoCE has no GPUDirect RDMA"
+SHARED_MEMORY = "shared_memory_with_peer_access"
 
 
 @pytest.mark.parametrize(
@@ -190,29 +190,14 @@ PEERS, STRANGERS = (Interconnect(pairs=(PairLink(0, 1, peer_access=one),)) for o
     [
         ("sockets_with_infiniband", "2 connections of ranks use TCP sockets (NET/Socket), ", (IB, *SOCKETS), None),
         ("", "no InfiniBand", SOCKETS, None),
-        (
-            "no_gpu_direct_rdma",
-            "1 of 2 connections over InfiniBand or RoCE has no GPUDirect RDMA",
-            (IB, connection(0, 4, "NET/IB/0"), DIRECT),
-            None,
-        ),
+        ("no_gpu_direct_rdma", f"1 of 2 {NO_RDMA}", (IB, THROUGH_HOST, DIRECT), None),
         ("", "all direct", (IB, DIRECT, connection(1, 5, "NET/IB/0(4)/GDRDMA")), None),
-        (
-            "shared_memory_with_peer_access",
-            "uses shared memory (SHM): NCCL_P2P_DISABLE set by environment to 1",
-            (OFF, SHARED),
-            None,
-        ),
-        ("shared_memory_with_peer_access", "NVML reports peer access", (SHARED,), PEERS),
+        (SHARED_MEMORY, "uses shared memory (SHM): NCCL_P2P_DISABLE set by environment to 1", (OFF, SHARED), None),
+        (SHARED_MEMORY, "NVML reports peer access", (SHARED,), PEERS),
         ("", "nothing else is possible", (SHARED,), STRANGERS),
         ("", "peers are not known", (SHARED,), None),
         ("", "peers reach each other", (connection(0, 1, "P2P/CUMEM"),), PEERS),
-        (
-            "nccl_log_incomplete",
-            "1 line of choices or cost tables is cut off or of an unknown form",
-            ("AllReduce: 4096 Bytes -> Algo RI",),
-            None,
-        ),
+        ("nccl_log_incomplete", "1 line of choices or cost tables is cut off or of an unknown form", (CUT,), None),
     ],
 )
 def test_connections_that_could_be_faster_have_a_finding(
@@ -237,8 +222,6 @@ def test_a_smaller_bucket_that_takes_longer(tmp_path: Path) -> None:
     slow = {("all_reduce", MIB): 864.0, ("all_reduce", 2 * MIB): 129.0}
     assert found(tmp_path, *SWITCH, measured=slow)[finding.code].message.endswith("129.0 µs, measured")
 
-
-def test_a_smaller_bucket_that_takes_less_or_has_the_same_protocol(tmp_path: Path) -> None:
     quick = {("all_reduce", MIB): 131.0, ("all_reduce", 2 * MIB): 129.0}  # within 5%
     assert found(tmp_path, *SWITCH, measured=quick) == {}  # measurements count before NCCL's prediction
     same = (all_reduce(MIB, "RING", "SIMPLE"), all_reduce(2 * MIB, "RING", "SIMPLE"))
@@ -246,13 +229,10 @@ def test_a_smaller_bucket_that_takes_less_or_has_the_same_protocol(tmp_path: Pat
     assert found(tmp_path, *SWITCH, table=False) == {}  # no time is known
 
 
-@pytest.mark.parametrize(("channels", "codes"), [(1, ["fewer_channels_than_links"]), (2, [])])
-def test_fewer_channels_than_network_ports(tmp_path: Path, channels: int, codes: list[str]) -> None:
-    assert list(found(tmp_path, IB, connection(0, 4, "NET/IB/0/GDRDMA"), channels=channels)) == codes
-    assert found(tmp_path, IB, connection(0, 1, "P2P/CUMEM"), channels=channels) == {}  # the ports carry nothing
-
-
-def test_fewer_channels_than_nvlinks(tmp_path: Path) -> None:
+def test_fewer_channels_than_network_ports_or_nvlinks(tmp_path: Path) -> None:
+    for channels, codes in ((1, ["fewer_channels_than_links"]), (2, [])):
+        assert list(found(tmp_path, IB, connection(0, 4, "NET/IB/0/GDRDMA"), channels=channels)) == codes
+        assert found(tmp_path, IB, connection(0, 1, "P2P/CUMEM"), channels=channels) == {}  # the ports carry nothing
     devices = (DeviceLinks(0, active_nvlinks=6), DeviceLinks(1, active_nvlinks=6))
     direct = Interconnect(devices, (PairLink(0, 1, direct_nvlinks=6),))
     (finding,) = found(tmp_path, channels=4, interconnect=direct).values()

@@ -13,19 +13,11 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.calibration import bandwidths
 from dpscope.analysis.figures.scaling import batch_figure
+from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import meanings
-from dpscope.analysis.report.page import (
-    FIRST_FIGURES,
-    SECTIONS,
-    has_values,
-    page_sections,
-    render_page,
-    script_json,
-    unbroken,
-)
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
@@ -56,20 +48,18 @@ def example() -> Report:
 def test_every_table_has_its_section_and_every_heading_its_meaning(example: Report) -> None:
     tables = example.tables
     assert {"time", "gap", "dp_phases", "waits", "predictions", "projection", "checks"} <= set(tables)
-    named = [name for section in SECTIONS for name in section.tables]
+    named = [name for section in pages.SECTIONS for name in section.tables]
     assert len(named) == len(set(named))
     assert set(tables) <= set(named)
     for name, table in tables.items():
-        lacking = [
-            heading for heading, meaning in zip(table.headings, meanings(name, table), strict=True) if not meaning
-        ]
-        assert lacking == [], name
+        explained = zip(table.headings, meanings(name, table), strict=True)
+        assert [heading for heading, meaning in explained if not meaning] == [], name
 
 
 def test_every_figure_has_a_caption_and_a_section(example: Report) -> None:
     drawn = example.figures
     assert len(drawn) >= 6
-    named = [*FIRST_FIGURES, *(name for section in SECTIONS for name in section.figures)]
+    named = [*pages.FIRST_FIGURES, *(name for section in pages.SECTIONS for name in section.figures)]
     assert set(drawn) <= set(named)
     assert set(named) == set(figures.CAPTIONS)
 
@@ -85,7 +75,7 @@ def test_the_page_escapes_text(example: Report) -> None:
     changed = replace(section, tables=(replace(section.tables[0], table=table),))
     page = replace(page, name=hostile, headline=hostile, setting=hostile, environment=((hostile, hostile),))
     sections = (changed, *(one for one in page.sections if one is not section))
-    text = render_page(replace(page, findings=(finding,), timelines=(view,), sections=sections))
+    text = pages.render_page(replace(page, findings=(finding,), timelines=(view,), sections=sections))
     assert hostile not in text
     assert text.count("&lt;script&gt;alert(1)") > 10
     assert text.count("<script") == 3
@@ -93,7 +83,7 @@ def test_the_page_escapes_text(example: Report) -> None:
 
 def test_json_in_the_page_can_end_no_element() -> None:
     value = {"name": "</script><!-- & \u2028 <script>"}
-    text = script_json(value)
+    text = pages.script_json(value)
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == value
 
@@ -152,21 +142,15 @@ def test_the_waterfall_goes_from_ddp_to_data_parallel() -> None:
     assert parts is not None
     found = {part.label: part.gap_us for part in parts}
     assert sum(found.values()) == pytest.approx(300.0)
+    assert (found["replicate"], found["gradient reduce"], found["compute"]) == (140, 90, 50)
     assert found["DDP's exposed communication"] == -100
-    assert found["replicate"] == 140
-    assert found["gradient reduce"] == 90
     assert found["other exposed communication"] == pytest.approx(5)  # 250 - 140 - 15 - 90
-    assert found["compute"] == 50
     unknown = run_of(measured(DP, 1000.0, compute_us=600.0), ddp)
-    comparison = compare(unknown)
-    assert gap_parts(unknown, comparison, comparison.gaps[0]) is None
+    assert gap_parts(unknown, compare(unknown), compare(unknown).gaps[0]) is None
 
 
 def test_memory_that_ran_out_is_marked_where_nothing_was_measured() -> None:
-    small, large = (
-        measured(SINGLE, 100.0, compute_us=90.0, idle_us=10.0),
-        Cell(strategy="single", devices=1, batch_size=16),
-    )
+    small, large = measured(SINGLE, 100.0, compute_us=90.0, idle_us=10.0), Cell("single", 1, 16)
     died = CellResult(cell=large, repeat=0, status="out_of_memory", duration_s=1.0, message="CUDA out of memory")
     run = run_of(small, CellData(cell=large, skip_reason=None, results=(died,)))
     figure = known(batch_figure(run, compare(run)))
@@ -224,7 +208,7 @@ def test_reasons_of_missing_values_name_columns_and_cells_few_of_many(example: R
 
 
 def test_options_do_not_break_across_lines() -> None:
-    text = str(unbroken("Run dpscope run --batch-size 128,512 --overlap off, or --fresh (not a--b) <b>."))
+    text = str(pages.unbroken("Run dpscope run --batch-size 128,512 --overlap off, or --fresh (not a--b) <b>."))
     assert '<span class="option">--batch-size 128,512</span>' in text
     assert '<span class="option">--overlap off</span>, or' in text
     assert '<span class="option">--fresh</span>' in text or '<span class="option">--fresh </span>' in text
@@ -234,18 +218,14 @@ def test_options_do_not_break_across_lines() -> None:
 
 def test_a_table_without_values_is_not_drawn(example: Report) -> None:
     empty = TextTable("Rates", ("cell", "rate", "of link"), (("a", NA, NA), ("b", NA, "")))
-    assert not has_values(empty)
-    assert has_values(replace(empty, rows=(("a", NA, "1.0"),)))
-    assert list(page_sections({"bandwidth": empty}, {})) == []
+    assert not pages.has_values(empty)
+    assert pages.has_values(replace(empty, rows=(("a", NA, "1.0"),)))
+    assert list(pages.page_sections({"bandwidth": empty}, {})) == []
 
 
 def test_the_page_opens_on_the_answers(example: Report) -> None:
     page = make_page(example, dict.fromkeys(example.figures, "<svg></svg>"))
     assert [figure.name for figure in page.first_figures] == ["communication", "step_split"]
     assert page.timelines[0].cell == example.verdict.cell
-    assert {one.section.name for one in page.sections if one.section.open} <= {
-        "timeline",
-        "waiting",
-        "scaling",
-        "learning",
-    }
+    opened = {one.section.name for one in page.sections if one.section.open}
+    assert opened <= {"timeline", "waiting", "scaling", "learning"}

@@ -72,9 +72,9 @@ def test_a_collective_has_its_bytes_rate_and_wait() -> None:
 
 
 def test_an_incomplete_trace_has_a_note() -> None:
-    whole, incomplete = timeline_view(two_ranks()), timeline_view(replace(two_ranks(), communication_known=False))
-    assert whole is not None
-    assert incomplete is not None
+    whole, incomplete = (
+        known(timeline_view(replace(two_ranks(), communication_known=complete))) for complete in (True, False)
+    )
     (note,) = set(incomplete.notes) - set(whole.notes)
     assert "may be missing here" in note
 

@@ -18,10 +18,9 @@ PATH = "/scratch/" + "a-folder-with-a-long-name/" * 6 + "rank0.pt.trace.json.gz"
 def test_a_long_path_is_there_to_its_end(width: int, where: str) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width)
-    if where == "table":
-        print_table(console, TextTable("Traces", ("trace", "rank"), ((PATH, "0"),), ()))
-    elif where == "note":
-        print_table(console, TextTable("Traces", ("trace", "rank"), (("x", "0"),), (f"read from {PATH}",)))
+    if where in ("table", "note"):
+        name, notes = (PATH, ()) if where == "table" else ("x", (f"read from {PATH}",))
+        print_table(console, TextTable("Traces", ("trace", "rank"), ((name, "0"),), notes))
     elif where == "missing":
         print_missing(console, [f"{PATH} holds none"])
     else:

@@ -54,11 +54,8 @@ def test_a_table_has_one_unit_of_times_and_a_meaning_for_each_heading() -> None:
     assert table.rows == (("a", "0.90", "4.00", "50.0", "7.00"), ("b", "1.50", "NA", "100.0", "7.00"))
     assert table.meanings == ("Which", "", "", "", "")
     titled = table_of("Times [{unit}]", fields, rows, times=[3.0])
-    assert (titled.title, titled.headings[1:4], titled.rows[0][1]) == (
-        "Times [µs]",
-        ("step", "wait", "part [%]"),
-        "900.00",
-    )
+    assert (titled.title, titled.rows[0][1]) == ("Times [µs]", "900.00")
+    assert titled.headings[1:4] == ("step", "wait", "part [%]")
     assert table_of("None", fields, []).rows == ()
 
 
