@@ -21,7 +21,7 @@ Confidence = Literal["shown", "not_shown", "no_interval", "traced_means", "timed
 _CONFIDENCE_WORDS: Mapping[Confidence, str] = {
     "shown": f"significant ({CONFIDENCE:.0%} interval)",
     "not_shown": f"not significant ({CONFIDENCE:.0%} interval)",
-    "no_interval": "one repeat or fewer than five steps: no interval",
+    "no_interval": "too few repeats, or fewer than five steps: no interval",
     "traced_means": "means of the traced steps, no interval",
     "timed_steps": "medians of the timed steps",
     "not_measured": "not measured",

@@ -108,7 +108,7 @@ def identity_table(comparison: Comparison) -> TextTable | None:
         "difference that the traced steps do not explain"
     ]
     if any(row.interval(column) is None for row in known for column in ("same_local_batch_us", "exposed_us")):
-        notes.append(f"±{NA}: fewer than 5 steps, or one repeat alone")
+        notes.append(f"±{NA}: fewer than 5 steps, or too few repeats")
     return TextTable(
         title="Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + tracer",
         headings=("cell", *(f"{name} [{unit.label}]" for name in names)),

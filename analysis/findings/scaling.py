@@ -36,7 +36,7 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
         "low, high: 95% interval; Karp-Flatt: the serial fraction that would explain this speedup. If it grows with the "
         "number of devices, the loss is overhead such as communication, not serial code."
     ]
-    few = "fewer than 5 timed steps or only one repeat, in this or the single-device cell"
+    few = "fewer than 5 timed steps or too few repeats, in this or the single-device cell"
     slower = "slower than one device, which no serial fraction explains"
     for columns, cells, reason in (
         ("low, high", [point.cell for _, point in rows if point.speedup.low is None], few),

@@ -280,6 +280,6 @@ def _ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
     for part in PARTS:
         share = stats.half_width((data.parts_by_repeat[part].dropna() / step_us).to_numpy(), spreads.parts[part])
         value = getattr(ledger, f"{part}_us")
-        if share is not None and value is not None:
+        if share is not None and share < 1 and value is not None:  # wider than the step itself it says nothing
             intervals[part] = stats.Interval(value - share * step_us, value + share * step_us)
     return replace(ledger, intervals=intervals)
