@@ -83,20 +83,12 @@ def check_counters(
     if unclear and not ratios:
         why = f"DDP reduced another number of times in a step than the {counters[0].iterations} that it counted"
     elif buckets_equal and waits_us and all(wait_us > span_us for wait_us, span_us in waits_us):
-        wait_us, span_us = np.median(waits_us, axis=0)
-        why = (
-            f"rank {rank}'s threads waited for a core longer ({show_time(wait_us)} a step) than DDP communicated "
-            f"({show_time(span_us)}), so the two spans may differ by as much"
-        )
-    return CounterCheck(
-        rank=rank,
-        steps=len(ratios),
-        span_ratio=float(np.median(ratios)) if ratios else None,
-        buckets_equal=buckets_equal,
-        spans_agree=2 * sum(agree) > len(agree),
-        union_within_span=2 * sum(within) > len(within),
-        not_comparable=why,
-    )
+        waited, communicated = map(show_time, np.median(waits_us, axis=0))
+        longer = f"waited for a core longer ({waited} a step) than DDP communicated ({communicated})"
+        why = f"rank {rank}'s threads {longer}, so the two spans may differ by as much"
+    agreeing, inside = 2 * sum(agree) > len(agree), 2 * sum(within) > len(within)
+    span_ratio = float(np.median(ratios)) if ratios else None
+    return CounterCheck(rank, len(ratios), span_ratio, buckets_equal, agreeing, inside, why)
 
 
 @dataclass(frozen=True)
@@ -148,18 +140,12 @@ def counter_findings(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[C
     should have saved; findings of scripts give the reason.
     """
     for check in checks:
+        apart = f"the communication span by the trace is {check.span_ratio or 0.0:.3f} of DDP's own"
+        longer = "the all-reduces take longer than DDP's communication span"
         wrong = (
             (check.buckets_equal, RunCode.BUCKET_MISMATCH, "the all-reduces' sizes are not DDP's bucket sizes"),
-            (
-                check.union_within_span,
-                RunCode.SPAN_EXCEEDED,
-                "the all-reduces take longer than DDP's communication span",
-            ),
-            (
-                check.spans_agree,
-                RunCode.SPAN_MISMATCH,
-                f"the communication span by the trace is {check.span_ratio or 0.0:.3f} of DDP's own",
-            ),
+            (check.union_within_span, RunCode.SPAN_EXCEEDED, longer),
+            (check.spans_agree, RunCode.SPAN_MISMATCH, apart),
         )
         if check.not_comparable is not None:
             text = f"{cell.name}: DDP's counters were not compared with the trace: {check.not_comparable}"
