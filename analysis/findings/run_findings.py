@@ -8,12 +8,10 @@ import msgspec
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.estimate_gaps import reasons
+from dpscope.analysis.findings.comparisons import gap_finding, scaling_findings, strategy_cost_finding
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing, slowed_text
 from dpscope.analysis.findings.no_overlap import no_overlap_finding
-from dpscope.analysis.findings.predictions import prediction_findings
-from dpscope.analysis.findings.scaling import scaling_findings
-from dpscope.analysis.findings.strategy_costs import gap_finding, strategy_cost_finding
+from dpscope.analysis.findings.predictions import prediction_findings, reasons
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.cell_findings import no_single_device
 from dpscope.analysis.runs.run_data import RunData, repeat_findings

@@ -22,8 +22,8 @@ from dpscope.analysis.findings.answers import (
     strategy_name,
     traces_verdict,
 )
+from dpscope.analysis.findings.comparisons import gap_sentence, in_brackets
 from dpscope.analysis.findings.ledger_text import late_rank, slowed_by_tracing
-from dpscope.analysis.findings.strategy_costs import gap_sentence, in_brackets
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_job import TracedJob

@@ -308,7 +308,9 @@ def in_order(runs: Sequence[RunData], by: HistoryOrder = "time") -> list[RunData
     begun = sorted(runs, key=lambda run: datetime.fromisoformat(run.manifest.created_at))
     if by == "time":
         return begun
-    commits = {id(run): datetime.fromisoformat(commit.committed_at) for run in runs if (commit := _commit(run)) is not None}
+    commits = {
+        id(run): datetime.fromisoformat(commit.committed_at) for run in runs if (commit := _commit(run)) is not None
+    }
     return sorted(begun, key=lambda run: commits[id(run)])
 
 

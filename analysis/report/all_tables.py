@@ -6,10 +6,8 @@ from dataclasses import replace
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import model_sizes
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
-from dpscope.analysis.findings.estimate_gaps import error_table, identity_table
-from dpscope.analysis.findings.predictions import collective_table, off_notes
-from dpscope.analysis.findings.scaling import law_table, scaling_table
-from dpscope.analysis.findings.strategy_costs import cost_table
+from dpscope.analysis.findings.comparisons import cost_table, law_table, scaling_table
+from dpscope.analysis.findings.predictions import collective_table, error_table, identity_table, off_notes
 from dpscope.analysis.report.comparison_tables import gap_table, views_by_name
 from dpscope.analysis.report.nccl_tables import NcclChapter
 from dpscope.analysis.report.rank_tables import contention_table, rank_table, run_phases, run_waits

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.runs import traced_job
-from dpscope.analysis.runs.counter_check import CounterCheck
 from dpscope.analysis.runs.traced_job import CellStraggler, TracedJob
+from dpscope.analysis.runs.traffic_check import CounterCheck
 from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.frames import waits_caused

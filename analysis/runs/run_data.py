@@ -14,11 +14,13 @@ import pandas as pd
 
 from dpscope.analysis.runs.cell_data import CellData, RunSpreads, concatenated, run_spreads, step_spread
 from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings, spread_findings
-from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
 from dpscope.analysis.runs.traced_job import traced_job
 from dpscope.analysis.runs.traffic_check import (
     UNKNOWN_COMMUNICATION,
+    CounterCheck,
+    check_counters,
     check_traffic,
+    counter_findings,
     incomplete_repeat,
     no_trace,
     reduced_bytes,

@@ -7,8 +7,8 @@ import pytest
 
 from dpscope.analysis.cells.comparison import StrategyCost, StrategyGap, compare
 from dpscope.analysis.figures.step import _title
+from dpscope.analysis.findings.comparisons import cost_sentence, cost_table, gap_finding, strategy_cost_finding
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table, gap_finding, strategy_cost_finding
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
