@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.cells.comparison import GAP_PARTS, Comparison, StrategyCost, StrategyGap
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, devices_text
-from dpscope.analysis.findings.actions import in_a_script
+from dpscope.analysis.findings.ledger_text import in_a_script
 from dpscope.analysis.stats.samples import CONFIDENCE, FEWEST_SAMPLES, Estimate, Verdict, missing_evidence, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
 from dpscope.analysis.text.text_table import Field, TextTable, table_of

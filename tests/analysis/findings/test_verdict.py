@@ -10,9 +10,8 @@ import pytest
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
-from dpscope.analysis.findings.actions import Situation, best_action
 from dpscope.analysis.findings.answers import Verdict
-from dpscope.analysis.findings.ledger_text import LateRank
+from dpscope.analysis.findings.ledger_text import LateRank, Situation, best_action
 from dpscope.analysis.findings.verdict import CPU_RUN, SCRIPT_ON_CPU, STAND_IN, run_verdict
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
