@@ -15,35 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from dpscope.analysis.traces.merge.rewrite import (
-    MergedPart,
-    RankJob,
-    RankRewriter,
-    TraceWriter,
-    merged_file,
-    writing,
-)
-from dpscope.analysis.traces.merge.tracks import (
-    EventPlace,
-    RankTracks,
-    Span,
-    TrackScan,
-    collective_spans,
-    other_transfers,
-    track_events,
-)
+from dpscope.analysis.traces.merge import tracks
+from dpscope.analysis.traces.merge.rewrite import MergedPart, RankJob, merged_file, write_rank, writing
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
-from dpscope.analysis.traces.ranks.matching import match_windows
+from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity, named_collectives, rank_order, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, require_one_job
-from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
-from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, DecodedChunk, ReadLimits
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
-from dpscope.analysis.traces.reading.json_events import RAW_EVENTS, RawEvent
-from dpscope.analysis.traces.reading.reader import read_events, read_traces
+from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.finding import Finding, counted
@@ -62,15 +45,15 @@ class RankFile:
     path: Path
     trace: Trace  # without its events
     collectives: Table
-    others: list[Span]
-    moved: dict[EventPlace, int]
+    others: list[tracks.Span]
+    moved: dict[tracks.EventPlace, int]
     first_us: float  # of all its events, in the table's time
     identity: TraceIdentity
 
 
 def read_rank(path: Path, limits: ReadLimits) -> RankFile:
     """Read a rank's file for the first time; raises DpscopeError as `read_trace` does."""
-    scan = TrackScan()
+    scan = tracks.TrackScan()
     traces = read_traces(path, limits, scan.add)
     if len(traces) > 1:
         raise DpscopeError(
@@ -82,28 +65,11 @@ def read_rank(path: Path, limits: ReadLimits) -> RankFile:
         path=path,
         trace=replace(trace, events=TableBuilder().table()),
         collectives=named_collectives(attribution),
-        others=other_transfers(attribution),
+        others=tracks.other_transfers(attribution),
         identity=trace_identity(attribution),
         moved=scan.moved(),
         first_us=scan.first_us - trace.zero_us if scan.first_us < float("inf") else 0.0,
     )
-
-
-def write_rank(job: RankJob) -> tuple[MergedPart, int, int]:
-    """Read a rank's file again and write its part; how many of its events are in it and left out."""
-    tracks = RankTracks(job.position)
-    rewriter = RankRewriter(job, tracks)
-    with writing(job.part), open(job.part, "wb") as file:
-        writer = TraceWriter(file, job.compressed)
-
-        def use(decoded: DecodedChunk[RawEvent]) -> None:
-            writer.write_events(rewriter.rewritten(decoded.events))
-            rewriter.left_out += decoded.skipped
-
-        read_events(job.path, job.limits, RAW_EVENTS, use)
-        writer.write_events(track_events(job.spans, job.place_us, tracks))
-        writer.write_events(tracks.metadata(job.title))
-        return writer.part(job.part), rewriter.kept, rewriter.left_out
 
 
 @dataclass(frozen=True)
@@ -130,7 +96,13 @@ def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None =
         raise DpscopeError(
             f"{path} holds no cell with traces: nothing to merge; measure it with `dpscope run --out {path}`"
         )
-    name = cell_name or _only_cell(path, [cell for cell, _ in traced.values()])
+    cells = [cell for cell, _ in traced.values()]
+    # Default: the only one of several ranks, else of several devices, else the only one of the run.
+    several = [cell for cell in cells if cell.processes > 1] or [cell for cell in cells if cell.devices > 1] or cells
+    if cell_name is None and len(several) > 1:
+        names = ", ".join(cell.name for cell in several)
+        raise DpscopeError(f"{path} holds several jobs, which share no time axis; name one of {names} with --cell")
+    name = cell_name or several[0].name
     if name not in traced:
         raise DpscopeError(
             f"{path} holds no traces of a cell {name}; {choose_from(name, traced, 'name one of')} with --cell"
@@ -141,23 +113,6 @@ def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None =
         done = ", ".join(map(str, repeats))
         raise DpscopeError(f"{name} has no finished repeat {chosen}; name one of {done} with --repeat")
     return RunTraces(cell, chosen, tuple(repeats[chosen].traces()))
-
-
-def _only_cell(path: Path, cells: Sequence[Cell]) -> str:
-    """The default cell: the only one of several ranks, else of several devices, else the only one of the run."""
-    several_ranks, several = (
-        [cell for cell in cells if cell.processes > 1],
-        [cell for cell in cells if cell.devices > 1],
-    )
-    found = [cell.name for cell in several_ranks or several or cells]
-    if len(found) > 1:
-        raise DpscopeError(
-            f"{path} holds several jobs, which share no time axis; name one of {', '.join(found)} with --cell"
-        )
-    return found[0]
-
-
-_COUNTED_HERE = TraceCode.with_trait("events_left_out")
 
 
 @dataclass(frozen=True)
@@ -196,11 +151,10 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     require_one_job(found.jobs, paths, "a merged trace")
     own = [read[index] for index in found.jobs[""]]
     ranks = [own[index] for index in rank_order([one.trace.rank for one in own], [str(one.path) for one in own])]
-    tables = [rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)]
+    table = joined([rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)])
     origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
-    trace = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    windows = windows_of([rank.identity for rank in ranks])
-    matched = match_windows(joined(tables), trace, windows, origins)
+    trace = np.repeat(np.arange(len(ranks)), [len(rank.collectives) for rank in ranks])
+    matched = match_windows(table, trace, windows_of([rank.identity for rank in ranks]), origins)
     clocks = align_clocks(matched.table, origins)
     first_us = round(min(rank.first_us + clock.place_us for rank, clock in zip(ranks, clocks, strict=True)), 3)
     with writing(output), TemporaryDirectory(prefix=".tmp-merge-", dir=output.parent) as folder:
@@ -213,23 +167,24 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
                 place_us=round(clock.place_us - first_us, 3),
                 moved=rank.moved,
                 title=title,
-                spans=[*collective_spans(matched.table.take(matched.table["rank"] == position)), *rank.others],
+                spans=[*tracks.collective_spans(matched.table.take(matched.table["rank"] == position)), *rank.others],
                 part=Path(folder) / str(position),
                 compressed=compressed,
             )
             for position, (rank, clock, title) in enumerate(zip(ranks, clocks, _titles(ranks), strict=True))
         ]
-        written = over_cores(write_rank, jobs, [rank.path for rank in ranks])
+        written: list[MergedPart] = over_cores(write_rank, jobs, [rank.path for rank in ranks])
         merged = [
-            MergedRank(job.title, job.path, clock, events, left_out, len(rank.moved))
-            for job, clock, (_, events, left_out), rank in zip(jobs, clocks, written, ranks, strict=True)
+            MergedRank(job.title, job.path, clock, part.events, part.left_out, len(job.moved))
+            for job, clock, part in zip(jobs, clocks, written, strict=True)
         ]
         with merged_file(output, compressed) as file:
-            for part, _, _ in written:
+            for part in written:
                 file.append(part)
             file.close(_fields(ranks[0].trace, first_us, merged))
     every = [*found.of(""), *(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
-    findings = (*(finding for finding in every if finding.code not in _COUNTED_HERE), *_findings(merged))
+    counted_here = TraceCode.with_trait("events_left_out")
+    findings = (*(finding for finding in every if finding.code not in counted_here), *_findings(merged))
     cut_short = tuple(rank.trace.source for rank in ranks if rank.trace.cut_short)
     return MergedTrace(output, tuple(merged), findings, cut_short)
 
@@ -250,11 +205,9 @@ def _check_output(output: Path, files: Sequence[Path]) -> None:
 
 def _titles(ranks: Sequence[RankFile]) -> list[str]:
     """`rank 3`; with the file's name where that is no rank's alone."""
-    counts = Counter(rank.trace.rank for rank in ranks)
+    alone = {number for number, count in Counter(rank.trace.rank for rank in ranks).items() if count == 1} - {None}
     return [
-        f"rank {rank.trace.rank}"
-        if rank.trace.rank is not None and counts[rank.trace.rank] == 1
-        else f"{rank.path.name} ({position})"
+        f"rank {rank.trace.rank}" if rank.trace.rank in alone else f"{rank.path.name} ({position})"
         for position, rank in enumerate(ranks)
     ]
 

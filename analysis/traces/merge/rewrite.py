@@ -19,9 +19,10 @@ from typing import IO, Any
 import msgspec
 from isal import isal_zlib
 
-from dpscope.analysis.traces.merge.tracks import EventPlace, RankTracks, Span, hashable
-from dpscope.analysis.traces.reading.chunks import ReadLimits
-from dpscope.analysis.traces.reading.json_events import RawEvent, sound_us
+from dpscope.analysis.traces.merge.tracks import EventPlace, RankTracks, Span, hashable, track_events
+from dpscope.analysis.traces.reading.chunks import DecodedChunk, ReadLimits
+from dpscope.analysis.traces.reading.json_events import RAW_EVENTS, RawEvent, sound_us
+from dpscope.analysis.traces.reading.reader import read_events
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import DPSCOPE_TRACE_HEAD
@@ -30,7 +31,6 @@ ID_STRIDE = 10_000_000_000
 """Ids keep their digits behind the rank's position: 30000019001 is id 19001 of the rank at position 3."""
 
 _PAIRED_ARGS = ("correlation", "External id", "external id", "wait_on_cuda_event_record_corr_id")
-_FLOW = frozenset("stf")  # phases: a flow's start, step and end
 _SEPARATOR = b",\n  "
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time, system unknown
 _RAW_DEFLATE = -15
@@ -55,14 +55,41 @@ class RankJob:
     compressed: bool
 
 
-class RankRewriter:
+@dataclass(frozen=True)
+class MergedPart:
+    """A rank's events in a separate file: how many, how many left out; its text's checksum and length, for the gzip trailer."""
+
+    path: Path
+    crc: int
+    text_bytes: int
+    events: int
+    left_out: int
+
+
+def write_rank(job: RankJob) -> MergedPart:
+    """Read a rank's file again and write its part."""
+    tracks = RankTracks(job.position)
+    rewriter = _RankRewriter(job, tracks)
+    with writing(job.part), open(job.part, "wb") as file:
+        writer = TraceWriter(file, job.compressed)
+
+        def use(decoded: DecodedChunk[RawEvent]) -> None:
+            writer.write_events(rewriter.rewritten(decoded.events))
+            rewriter.left_out += decoded.skipped
+
+        read_events(job.path, job.limits, RAW_EVENTS, use)
+        writer.write_events(track_events(job.spans, job.place_us, tracks))
+        writer.write_events(tracks.metadata(job.title))
+        writer.flush()
+        return MergedPart(job.part, writer.crc, writer.text_bytes, rewriter.kept, rewriter.left_out)
+
+
+class _RankRewriter:
     """Rewrites the events of one rank; counts those kept and those left out."""
 
     def __init__(self, job: RankJob, tracks: RankTracks) -> None:
-        self.kept = 0
-        self.left_out = 0
-        self._job = job
-        self._tracks = tracks
+        self.kept = self.left_out = 0
+        self._job, self._tracks = job, tracks
         self._id_base = job.position * ID_STRIDE
         self._moved_starts = {place[:3]: lane for place, lane in job.moved.items()}
 
@@ -87,7 +114,7 @@ class RankRewriter:
             if duration is None or duration < 0:
                 return False
             event["dur"] = round(duration, 3)
-        if phase in _FLOW and not isinstance(event.get("id"), int | str):
+        if phase in ("s", "t", "f") and not isinstance(event.get("id"), int | str):  # a flow's start, step and end
             return False
         if not isinstance(event.get("name"), str):
             event["name"] = str(event.get("name", ""))
@@ -116,27 +143,18 @@ class RankRewriter:
         return self._id_base + zlib.crc32(value.encode("utf-8", "replace")) if isinstance(value, str) else value
 
 
-@dataclass(frozen=True)
-class MergedPart:
-    """Some events of a merged trace in a separate file: its text's checksum and length, for the gzip trailer."""
-
-    path: Path
-    crc: int
-    text_bytes: int
-
-
 class TraceWriter:
     """Writes text, compressed or plain, with its checksum and length; parts written elsewhere may stand amid it."""
 
     def __init__(self, file: IO[bytes], compressed: bool) -> None:
+        self.crc = self.text_bytes = 0
         self._file = file
         self._deflate = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _RAW_DEFLATE) if compressed else None
-        self._crc = self._text_bytes = 0
         self._has_events = False
 
     def write(self, text: bytes) -> None:
-        self._crc = isal_zlib.crc32(text, self._crc)
-        self._text_bytes += len(text)
+        self.crc = isal_zlib.crc32(text, self.crc)
+        self.text_bytes += len(text)
         self._file.write(self._deflate.compress(text) if self._deflate else text)
 
     def write_events(self, events: Iterable[RawEvent]) -> None:
@@ -144,18 +162,13 @@ class TraceWriter:
         remaining = iter(events)
         while batch := list(islice(remaining, _BATCH)):
             text = _SEPARATOR.join(encoded(event)[:-1] + b"\n  }" for event in batch)
-            self.write(_SEPARATOR + text if self._text_bytes else text)
+            self.write(_SEPARATOR + text if self.text_bytes else text)
 
     def flush(self, how: int = isal_zlib.Z_FULL_FLUSH) -> None:
         """End what was written on a byte; what comes behind refers to nothing before."""
         if self._deflate:
             self._file.write(self._deflate.flush(how))
         self._file.flush()
-
-    def part(self, path: Path) -> MergedPart:
-        """What was written to `path`; it can be joined to others."""
-        self.flush()
-        return MergedPart(path, self._crc, self._text_bytes)
 
     def append(self, part: MergedPart) -> None:
         """Add a part made with the same compression."""
@@ -167,8 +180,8 @@ class TraceWriter:
         self._has_events = True
         with open(part.path, "rb") as file:
             shutil.copyfileobj(file, self._file, 1 << 20)
-        self._crc = isal_zlib.crc32_combine(self._crc, part.crc, part.text_bytes)
-        self._text_bytes += part.text_bytes
+        self.crc = isal_zlib.crc32_combine(self.crc, part.crc, part.text_bytes)
+        self.text_bytes += part.text_bytes
 
     def close(self, fields: dict[str, Any]) -> None:
         """End the events and the file, with these fields of the trace."""
@@ -176,7 +189,7 @@ class TraceWriter:
         self.write(b"\n  ]" + text.encode() + b"\n}\n")
         self.flush(isal_zlib.Z_FINISH)
         if self._deflate:
-            self._file.write(struct.pack("<II", self._crc, self._text_bytes % 2**32))
+            self._file.write(struct.pack("<II", self.crc, self.text_bytes % 2**32))
 
 
 def encoded(event: RawEvent) -> bytes:

@@ -15,10 +15,9 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpscope.analysis.text.units import show_bytes
-from dpscope.analysis.traces.reading.event_table import Category, EventTable, category_of, is_on_device
+from dpscope.analysis.traces.reading.event_table import Category, FloatColumn, IntColumn, category_of, is_on_device
 from dpscope.analysis.traces.reading.json_events import MOST_US, Event, RawEvent
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution
@@ -28,7 +27,6 @@ from dpscope.profiling.records.range_names import PREFIX
 NUMBER_STRIDE = 100_000  # numbers of processes and threads that each rank has; 42,000 ranks fit 32 bits
 _FIRST_TRACK, _FIRST_THREAD = 1_000, 10_000  # Perfetto orders a process's threads by number: added tracks come first
 PROCESS_STRIDE = 1000  # places in the order of processes that each rank has
-_THREAD_METADATA = frozenset({"thread_name", "thread_sort_index"})
 _PROFILER = frozenset({"Spans", "Traces", ""})  # Kineto's processes for its own records: shown as one
 _DEVICE_LABEL = re.compile(r"GPU (\d+)")
 
@@ -61,9 +59,9 @@ class Process:
     @property
     def order(self) -> tuple[int, str, int]:
         """The host before its devices, by their index, before whatever else."""
-        label = self.label
-        device = _DEVICE_LABEL.fullmatch(label)
-        return (0, "", 0) if label == "CPU" else (1, "", int(device[1])) if device else (2, label, 0)
+        if device := _DEVICE_LABEL.fullmatch(self.label):
+            return 1, "", int(device[1])
+        return (0, "", 0) if self.label == "CPU" else (2, self.label, 0)
 
 
 class RankTracks:
@@ -87,23 +85,21 @@ class RankTracks:
         return self._threads[pid, tid, lane]
 
     def _process(self, pid: int | str) -> Process:
-        if pid in _PROFILER:
-            pid = "profiler"
+        pid = "profiler" if pid in _PROFILER else pid
         if pid not in self._processes:
             self._processes[pid] = Process(next(self._process_numbers), pid, labels=self._process_labels[pid])
         return self._processes[pid]
 
     def learn(self, event: RawEvent) -> None:
         """Take in a metadata event."""
-        name, args = event.get("name"), event.get("args")
-        pid = hashable(event.get("pid"))
-        if not isinstance(args, dict):
+        name, args, pid = event.get("name"), event.get("args"), hashable(event.get("pid"))
+        if not isinstance(args, dict) or not isinstance(name, str):
             return
-        if isinstance(name, str) and name in _THREAD_METADATA:
+        if name in ("thread_name", "thread_sort_index"):
             self._thread_args[pid, hashable(event.get("tid"))][name] = args
-        for kind, key in (("process_name", "name"), ("process_labels", "labels")):
-            if name == kind and isinstance(args.get(key), str):
-                self._process_labels[pid][kind] = args[key]
+        label = args.get({"process_name": "name", "process_labels": "labels"}.get(name))
+        if isinstance(label, str):
+            self._process_labels[pid][name] = label
 
     def process_of_device(self, device: int | None) -> Process:
         """The process that shows a device; the host's for None, or where no process shows it."""
@@ -139,9 +135,7 @@ def hashable(value: object) -> int | str:
     return value if isinstance(value, int | str) else -1
 
 
-Track = tuple[int | str, int | str]  # pid, tid
 EventPlace = tuple[int | str, int | str, float, float]  # pid, tid, ts, dur: as the file gives them
-_IntColumn = npt.NDArray[np.int64]
 
 
 class TrackScan:
@@ -154,70 +148,54 @@ class TrackScan:
 
     def __init__(self) -> None:
         self.first_us = float("inf")  # of all events with a time
-        self._tracks: dict[Track, int] = {}
-        self._starts: list[npt.NDArray[np.float64]] = []
-        self._durations: list[npt.NDArray[np.float64]] = []
-        self._codes: list[_IntColumn] = []
+        self._tracks: dict[tuple[int | str, int | str], int] = {}  # pid, tid -> code
+        self._complete: list[FloatColumn] = [np.empty((0, 3))]  # of each event its track's code, start, duration
 
     def add(self, events: Sequence[Event]) -> None:
         """Note the next events, in file order."""
-        starts = np.array([event.ts for event in events if event.ph != "M"], dtype=np.float64)
-        starts = starts[np.abs(starts) < MOST_US]
-        if len(starts):
-            self.first_us = min(self.first_us, float(starts.min()))
-        complete = [event for event in events if event.ph == "X" and _has_sound_times(event)]
+        timed = [event for event in events if event.ts is not None and abs(event.ts) < MOST_US]
+        self.first_us = min([self.first_us, *(event.ts for event in timed if event.ph != "M" and event.ts is not None)])
         codes = self._tracks
-        self._codes.append(np.array([codes.setdefault((e.pid, e.tid), len(codes)) for e in complete], dtype=np.int64))
-        self._starts.append(np.array([event.ts for event in complete], dtype=np.float64))
-        self._durations.append(np.array([event.dur for event in complete], dtype=np.float64))
+        complete = [
+            (codes.setdefault((event.pid, event.tid), len(codes)), event.ts, event.dur)
+            for event in timed
+            if event.ph == "X" and event.dur is not None and 0 <= event.dur < MOST_US
+        ]
+        self._complete.append(np.array(complete, dtype=np.float64).reshape(-1, 3))
 
     def moved(self) -> dict[EventPlace, int]:
         """The lane, 1 or higher, of each event that must move to another lane."""
-        if not self._codes:
-            return {}
-        code = np.concatenate(self._codes)
-        start, duration = np.concatenate(self._starts), np.concatenate(self._durations)
-        lane = lanes(code, start, duration)
-        tracks = list(self._tracks)
+        code, start, duration = np.concatenate(self._complete).T
+        lane, tracks = lanes(code.astype(np.int64), start, duration), list(self._tracks)
         return {
-            (*tracks[code[row]], float(start[row]), float(duration[row])): int(lane[row])
+            (*tracks[int(code[row])], float(start[row]), float(duration[row])): int(lane[row])
             for row in np.flatnonzero(lane).tolist()
         }
 
 
-def _has_sound_times(event: Event) -> bool:
-    return event.ts is not None and event.dur is not None and abs(event.ts) < MOST_US and 0 <= event.dur < MOST_US
-
-
-def lanes(track: _IntColumn, start_us: npt.NDArray[np.float64], duration_us: npt.NDArray[np.float64]) -> _IntColumn:
+def lanes(track: IntColumn, start_us: FloatColumn, duration_us: FloatColumn) -> IntColumn:
     """For each event the lane of its track, from 0, on which it nests with the others there; all arrays (events,).
 
     In order of start, and of the file where starts are equal, as a viewer goes; times as the nanoseconds they are read as.
     """
+    lane = np.zeros(len(start_us), dtype=np.int64)
     if not len(start_us):
-        return np.zeros(0, dtype=np.int64)
+        return lane
     since = np.floor(start_us.min())  # nanoseconds since 1970 would not fit a float
-    start = _nanoseconds(start_us - since)
-    end = start + _nanoseconds(duration_us)
-    lane = np.zeros(len(start), dtype=np.int64)
+    # Of two such times the sum fits 64 bits: beyond 142 years all are equal.
+    start, duration = (
+        np.rint(np.minimum(times_us, MOST_US / 2) * 1e3).astype(np.int64)
+        for times_us in (start_us - since, duration_us)
+    )
+    end = start + duration
     order = np.lexsort((start, track))
-    for rows in _unnested(order, track, start, end):
+    for rows in np.split(order, np.flatnonzero(np.diff(track[order])) + 1):
+        if not (start[rows[1:]] < np.maximum.accumulate(end[rows])[:-1]).any():
+            continue  # they follow one another without overlap
         open_ends: list[list[int]] = []  # per lane the ends of the events that are open, the innermost last
         for row, begin, stop in zip(rows.tolist(), start[rows].tolist(), end[rows].tolist(), strict=True):
             lane[row] = _place(open_ends, begin, stop)
     return lane
-
-
-def _nanoseconds(times_us: npt.NDArray[np.float64]) -> _IntColumn:
-    """Of two such times the sum fits 64 bits: beyond 142 years all are equal."""
-    return np.rint(np.minimum(times_us, MOST_US / 2) * 1e3).astype(np.int64)
-
-
-def _unnested(order: _IntColumn, track: _IntColumn, start: _IntColumn, end: _IntColumn) -> list[_IntColumn]:
-    """The rows of each track, in order; a track whose events follow one another without overlap is left out."""
-    bounds = np.flatnonzero(np.diff(track[order])) + 1
-    parts = np.split(order, bounds)
-    return [rows for rows in parts if (start[rows[1:]] < np.maximum.accumulate(end[rows])[:-1]).any()]
 
 
 def _place(open_ends: list[list[int]], begin: int, stop: int) -> int:
@@ -259,19 +237,17 @@ class Span:
 def other_transfers(attribution: Attribution) -> list[Span]:
     """What moves data between devices and is no collective: peer copies, and the ranges of dp-host's stand-ins."""
     events, found = attribution.events, []
-    for row in np.flatnonzero(attribution.rows(Kind.PEER_COPY)).tolist():
-        size, device = int(events.bytes[row]), int(events.device[row])
-        known: dict[str, object] = {"bytes": size} if size >= 0 else {}
-        name = f"peer copy {show_bytes(size)}" if known else "peer copy"
-        found.append(Span("peer copies", device, name, *_when(events, row), known))
-    for row in np.flatnonzero(attribution.rows(Kind.HOST_RANGE)).tolist():
-        name = events.names[events.name[row]].removeprefix(f"{PREFIX}dp_")
-        found.append(Span("host copies", None, name, *_when(events, row), {}))
+    copies, ranges = attribution.rows(Kind.PEER_COPY), attribution.rows(Kind.HOST_RANGE)
+    for row in (*np.flatnonzero(copies).tolist(), *np.flatnonzero(ranges).tolist()):
+        when, size = (float(events.start_us[row]), float(events.duration_us[row])), int(events.bytes[row])
+        if ranges[row]:
+            name = events.names[events.name[row]].removeprefix(f"{PREFIX}dp_")
+            found.append(Span("host copies", None, name, *when, {}))
+        else:
+            known: dict[str, object] = {"bytes": size} if size >= 0 else {}
+            name = f"peer copy {show_bytes(size)}" if known else "peer copy"
+            found.append(Span("peer copies", int(events.device[row]), name, *when, known))
     return found
-
-
-def _when(events: EventTable, row: int) -> tuple[float, float]:
-    return float(events.start_us[row]), float(events.duration_us[row])
 
 
 def collective_spans(matched: Table) -> Iterator[Span]:
@@ -286,8 +262,7 @@ def collective_spans(matched: Table) -> Iterator[Span]:
         name = (known["kind"] or "collective") + ("" if size is None else f" {show_bytes(size)}")
         device, start, duration = known["device"], known["start_us"], known["duration_us"]
         yield Span("communication", device, name, start, duration, args)
-        wait = known["wait_us"]
-        if wait is not None:
+        if (wait := known["wait_us"]) is not None:
             yield Span("transfer", device, f"transfer {name}", start + wait, duration - wait, args)
             if wait >= _SHORTEST_US:
                 yield Span("wait", device, f"wait {name}", start, wait, args)
@@ -300,8 +275,7 @@ def track_events(spans: list[Span], place_us: float, tracks: RankTracks) -> Iter
         device = index if on_device else None
         own = [span for span in spans if span.track == TRACKS[order] and span.device == device]
         process = tracks.process_of_device(device).number
-        starts = np.array([span.start_us for span in own])
-        durations = np.array([span.duration_us for span in own])
+        starts, durations = np.array([(span.start_us, span.duration_us) for span in own]).T
         lane_of = lanes(np.zeros(len(own), dtype=np.int64), starts, durations)
         threads = [next(tracks.new_tracks) for _ in range(int(lane_of.max()) + 1)]
         for lane, thread in enumerate(threads):

@@ -10,23 +10,11 @@ from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from dpscope.analysis.traces.reading.event_table import (
-    CATEGORIES,
-    HOST,
-    Category,
-    CommunicationArgs,
-    EventTable,
-    FloatColumn,
-    IntColumn,
-    is_among,
-    is_unread_device,
-)  # fmt: skip
-from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, MOST_US, NONE, Event, EventArgs, int64, ordinal
+from dpscope.analysis.traces.reading import event_table
+from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, MOST_US, NONE, Event, int64, ordinal
 from dpscope.analysis.traces.reading.tensor_sizes import recorded_buffers
-
-_CATEGORY_CODES = {name: int(category) for name, category in CATEGORIES.items()}
 
 # Whose shapes are read: what communicates, DataParallel's two coalesced functions, and what gradients become ready in.
 _COMMUNICATION_NAME = re.compile(
@@ -37,6 +25,8 @@ _EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16})\.\d')
 _LONG_TIME = re.compile(rb'("ts"\s*:\s*"?)(\d{16})(?!\d)(?:\.(\d{1,17})\d*)?')
 _SEARCHED_WHOLE = 4  # chunks: a file may begin with much metadata, which has no times
 
+_CORRELATION = attrgetter("args.correlation")
+_WITH_SHAPE = (Category.CPU_OP, Category.KERNEL)
 _DIGIT = re.compile(rb"\d")
 _LONGEST_NAME = 1 << 14  # characters: C++ names of kernels have hundreds
 _LONGEST_TEXT = 1 << 16  # bytes of what describes a collective; a list of 8,000 ranks has 48,000
@@ -82,16 +72,16 @@ class TableBuilder:
 
     def __init__(self) -> None:
         self.base_us: int | None = None  # the table's time 0, as the file writes times: amid the first events
-        self.name_codes: dict[str, int] = {}
-        self.communication: dict[int, CommunicationArgs] = {}
-        self.communicates = bytearray()  # one truth per name code
         self.rows = 0
         self.lost: Counter[Loss] = Counter()
         self.unread: Counter[str] = Counter()  # events of a device in categories that are not read
         # Who launched, annotated and ran operators: more than one process, or rank, means several ranks in one file.
-        self.processes: dict[Category, Counter[int | str]] = {one: Counter() for one in HOST}
+        self.processes: dict[Category, Counter[int | str]] = {one: Counter() for one in event_table.HOST}
         self.ranks: Counter[int | str | None] = Counter()
         self._parts: dict[str, list[Any]] = {name: [np.empty(0, kind)] for name, kind in _COLUMNS.items()}
+        self._name_codes: dict[str, int] = {}
+        self._communicates = bytearray()  # one truth per name code
+        self._communication: dict[int, CommunicationArgs] = {}
 
     @property
     def is_fused(self) -> bool:
@@ -119,11 +109,11 @@ class TableBuilder:
 
         Returns them: a row each, in order.
         """
-        known = _CATEGORY_CODES
+        known = event_table.CATEGORIES
         events = [event for event in decoded if event.ph == "X"]
         if others := {event.cat for event in events} - known.keys():
-            unread = {category for category in others if is_unread_device(category)}
-            self.unread.update([event.cat for event in events if event.cat in unread] if unread else ())
+            if unread := set(filter(event_table.is_unread_device, others)):
+                self.unread.update([event.cat for event in events if event.cat in unread])
             events = [event for event in events if event.cat in known]
         events, starts, durations = self._with_sound_times(events)
         if not events:
@@ -135,7 +125,7 @@ class TableBuilder:
         called = [event.name for event in events]
         for row in copies.tolist():
             called[row] = copy_name(called[row], events[row].args.copy_kind)
-        names, devices = self._name_codes(called), _of_some(events, on_device, _device)
+        names, devices = self._coded(called), _of_some(events, on_device, _device)
         self.lost["device"] += int((devices[on_device] == NONE).sum())
         columns = {
             "start_us": starts - float(self.base_us - subtracted_us),
@@ -144,15 +134,17 @@ class TableBuilder:
             "name": names,
             "thread": _integers([event.tid for event in events]),
             "device": devices,
-            "correlation": _of_some(
-                events, np.flatnonzero(category >= Category.RUNTIME), attrgetter("args.correlation")
-            ),
+            "correlation": _of_some(events, np.flatnonzero(category >= Category.RUNTIME), _CORRELATION),
             "bytes": _of_some(events, copies, attrgetter("args.bytes")),
-            "shape": _of_some(events, np.flatnonzero(is_among(category, (Category.CPU_OP, Category.KERNEL))), _shape),
+            "shape": _of_some(events, np.flatnonzero(event_table.is_among(category, _WITH_SHAPE)), _shape),
         }
         for name, column in columns.items():
             self._parts[name].append(column)
-        self._note_processes(events, category)
+        rows = {one: np.flatnonzero(category == one).tolist() for one in event_table.HOST}
+        for one, noted in self.processes.items():
+            noted.update([events[row].pid for row in rows[one]])
+        launches = rows[Category.RUNTIME] or rows[Category.USER_ANNOTATION]
+        self.ranks.update([events[row].args.rank for row in launches])
         self._add_communication(events, names)
         self.rows += len(events)
         return events
@@ -169,38 +161,45 @@ class TableBuilder:
         self.lost["without_time"] += int((~sound & ~negative).sum())
         return list(compress(events, sound)), starts[sound], durations[sound]
 
-    def _name_codes(self, names: list[str]) -> IntColumn:
+    def _coded(self, names: list[str]) -> IntColumn:
         """A number for each name, the same whenever it comes; of new names it is noted which communicate."""
-        codes = self.name_codes
+        codes = self._name_codes
         for name in dict.fromkeys(names):
             if name not in codes:
                 if len(name) > _LONGEST_NAME:
-                    return self._name_codes([one[:_LONGEST_NAME] for one in names])
+                    return self._coded([one[:_LONGEST_NAME] for one in names])
                 codes[name] = len(codes)
-                self.communicates.append(_COMMUNICATION_NAME.search(name) is not None)
+                self._communicates.append(_COMMUNICATION_NAME.search(name) is not None)
         return np.fromiter(map(codes.__getitem__, names), dtype=np.int64, count=len(names))
-
-    def _note_processes(self, events: Sequence[Event], category: npt.NDArray[np.uint8]) -> None:
-        rows = {one: np.flatnonzero(category == one).tolist() for one in HOST}
-        for one, noted in self.processes.items():
-            noted.update([events[row].pid for row in rows[one]])
-        launches = rows[Category.RUNTIME] or rows[Category.USER_ANNOTATION]
-        self.ranks.update([events[row].args.rank for row in launches])
 
     def _add_communication(self, events: Sequence[Event], names: IntColumn) -> None:
         """Sizes and groups of events that record them and whose name is that of communication."""
-        for row in np.flatnonzero(np.array(self.communicates, dtype=np.bool_)[names]).tolist():
+        for row in np.flatnonzero(np.array(self._communicates, dtype=np.bool_)[names]).tolist():
             args = events[row].args
             counted = args.input_elements is not None or args.output_elements is not None
-            if args.collective_name is not None or args.input_dims or counted:
-                shapes = recorded_buffers(events[row].name, bytes(args.input_dims), bytes(args.input_type))
-                self.lost["shapes"] += shapes is None
-                self.communication[self.rows + row] = _communication_args(args, shapes or CommunicationArgs(), counted)
+            if args.collective_name is None and not args.input_dims and not counted:
+                continue
+            shapes = recorded_buffers(events[row].name, bytes(args.input_dims), bytes(args.input_type))
+            self.lost["shapes"] += shapes is None
+            sizes = shapes or CommunicationArgs()
+            dtype = (args.dtype or sizes.dtype) if counted else (sizes.dtype or args.dtype)
+            if counted:
+                elements = int64(args.input_elements), int64(args.output_elements)
+                sizes = CommunicationArgs(input_elements=elements[0], output_elements=elements[1])
+            self._communication[self.rows + row] = replace(
+                sizes,
+                collective_name=_described(args.collective_name),
+                dtype=_described(dtype),
+                group=_described(str(args.group)) if args.group is not None else None,
+                group_ranks=_described(bytes(args.group_ranks).decode("utf-8", errors="replace").strip('"')) or None,
+                group_size=ordinal(args.group_size) or None,
+                sequence=int64(args.sequence),
+            )
 
     def table(self) -> EventTable:
         """What was added, once: each column's parts are let go as soon as it is made of them."""
         columns = {name: np.concatenate(self._parts.pop(name)) for name in _COLUMNS}
-        return EventTable(**columns, names=list(self.name_codes), communication=self.communication)
+        return EventTable(**columns, names=list(self._name_codes), communication=self._communication)
 
 
 _COPY_KINDS = ("", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
@@ -212,23 +211,6 @@ def copy_name(name: str, kind: int | str | None) -> str:
     if isinstance(kind, int):
         kind = _COPY_KINDS[kind] if 0 < kind < len(_COPY_KINDS) else None
     return name if not kind or kind in name else f"{name} {kind}"
-
-
-def _communication_args(args: EventArgs, shapes: CommunicationArgs, counted: bool) -> CommunicationArgs:
-    """What the arguments of one event, and the shapes among them, say of a collective's size and group."""
-    dtype = (args.dtype or shapes.dtype) if counted else (shapes.dtype or args.dtype)
-    if counted:
-        elements = int64(args.input_elements), int64(args.output_elements)
-        shapes = CommunicationArgs(input_elements=elements[0], output_elements=elements[1])
-    return replace(
-        shapes,
-        collective_name=_described(args.collective_name),
-        dtype=_described(dtype),
-        group=_described(str(args.group)) if args.group is not None else None,
-        group_ranks=_described(bytes(args.group_ranks).decode("utf-8", errors="replace").strip('"')) or None,
-        group_size=ordinal(args.group_size) or None,
-        sequence=int64(args.sequence),
-    )
 
 
 def _described(text: str | None) -> str | None:
@@ -246,8 +228,10 @@ def _of_some(events: Sequence[Event], rows: IntColumn, value: Callable[[Event], 
 
 def _device(event: Event) -> int:
     """The device an event ran on; peer copies name it otherwise, or only by their process id."""
-    candidates = (event.args.device, event.args.copy_device, event.pid)
-    return next((one for one in candidates if isinstance(one, int) and 0 <= one <= MOST_ORDINAL), NONE)
+    for one in (event.args.device, event.args.copy_device, event.pid):
+        if isinstance(one, int) and 0 <= one <= MOST_ORDINAL:
+            return one
+    return NONE
 
 
 def _shape(event: Event) -> int:
@@ -261,8 +245,8 @@ def _integers(values: list[Any]) -> IntColumn:
     try:
         return np.array(values, dtype=np.int64)
     except (OverflowError, ValueError, TypeError):  # beyond 64 bits, or a thread with a name
-        numbers = np.array([NONE if (number := int64(value)) is None else number for value in values], dtype=np.int64)
-        for row, value in enumerate(values):
-            if isinstance(value, str) and int64(value) is None:
-                numbers[row] = -2 - zlib.crc32(value.encode())
-        return numbers
+        named = (-2 - zlib.crc32(value.encode()) if isinstance(value, str) else NONE for value in values)
+        numbers = (
+            name if (number := int64(value)) is None else number for value, name in zip(values, named, strict=True)
+        )
+        return np.fromiter(numbers, dtype=np.int64, count=len(values))

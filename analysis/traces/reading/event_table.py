@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -55,7 +55,8 @@ _NOT_READ = frozenset(
     {"Trace", "Instant", "python_function", "overhead", "ac2g", "fwdbwd", "gpu_user_annotation", "cpu_instant_event",
      "cuda_sync", "cuda_profiler_range", "async_cpu_to_gpu"}
 )  # fmt: skip
-_OF_TORCH_PROFILER = CATEGORIES.keys() | _NOT_READ | {name.capitalize() for name in _NOT_READ}
+TORCH_PROFILER = CATEGORIES.keys() | _NOT_READ | {name.capitalize() for name in _NOT_READ}
+"""Every category that torch.profiler writes."""
 DEVICE_ANNOTATION = "gpu_user_annotation"
 """A range of the CPU side as Kineto shows it on a device, around the work that was launched in it."""
 DEVICE_WORK = frozenset({Category.KERNEL, Category.MEMCPY, Category.MEMSET})
@@ -84,11 +85,6 @@ def is_on_device(name: object) -> bool:
 def is_annotation(name: object) -> bool:
     """Whether events of a category are named ranges, on the host or around work on a device."""
     return name == DEVICE_ANNOTATION or category_of(name) is Category.USER_ANNOTATION
-
-
-def is_of_torch_profiler(name: str) -> bool:
-    """Whether torch.profiler writes events of a category."""
-    return name in _OF_TORCH_PROFILER
 
 
 def is_among(codes: npt.NDArray[np.uint8], wanted: Iterable[int]) -> BoolColumn:
@@ -150,24 +146,13 @@ class EventTable:
         """Rows whose name matches; each different name is tried once."""
         return np.array([bool(matches(name)) for name in self.names], dtype=np.bool_)[self.name]
 
-    def select(self, mask: BoolColumn) -> "EventTable":
-        """The rows that `mask` marks, in order."""
-        return self.rows(np.flatnonzero(mask))
-
     def rows(self, kept: IntColumn) -> "EventTable":
         """These rows, given in ascending order, with the names they use."""
-        columns = {
-            column.name: getattr(self, column.name)[kept]
-            for column in fields(self)
-            if column.name not in ("names", "communication")
-        }
+        columns = {name: column[kept] for name, column in vars(self).items() if isinstance(column, np.ndarray)}
+        columns.pop("end_us", None)
         used, columns["name"] = np.unique(columns["name"], return_inverse=True)
-        noted = np.fromiter(self.communication, dtype=np.int64, count=len(self.communication))
-        noted = noted[np.isin(noted, kept, assume_unique=True)]
-        communication = {
-            new: self.communication[old]
-            for new, old in zip(np.searchsorted(kept, noted).tolist(), noted.tolist(), strict=True)
-        }
+        places = {old: new for new, old in enumerate(kept.tolist()) if old in self.communication}
+        communication = {places[old]: args for old, args in self.communication.items() if old in places}
         return EventTable(**columns, names=[self.names[code] for code in used.tolist()], communication=communication)
 
     def from_its_start(self) -> tuple["EventTable", int]:

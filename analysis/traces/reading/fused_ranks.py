@@ -8,16 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpscope.analysis.traces.reading import event_table
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
-from dpscope.analysis.traces.reading.event_table import (
-    CATEGORIES,
-    DEVICE_WORK,
-    HOST,
-    BoolColumn,
-    Category,
-    EventTable,
-    IntColumn,
-)
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn
 from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, Event, ordinal
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -42,10 +35,6 @@ class Owner(NamedTuple):
     on_device: bool
 
 
-_Labels = defaultdict[tuple[int | str, bool], set[int]]
-"""(process, whether on a device) -> the ranks it is called by."""
-
-
 class FusedRank(NamedTuple):
     """One rank's events, and the time stamp in the file of its table's time 0."""
 
@@ -62,12 +51,13 @@ class FusedBuilder:
         self._path = path
         self._codes: dict[tuple[object, int | str, bool], int] = {}  # of owners, the rank as it is written
         self._rows: list[IntColumn] = [np.empty(0, dtype=np.int64)]  # the owners' codes, a chunk at a time
-        self._labels: _Labels = defaultdict(set)
+        # By process and whether on a device: the ranks it is called by.
+        self._labels: dict[tuple[int | str, bool], set[int]] = defaultdict(set)
 
     def add(self, events: Sequence[Event], subtracted_us: int = 0) -> None:
         """Append a chunk's events. Raises DpscopeError for more processes than any job has in one file."""
         kept = self.table.add(events, subtracted_us)
-        owners = [(event.args.rank, event.pid, CATEGORIES[event.cat] in DEVICE_WORK) for event in kept]
+        owners = [(event.args.rank, event.pid, event_table.is_on_device(event.cat)) for event in kept]
         for owner in dict.fromkeys(owners):
             self._codes.setdefault(owner, len(self._codes))
         if len(self._codes) > _MOST_PROCESSES:
@@ -77,22 +67,18 @@ class FusedBuilder:
             )
         self._rows.append(np.fromiter(map(self._codes.__getitem__, owners), dtype=np.int64, count=len(owners)))
         for event in events:
-            if event.ph == "M" and event.name in ("process_name", "process_labels"):
-                self._note_labels(event)
-
-    def _note_labels(self, event: Event) -> None:
-        """A name that speaks of a GPU is of nothing on the host."""
-        for text in (bytes(event.args.process_name), bytes(event.args.process_labels)):
-            match = _RANK.search(text)
-            if match is not None and (rank := int(match[1])) <= MOST_ORDINAL:
-                for on_device in (True,) if _GPU.search(text) else (True, False):
-                    self._labels[event.pid, on_device].add(rank)
+            if event.ph != "M" or event.name not in ("process_name", "process_labels"):
+                continue
+            for text in (bytes(event.args.process_name), bytes(event.args.process_labels)):
+                if (match := _RANK.search(text)) and (rank := int(match[1])) <= MOST_ORDINAL:
+                    # A name that speaks of a GPU is of nothing on the host.
+                    for on_device in (True,) if _GPU.search(text) else (True, False):
+                        self._labels[event.pid, on_device].add(rank)
 
     def ranks(self) -> tuple[list[FusedRank], list[Finding]]:
         """A table per rank, by rank, and how the file was divided."""
         table, base_us = self.table.table(), self.table.base_us or 0
-        owners = [Owner(ordinal(rank), process, on_device) for rank, process, on_device in self._codes]
-        names, of_owner = _groups(owners, self._labels)
+        names, of_owner = self._groups()
         group = _with_devices(names, table, of_owner[np.concatenate(self._rows)])
         present = np.unique(group[group >= 0]).tolist()
         numbers, assumed = _rank_numbers([names[one] for one in present])
@@ -112,31 +98,31 @@ class FusedBuilder:
             )
             findings.append(finding)
         if unowned := int((group < 0).sum()):
-            several = "could have been launched by several of its ranks, or by none: left out"
-            findings.append(
-                TraceCode.FUSED_EVENTS_UNOWNED.finding(f"{unowned} device events of {self._path} {several}")
+            what = (
+                f"{unowned} device events of {self._path} could have been launched by several of its ranks, or by none"
             )
+            findings.append(TraceCode.FUSED_EVENTS_UNOWNED.finding(f"{what}: left out"))
         return ranks, findings
 
+    def _groups(self) -> tuple[list[Owner], IntColumn]:
+        """Groups of owners that are one: of the same rank, or without a rank and of the same process; the group of each owner.
 
-def _groups(owners: Sequence[Owner], labels: _Labels) -> tuple[list[Owner], IntColumn]:
-    """Groups of owners that are one: of the same rank, or without a rank and of the same process; the group of each owner.
-
-    An event's own rank decides; the name of a process counts only for events that name no rank. A process that
-    is called by two ranks, or has events of two, is no evidence.
-    """
-    named: _Labels = defaultdict(set)
-    for rank, process, on_device in owners:
-        if rank is not None:
-            named[process, on_device].add(rank)
-    named |= labels
-    codes: dict[Owner, int] = {}
-    of_owner = []
-    for owner in owners:
-        ranks = {owner.rank} if owner.rank is not None else named.get(owner[1:], set())
-        whole = Owner(next(iter(ranks)), "", on_device=False) if len(ranks) == 1 else owner
-        of_owner.append(codes.setdefault(whole, len(codes)))
-    return list(codes), np.array(of_owner, dtype=np.int64)
+        An event's own rank decides; the name of a process counts only for events that name no rank. A process that
+        is called by two ranks, or has events of two, is no evidence.
+        """
+        owners = [Owner(ordinal(rank), process, on_device) for rank, process, on_device in self._codes]
+        named = defaultdict[tuple[int | str, bool], set[int]](set)
+        for rank, process, on_device in owners:
+            if rank is not None:
+                named[process, on_device].add(rank)
+        named |= self._labels
+        codes: dict[Owner, int] = {}
+        of_owner = []
+        for owner in owners:
+            ranks = {owner.rank} if owner.rank is not None else named.get(owner[1:], set())
+            whole = Owner(next(iter(ranks)), "", on_device=False) if len(ranks) == 1 else owner
+            of_owner.append(codes.setdefault(whole, len(codes)))
+        return list(codes), np.array(of_owner, dtype=np.int64)
 
 
 def _with_devices(names: list[Owner], table: EventTable, group: IntColumn) -> IntColumn:
@@ -144,7 +130,7 @@ def _with_devices(names: list[Owner], table: EventTable, group: IntColumn) -> In
 
     A process without a rank takes that of the device it launches on, if that names one: in `names`, too.
     """
-    counts = np.bincount(group[table.is_category(*HOST)], minlength=len(names))
+    counts = np.bincount(group[table.is_category(*event_table.HOST)], minlength=len(names))
     named = np.array([name.rank is not None for name in names], dtype=np.bool_)
     hosts = counts > np.where(named, 0, 1)  # one event that names another process is a damaged one
     # A tool may give a device and its host one process id: then every host has a device, and every device a host.
@@ -179,7 +165,10 @@ def _launchers(table: EventTable, process: IntColumn, hosts: BoolColumn) -> Call
     """
     usable = (table.correlation >= 0) & (table.correlation < _MOST_CORRELATION)
     calls = np.flatnonzero(table.is_category(Category.RUNTIME) & usable & hosts[process])
-    sorts = np.array([_sort_of_call(name.lower()) for name in table.names], dtype=np.int64)
+    sorts = np.full(len(table.names), Category.KERNEL, dtype=np.int64)
+    for code, name in enumerate(table.names):
+        if "memcpy" in name.lower() or "memset" in name.lower():
+            sorts[code] = Category.MEMCPY if "memcpy" in name.lower() else Category.MEMSET
     of_calls = table.correlation[calls] * _SORTS + sorts[table.name[calls]]
     order = np.argsort(of_calls, kind="stable")
     of_calls, calls, count = of_calls[order], calls[order], len(hosts)
@@ -205,10 +194,6 @@ def _launchers(table: EventTable, process: IntColumn, hosts: BoolColumn) -> Call
         return found
 
     return owners
-
-
-def _sort_of_call(name: str) -> Category:
-    return Category.MEMCPY if "memcpy" in name else Category.MEMSET if "memset" in name else Category.KERNEL
 
 
 def _rank_numbers(names: Sequence[Owner]) -> tuple[list[int | None], bool]:

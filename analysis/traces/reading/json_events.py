@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -57,30 +56,30 @@ class Event(msgspec.Struct, gc=False):
 RawEvent = dict[str, Any]
 _Event = TypeVar("_Event")
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
-_Text = bytes | bytearray
 
 
 @dataclass(frozen=True)
 class Codec(Generic[_Event]):
     """How events are decoded: all of a chunk at once, one alone, and one that is no strict JSON (None when even that fails)."""
 
-    chunk: Callable[[_Text], list[_Event]]
-    lax_chunk: Callable[[_Text], list[_Event]]  # numbers may be strings
-    one: Callable[[_Text], _Event]
+    chunk: Callable[[bytes | bytearray], list[_Event]]
+    lax_chunk: Callable[[bytes | bytearray], list[_Event]]  # numbers may be strings
+    one: Callable[[bytes | bytearray], _Event]
     lenient: Callable[[bytes], _Event | None]
-    is_event: Callable[[_Event], object]  # truly so: has a phase
-    is_timed: Callable[[_Event], bool]  # has a start and a duration
+    field: Callable[[_Event, str], object]
+
+    def is_event(self, event: _Event) -> bool:
+        """Truly so: it has a phase."""
+        return bool(self.field(event, "ph"))
 
 
 def _raw_event(text: bytes) -> RawEvent | None:
     """An object with control characters, bad UTF-8, or NaN and Infinity, which become null; None when even that fails."""
-    try:
-        value = json.loads(
-            text.decode("utf-8", "replace"), strict=False, parse_float=finite, parse_constant=lambda _: None
-        )
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    with suppress(ValueError, RecursionError):
+        decoded = text.decode("utf-8", "replace")
+        value = json.loads(decoded, strict=False, parse_float=finite, parse_constant=lambda _: None)
+        return value if isinstance(value, dict) else None
+    return None
 
 
 _decoder = cache(partial(msgspec.json.Decoder, strict=False))
@@ -136,22 +135,15 @@ def ordinal(value: object) -> int | None:
     return number if number is not None and 0 <= number <= MOST_ORDINAL else None
 
 
-EVENTS = Codec(
+EVENTS = Codec[Event](
     chunk=msgspec.json.Decoder(list[Event]).decode,
     lax_chunk=msgspec.json.Decoder(list[Event], strict=False).decode,
     one=msgspec.json.Decoder(Event, strict=False).decode,
     lenient=_event,
-    is_event=attrgetter("ph"),
-    is_timed=lambda event: event.ts is not None and event.dur is not None,
+    field=getattr,
 )
 """The fields that dpscope reads, of which tables are made."""
 _raw_events = msgspec.json.Decoder(list[RawEvent]).decode
-RAW_EVENTS: Codec[RawEvent] = Codec(
-    chunk=_raw_events,
-    lax_chunk=_raw_events,
-    one=msgspec.json.Decoder(RawEvent).decode,
-    lenient=_raw_event,
-    is_event=lambda event: bool(event.get("ph")),
-    is_timed=lambda event: event.get("ts") is not None and event.get("dur") is not None,
-)
+_raw_one = msgspec.json.Decoder(RawEvent).decode
+RAW_EVENTS = Codec[RawEvent](_raw_events, _raw_events, _raw_one, _raw_event, field=lambda event, name: event.get(name))
 """All fields."""

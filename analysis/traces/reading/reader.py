@@ -21,17 +21,16 @@ from dpscope.analysis.traces.reading.chunks import (
     ReportFinding,
     TraceText,
     decode_chunk,
-    open_trace,
 )
 from dpscope.analysis.traces.reading.event_columns import Loss, TableBuilder, TextBase
 from dpscope.analysis.traces.reading.event_table import (
+    TORCH_PROFILER,
     BoolColumn,
     Category,
     EventTable,
     Header,
     ProcessGroup,
     Trace,
-    is_of_torch_profiler,
 )
 from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.traces.reading.json_events import EVENTS, Codec, Event, ordinal
@@ -49,7 +48,7 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
     """The header of a trace whose events have been read; the rank from the file's name if it has none."""
     fields = _fields(text, path, report)
     distributed, base, devices = (fields.get(name) for name in _FIELDS[:3])
-    info: dict[str, Any] = distributed if isinstance(distributed, dict) else {}
+    info = distributed if isinstance(distributed, dict) else {}
 
     def number(what: str, value: object, least: int = 0) -> int | None:
         found = ordinal(value)
@@ -63,15 +62,13 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
     if rank is None:
         matches = (pattern.search(path.name) for pattern in _FILE_NAME_RANK)
         rank = number("rank in the name", next((match[1] for match in matches if match), None))
-    names = (
-        [one.get("name", "unknown") for one in devices if isinstance(one, dict)] if isinstance(devices, list) else []
-    )
+    named = [one.get("name", "unknown") for one in _listed(devices) if isinstance(one, dict)]
     return Header(
         rank=rank,
         world_size=number("world size", info.get("world_size"), least=1),
         backend=_text(info.get("backend")),
         host=_text(fields.get("host_name")),
-        device_names=tuple(str(name)[:_LONGEST_TEXT] for name in names),
+        device_names=tuple(str(name)[:_LONGEST_TEXT] for name in named),
         process_groups=tuple(_process_groups(info.get("pg_config"))),
         base_ns=base if isinstance(base, int) and 0 <= base < 2**63 else 0,  # a float is too coarse since 1970
     )
@@ -79,12 +76,15 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
 
 def _process_groups(listed: object) -> Iterator[ProcessGroup]:
     """Kineto cuts long lists of ranks: such groups are left out."""
-    for one in listed if isinstance(listed, list) else []:
-        entry: dict[str, Any] = one if isinstance(one, dict) else {}
-        name, ranks = _text(entry.get("pg_name")), entry.get("ranks")
-        whole = isinstance(ranks, list) and all(type(rank) is int and rank >= 0 for rank in ranks)
-        if name is not None and isinstance(ranks, list) and whole and len(ranks) == entry.get("pg_size"):
-            yield ProcessGroup(name, _text(entry.get("pg_desc")), tuple(ranks))
+    for entry in _listed(listed):
+        if isinstance(entry, dict) and (name := _text(entry.get("pg_name"))) is not None:
+            ranks, size = entry.get("ranks"), entry.get("pg_size")
+            if isinstance(ranks, list) and len(ranks) == size and all(type(one) is int and one >= 0 for one in ranks):
+                yield ProcessGroup(name, _text(entry.get("pg_desc")), tuple(ranks))
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _fields(text: TraceText, path: Path, report: ReportFinding) -> dict[str, Any]:
@@ -99,8 +99,9 @@ def _fields(text: TraceText, path: Path, report: ReportFinding) -> dict[str, Any
                 return value
         else:
             return {name: _value(bytes(raw[name])) for name in _FIELDS if name in raw}
-    unreadable = f"the header of {path} is not readable: rank and world size are unknown"
-    report(TraceCode.HEADER_UNREADABLE.finding(unreadable))
+    report(
+        TraceCode.HEADER_UNREADABLE.finding(f"the header of {path} is not readable: rank and world size are unknown")
+    )
     return {}
 
 
@@ -115,20 +116,16 @@ def _text(value: object) -> str | None:
     return value[:_LONGEST_TEXT] if isinstance(value, str) else None
 
 
-_PHASES = frozenset("XB")  # of events with a duration
 _HOROVOD = re.compile(
     r"^(?:NEGOTIATE_|QUEUE$|(?:NCCL|MPI|GLOO|DDL|CCL)_?(?:ALLREDUCE|ALLGATHER|BCAST|BROADCAST)|WAIT_FOR_DATA)"
 )
-_LEGACY_PROCESS = re.compile(r"^(?:CPU|CUDA) functions$")
 
 
 def _producer(event: Event) -> str:
     """The program that writes such events, if it is known."""
     if "composer" in event.cat or event.name.startswith("composer/"):
         return "a trace by Composer's own profiler"
-    if (isinstance(event.pid, str) and _LEGACY_PROCESS.match(event.pid)) or (
-        not event.cat and event.name.startswith("aten::")
-    ):
+    if event.pid in ("CPU functions", "CUDA functions") or (not event.cat and event.name.startswith("aten::")):
         return "a trace by the legacy torch.autograd.profiler"
     return "a timeline by Horovod" if _HOROVOD.match(event.name) else ""
 
@@ -161,8 +158,8 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
 
     def add(decoded: DecodedChunk[Event]) -> None:
         builder.add(decoded.events, decoded.subtracted_us)
-        if not builder.rows:
-            others = (one for one in decoded.events if one.ph in _PHASES and not is_of_torch_profiler(one.cat))
+        if not builder.rows:  # of events with a duration
+            others = (one for one in decoded.events if one.ph in ("X", "B") and one.cat not in TORCH_PROFILER)
             foreign.update(map(_producer, others))
         watch(decoded.events)
 
@@ -184,29 +181,25 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
         events, offset_us = builder.table().from_its_start()
         base_us = builder.base_us if builder.base_us is not None else reading.subtracted_us
         ranks = [FusedRank(reading.header.rank, events, base_us + offset_us)]
-    reading.findings += _damage_findings(path, reading, builder.rows, builder.lost)
+    file_findings = [*reading.findings, *_damage_findings(path, reading, builder.rows, builder.lost)]
     several = len(ranks) > 1
-    traces = []
+    traces: list[Trace] = []
     for rank in ranks:
-        traces.append(_trace(path, rank, several, builder, reading))
-        reading.findings = []  # of the file: with its first rank
+        events, duplicates = _without_duplicates(rank.events, path)
+        trace = Trace(
+            **vars(reading.header) | {"rank": rank.rank},
+            source=f"{path} (rank {rank.rank})" if several else str(path),
+            events=events,
+            has_accelerator=bool(builder.unread) or _shows_device(events),
+            zero_ns=reading.header.base_ns + 1000 * rank.base_us,
+            zero_us=rank.base_us - reading.subtracted_us,
+            findings=(*(() if traces else file_findings), *duplicates),  # of the file: with its first rank
+            cut_short=reading.damaged or not reading.ended,
+            unread=tuple(sorted(builder.unread.items())),
+            process_id=None if several else builder.process_id,
+        )
+        traces.append(trace)
     return traces
-
-
-def _trace(path: Path, rank: FusedRank, several: bool, builder: TableBuilder, reading: "Reading") -> Trace:
-    events, duplicates = without_duplicates(rank.events, path)
-    return Trace(
-        **vars(reading.header) | {"rank": rank.rank},
-        source=f"{path} (rank {rank.rank})" if several else str(path),
-        events=events,
-        has_accelerator=bool(builder.unread) or _shows_device(events),
-        zero_ns=reading.header.base_ns + 1000 * rank.base_us,
-        zero_us=rank.base_us - reading.subtracted_us,
-        findings=(*reading.findings, *duplicates),
-        cut_short=reading.damaged or not reading.ended,
-        unread=tuple(sorted(builder.unread.items())),
-        process_id=None if several else builder.process_id,
-    )
 
 
 @dataclass
@@ -228,10 +221,10 @@ def read_events(
     """Hand every chunk of a file's events to `use`. Raises DpscopeError as `read_trace` does."""
     reading = Reading()
     report = reading.findings.append
-    text, base = open_trace(path, limits.max_bytes, report), TextBase()
+    text, base = TraceText(path, limits.max_bytes, report), TextBase()
     unread_bytes = events = 0
     any_event = False
-    for chunk, goes_on in _to_the_end(text):
+    for chunk in text.chunks():
         if reading.ended:  # a tail longer than a chunk
             text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
             if len(text.tail) > TAIL_BYTES:
@@ -239,7 +232,8 @@ def read_events(
                 report(TraceCode.HEADER_UNREADABLE.finding(tail))
                 break
             continue
-        decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, goes_on, unread_bytes > _HOPELESS_BYTES)
+        chunk, hopeless = base.rebased(chunk), unread_bytes > _HOPELESS_BYTES
+        decoded = decode_chunk(chunk, text.kineto_layout, codec, text.goes_on, hopeless)
         decoded.subtracted_us = reading.subtracted_us = base.subtracted_us
         events += len(decoded.events)
         if events > limits.max_events:
@@ -250,7 +244,7 @@ def read_events(
         text.unfinished = decoded.unfinished
         has_events = any(map(codec.is_event, decoded.events))
         unread_bytes = 0 if has_events else unread_bytes + len(chunk)
-        any_event = any_event or has_events
+        any_event |= has_events
         use(decoded)
         reading.skipped += decoded.skipped
         reading.repaired += decoded.repaired
@@ -261,14 +255,6 @@ def read_events(
     reading.header = read_header(text, path, report)
     reading.damaged = text.damaged
     return reading
-
-
-def _to_the_end(text: TraceText) -> Iterator[tuple[bytearray, bool]]:
-    """A trace's chunks, with whether more may follow; the very last is what was left unfinished until then."""
-    for chunk in text.chunks:
-        yield chunk, True
-    if text.unfinished:
-        yield bytearray(b"[" + text.unfinished + b"]"), False
 
 
 # The profiler itself calls CUDA's and HIP's runtime (to synchronise, to query devices) even if only the CPU works.
@@ -304,10 +290,7 @@ def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss
     return [code.finding(message) for is_so, code, message in found if is_so]
 
 
-_COLUMNS = ("start_us", "duration_us", "category", "name", "device", "thread", "correlation")
-
-
-def without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, list[Finding]]:
+def _without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, list[Finding]]:
     """The table with one of each set of equal events, and a finding if there were more.
 
     Equal in category, name, device, thread, start, duration and correlation. Operators are left alone: their times are
@@ -321,13 +304,14 @@ def without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, list
     if not len(repeated):
         return events, []
     suspects = candidates[np.isin(key, repeated)]
-    columns = [getattr(events, name)[suspects] for name in _COLUMNS]
-    bits = [column.view(np.int64) if column.dtype == np.float64 else column.astype(np.int64) for column in columns]
+    times = [column[suspects].view(np.int64) for column in (events.start_us, events.duration_us)]
+    numbers = (events.category, events.name, events.device, events.thread, events.correlation)
+    bits = [*times, *(column[suspects].astype(np.int64) for column in numbers)]
     _, first = np.unique(np.stack(bits, axis=1), axis=0, return_index=True)
-    dropped: BoolColumn = np.isin(np.arange(len(events)), np.delete(suspects, first))
-    if not dropped.any():
+    dropped = np.delete(suspects, first)
+    if not len(dropped):
         return events, []
     finding = TraceCode.DUPLICATE_EVENTS.finding(
-        message=f"{path} holds {counted(int(dropped.sum()), 'event')} twice, identical in every field; each was counted once"
+        f"{path} holds {counted(len(dropped), 'event')} twice, identical in every field; each was counted once"
     )
-    return events.select(~dropped), [finding]
+    return events.rows(np.delete(np.arange(len(events)), dropped)), [finding]

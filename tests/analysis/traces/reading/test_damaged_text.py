@@ -306,9 +306,9 @@ def test_text_given_back_is_not_searched_again_with_every_block(
     looked_at = []
     original = chunks._last_cut
 
-    def counting(buffer: bytearray, kineto: bool, cuts: tuple[chunks._Cut, ...], begin: int) -> int | None:
+    def counting(buffer: bytearray, cuts: list[chunks._Cut], begin: int) -> int | None:
         looked_at.append(len(buffer) - begin)
-        return original(buffer, kineto, cuts, begin)
+        return original(buffer, cuts, begin)
 
     monkeypatch.setattr(chunks, "_last_cut", counting)
     event = '{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 1}'
@@ -327,9 +327,9 @@ def test_the_surest_cut_is_found_however_far_it_is_from_the_chunks_end(behind: i
     first = '{"ph": "X", "name": "a"}'
     inner = '{"x": 0}, ' * (behind // 10)
     text = f'{first}, {{"ph": "X", "args": [{inner}'.encode()
-    assert chunks._last_cut(bytearray(text), False, chunks._cuts(text), 0) == len(first) - 1
+    assert chunks._last_cut(bytearray(text), chunks._cuts(text), 0) == len(first) - 1
 
 
 def test_objects_without_the_first_events_key_are_cut_at_the_last() -> None:
     text = b'{"": 0}, ' * 30_000
-    assert chunks._last_cut(bytearray(text), False, chunks._cuts(b'{"ph": "X"}'), 0) == 29_998 * 9 + 6
+    assert chunks._last_cut(bytearray(text), chunks._cuts(b'{"ph": "X"}'), 0) == 29_998 * 9 + 6
