@@ -19,7 +19,7 @@ _VALUES = (
     *(f"added_{part}_us" for part in _CHANGES),
 )  # fmt: skip
 LOST = "the trace does not show what the strategy must have moved (trace_incomplete)"
-_NO_INTERVAL = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or one repeat alone: no interval"
+_NO_INTERVAL = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or too few repeats: no interval"
 
 
 def put_ledger(row: RowBuilder, data: CellData, single: CellData | None, spreads: RunSpreads) -> None:

@@ -310,7 +310,7 @@ class Columns:
     )
 
     # What shows whether the other values can be trusted, and memory.
-    tracer_cost: Number = _column("tracer cost", "Median traced step / median untraced step", "ratio", begins="checks")
+    tracer_cost: Number = _column("tracer cost", "Mean traced step / median untraced step", "ratio", begins="checks")
     counter_span_ratio: Number = _column("span/DDP's", "Communication span by trace / by DDP's counters", "ratio")
     counter_buckets_equal: bool | None = _column("buckets equal", "All-reduce sizes are DDP's bucket sizes", "flag")
     peak_allocated_bytes: Count = _column(

@@ -10,7 +10,7 @@ from dpscope.analysis.cells.cell_ledger import LOST, put_ledger
 from dpscope.analysis.cells.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE, VALUE_RANGE
 from dpscope.analysis.cells.device_use import CpuPeaks, put_device_use
 from dpscope.analysis.cells.estimated import BANDWIDTH_COLUMNS, put_bandwidths, put_estimates, single_step_us
-from dpscope.analysis.cells.row import NO_GLOBAL_BATCH, NO_SAME_BATCH, RowBuilder
+from dpscope.analysis.cells.row import NO_GLOBAL_BATCH, NO_SAME_BATCH, RowBuilder, ratio
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.cell_data import STEP_KEYS, TRACES_ALONE, CellData, RunSpreads, knows_batch
@@ -68,6 +68,8 @@ def summarise_cell(
         row.clear(_SCALING, "each process trained alone")
     _put_breakdown(row, data)
     put_ledger(row, data, singles.get(cell.batch_size) if knows_batch(cell) else None, spreads)
+    if data.ranks:  # of the two values that `tracer_us` is the difference of
+        row.put("no whole traced step", tracer_cost=ratio(row.number("traced_step_us"), row.number("step_us")))
     put_device_use(row, data, peaks, flops)
     _put_traffic(row, data)
     silent = "one device: nothing to communicate" if cell.devices == 1 else "" if data.communication_known else LOST
@@ -234,10 +236,7 @@ def _transfer_union_us(reduced: pd.DataFrame) -> float:
 
 
 def _put_checks(row: RowBuilder, data: CellData) -> None:
-    timed, ranks = stats.pooled_median(data.step_samples()), [rank for _, rank in data.ranks]
-    whole = slice(1, None) if data.on_device else slice(None, -1)  # without the one step more that is traced
-    traced = stats.pooled_median([samples[whole] for samples in data.step_samples(measuring_pass="traced")])
-    row.put("no traced step", tracer_cost=traced / timed if traced and timed else None)
+    ranks = [rank for _, rank in data.ranks]
     ratios = [check.span_ratio for check in data.counter_checks if check.span_ratio is not None]
     row.put(
         "only DDP on several devices has a pass with its counters",

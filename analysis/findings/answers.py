@@ -4,8 +4,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.actions import Answer, Confidence, Situation, best_action
-from dpscope.analysis.findings.ledger_text import LateRank, cost_text, slowed_by_tracing, slowed_text
+from dpscope.analysis.findings.ledger_text import (
+    Answer,
+    Confidence,
+    LateRank,
+    Situation,
+    best_action,
+    cost_text,
+    slowed_by_tracing,
+    slowed_text,
+)
 from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.text.units import NA, sentence, show_time, with_article
 from dpscope.analysis.traces.ranks.ledger import Ledger

@@ -1,13 +1,16 @@
-"""A ledger in words: the rank that a job waits for, the cost of communication, and why tracing may hide it."""
+"""A ledger in words: the rank that a job waits for, what communication costs, what to do next and what that saves at most."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.runs.traced_job import CellStraggler
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time, with_article
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
+from dpscope.analysis.text.units import Unit, choose_unit, sentence, show, show_bytes, show_time, with_article
+from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
+from dpscope.analysis.traces.ranks.ledger import IDLE, STEP_PARTS, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import is_known, traits_of
@@ -84,7 +87,7 @@ def cost_text(name: str, strategy: str, ledger: Ledger, late: LateRank | None) -
         ends = f"{show(max(bounds.low, 0.0), unit)} to {_time(bounds.high, unit)}"
         share += f"; {CONFIDENCE:.0%} interval {ends}"
     text = f"{who} exposes {_time(exposed, unit)} of {what} in {with_article(_time(step, unit))} traced step ({share})"
-    text += _parts(ledger, late, unit)
+    text += _split(ledger, late, unit)
     hidden = (ledger.communication_us or 0.0) - exposed
     if hidden > _NOTHING * step:
         text += f"; {_time(hidden, unit)} more is hidden behind compute"
@@ -106,7 +109,7 @@ def _time(value: float, unit: Unit) -> str:
     return f"{show(value, unit)} {unit.label}"
 
 
-def _parts(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
+def _split(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
     """Wait, transfer and the rest by kind, or that they cannot be separated."""
     exposed, kinds = ledger.exposed_us or 0.0, ledger.other_by_kind_us
     wait, transfer = ledger.exposed_wait_us, ledger.exposed_transfer_us
@@ -153,3 +156,214 @@ def slowed_text(row: CellRow, cost: float) -> str:
         f"communication's share of a step is unknown: a traced step takes {cost:.2f}x as long as an untraced one, "
         f"so its parts do not describe the training.{moved}"
     )
+
+
+NOTABLE_SAVING = 0.02  # of a step: a smaller part is within the variation between steps
+BATCH_GAIN = 1.1  # throughput of a larger batch over this one, from which on it is recommended
+_AS_MUCH = 0.8  # of the largest part, from which on a second part is named too
+_IDLE_ITSELF = 0.25  # of a step, from which on a late rank's idle time is named
+
+Confidence = Literal["shown", "not_shown", "no_interval", "traced_means", "timed_steps", "not_measured"]
+_CONFIDENCE_WORDS: Mapping[Confidence, str] = {
+    "shown": f"significant ({CONFIDENCE:.0%} interval)",
+    "not_shown": f"not significant ({CONFIDENCE:.0%} interval)",
+    "no_interval": "too few repeats, or fewer than five steps: no interval",
+    "traced_means": "means of the traced steps, no interval",
+    "timed_steps": "medians of the timed steps",
+    "not_measured": "not measured",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`text` is the answer with its number; `confidence` is what the statement `about` is based on.
+
+    Of an action, `part` is the part of the step that it removes, and `saves_us` at most how much.
+    """
+
+    text: str
+    confidence: Confidence
+    about: str = ""
+    part: str | None = None
+    saves_us: float | None = None
+
+    @property
+    def basis(self) -> str:
+        """How certain the answer is, in words."""
+        words = _CONFIDENCE_WORDS[self.confidence]
+        return f"{self.about}: {words}" if self.about else words
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What an action depends on: the cell's row, the rank that it waits for, where and how it ran."""
+
+    chosen: CellRow
+    late: LateRank | None
+    on_device: bool
+    of_script: bool = False  # dpscope's options do not apply
+    not_split: NotSplit | None = None  # for foreign traces, why waiting is not separated from transfer
+    slower: bool = False  # significantly slower than one device
+    launch_bound: bool = False  # the cell has the finding `launch_bound`
+
+
+@dataclass(frozen=True)
+class _Part:
+    us: float
+    name: str
+    advice: str
+    removed: bool = True  # by the advice; else it only shows what the part consists of
+
+
+def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
+    """The action that saves most; `rows` are all measured cells.
+
+    On a CPU nothing is recommended about idle time, in which other processes used the cores.
+    """
+    chosen, ledger = situation.chosen, situation.chosen.ledger
+    if (larger := _larger_batch(rows, situation)) is not None:
+        return larger
+    if situation.slower:
+        short = f"this step is too short to split ({show_time(chosen.step_us)})"
+        return Answer(f"Train on one device, or try a larger batch or model: {short}.", "shown")
+    if (slowed := slowed_by_tracing(chosen)) is not None:
+        text = (
+            "Measure with a larger batch or model, whose operations take longer than tracing them: a traced step takes "
+            f"{slowed:.2f}x as long as an untraced one, so no saving can be stated."
+        )
+        return Answer(text, "not_measured")
+    parts = sorted(_parts(rows, situation, ledger), key=lambda one: -one.us) if ledger is not None else []
+    if ledger is None or not parts:
+        return Answer("Measure the cell again: its trace does not show where the step's time goes.", "not_measured")
+    part, step, time = parts[0], ledger.traced_step_us, show_time(parts[0].us)
+    second = next((one for one in parts[1:] if one.us >= _AS_MUCH * part.us), None)
+    nearly = f" Nearly as much is {second.name} ({show_time(second.us)})." if second else ""
+    bound = "This saves at most" if part.removed else f"{part.name.capitalize()} takes"
+    share = f"{with_article(show_time(step))} traced step ({part.us / step:.0%})"
+    text = f"{part.advice} {bound} {time} of {share}.{nearly}"
+    if part.us < NOTABLE_SAVING * step:
+        largest = f"the largest part that could be removed, {part.name}, is {time} ({part.us / step:.1%} of the step)"
+        text = f"Nothing stands out: {largest}."
+    return Answer(text, "traced_means", part=part.name, saves_us=part.us)
+
+
+def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Answer | None:
+    """A larger batch per device of the same strategy and devices, if its measured throughput is clearly higher."""
+    chosen = situation.chosen
+    rate, batch = chosen.samples_per_s, chosen.batch_size
+    if rate is None or batch is None:
+        return None
+    alike = [
+        row
+        for row in rows
+        if (row.strategy, row.devices) == (chosen.strategy, chosen.devices)
+        and (row.batch_size or 0) > batch
+        and (row.number("samples_per_s_low") or 0.0) > BATCH_GAIN * (chosen.number("samples_per_s_high") or rate)
+    ]
+    if not alike:
+        return None
+    best = max(alike, key=lambda row: row.samples_per_s or 0.0)
+    text = (
+        f"Raise the batch to {best.batch_size} per device, which reached {(best.samples_per_s or 0.0) / rate:.2f}x as many "
+        f"samples per second. Check that accuracy holds{'' if situation.of_script else ' (dpscope train)'}."
+    )
+    return Answer(text, "timed_steps")
+
+
+def _parts(rows: Sequence[CellRow], situation: Situation, ledger: Ledger) -> list[_Part]:
+    chosen = situation.chosen
+    parts = _copies(rows, chosen, ledger) if traits_of(chosen.strategy).one_process else _exposed(situation, ledger)
+    if chosen.step_us is not None and chosen.step_without_wait_us is not None:
+        loader_us = chosen.step_us - chosen.step_without_wait_us
+        feed = "Feed the devices faster: more loader workers (--workers)."
+        parts.append(_Part(loader_us, "waiting for the loader", feed))
+    if ledger.idle_us is not None and situation.on_device:
+        unlaunched = ledger.unlaunched_us
+        nothing = f": for {show_time(unlaunched)} of a step nothing was launched" if unlaunched else ""
+        advice = f"Check what the host does between launches; the devices are idle{nothing}."
+        if situation.launch_bound:
+            less = "give the host less to launch (torch.compile, CUDA graphs)"
+            advice = f"The step is launch-bound: choose a larger batch, or {less}."
+        parts.append(_Part(ledger.idle_us, IDLE, f"{advice}{_late_and_idle(situation, ledger)}"))
+    return parts
+
+
+def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> list[_Part]:
+    """DataParallel's copies of the model: DDP makes none, but is not chosen where it was measured and is no faster."""
+    if ledger.exposed_other_us is None:
+        return []
+    alike = [row for row in rows if (row.devices, row.batch_size) == (chosen.devices, chosen.batch_size)]
+    with_ddp = any(traits_of(row.strategy).reducer for row in alike)
+    advice = "Use DDP: DP copies the model in every step, and hides none of that."
+    if with_ddp:
+        advice = (
+            "Raise the batch per device, so that each copy of the model serves more samples: DDP, which makes none, is not "
+            "significantly faster here."
+        )
+    return [_Part(ledger.exposed_other_us, UNSPLIT, advice, removed=not with_ddp)]
+
+
+def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
+    """Waiting, transfer and other communication, each with what removes it."""
+    late, known = situation.late, is_known(situation.chosen.strategy)  # else the traces do not show the parallelism
+    other, wait, transfer = ledger.exposed_other_us, ledger.exposed_wait_us, ledger.exposed_transfer_us
+    if wait is None or transfer is None:
+        advice = "Trace every rank: without all of them, waiting for a late rank cannot be separated from transfer."
+        if (why := situation.not_split) is not None:
+            advice = f"{sentence(why.next_step)} Waiting cannot be separated from transfer, because {why.reason}."
+        return [_Part(other, UNSPLIT, advice, removed=False)] if other is not None else []
+    wait_advice = (
+        "No single rank causes the waiting. Look for what differs between steps (input lengths, loader, other load); a "
+        "faster link does not shorten it."
+    )
+    if late is not None:
+        cause = f"Find out why rank {late.rank} arrives late{late.certainty}; a faster link does not shorten this."
+        wait_advice = f"{cause}{_late_and_idle(situation, ledger)}"
+        if late.significant:  # broadcasts also wait for a late rank
+            wait += ledger.other_by_kind_us.get("broadcast", 0.0)
+    smaller = "gradient accumulation, fp16 gradients, or a faster link" if known else "or a faster link"
+    hide = f"Hide or shrink the transfers: a larger batch{',' if known else ''} {smaller}."
+    parts = [_Part(wait, WAITING, wait_advice), _Part(transfer, TRANSFER, hide)]
+    option = "--broadcast-buffers off"
+    how = in_a_script(option) if situation.of_script else f"{option} measures it"
+    for kind, us in ledger.other_by_kind_us.items():
+        if kind != "broadcast":
+            parts.append(_Part(us, other_part(kind), f"Check which {kind} operations are exposed."))
+        elif late is None:
+            advice = f"Try DDP without broadcasting buffers ({how}): each step waits for rank 0."
+            carried = "Check what the broadcasts carry: each step waits for their root."
+            parts.append(_Part(us, other_part(kind), advice if known else carried))
+    return parts
+
+
+def _late_and_idle(situation: Situation, ledger: Ledger) -> str:
+    """A sentence stating that the late rank's device is itself idle for a large part of a step."""
+    late = situation.late
+    if late is None or not situation.on_device:
+        return ""
+    idle, what = (late.unlaunched_us, "without a launch") if late.unlaunched_us else (late.idle_us, "idle")
+    if idle is None or idle < _IDLE_ITSELF * ledger.traced_step_us:
+        return ""
+    return f" Rank {late.rank}, which the others wait for, is itself {what} for {show_time(idle)} of a step."
+
+
+_ARGUMENTS = (
+    ("--bucket-mb ", "DDP's bucket_cap_mb="),
+    ("--bucket-mb", "DDP's bucket_cap_mb"),
+    ("--broadcast-buffers off", "DDP's broadcast_buffers=False"),
+    ("--gradient-as-bucket-view", "DDP's gradient_as_bucket_view"),
+    ("--static-graph", "DDP's static_graph"),
+    ("--strategy fsdp-no-reshard", "reshard_after_forward=False"),
+    ("--nccl-engine default,legacy", "and without TORCH_DIST_USE_NCCL2=0"),
+)
+
+
+def in_a_script(advice: str) -> str:
+    """Replace dpscope's options in advice with torch's arguments.
+
+    >>> in_a_script("smaller buckets let part of it be reduced earlier (--bucket-mb 9.5)")
+    "smaller buckets let part of it be reduced earlier (DDP's bucket_cap_mb=9.5)"
+    """
+    for option, argument in _ARGUMENTS:
+        advice = advice.replace(option, argument)
+    return advice

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dpscope.analysis.findings.actions import in_a_script
+from dpscope.analysis.findings.ledger_text import in_a_script
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.text.units import show_bytes, show_time

@@ -8,12 +8,10 @@ import msgspec
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.estimate_gaps import reasons
+from dpscope.analysis.findings.comparisons import gap_finding, scaling_findings, strategy_cost_finding
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing, slowed_text
 from dpscope.analysis.findings.no_overlap import no_overlap_finding
-from dpscope.analysis.findings.predictions import prediction_findings
-from dpscope.analysis.findings.scaling import scaling_findings
-from dpscope.analysis.findings.strategy_costs import gap_finding, strategy_cost_finding
+from dpscope.analysis.findings.predictions import prediction_findings, reasons
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.cell_findings import no_single_device
 from dpscope.analysis.runs.run_data import RunData, repeat_findings
@@ -66,7 +64,8 @@ def _of_traces(run: RunData, comparison: Comparison) -> Iterator[Finding]:
 def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     yield from run.manifest.findings
     yield from chain.from_iterable(cell.findings for cell in run.cells.values())
-    yield from _cells_not_measured(run)
+    for name, data in run.cells.items():
+        yield from _not_measured(name, data)
     yield from repeat_findings(run)
     yield from (gap_finding(gap) for gap in comparison.gaps if gap.ratio.value is not None)
     costs = (cost for cost in comparison.costs if cost.ratio.value is not None)
@@ -94,20 +93,16 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     yield from [LearningCode.NO_EPOCH.finding(f"{run.untrained}.")] if run.untrained else ()
 
 
-def _cells_not_measured(run: RunData) -> Iterator[Finding]:
-    for name, data in run.cells.items():
-        for result in data.results:
-            where, status = f"{name}, repeat {result.repeat}", result.status.replace("_", " ")
-            if result.status == "interrupted":  # by the user; the message includes the next step
-                yield RunCode.CELL_INTERRUPTED.finding(f"{where}: {result.message}")
-            elif result.status not in ("ok", "skipped"):
-                log = f"cells/{name}/repeat{result.repeat}/log.txt"
-                yield _CODE_OF_STATUS[result.status].finding(
-                    f"{where}: {status}: {result.message}",
-                    f"read {log}, fix the cause, and run again to retry it",
-                )
-        if data.skip_reason and not data.measured:
-            yield RunCode.CELL_SKIPPED.finding(f"{name} was left out: {data.skip_reason}")
+def _not_measured(name: str, data: CellData) -> Iterator[Finding]:
+    for result in data.results:
+        where, status = f"{name}, repeat {result.repeat}", result.status.replace("_", " ")
+        if result.status == "interrupted":  # by the user; the message includes the next step
+            yield RunCode.CELL_INTERRUPTED.finding(f"{where}: {result.message}")
+        elif result.status not in ("ok", "skipped"):
+            retry = f"read cells/{name}/repeat{result.repeat}/log.txt, fix the cause, and run again to retry it"
+            yield _CODE_OF_STATUS[result.status].finding(f"{where}: {status}: {result.message}", retry)
+    if data.skip_reason and not data.measured:
+        yield RunCode.CELL_SKIPPED.finding(f"{name} was left out: {data.skip_reason}")
 
 
 def _above_peak(comparison: Comparison) -> Iterator[Finding]:
@@ -121,15 +116,12 @@ def _of_row(row: CellRow) -> Iterator[Finding]:
     yield from _communication(row)
     yield from _estimates(row)
     steps, blocks = row.samples_per_s, row.block_samples_per_s
-    if steps and blocks and abs(blocks / steps - 1) > THROUGHPUT_APART:
-        yield RunCode.THROUGHPUT_DIFFERS.finding(
-            f"{row.cell}: {blocks:,.0f} samples/s in whole blocks, {steps:,.0f} by the median step "
-            f"({blocks / steps - 1:+.0%})"
-        )
+    if steps and blocks and abs(apart := blocks / steps - 1) > THROUGHPUT_APART:
+        rates = f"{blocks:,.0f} samples/s in whole blocks, {steps:,.0f} by the median step ({apart:+.0%})"
+        yield RunCode.THROUGHPUT_DIFFERS.finding(f"{row.cell}: {rates}")
     if row.tracer_cost is not None and row.tracer_cost > TRACER_COST:
-        yield RunCode.TRACER_COST.finding(
-            f"{row.cell}: a traced step takes {row.tracer_cost:.2f}x as long as an untraced one"
-        )
+        slower = f"a traced step takes {row.tracer_cost:.2f}x as long as an untraced one"
+        yield RunCode.TRACER_COST.finding(f"{row.cell}: {slower}")
 
 
 def _estimates(row: CellRow) -> Iterator[Finding]:
@@ -139,13 +131,10 @@ def _estimates(row: CellRow) -> Iterator[Finding]:
         return
     results = []
     for method, formula in FORMULAS.items():
-        value = row.number(f"{method}_us")
-        if value is not None:
+        if (value := row.number(f"{method}_us")) is not None:
             negative = ", negative, so it cannot be a time" if value < 0 else ""
-            results.append(
-                f"{method}, {formula}, gives {show_time(value)} ({show_change(value - exposed)} from exposed, "
-                f"{show_change(value - total)} from all{negative})"
-            )
+            apart = f"{show_change(value - exposed)} from exposed, {show_change(value - total)} from all{negative}"
+            results.append(f"{method}, {formula}, gives {show_time(value)} ({apart})")
     if results:
         why = "; ".join(reason.text for reason in reasons(row))
         yield RunCode.ESTIMATES.finding(
@@ -158,9 +147,8 @@ def _setting(run: RunData) -> Iterator[Finding]:
     """Conditions that matter for interpreting this run's numbers."""
     strategies, manifest = {data.cell.strategy for data in run.measured}, run.manifest
     if manifest.device_type == "cpu":
-        yield RunCode.CPU_CONCURRENCY.finding(
-            "on a CPU, compute and communication share the cores: hidden communication ran at the same time and slowed both"
-        )
+        shared = "hidden communication ran at the same time and slowed both"
+        yield RunCode.CPU_CONCURRENCY.finding(f"on a CPU, compute and communication share the cores: {shared}")
     if any(traits_of(one).host_copies for one in strategies):
         yield RunCode.DP_HOST_STAND_IN.finding(
             "dp-host is not nn.DataParallel, which does nothing without a GPU, but dpscope's stand-in, which runs the same four "
@@ -213,13 +201,12 @@ def _communication(row: CellRow) -> Iterator[Finding]:
         return
     traits, wait = traits_of(row.strategy), row.exposed_wait_us
     waiting = f", {show_time(wait)} of that waiting for a late rank" if wait is not None else ""
-    yield RunCode.COMMUNICATION_MEASURED.finding(
-        f"{row.cell}: {traits.communication} {'take' if traits.host_copies else 'takes'} {show_time(total)} a step, "
-        f"{hidden / total:.0%} of it hidden behind compute, {show_time(exposed)} exposed{waiting}",
-        "copying within one process: no link is involved"
-        if traits.host_copies
-        else "at most the exposed time can be saved, and a faster link does not shorten the waiting in it",
-    )
+    takes = f"{traits.communication} {'take' if traits.host_copies else 'takes'} {show_time(total)} a step"
+    behind = f"{hidden / total:.0%} of it hidden behind compute, {show_time(exposed)} exposed{waiting}"
+    advice = "at most the exposed time can be saved, and a faster link does not shorten the waiting in it"
+    if traits.host_copies:
+        advice = "copying within one process: no link is involved"
+    yield RunCode.COMMUNICATION_MEASURED.finding(f"{row.cell}: {takes}, {behind}", advice)
 
 
 def straggler_finding(data: CellData) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ import numpy as np
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
-from dpscope.analysis.findings.actions import Answer, Confidence, Situation, best_action
 from dpscope.analysis.findings.answers import (
     NO_SHORTCUT,
     NO_SINGLE_DEVICE,
@@ -22,8 +21,15 @@ from dpscope.analysis.findings.answers import (
     strategy_name,
     traces_verdict,
 )
-from dpscope.analysis.findings.ledger_text import late_rank, slowed_by_tracing
-from dpscope.analysis.findings.strategy_costs import gap_sentence, in_brackets
+from dpscope.analysis.findings.comparisons import gap_sentence, in_brackets
+from dpscope.analysis.findings.ledger_text import (
+    Answer,
+    Confidence,
+    Situation,
+    best_action,
+    late_rank,
+    slowed_by_tracing,
+)
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_job import TracedJob

@@ -69,17 +69,14 @@ def load(path: Path, target_accuracy: float | None = None) -> "RunData":
 
 def load_any(path: Path) -> "RunData":
     """A run, or the traces that a folder or file holds in its place."""
-    if is_run_folder(path) or holds_epochs(path) or not _holds_traces(path):
-        return load(path)
     from dpscope.analysis.output.traced_report import load_traces
-
-    return load_traces(path)
-
-
-def _holds_traces(path: Path) -> bool:
     from dpscope.analysis.partials.found import find_partials
 
-    return path.is_file() or (not (path / "cells").is_dir() and any((*path.rglob("*.json*"), *find_partials([path]))))
+    if is_run_folder(path) or holds_epochs(path):
+        return load(path)
+    if path.is_file() or (not (path / "cells").is_dir() and any((*path.rglob("*.json*"), *find_partials([path])))):
+        return load_traces(path)
+    return load(path)
 
 
 def report_of(path: Path, targets: Targets) -> "Report":
@@ -105,9 +102,9 @@ def check_flops(run: "RunData") -> None:
     if not uncounted:
         raise DpscopeError("--flops does nothing here: the run counted the FLOPs of its cells itself; omit it")
     if len(batches := sorted({data.planned.batch_size for data in uncounted})) > 1:
+        listed = ", ".join(map(str, batches))
         raise DpscopeError(
-            f"--flops: cells have batches of {', '.join(map(str, batches))} per device, whose FLOPs differ; analyze runs of one "
-            "batch per device"
+            f"--flops: cells have batches of {listed} per device, whose FLOPs differ; analyze runs of one batch per device"
         )
 
 

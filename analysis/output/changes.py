@@ -113,32 +113,29 @@ def _github(found: Judgement) -> str:
 def _junit(found: Judgement) -> str:
     """JUnit XML: a test case per cell's step, failed where it regressed, skipped where it cannot be judged."""
     steps = [change for change in found.changes if change.quantity in JUDGED]
-    unknown = found.status == NOT_COMPARABLE
+    cases: list[tuple[str, str, str]] = []  # name, outcome (empty: passed) and its message
+    for change in steps:
+        name, ratio = f"{change.cell} {change.quantity}", change.ratio
+        if change in found.worse:
+            interval = f"95% interval {ratio.low:.3f} to {ratio.high:.3f}"
+            cases.append((name, "failure", f"{change.quantity} took {ratio.value:.3f} times as long ({interval})"))
+        else:
+            cases.append((name, "skipped" if change.not_judged else "", change.not_judged))
+    if found.status == NOT_COMPARABLE:
+        reasons = "; ".join(one.message for one in found.findings) or STATUS_WORDS[NOT_COMPARABLE]
+        cases.append(("comparable", "error", reasons))
     counts = {
-        "tests": len(steps) + unknown,
+        "tests": len(cases),
         "failures": len(found.worse),
         "skipped": sum(bool(change.not_judged) for change in steps),
-        "errors": int(unknown),
+        "errors": int(found.status == NOT_COMPARABLE),
     }
     named = {name: str(count) for name, count in counts.items()}
     suite = ElementTree.Element("testsuite", {"name": "dpscope compare", **named})
-
-    def case(name: str, outcome: str, message: str) -> None:
+    for name, outcome, message in cases:
         tested = ElementTree.SubElement(suite, "testcase", classname="dpscope", name=name)
         if outcome:
             ElementTree.SubElement(tested, outcome, message=message)
-
-    for change in steps:
-        slower, ratio = change in found.worse, change.ratio
-        interval = f"95% interval {ratio.low:.3f} to {ratio.high:.3f}" if slower else ""
-        message = (
-            f"{change.quantity} took {ratio.value:.3f} times as long ({interval})" if slower else change.not_judged
-        )
-        outcome = "failure" if slower else "skipped" if change.not_judged else ""
-        case(f"{change.cell} {change.quantity}", outcome, message)
-    if unknown:
-        reasons = "; ".join(one.message for one in found.findings) or STATUS_WORDS[NOT_COMPARABLE]
-        case("comparable", "error", reasons)
     if found.after is not None:
         ElementTree.SubElement(suite, "system-out").text = _answers(found.after, "", ": ")
     ElementTree.indent(suite)
@@ -166,12 +163,11 @@ def print_comparison(
     Raises DpscopeError for other models, NotComparableError where nothing is common.
     """
     if not (is_run_folder(before) or is_run_folder(after)) and holds_epochs(before) and holds_epochs(after):
+        alone = "measured steps, and these folders hold trainings alone; omit it"
         if share is not None:
-            raise DpscopeError("--fail-over judges measured steps, and these folders hold trainings alone; omit it")
+            raise DpscopeError(f"--fail-over judges {alone}")
         if output_format in _PRINTERS:
-            raise DpscopeError(
-                f"--format {output_format} shows measured steps, and these folders hold trainings alone; omit it"
-            )
+            raise DpscopeError(f"--format {output_format} shows {alone}")
         return _compare_learning(before, after, output_format, console, force)
     return _judge(load_any(before), load_any(after), share, output_format, console, force)
 
@@ -310,7 +306,12 @@ def in_order(runs: Sequence[RunData], by: HistoryOrder = "time") -> list[RunData
                 "omit --by commit"
             )
     begun = sorted(runs, key=lambda run: datetime.fromisoformat(run.manifest.created_at))
-    return sorted(begun, key=_committed) if by == "commit" else begun
+    if by == "time":
+        return begun
+    commits = {
+        id(run): datetime.fromisoformat(commit.committed_at) for run in runs if (commit := _commit(run)) is not None
+    }
+    return sorted(begun, key=lambda run: commits[id(run)])
 
 
 def history_table(runs: Sequence[RunData], by: HistoryOrder = "time") -> TextTable:
@@ -334,9 +335,3 @@ def history_table(runs: Sequence[RunData], by: HistoryOrder = "time") -> TextTab
 
 def _commit(run: RunData) -> Commit | None:
     return run.manifest.environment.commit
-
-
-def _committed(run: RunData) -> datetime:
-    commit = _commit(run)
-    assert commit is not None
-    return datetime.fromisoformat(commit.committed_at)

@@ -1,6 +1,6 @@
 """What is printed of more ranks than a table holds: their spread, and waiting by host, local rank and switch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding, counted
 
+_FAR_OUT = "far out: ranks more than six median absolute deviations above the median"
 _SHOWN = 10  # rows of a fold; the JSON has them all
 _NAMES = {
     "step_us": "step", "compute_us": "compute", "communication_us": "communication", "exposed_us": "exposed",
@@ -69,18 +70,14 @@ def fold_ranks(analysis: TraceAnalysis, places: Table) -> Folded:
     return Folded(places, spreads(means), {by: table for by, table in folds.items() if len(table)})
 
 
-def spread_tables(found: Folded) -> list[TextTable]:
-    """Ranks by their spread, then waiting by host, local rank and switch."""
-    return [_spread_table(found), *(_fold_table(by, table) for by, table in found.folds.items())]
-
-
 def folded_content(found: Folded) -> dict[str, list[Any]]:
     """The same as plain data: `spreads`, and `by_host`, `by_local_rank`, `by_switch`."""
     folds = {f"by_{by}": table.records() for by, table in found.folds.items()}
     return {"spreads": [asdict(one) for one in found.spreads], **folds}
 
 
-def _spread_table(found: Folded) -> TextTable:
+def spread_tables(found: Folded) -> list[TextTable]:
+    """Ranks by their spread, then waiting by host, local rank and switch."""
     places = {row["rank"]: row for row in found.places.records()}
 
     def worst(one: RankSpread) -> str:
@@ -97,13 +94,10 @@ def _spread_table(found: Folded) -> TextTable:
         Field("worst is", worst),
         Field("far out", "far"),
     )
-    return table_of(
-        f"{counted(max((one.ranks for one in found.spreads), default=0), 'rank')} (means over each rank's steps)",
-        fields,
-        found.spreads,
-        ["far out: ranks more than six median absolute deviations above the median"],
-        times=[one.median_us for one in found.spreads],
-    )
+    ranks = counted(max((one.ranks for one in found.spreads), default=0), "rank")
+    notes, times = [_FAR_OUT], [one.median_us for one in found.spreads]
+    spread = table_of(f"{ranks} (means over each rank's steps)", fields, found.spreads, notes, times=times)
+    return [spread, *(_fold_table(by, table) for by, table in found.folds.items())]
 
 
 def _fold_table(by: str, table: Table) -> TextTable:
@@ -127,20 +121,18 @@ def _hidden(analysis: TraceAnalysis, places: Table) -> tuple[TraceAnalysis, Tabl
     def numbered(host: str | None) -> str | None:
         return None if host is None else without_names(host)
 
-    def renamed(found: Sequence[Finding]) -> tuple[Finding, ...]:
-        return tuple(
-            msgspec.structs.replace(one, message=without_names(one.message), next_step=without_names(one.next_step))
-            for one in found
-        )
+    def renamed(one: Finding) -> Finding:
+        return msgspec.structs.replace(one, message=without_names(one.message), next_step=without_names(one.next_step))
 
+    summaries = (
+        replace(one, host=numbered(one.host), read_on=numbered(one.read_on), source=without_names(one.source))
+        for one in analysis.summaries
+    )
     hidden = replace(
         analysis,
-        summaries=tuple(
-            replace(one, host=numbered(one.host), read_on=numbered(one.read_on), source=without_names(one.source))
-            for one in analysis.summaries
-        ),
+        summaries=tuple(summaries),
         timelines=tuple(replace(one, host=numbered(one.host)) for one in analysis.timelines),
-        file_findings=renamed(analysis.file_findings),
-        job_findings=renamed(analysis.job_findings),
+        file_findings=tuple(map(renamed, analysis.file_findings)),
+        job_findings=tuple(map(renamed, analysis.job_findings)),
     )
     return hidden, places.assign(host=[numbered(host) for host in places.words("host").tolist()])

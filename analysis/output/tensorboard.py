@@ -134,10 +134,10 @@ def _hyperparameters(report: Report, data: CellData) -> dict[str, HyperParameter
     recorded, cell = report.run.recorded, data.cell
     shape: dict[str, HyperParameter] = {"strategy": cell.strategy, "devices": cell.devices}
     if recorded is None:
-        return {**shape, "variant": "traces", "batch_size": "unknown"}
+        return shape | {"variant": "traces", "batch_size": "unknown"}
     workload = recorded.config.workload
     shape |= {"batch_size": cell.batch_size, "model": workload.model, "amp": workload.amp}
-    return {**shape, "variant": cell.variant or "none"}
+    return shape | {"variant": cell.variant or "none"}
 
 
 def _write_cell(
@@ -194,9 +194,8 @@ _PLUGIN_KINDS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scat
 def write_plugin_copies(trace: Path, folder: Path, node: int, rank: int) -> list[Path]:
     """Write the copies of one trace as `<node>_<rank>.pt.trace.json.gz`; of a process with devices 0..n as `<node>_<device>`."""
     loaded = _load(trace)
-    devices = sorted(
-        {_device(event) for event in loaded["traceEvents"] if category_of(event.get("cat")) in DEVICE_WORK}
-    )
+    works = (event for event in loaded["traceEvents"] if category_of(event.get("cat")) in DEVICE_WORK)
+    devices = sorted({_device(event) for event in works})
     copies = {device: device for device in devices} if len(devices) > 1 else {rank: None}
     written = []
     for name, device in copies.items():
@@ -242,8 +241,7 @@ def plugin_copy(trace: dict[str, Any], device: int | None = None) -> dict[str, A
 
 
 def _communicates(event: _JsonEvent) -> bool:
-    name = str(event.get("name"))
-    category = category_of(event.get("cat"))
+    name, category = str(event.get("name")), category_of(event.get("cat"))
     if category is Category.KERNEL:
         return is_collective_kernel(name)
     return category is Category.MEMCPY and is_peer_copy(copy_name(name, event.get("args", {}).get("copy kind")))

@@ -12,11 +12,9 @@ from dpscope.analysis.cells.predicted import model_sizes
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.costs.sources import CostSources, cost_sources
 from dpscope.analysis.findings.answers import QUESTIONS, Verdict
-from dpscope.analysis.findings.estimate_gaps import error_table, identity_table
-from dpscope.analysis.findings.predictions import collective_table, off_notes
+from dpscope.analysis.findings.comparisons import cost_table, law_table, scaling_table
+from dpscope.analysis.findings.predictions import collective_table, error_table, identity_table, off_notes
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.findings.scaling import law_table, scaling_table
-from dpscope.analysis.findings.strategy_costs import cost_table
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report import comparison_tables as compared
 from dpscope.analysis.report import page as pages

@@ -8,17 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from dpscope.analysis.runs.counter_check import CounterCheck
-from dpscope.analysis.runs.traced_job import (
-    CellStraggler,
-    TracedJob,
-    broadcast_waits_us,
-    straggler_of,
-    with_broadcast_waits,
-)
+from dpscope.analysis.runs import traced_job
+from dpscope.analysis.runs.traced_job import CellStraggler, TracedJob
+from dpscope.analysis.runs.traffic_check import CounterCheck
 from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.frames import waits_caused
@@ -107,7 +101,7 @@ class CellData:
         """Whether devices were traced, not only the CPU."""
         return bool(len(self.steps) and self.steps["device"].notna().any())
 
-    def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[npt.NDArray[np.float64]]:
+    def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[stats.Samples]:
         """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
 
         The wait for the loader is the maximum over ranks, because the others wait for that rank in their all-reduces. Steps
@@ -121,13 +115,12 @@ class CellData:
             whole = chosen["samples"] >= chosen["samples"].max()
             groups = chosen[whole].groupby(["repeat", "epoch", "step"], dropna=False)[column]
             per_step = groups.max() if column == "data_wait_us" else groups.mean()
-            known[column, measuring_pass] = [
-                group.to_numpy(dtype=float) for _, group in per_step.groupby(level="repeat")
-            ]
+            by_repeat = per_step.groupby(level="repeat")
+            known[column, measuring_pass] = [group.to_numpy(dtype=float) for _, group in by_repeat]
         return list(known[column, measuring_pass])
 
     @cached_property
-    def _known_samples(self) -> dict[tuple[str, str], list[npt.NDArray[np.float64]]]:
+    def _known_samples(self) -> dict[tuple[str, str], list[stats.Samples]]:
         return {}
 
     @cached_property
@@ -180,12 +173,12 @@ class CellData:
         """The rank that most waiting is for in every repeat; None if ranks take turns, which is noise."""
         if self.cell.traits.one_process or self._step_collectives.empty:
             return None
-        return straggler_of(self._with_broadcast_waits, float(self.whole_windows["step_us"].mean()))
+        return traced_job.straggler_of(self._with_broadcast_waits, float(self.whole_windows["step_us"].mean()))
 
     @cached_property
     def broadcast_waits_us(self) -> float:
         """Wait in small broadcasts, microseconds per step: mean over ranks and steps."""
-        return broadcast_waits_us(self._with_broadcast_waits)
+        return traced_job.broadcast_waits_us(self._with_broadcast_waits)
 
     @cached_property
     def _step_collectives(self) -> pd.DataFrame:
@@ -196,7 +189,7 @@ class CellData:
 
     @cached_property
     def _with_broadcast_waits(self) -> Table:
-        return with_broadcast_waits(as_table(self._step_collectives))
+        return traced_job.with_broadcast_waits(as_table(self._step_collectives))
 
     @cached_property
     def parts_by_repeat(self) -> pd.DataFrame:
@@ -246,18 +239,15 @@ def step_spread(cells: Sequence[CellData]) -> stats.Spread:
 
 def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
     """The pooled spreads of measured cells. One device exposes 0 by definition, which is no sample of a spread."""
-    shares = [
-        (data.cell.devices, data.parts_by_repeat / float(np.median(np.concatenate(data.step_samples()))))
-        for data in cells
-        if len(data.samples)
-    ]
-    parts = {
-        part: [own[part].dropna().to_numpy() for devices, own in shares if devices > 1 or "exposed" not in part]
-        for part in PARTS
-    }
-    return RunSpreads(
-        step_spread(cells), {part: sum(map(stats.spread_of, values), stats.ALONE) for part, values in parts.items()}
-    )
+    timed = [data for data in cells if len(data.samples)]
+    shares = [(one, one.parts_by_repeat / float(np.median(np.concatenate(one.step_samples())))) for one in timed]
+    parts = {}
+    for part in PARTS:
+        values = (
+            own[part].dropna().to_numpy() for data, own in shares if data.cell.devices > 1 or "exposed" not in part
+        )
+        parts[part] = sum(map(stats.spread_of, values), stats.ALONE)
+    return RunSpreads(step_spread(cells), parts)
 
 
 def _ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
@@ -280,6 +270,6 @@ def _ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
     for part in PARTS:
         share = stats.half_width((data.parts_by_repeat[part].dropna() / step_us).to_numpy(), spreads.parts[part])
         value = getattr(ledger, f"{part}_us")
-        if share is not None and value is not None:
+        if share is not None and share < 1 and value is not None:  # wider than the step itself it says nothing
             intervals[part] = stats.Interval(value - share * step_us, value + share * step_us)
     return replace(ledger, intervals=intervals)

@@ -33,14 +33,11 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
     lower, middle, upper = np.quantile(pooled, (0.25, 0.5, 0.75))
     enough = len(pooled) >= FEWEST_SAMPLES
     if not enough:
-        yield RunCode.FEW_SAMPLES.finding(
-            f"{name} has only {counted(len(pooled), 'timed step')} and no interval",
-            f"time at least {counted(FEWEST_SAMPLES, 'step')} (--steps)",
-        )
+        few = f"{name} has only {counted(len(pooled), 'timed step')} and no interval"
+        yield RunCode.FEW_SAMPLES.finding(few, f"time at least {counted(FEWEST_SAMPLES, 'step')} (--steps)")
     elif upper - lower > WIDE_SPREAD * middle:
-        yield RunCode.WIDE_SPREAD.finding(
-            f"{name}: interquartile range of its step times: {(upper - lower) / middle:.0%} of their median"
-        )
+        spread = f"{(upper - lower) / middle:.0%} of their median"
+        yield RunCode.WIDE_SPREAD.finding(f"{name}: interquartile range of its step times: {spread}")
     if max(medians) > REPEATS_APART * min(medians):
         apart = max(medians) / min(medians) - 1
         yield RunCode.REPEATS_DIFFER.finding(f"{name}: its repeats' medians differ by {apart:.0%}")
@@ -52,10 +49,9 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
         far += own.tolist()
         worst = max([worst, *(own / median).tolist()])
     if far and enough:
-        yield RunCode.OUTLIERS.finding(
-            f"{name}: {len(far)} of {counted(len(pooled), 'step')} {'stands' if len(far) == 1 else 'stand'} far above the "
-            f"others, the longest at {show_time(max(far))}, {worst:.1f} times its repeat's median"
-        )
+        stand = f"{len(far)} of {counted(len(pooled), 'step')} {'stands' if len(far) == 1 else 'stand'} far above the others"
+        longest = f"the longest at {show_time(max(far))}, {worst:.1f} times its repeat's median"
+        yield RunCode.OUTLIERS.finding(f"{name}: {stand}, {longest}")
 
 
 def _drift(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:

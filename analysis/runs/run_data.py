@@ -14,11 +14,13 @@ import pandas as pd
 
 from dpscope.analysis.runs.cell_data import CellData, RunSpreads, concatenated, run_spreads, step_spread
 from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings, spread_findings
-from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
 from dpscope.analysis.runs.traced_job import traced_job
 from dpscope.analysis.runs.traffic_check import (
     UNKNOWN_COMMUNICATION,
+    CounterCheck,
+    check_counters,
     check_traffic,
+    counter_findings,
     incomplete_repeat,
     no_trace,
     reduced_bytes,
@@ -167,9 +169,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     """One cell with all its repeats."""
     cell = planned.cell
     results, samples, ranks, checks = [], [], [], []
-    read: list[tuple[int, TraceAnalysis]] = []
-    findings: list[Finding] = []
-    communication_known = True
+    read, findings, communication_known = list[tuple[int, TraceAnalysis]](), list[Finding](), True
     for loaded in load_repeats(folder, cell):
         results.append(loaded.result)
         repeat, done = loaded.index, loaded.folder
@@ -224,13 +224,12 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
 
 def tables_of(repeats: Sequence[tuple[int, TraceAnalysis]]) -> dict[str, Any]:
     """The tables of `CellData`, by its fields, of the traces of each repeat."""
-    names = {"steps": "steps_with_waits"} | {
-        name: name for name in ("exposed_parts", "collectives", "kernels", "dp_phases", "copies")
+    names = ("steps_with_waits", "exposed_parts", "collectives", "kernels", "dp_phases", "copies")
+    tables = {
+        name: concatenated([getattr(analysis, name).assign(repeat=repeat) for repeat, analysis in repeats])
+        for name in names
     }
-    return {
-        field_name: concatenated([getattr(analysis, name).assign(repeat=repeat) for repeat, analysis in repeats])
-        for field_name, name in names.items()
-    }
+    return {"steps": tables.pop("steps_with_waits"), **tables}
 
 
 def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult]) -> list[CounterCheck]:
@@ -353,10 +352,8 @@ def repeat_findings(run: RunData) -> Iterator[Finding]:
         if count < planned[name]
     ]
     if fewer:
-        yield RunCode.REPEATS_MISSING.finding(
-            f"{'; '.join(fewer)}: these cells rest on fewer steps than the others, or on none"
-        )
+        rest = "these cells rest on fewer steps than the others, or on none"
+        yield RunCode.REPEATS_MISSING.finding(f"{'; '.join(fewer)}: {rest}")
     if max(counts.values()) == 1:
-        yield RunCode.SINGLE_REPEAT.finding(
-            "one repeat of each cell: the spread between repeats is unknown, so no comparison has an interval"
-        )
+        unknown = "the spread between repeats is unknown, so no comparison has an interval"
+        yield RunCode.SINGLE_REPEAT.finding(f"one repeat of each cell: {unknown}")

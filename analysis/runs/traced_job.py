@@ -74,16 +74,8 @@ def straggler_of(collectives: Table, step_us: float) -> CellStraggler | None:
         return None
     steps, of_steps = sum(one.steps for one in named), sum(one.of_steps for one in named)
     chance = chance_of_some_rank(len(collectives.group("rank")), steps, of_steps)
-    if chance > MOST_CHANCE:
-        return None
-    return CellStraggler(
-        rank=named[0].rank,
-        lateness_us=sum(one.lateness_us for one in named) / len(named),
-        steps=steps,
-        of_steps=of_steps,
-        shares=tuple(one.share for one in named),
-        chance=chance,
-    )
+    lateness_us, shares = sum(one.lateness_us for one in named) / len(named), tuple(one.share for one in named)
+    return CellStraggler(named[0].rank, lateness_us, steps, of_steps, shares, chance) if chance <= MOST_CHANCE else None
 
 
 def broadcast_waits_us(collectives: Table) -> float:

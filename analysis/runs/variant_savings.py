@@ -39,20 +39,13 @@ def variant_savings(run: RunData) -> list[VariantSaving]:
     """
     spread, found = run.spreads.step, []
     for without, having in itertools.product(run.measured, run.measured):
-        option = _only_option(having.planned, without.planned) if having.nodes == without.nodes else None
-        if option is not None:
-            share = ratio_estimate(having.step_samples(), without.step_samples(), spread)
-            value, low, high = (None if end is None else 1 - end for end in (share.value, share.high, share.low))
-            found.append(
-                VariantSaving(
-                    option=option,
-                    what=_in_words(option, having.cell.options),
-                    without=without.cell.name,
-                    having=having.cell.name,
-                    saved_us=difference_estimate(without.step_samples(), having.step_samples(), spread),
-                    saved_share=Estimate(value, low, high, share.count),
-                )
-            )
+        if having.nodes != without.nodes or (option := _only_option(having.planned, without.planned)) is None:
+            continue
+        share = ratio_estimate(having.step_samples(), without.step_samples(), spread)
+        value, low, high = (None if end is None else 1 - end for end in (share.value, share.high, share.low))
+        saved_us = difference_estimate(without.step_samples(), having.step_samples(), spread)
+        what, saved_share = _in_words(option, having.cell.options), Estimate(value, low, high, share.count)
+        found.append(VariantSaving(option, what, without.cell.name, having.cell.name, saved_us, saved_share))
     return found
 
 
@@ -63,15 +56,11 @@ def _only_option(having: Cell, without: Cell) -> str | None:
     if (having.options.overlap, without.options.overlap) == ("on", "off"):
         with_overlap = msgspec.structs.replace(without.options, overlap="on", bucket_mb=having.options.bucket_mb)
         return "overlap" if with_overlap == having.options else None
-    differing = [
-        field
-        for field in CellOptions.__struct_fields__
-        if getattr(having.options, field) != getattr(without.options, field)
-    ]
-    if len(differing) != 1 or differing == ["overlap"]:
+    own, other, default = map(msgspec.structs.asdict, (having.options, without.options, CellOptions()))
+    differing = [field for field in own if own[field] != other[field]]
+    if len(differing) != 1 or differing == ["overlap"] or other[differing[0]] != default[differing[0]]:
         return None
-    (option,) = differing
-    return option if getattr(without.options, option) == getattr(CellOptions(), option) else None
+    return differing[0]
 
 
 def _in_words(option: str, options: CellOptions) -> str:
@@ -107,10 +96,8 @@ def _finding(saving: VariantSaving, on_cpu: bool) -> tuple[str, str]:
         message = f"{pair}: {what} seems to save {_signed(saved.value)} a step, but {missing_evidence(saved)}"
         return message, "time two repeats or more (--repeats), of five steps in all or more (--steps)"
     amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
-    interval = (
-        f"95% interval {_signed(saved.low)} to {_signed(saved.high)}, {share.low:.1%} to {share.high:.1%}; "
-        f"{counted(saved.count, 'step')}"
-    )
+    ends = f"{_signed(saved.low)} to {_signed(saved.high)}, {share.low:.1%} to {share.high:.1%}"
+    interval = f"95% interval {ends}; {counted(saved.count, 'step')}"
     flag, where = f"--{saving.option.replace('_', '-')}", ", sharing the cores with it" if on_cpu else ""
     overlap, outcome = saving.option == "overlap", verdict(saved, even=0.0)
     if outcome == "above":
@@ -139,13 +126,13 @@ def single_device_baselines(run: RunData, cell: AnyCell) -> dict[int, CellData]:
         return {}
     options = shared_options(cell.options)
     singles = [data for data in run.measured if data.cell.traits.baseline]
+    same = [data for data in singles if shared_options(data.cell.options) == options]
     alike = [
         data
         for data in singles
         if msgspec.structs.replace(shared_options(data.cell.options), accumulate=options.accumulate) == options
         and data.cell.batch_size * options.accumulate == cell.batch_size * data.cell.options.accumulate
     ]
-    same = [data for data in singles if shared_options(data.cell.options) == options]
     return {data.cell.batch_size: data for data in (*alike, *same)}
 
 

@@ -28,7 +28,8 @@ CONFIDENCE = 0.95
 FEWEST_SAMPLES = 5  # below this no interval is given and nothing is compared
 MOST_SHARED = 4  # degrees of freedom that the spread of other cells counts for
 FEWEST_WITHIN = 4  # degrees of freedom to judge a ratio repeat by repeat: Student's t is 2.8, with 2 it is 4.3
-NO_INTERVAL = "fewer than 5 timed steps, or one repeat alone: no interval"
+WIDEST = math.log(10)  # half the interval of a logarithm: one that reaches ten times the value says nothing
+NO_INTERVAL = "fewer than 5 timed steps, or too few repeats: no interval"
 
 Floats = npt.NDArray[np.float64]
 Samples = Floats
@@ -225,8 +226,8 @@ def chance_above(ratio: Estimate) -> float | None:
 
 
 def missing_evidence(estimate: Estimate) -> str:
-    """Why an estimate without an interval shows nothing, such as ``one repeat cannot show it``."""
-    return f"{'fewer than five steps' if estimate.count < FEWEST_SAMPLES else 'one repeat'} cannot show it"
+    """Why an estimate without an interval shows nothing, such as ``too few repeats cannot show it``."""
+    return f"{'fewer than five steps' if estimate.count < FEWEST_SAMPLES else 'too few repeats'} cannot show it"
 
 
 def pooled_median(repeats: Sequence[Samples]) -> float | None:
@@ -239,7 +240,7 @@ def median_estimate(repeats: Sequence[Samples], pool: Spread = ALONE) -> Estimat
     """Median over all repeats' samples; the interval is that of the geometric mean of the repeats' medians.
 
     `repeats`: one array of samples per repeat. `pool`: `pooled_spread` of all cells that share the machine. No interval below
-    FEWEST_SAMPLES samples or where no cell has a second repeat.
+    FEWEST_SAMPLES samples, where no cell has a second repeat, or where so few repeats lie so far apart that it exceeds WIDEST.
     """
     return _around(pooled_median(repeats), _half_width(repeats, pool), sum(map(len, repeats)))
 
@@ -327,29 +328,30 @@ def median_slope(values: Samples, confidence: float) -> tuple[float, float, floa
 
 
 def _half_width(repeats: Sequence[Samples], pool: Spread) -> float | None:
-    """Half the width of the interval of the logarithm of a median; None if there is no interval."""
+    """Half the width of the interval of the logarithm of a median; None if there is no interval, or one beyond WIDEST."""
     noise = median_noise(repeats, pool)
-    return None if noise is None else noise.quantile(UPPER)
+    half = None if noise is None else noise.quantile(UPPER)
+    return half if half is None or half <= WIDEST else None
 
 
 def _ratio_half_width(first: Sequence[Samples], second: Sequence[Samples], pool: Spread) -> float | None:
-    """Half the width of the interval of the logarithm of a ratio of medians; None if there is no interval.
+    """Half the width of the interval of the logarithm of a ratio of medians; None if there is no interval, or one beyond WIDEST.
 
     The narrower one of both sides' half widths, added up as squares, and of the differences from repeat to repeat. The latter, if
     enough is known of it, is wide enough around the ratio of all steps' medians to hold the interval of the mean of the repeats'
     logarithms. A difference of two has twice the variance that one repeat has within a turn.
     """
-    halves = _half_width(first, pool), _half_width(second, pool)
-    if halves[0] is None or halves[1] is None:
+    noises = median_noise(first, pool), median_noise(second, pool)
+    if noises[0] is None or noises[1] is None:
         return None
-    apart, above, below = math.hypot(halves[0], halves[1]), _log_medians(first), _log_medians(second)
-    if pool.within is None or above is None or below is None or len(above) != len(below):
-        return apart
-    noise = noise_of(above - below, Spread(2 * pool.within.squares, pool.within.freedom))
-    if noise is None or noise.freedom < FEWEST_WITHIN:
-        return apart
-    value = math.log(np.median(np.concatenate(first)) / np.median(np.concatenate(second)))
-    return min(apart, noise.quantile(UPPER) + abs(value - float(np.mean(above - below))))
+    half = math.hypot(noises[0].quantile(UPPER), noises[1].quantile(UPPER))
+    above, below = _log_medians(first), _log_medians(second)
+    if pool.within is not None and above is not None and below is not None and len(above) == len(below):
+        noise = noise_of(above - below, Spread(2 * pool.within.squares, pool.within.freedom))
+        if noise is not None and noise.freedom >= FEWEST_WITHIN:
+            value = math.log(np.median(np.concatenate(first)) / np.median(np.concatenate(second)))
+            half = min(half, noise.quantile(UPPER) + abs(value - float(np.mean(above - below))))
+    return half if half <= WIDEST else None
 
 
 def _log_medians(repeats: Sequence[Samples]) -> Samples | None:

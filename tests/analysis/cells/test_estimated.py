@@ -168,7 +168,7 @@ def test_one_repeat_alone_has_no_interval() -> None:
     data = cell_data(cell, [[1500.0] * STEPS], traced)
     found = row(data)
     check(found, step_us=1500, step_low_us=None)
-    assert found.reasons["step_low_us"] == "fewer than 5 timed steps, or one repeat alone: no interval"
+    assert found.reasons["step_low_us"] == "fewer than 5 timed steps, or too few repeats: no interval"
     assert {bounds(found, name) for name in LEDGER} == {(None, None)}
     # a second repeat of another cell shows how far repeats lie apart
     assert summarise_cell(data, SINGLES, CostSources(), run_spreads([data, SINGLES[8]])).number("step_low_us") == 1500

@@ -13,7 +13,7 @@ from dpscope.analysis.cells.comparison import Comparison, compare
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.figures.scaling import draw_scaling
-from dpscope.analysis.findings.scaling import (
+from dpscope.analysis.findings.comparisons import (
     judge_target,
     law_table,
     scaling_table,

@@ -56,8 +56,10 @@ def with_steps(run: RunData, **factors: float) -> RunData:
     for name, data in run.cells.items():
         factor = factors.get(data.cell.strategy.replace("-", "_"), 1.0)
         traced = data.samples["measuring_pass"] == "traced"
-        step_us = (1000.0 * factor * traced.map({True: factors.get("traced", 1.0), False: 1.0})).astype(float)
-        cells[name] = replace(data, samples=data.samples.assign(step_us=step_us))
+        slower = factors.get("traced", 1.0)
+        step_us = (1000.0 * factor * traced.map({True: slower, False: 1.0})).astype(float)
+        steps = data.steps.assign(step_us=1000.0 * factor * slower)
+        cells[name] = replace(data, samples=data.samples.assign(step_us=step_us), steps=steps)
     return replace(run, cells=cells)
 
 

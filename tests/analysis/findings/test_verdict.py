@@ -10,9 +10,8 @@ import pytest
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
-from dpscope.analysis.findings.actions import Situation, best_action
 from dpscope.analysis.findings.answers import Verdict
-from dpscope.analysis.findings.ledger_text import LateRank
+from dpscope.analysis.findings.ledger_text import LateRank, Situation, best_action
 from dpscope.analysis.findings.verdict import CPU_RUN, SCRIPT_ON_CPU, STAND_IN, run_verdict
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
@@ -152,7 +151,7 @@ def test_a_gain_that_is_none_or_not_significant_and_the_basis_of_each_answer() -
     assert undecided.action.basis == "The gain over one device: not significant (95% interval)"
     once = verdict_on(DDP, gain=Estimate(1.1, None, None, 60))
     assert once.which.confidence == "no_interval"
-    assert once.action.basis == "The gain over one device: one repeat or fewer than five steps: no interval"
+    assert once.action.basis == "The gain over one device: too few repeats, or fewer than five steps: no interval"
     untraced = {"traced_step_us": None, "communication_us": None, "exposed_us": None, "idle_us": None}
     assert verdict_on(cell("ddp", 4, 32, **untraced)).action.basis == "not measured"
 
@@ -186,7 +185,7 @@ def test_broadcasts_of_buffers_are_not_called_transfer() -> None:
 def test_the_reason_for_a_missing_interval_is_stated() -> None:
     for count, ending in (
         (4, "but fewer than five steps cannot show it: use --steps 5 or more."),
-        (5, "but one repeat cannot show it: use --repeats 3."),
+        (5, "but too few repeats cannot show it: use --repeats 3."),
     ):
         assert verdict_on(DP, DDP, ratio=Estimate(1.3, None, None, count)).which.text.endswith(ending)
 

@@ -103,6 +103,11 @@ def test_the_verdict_is_of_the_ledger_and_its_intervals(report: Report) -> None:
     assert report.printed.warnings[-1] == verdict.unsteady
 
 
+def test_what_tracing_costs_is_one_ratio_and_its_difference(report: Report) -> None:
+    for row in report.comparison.rows.values():
+        assert known(row.step_us) * known(row.tracer_cost) == pytest.approx(known(row.step_us) - known(row.tracer_us))
+
+
 def test_waiting_named_as_a_reason_is_exposed(report: Report) -> None:
     """`prediction_off` named more waiting than was exposed."""
     row = replace(

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dpscope.analysis.cells.scaling import ScalingChoice
 from dpscope.analysis.epoch_times.report import run_estimate
-from dpscope.analysis.findings.scaling import strong_or_weak
+from dpscope.analysis.findings.comparisons import strong_or_weak
 from dpscope.analysis.output.traced_report import TraceRequest, print_traces
 from dpscope.analysis.report import build
 from dpscope.analysis.report.build import make_page, make_report, render_markdown

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.costs.calibration_files import costs_at
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.findings.answers import ONE_JOB
 from dpscope.analysis.output.changes import print_comparison
@@ -151,16 +150,6 @@ def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrate
     assert "next to computing 3.00x" in str(row_of(slowed)["prediction_contention"])
     assert any("one next to computing 3.00x" in note for note in slowed.tables["predictions"].notes)
     assert any("without contention, as on an idle machine" in note for note in idle.tables["predictions"].notes)
-
-
-@pytest.mark.long
-def test_the_logs_of_nccl_tests_are_a_calibration(tmp_path: Path) -> None:
-    fits = costs_at(DATA / "nccl_tests").fits
-    assert {(fit.collective, fit.devices) for fit in fits} >= {("all_reduce", 8), ("broadcast", 8)}
-    assert costs_at(DATA / "nccl_tests" / "nccl_allreduce.log").points
-    for none in (tmp_path, tmp_path / "absent", EXAMPLE_RUN / "nothing.json"):
-        with pytest.raises(DpscopeError, match=r"--calibration .*neither"):
-            costs_at(none)
 
 
 @pytest.mark.long
@@ -320,6 +309,11 @@ def test_each_job_is_what_it_is_alone(two_jobs: Path) -> None:
     """Collectives are matched within each job, where all files as one would match none."""
     alone = analyze_traces(two_jobs / "first")
     assert alone.collectives["transfer_us"].notna().any()
+    one = analyze_jobs(two_jobs / "first")
+    assert list(one) == [""]
+    assert "job" not in job_tables(one)[0].headings
+    assert "job" not in json.loads(traces_json(one, None))["steps"][0]
+    assert job_csv(one).startswith("rank,device,step,")
     jobs = analyze_jobs(two_jobs)
     assert list(jobs) == ["first", "second"]
     for analysis in jobs.values():
@@ -354,14 +348,6 @@ def test_tables_of_other_columns_stand_apart(tmp_path: Path) -> None:
     assert list(jobs) == [".", "v100"]
     titles = [table.title for table in job_tables(jobs)]
     assert titles[:2] == ["Steps (.)", "Steps (v100)"]
-
-
-def test_one_job_is_printed_as_ever(two_jobs: Path) -> None:
-    jobs = analyze_jobs(two_jobs / "first")
-    assert list(jobs) == [""]
-    assert "job" not in job_tables(jobs)[0].headings
-    assert "job" not in json.loads(traces_json(jobs, None))["steps"][0]
-    assert job_csv(jobs).startswith("rank,device,step,")
 
 
 @pytest.mark.long

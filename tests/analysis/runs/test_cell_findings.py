@@ -1,7 +1,6 @@
 """Findings about a measured cell: compiled late or not at all, nothing hidden by its NCCL engine, the same inputs."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,10 +8,8 @@ import pytest
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, Compilation, RankResult
+from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, Compilation
 from dpscope.profiling.records.strategies import CellStrategy
-from tests.helpers.made_traces import launch, on_device, step, write
 from tests.helpers.run_cells import all_reduces, rank_result, run_of, timed_cell, windows
 
 CELL = Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(compile="default"))
@@ -48,106 +45,61 @@ def test_what_was_not_compiled_or_late_is_reported_of_the_worst_rank(
 
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
+NO_OVERLAP = msgspec.structs.replace(DDP, variant="", options=CellOptions(overlap="off"))
 TWO_BUCKETS = [(400.0, 0.0, 3_000.0), (900.0, 5_000.0, 7_000.0)]
 
 
-def engine_messages(
-    hidden_us: float,
-    cell: Cell = DDP,
-    engine: str | None = "ProcessGroupNCCL2",
-    buckets: list[tuple[float, float, float]] = TWO_BUCKETS,
-) -> list[str]:
+@pytest.mark.parametrize(
+    ("hidden_us", "cell", "engine", "buckets", "found"),
+    [
+        (400.0, DDP, "ProcessGroupNCCL2", 2, True),  # 0.4 of 10 ms are 4%: next to nothing
+        (600.0, DDP, "ProcessGroupNCCL2", 2, False),
+        (0.0, DDP, "ProcessGroupNCCL", 2, False),
+        (0.0, DDP, None, 2, False),  # gloo
+        (0.0, DDP, "ProcessGroupNCCL2", 1, False),  # complete when backward is over, on any engine
+        (0.0, NO_OVERLAP, "ProcessGroupNCCL2", 2, False),
+    ],
+)
+def test_nothing_hidden_on_the_second_engine_is_reported(
+    hidden_us: float, cell: Cell, engine: str | None, buckets: int, found: bool
+) -> None:
     ranks = [msgspec.structs.replace(rank_result(rank, 2), nccl_engine=engine) for rank in range(2)]
     steps = windows(cell, 3, communication_us=10_000.0, hidden_us=hidden_us, exposed_us=10_000.0 - hidden_us)
-    return [one.message for one in engine_findings(cell, ranks, steps, all_reduces(cell, 3, buckets))]
+    messages = [one.message for one in engine_findings(cell, ranks, steps, all_reduces(cell, 3, TWO_BUCKETS[:buckets]))]
+    assert len(messages) == found
+    start = "ddp-d2-b8: 4% of its communication (10.0 ms a step) is hidden behind compute, and ProcessGroupNCCL2"
+    assert all(one.startswith(start) and "not confirmed on hardware" in one for one in messages)
 
 
-def test_nothing_hidden_on_the_second_engine_is_told() -> None:
-    """0.4 of 10 ms are 4%: next to nothing."""
-    (message,) = engine_messages(400.0)
-    assert message.startswith(
-        "ddp-d2-b8: 4% of its communication (10.0 ms a step) is hidden behind compute, and ProcessGroupNCCL2"
-    )
-    assert "not confirmed on hardware" in message
-
-
-def serialised(folder: Path, behind_us: float) -> TraceAnalysis:
-    """Three steps; in each a kernel 0-100 us, an all-reduce from 100 - `behind_us`, 100 us long, then both once more."""
-    events = []
-    for index in range(3):
-        begin = 1_000.0 * index
-        events.append(step(index + 1, begin, 1_000))
-        for part in range(2):
-            at, number = begin + 10 + 200 * part, 10 * index + 2 * part + 1
-            events += [launch(number, begin + 1 + 2 * part), launch(number + 1, begin + 2 + 2 * part)]
-            events.append(on_device("ampere_sgemm", at, 100, number))
-            events.append(
-                on_device("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 100 - behind_us, 100, number + 1, 20)
-            )
-    write(folder, events)
-    return analyze_traces([folder])
-
-
-@pytest.mark.parametrize(("behind_us", "hidden_us", "count"), [(0.0, 0.0, 1), (50.0, 100.0, 0)])
-def test_a_trace_of_a_serialised_engine(tmp_path: Path, behind_us: float, hidden_us: float, count: int) -> None:
-    """200 us of communication a step; where 50 us of each all-reduce overlap a kernel, 100 are hidden."""
-    analysis = serialised(tmp_path, behind_us)
-    steps = analysis.steps.query("step > 1").assign(repeat=0)
-    assert steps["communication_us"].tolist() == [200.0, 200.0]
-    assert steps["hidden_us"].tolist() == [hidden_us, hidden_us]
-    ranks = [msgspec.structs.replace(rank_result(0, 2), nccl_engine="ProcessGroupNCCL2")]
-    assert len([*engine_findings(DDP, ranks, steps, analysis.collectives.assign(repeat=0))]) == count
-
-
-def test_what_has_another_reason_is_not() -> None:
-    assert engine_messages(600.0) == []  # 6% is hidden
-    assert engine_messages(0.0, engine="ProcessGroupNCCL") == []
-    assert engine_messages(0.0, engine=None) == []  # gloo
-    assert engine_messages(0.0, buckets=TWO_BUCKETS[:1]) == []  # complete when backward is over, on any engine
-    no_overlap = msgspec.structs.replace(DDP, variant="", options=CellOptions(overlap="off"))
-    assert engine_messages(0.0, no_overlap) == []
-
-
-def ranks(cell: Cell, inputs: tuple[int | None, ...], model_parallel: bool = False) -> list[RankResult]:
-    return [
-        msgspec.structs.replace(
-            rank_result(rank, len(inputs)),
-            attached=AttachedProcess(cell, True, inputs=one, model_parallel=model_parallel),
-        )
-        for rank, one in enumerate(inputs)
-    ]
+SAME = "2 processes trained on the same inputs in the first steps"
 
 
 @pytest.mark.parametrize(
-    ("strategy", "inputs", "expected"),
+    ("strategy", "inputs", "model_parallel", "expected"),
     [
-        ("ddp", (1, 2), []),
-        ("ddp", (None, None), []),  # constant inputs show nothing
-        ("ddp", (1, None), []),
-        ("ddp", (1, 1), ["same_inputs: ddp-d2-b8: 2 processes trained on the same inputs in the first steps"]),
-        ("custom", (7, 7), ["model_parallel: custom-d2-b8: 2 processes trained on the same inputs in the first steps"]),
-        ("custom", (7, 8), []),
+        ("ddp", (1, 2), False, []),
+        ("ddp", (None, None), False, []),  # constant inputs show nothing
+        ("ddp", (1, None), False, []),
+        ("ddp", (1, 1), False, [f"same_inputs: ddp-d2-b8: {SAME}"]),
+        ("custom", (7, 7), False, [f"model_parallel: custom-d2-b8: {SAME}"]),
+        ("custom", (7, 8), False, []),
         (
             "fsdp",
             (1, 1, 2, 2),
+            False,
             ["same_inputs: fsdp-d4-b8: 4 processes trained on 2 different inputs in the first steps"],
         ),
+        ("custom", (1, 2), True, ["model_parallel: custom-d2-b8: parameters are sharded without FSDP"]),
+        ("custom", (1, 1), True, [f"model_parallel: custom-d2-b8: parameters are sharded without FSDP; {SAME}"]),
     ],
 )
-def test_processes_on_the_same_inputs_are_a_warning(
-    strategy: CellStrategy, inputs: tuple[int | None, ...], expected: list[str]
+def test_processes_on_the_same_inputs_or_with_sharded_parameters_are_a_warning(
+    strategy: CellStrategy, inputs: tuple[int | None, ...], model_parallel: bool, expected: list[str]
 ) -> None:
     cell = Cell(strategy, len(inputs), 8)
-    assert [f"{one.code}: {one.message}" for one in input_findings(cell, ranks(cell, inputs))] == expected
-
-
-@pytest.mark.parametrize(
-    ("inputs", "rest"), [((1, 2), ""), ((1, 1), "; 2 processes trained on the same inputs in the first steps")]
-)
-def test_parameters_sharded_without_fsdp_are_a_warning_whatever_the_inputs(inputs: tuple[int, int], rest: str) -> None:
-    cell = Cell("custom", 2, 8)
-    (warning,) = input_findings(cell, ranks(cell, inputs, model_parallel=True))
-    assert warning.message == f"custom-d2-b8: parameters are sharded without FSDP{rest}"
+    attached = [AttachedProcess(cell, True, inputs=one, model_parallel=model_parallel) for one in inputs]
+    ranks = [msgspec.structs.replace(rank_result(rank, len(inputs)), attached=one) for rank, one in enumerate(attached)]
+    assert [f"{one.code}: {one.message}" for one in input_findings(cell, ranks)] == expected
 
 
 def test_a_script_without_a_single_device_cell_is_given_the_command_that_adds_one() -> None:

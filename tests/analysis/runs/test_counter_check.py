@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
+from dpscope.analysis.runs.traffic_check import CounterCheck, check_counters, counter_findings
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, DdpCounters
 from tests.helpers.paths import DATA
 
@@ -77,28 +78,22 @@ def test_the_spans_are_those_of_the_file() -> None:
     assert tuple(copied) == pytest.approx(SPANS_US["copied_out"], abs=0.01)
 
 
-def test_counters_that_end_with_the_last_gradient_copied_out_agree(tables: RankTables) -> None:
+def test_the_span_ends_with_the_last_gradient_copied_out(tables: RankTables) -> None:
     check = checked(tables, SPANS_US["copied_out"])
     assert (check.steps, check.buckets_equal, check.spans_agree, check.union_within_span) == (3, True, True, True)
     assert check.span_ratio == pytest.approx(1.0, abs=1e-5)
     for share in (0.85, 1.2):  # 10% and 50 us are allowed: 99.3 ms and 84.4 or 119.2 ms do not agree
         assert not checked(tables, tuple(share * span_us for span_us in SPANS_US["copied_out"])).spans_agree
-
-
-def test_a_counter_or_a_trace_cut_at_the_last_all_reduce_does_not_agree(tables: RankTables) -> None:
-    """99.3 ms against 83.8 ms either way: copies out of the buckets are 15% of the span."""
+    # 99.3 ms against 83.8 ms, by a counter or a trace cut at the last all-reduce: copies out are 15% of the span.
     assert not checked(tables, SPANS_US["all_reduces"]).spans_agree
-    table = tables.collectives.frame
+    table, copied = tables.collectives.frame, counters(SPANS_US["copied_out"])
     ends = (table["start_us"] + table["duration_us"]).groupby(table["step"]).max()
     last = {step: [end] for step, end in zip(ends.index.tolist(), ends.tolist(), strict=True)}
-    copied = counters(SPANS_US["copied_out"])
     assert not check_counters(copied, table, 0, factored=True, reduction_ends_us=last).spans_agree
-
-
-def test_on_a_device_that_does_not_tell_of_backward_ddps_span_is_an_upper_bound(tables: RankTables) -> None:
-    own, short = tables.collectives.frame, tuple(0.8 * span_us for span_us in SPANS_US["all_reduces"])
-    assert check_counters(counters(SPANS_US["copied_out"]), own, 0, factored=True).spans_agree
-    assert not check_counters(counters(short), own, 0, factored=True).spans_agree
+    # Where the trace does not show the copies, DDP's span is an upper bound.
+    assert check_counters(copied, table, 0, factored=True).spans_agree
+    short = counters(tuple(0.8 * span_us for span_us in SPANS_US["all_reduces"]))
+    assert not check_counters(short, table, 0, factored=True).spans_agree
 
 
 def test_longer_all_reduces_and_other_buckets_stay_errors(tables: RankTables) -> None:
@@ -134,16 +129,10 @@ def test_of_several_reductions_in_a_step_the_counters_describe_the_one_before_th
     assert (check.steps, check.span_ratio) == (2, 1.0)
     assert (check.buckets_equal, check.spans_agree, check.union_within_span) == (True, True, True)
     assert not check_counters(of_iterations(3, 14_000.0), reductions(3), 0, reduction_ends_us=ends).spans_agree
-
-
-def test_several_forward_passes_and_one_reduction_belong_to_the_step_before() -> None:
+    # Several forward passes and one reduction: that of the step before.
     check = check_counters(of_iterations(2, 3_000.0), reductions(1, (2, 3, 4)), 0)
     assert (check.steps, check.buckets_equal, check.spans_agree) == (2, True, True)
-
-
-def test_another_number_of_reductions_than_ddp_counted_is_not_compared() -> None:
-    check = check_counters(of_iterations(4, 9_000.0), reductions(3), 0)
-    (finding,) = counter_findings(CELL, [], [check])
+    (finding,) = counter_findings(CELL, [], [check_counters(of_iterations(4, 9_000.0), reductions(3), 0)])
     assert (finding.severity, finding.code) == ("info", "counters_not_read")
     assert "than the 4 that it counted" in finding.message
 
@@ -160,82 +149,61 @@ def test_one_descheduled_step_of_three_is_no_error_and_two_are() -> None:
 
 def test_spans_are_not_compared_where_threads_waited_longer_for_a_core_than_ddp_communicated() -> None:
     """6 ms by DDP and 3 ms by the trace: an error on idle cores, explained by 2.5 ms of waiting, not comparable with 7 ms."""
-
-    def check(cpu_wait_us: float | None) -> CounterCheck:
-        counters = [msgspec.structs.replace(one, cpu_wait_us=cpu_wait_us) for one in of_iterations(1, 6_000.0)]
-        return check_counters(counters, reductions(1), 0, reduction_ends_us={3: [3_000.0], 4: [3_000.0]})
-
-    assert [one.code for one in counter_findings(CELL, [], [check(None)])] == ["span_mismatch"]
-    assert [one.code for one in counter_findings(CELL, [], [check(500.0)])] == ["span_mismatch"]
-    assert not list(counter_findings(CELL, [], [check(2_500.0)]))
-    (finding,) = counter_findings(CELL, [], [check(7_000.0)])
+    for cpu_wait_us, expected in ((None, ["span_mismatch"]), (500.0, ["span_mismatch"]), (2_500.0, [])):
+        assert [one.code for one in waiting(cpu_wait_us)] == expected
+    (finding,) = waiting(7_000.0)
     assert (finding.code, finding.severity) == ("counters_not_read", "info")
     assert "waited for a core longer (7.00 ms a step) than DDP communicated (6.00 ms)" in finding.message
 
 
-def counters_of(bucket_bytes: tuple[int, ...], span_us: float = 10_000.0) -> list[DdpCounters]:
-    return [DdpCounters(step, 1.0, 1.0, span_us, 0.0, bucket_bytes) for step in (3, 4)]
+def waiting(cpu_wait_us: float | None) -> list[Finding]:
+    counted = [msgspec.structs.replace(one, cpu_wait_us=cpu_wait_us) for one in of_iterations(1, 6_000.0)]
+    check = check_counters(counted, reductions(1), 0, reduction_ends_us={3: [3_000.0], 4: [3_000.0]})
+    return list(counter_findings(CELL, [], [check]))
 
 
 def all_reduces() -> pd.DataFrame:
     """Two buckets a step on a device, at 0-3000 and 5000-9800 us: span 9800 us, union 7800 us."""
-    rows = [
-        {
-            "rank": 0, "device": 0, "step": step, "kind": "all_reduce", "bytes": size, "start_us": start,
-            "duration_us": duration,
-        }
-        for step in (3, 4)
-        for size, start, duration in ((400, 0.0, 3000.0), (900, 5000.0, 4800.0))
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
+    rows = [(0, 0, step, "all_reduce", *bucket) for step in (3, 4) for bucket in ((400, 0.0, 3e3), (900, 5e3, 4.8e3))]
+    return pd.DataFrame(rows, columns=["rank", "device", "step", "kind", "bytes", "start_us", "duration_us"])
 
 
-def codes(check: CounterCheck) -> set[str]:
+ON_CPU = all_reduces().assign(device=np.nan)
+ALONE = ON_CPU.query("bytes == 400")
+CREATED = ON_CPU.assign(ready_us=[-4000.0, 4000.0] * 2)  # 4 ms before a worker takes it up
+ONE_SLOW = all_reduces()
+ONE_SLOW.loc[ONE_SLOW["step"] == 4, ["start_us", "duration_us"]] *= 3
+COPIED_US = 15_800.0
+
+
+@pytest.mark.parametrize(
+    ("table", "span_us", "sizes", "copied_us", "wrong"),
+    [
+        (all_reduces(), 10e3, (400, 900), None, set()),
+        (all_reduces(), 10e3, (400, 901), None, {"bucket_mismatch"}),
+        (all_reduces(), 6e3, (400, 900), None, {"span_mismatch", "span_exceeded"}),  # 9.8 ms and 7.8 ms against 6 ms
+        (all_reduces().assign(step=99), 10e3, (1,), None, {"counters_not_compared"}),
+        # 1.9 ms more than DDP's 1 ms: on a CPU a thread may wait so long to be scheduled, on a device not.
+        (ALONE.assign(device=0, duration_us=2900.0), 1e3, (400,), None, {"span_mismatch", "span_exceeded"}),
+        (ALONE.assign(duration_us=2900.0), 1e3, (400,), None, set()),
+        # What DDP waited for cannot take longer than DDP waited, on a CPU too.
+        (ALONE.assign(duration_us=60e3), 40e3, (400,), None, {"span_mismatch", "span_exceeded"}),
+        (ALONE.assign(duration_us=15e3), 5e3, (400,), None, {"span_mismatch", "span_exceeded"}),
+        # From the first creation to the last copy, 6 ms behind the last all-reduce: 19.8 ms; without copies an upper bound.
+        (CREATED, 19.8e3, (400, 900), COPIED_US, set()),
+        (CREATED, 30e3, (400, 900), COPIED_US, {"span_mismatch"}),
+        (CREATED, 30e3, (400, 900), None, set()),
+        (ONE_SLOW, 10e3, (400, 900), None, {"span_mismatch", "span_exceeded"}),  # half of the steps is no agreement
+    ],
+)
+def test_counters_that_agree_and_planted_mismatches(
+    table: pd.DataFrame, span_us: float, sizes: tuple[int, ...], copied_us: float | None, wrong: set[str]
+) -> None:
+    made = [DdpCounters(step, 1.0, 1.0, span_us, 0.0, sizes) for step in (3, 4)]
+    ends: dict[int | None, list[float]] = {} if copied_us is None else {3: [copied_us], 4: [copied_us]}
+    check = check_counters(made, table, 0, reduction_ends_us=ends)
     findings = list(counter_findings(CELL, [], [check]))
-    assert {finding.severity for finding in findings} <= {"error"}
-    return {finding.code for finding in findings}
-
-
-def test_counters_that_agree_and_planted_mismatches() -> None:
-    check = check_counters(counters_of((400, 900)), all_reduces(), rank=0)
-    assert (check.steps, check.buckets_equal, check.union_within_span) == (2, True, True)
-    assert check.span_ratio == pytest.approx(0.98)
-    assert codes(check) == set()
-    assert codes(check_counters(counters_of((400, 901)), all_reduces(), 0)) == {"bucket_mismatch"}
-    # 9.8 ms and 7.8 ms against 6 ms
-    slower = check_counters(counters_of((400, 900), 6000.0), all_reduces(), 0)
-    assert codes(slower) == {"span_mismatch", "span_exceeded"}
-    assert codes(check_counters(counters_of((1,)), all_reduces().assign(step=99), 0)) == {"counters_not_compared"}
-
-
-def test_threads_that_wait_for_a_core_are_no_mismatch() -> None:
-    """1.9 ms more than DDP's 1 ms on a CPU: that is how long a thread may wait to be scheduled. On a device it is not."""
-    on_device = all_reduces().query("bytes == 400").assign(duration_us=2900.0)
-    assert not check_counters(counters_of((400,), 1000.0), on_device, 0).spans_agree
-    assert check_counters(counters_of((400,), 1000.0), on_device.assign(device=np.nan), 0).spans_agree
-
-
-def test_what_exceeds_ddps_span_is_told_on_a_cpu_too() -> None:
-    """60 ms against DDP's 40 ms, or 15 ms against 5 ms: what DDP waited for cannot take longer than DDP waited."""
-    alone = all_reduces().query("bytes == 400").assign(device=np.nan)
-    for span_us, traced_us in ((40_000.0, 60_000.0), (5_000.0, 15_000.0)):
-        check = check_counters(counters_of((400,), span_us), alone.assign(duration_us=traced_us), 0)
-        assert (check.spans_agree, check.union_within_span) == (False, False)
-
-
-def test_on_a_cpu_the_span_reaches_from_the_first_creation_to_the_last_copy() -> None:
-    """All-reduces of 9.8 ms, the first created 4 ms before a worker took it up, copied out 6 ms later: 19.8 ms."""
-    table = all_reduces().assign(device=np.nan, ready_us=[-4000.0, 4000.0] * 2)
-    ends: dict[int | None, list[float]] = {3: [15_800.0], 4: [15_800.0]}
-    check = check_counters(counters_of((400, 900), 19_800.0), table, 0, reduction_ends_us=ends)
-    assert (check.spans_agree, check.span_ratio) == (True, 1.0)
-    assert not check_counters(counters_of((400, 900), 30_000.0), table, 0, reduction_ends_us=ends).spans_agree
-    assert check_counters(counters_of((400, 900), 30_000.0), table, 0).spans_agree  # without copies an upper bound
-
-
-def test_half_of_the_steps_is_no_agreement() -> None:
-    """Step 4 takes three times DDP's span: spans agree in 1 of 2 steps."""
-    table = all_reduces()
-    table.loc[table["step"] == 4, ["start_us", "duration_us"]] *= 3
-    check = check_counters(counters_of((400, 900), 10_000.0), table, 0)
-    assert (check.steps, check.spans_agree, check.union_within_span) == (2, False, False)
+    assert {one.severity for one in findings} <= {"error"}
+    assert {one.code for one in findings} == wrong
+    if span_us == 19.8e3:
+        assert (check.steps, check.span_ratio) == (2, 1.0)

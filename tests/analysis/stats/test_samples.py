@@ -19,6 +19,7 @@ from dpscope.analysis.stats.samples import (
     median_estimate,
     median_noise,
     median_slope,
+    missing_evidence,
     pooled_median,
     pooled_spread,
     ratio_estimate,
@@ -57,6 +58,20 @@ def test_two_repeats_alone_have_one_degree_of_freedom() -> None:
     (drawn,) = known(joint_draws(APART, []))
     assert interval(drawn) == pytest.approx((found.low, found.high), rel=1e-3)
     assert joint_draws(steady(100), []) is None
+
+
+def test_an_interval_that_says_nothing_is_not_known() -> None:
+    """exp(±0.2) apart: 12.706 x 0.2 = 2.54 is beyond ln 10 = 2.30; exp(±0.18) apart: 2.29 is not. Of a ratio as of a median."""
+    for distance, is_known in ((0.2, False), (0.18, True)):
+        apart, alone = steady(100 * np.exp(-distance), 100 * np.exp(distance)), steady(100)
+        assert (median_estimate(apart).low is not None) is is_known
+        assert (joint_draws(apart, []) is not None) is is_known
+        pool = pooled_spread([apart, alone])
+        found = ratio_estimate(apart, alone, pool)  # both have the one degree of freedom: 2.29 x sqrt(3) for the two
+        assert (found.low, found.high) == (None, None)
+        assert missing_evidence(found) == "too few repeats cannot show it"
+        difference = difference_estimate(apart, alone, pool)
+        assert (difference.low, difference.high) == (None, None)
 
 
 def test_other_cells_show_what_a_cells_repeats_do_not() -> None:

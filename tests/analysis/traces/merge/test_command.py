@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,10 @@ def test_a_file_cut_short_ends_with_status_2(tmp_path: Path) -> None:
 
 
 def refused(paths: list[Path], output: Path) -> str:
+    console = Console(file=StringIO())
     with pytest.raises(DpscopeError) as caught:
-        print_merge(paths, output, None, None, DEFAULT_LIMITS, Console(quiet=True))
+        print_merge(paths, output, None, None, DEFAULT_LIMITS, console)
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined]
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -77,6 +80,7 @@ def test_other_mistakes(tmp_path: Path) -> None:
     (tmp_path / "a.json").mkdir()
     assert "does not exist or is not a folder; create it" in refused([trace], tmp_path / "missing" / "merged.json")
     assert "is named *.json or *.json.gz" in refused([trace], tmp_path / "merged.pftrace")
+    assert "is named *.json or *.json.gz" in refused([RUN], tmp_path / "merged.pftrace")
     assert "is not a file" in refused([trace], tmp_path / "a.json")
     assert "does not exist" in refused([tmp_path / "nothing.json"], output)
     assert "give it alone" in refused([RUN, trace], output)

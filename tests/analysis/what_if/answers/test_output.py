@@ -8,7 +8,7 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.actions import Situation, best_action
+from dpscope.analysis.findings.ledger_text import Situation, best_action
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.traces.ranks.ledger import BUFFER_BROADCASTS, TRANSFER, UNSPLIT, WAITING, Ledger

@@ -7,8 +7,8 @@ import pytest
 
 from dpscope.analysis.cells.comparison import StrategyCost, StrategyGap, compare
 from dpscope.analysis.figures.step import _title
+from dpscope.analysis.findings.comparisons import cost_sentence, cost_table, gap_finding, strategy_cost_finding
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table, gap_finding, strategy_cost_finding
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
@@ -58,7 +58,7 @@ def test_a_finding_names_the_variant_and_claims_no_memory_that_is_not_saved() ->
         ),
         (
             cost(Estimate(1.5, None, None, 5), None),
-            "FSDP looks 50.0% slower per step than DDP, but one repeat cannot show it",
+            "FSDP looks 50.0% slower per step than DDP, but too few repeats cannot show it",
         ),
         (
             cost(Estimate(1.04, 1.03, 1.05, 60), 0, strategy="ddp", devices=1),

@@ -5,8 +5,14 @@ from dataclasses import replace
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.estimate_gaps import error_table, identity_table, reasons
-from dpscope.analysis.findings.predictions import collective_table, likely_reasons, prediction_findings
+from dpscope.analysis.findings.predictions import (
+    collective_table,
+    error_table,
+    identity_table,
+    likely_reasons,
+    prediction_findings,
+    reasons,
+)
 from tests.helpers.known import known
 
 ROW = CellRow(
