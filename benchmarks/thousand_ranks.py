@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the gener
 
 from trace_reading import make_trace, say
 
-from dpscope.analysis.partials.file import read_partial
-from dpscope.analysis.partials.reduce import reduce_traces
+from dpscope.analysis.partials.file import read_partial, reduce_traces
 from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from tests.helpers.many_ranks import PER_NODE, write_partials

@@ -7,8 +7,8 @@ the clock's base are omitted.
 
 import contextlib
 import gzip
+import io
 import json
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,7 +31,6 @@ from dpscope.profiling.store.folders import (
     CALIBRATION_NAME,
     CELLS_NAME,
     MANIFEST_NAME,
-    TRACE_SUFFIX,
     RepeatFolder,
     RunFolder,
 )
@@ -92,7 +91,15 @@ def collect(
     JSON in it, and for a run that is too large even without traces.
     """
     names = Anonymizer(_hosts(run), (run, Path.cwd()))
-    members = [*_run_members(run, names), *_note_members(names, findings, notes)]
+    members = [*_run_members(run, names)]
+    records = [
+        {"code": str(one.code), "severity": one.severity, "message": names.text(one.message)} for one in findings
+    ]
+    members.append(Member("bundle/findings.json", "findings", _json(records)))
+    members += [
+        Member(f"bundle/{name}.json", "the current state of this machine", _json(names.value(value)))
+        for name, value in notes.items()
+    ]
     size = sum(len(zlib.compress(member.content, _LEVEL)) + _ENTRY_BYTES for member in members)
     if size > most_bytes:
         raise DpscopeError(
@@ -102,8 +109,8 @@ def collect(
     in_part: list[str] = []
     left_out: list[str] = []
     read_bytes = reduced_bytes = 0
-    found = [RepeatFolder(path) for path in (run / CELLS_NAME).glob("*/repeat*") if RepeatFolder(path).traces()]
-    for repeat in sorted(found, key=lambda one: (natural_order(Path(one.path.name)), natural_order(one.path))):
+    repeats = [RepeatFolder(path) for path in (run / CELLS_NAME).glob("*/repeat*") if RepeatFolder(path).traces()]
+    for repeat in sorted(repeats, key=lambda one: (natural_order(Path(one.path.name)), natural_order(one.path))):
         progress(repeat.path.relative_to(run).as_posix())
         whole = [*repeat.traces(), *repeat.counters_traces()]
         for paths in (whole, whole[:1]):
@@ -171,32 +178,18 @@ def _anonymous_json(path: Path, names: Anonymizer) -> bytes:
         value = json.loads(path.read_bytes())
     except ValueError as error:
         raise DpscopeError(f"{path} is not JSON: {error}; remove it from the run, or measure its cell again") from error
-    return _plain_json(names.value(value))
+    return _json(names.value(value))
 
 
-def _plain_json(value: object) -> bytes:
+def _json(value: object) -> bytes:
     return json.dumps(value, indent=1).encode() + b"\n"
-
-
-def _note_members(names: Anonymizer, findings: Sequence[Finding], notes: Mapping[str, object]) -> Iterator[Member]:
-    """The findings about the run and the notes (such as the machine's current state), each as a JSON file."""
-    content = [
-        {"code": str(one.code), "severity": one.severity, "message": names.text(one.message)} for one in findings
-    ]
-    yield Member("bundle/findings.json", "findings", _plain_json(content))
-    for name, value in notes.items():
-        yield Member(f"bundle/{name}.json", "the current state of this machine", _plain_json(names.value(value)))
 
 
 def _trace_member(run: Path, path: Path, names: Anonymizer) -> Member:
     """A trace, reduced; an unreadable one becomes an empty file, which readers report again."""
-    with tempfile.TemporaryDirectory(prefix="dpscope-bundle-") as scratch:
-        target = Path(scratch, f"reduced{TRACE_SUFFIX}")
-        try:
-            reduce_trace(path, target, names.text)
-            content = target.read_bytes()
-        except DpscopeError:
-            content = b""
+    content = b""
+    with contextlib.suppress(DpscopeError):
+        content = reduced_trace(path, names.text)
     return Member(path.relative_to(run).as_posix(), "traces, reduced to what dpscope reads", content)
 
 
@@ -218,29 +211,26 @@ _FIELDS = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 _TRACE_LEVEL = 6  # of gzip's 1 to 9
 
 
-def reduce_trace(source: Path, target: Path, rename: Callable[[str], str] = lambda text: text) -> None:
-    """Write what is read of `source`, a trace of one rank, to `target` (gzip), with all text passed through `rename`.
+def reduced_trace(source: Path, rename: Callable[[str], str] = lambda text: text) -> bytes:
+    """What is read of `source`, a trace of one rank, as gzip, with all text passed through `rename`.
 
     Raises DpscopeError if the source cannot be read.
     """
-    encode = msgspec.json.Encoder().encode
-    with (
-        atomic_path(target) as temporary,
-        open(temporary, "wb") as file,
-        gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_TRACE_LEVEL, mtime=0) as packed,
-    ):
+    encode, file = msgspec.json.Encoder().encode, io.BytesIO()
+    with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_TRACE_LEVEL, mtime=0) as packed:
         packed.write(b'{"traceEvents": [\n')
-        first = True
+        separator = ""
 
         def add(decoded: DecodedChunk[RawEvent]) -> None:
-            nonlocal first
+            nonlocal separator
             if text := b",\n".join(map(encode, _reduced(decoded.events))).decode():
-                packed.write((("" if first else ",\n") + rename(text)).encode())
-                first = False
+                packed.write((separator + rename(text)).encode())
+                separator = ",\n"
 
         reading = read_events(source, RUN_LIMITS, RAW_EVENTS, add)
         header = (f",\n{json.dumps(key)}: {rename(json.dumps(value))}" for key, value in _header(reading).items())
         packed.write(f"\n]{''.join(header)}\n}}\n".encode())
+    return file.getvalue()
 
 
 def _reduced(events: list[RawEvent]) -> Iterator[dict[str, Any]]:

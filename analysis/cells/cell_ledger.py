@@ -12,10 +12,8 @@ from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.traces.reading.table import as_table
 
 LEDGER = ("traced_step", *STEP_PARTS, "tracer", "slowdown")
-_CHANGES = (
-    "idle",
-    "tracer",
-)  # of t_N(b) - t_1(b): what slowdown and exposed communication leave, as changes of these parts
+_CHANGES = ("idle", "tracer")
+"""Of t_N(b) - t_1(b): what slowdown and exposed communication leave, as changes of these parts."""
 _VALUES = (
     *(f"{name}_us" for name in LEDGER), "contention_us", "contention_ratio", "other_slowdown_us",
     *(f"added_{part}_us" for part in _CHANGES),
@@ -53,8 +51,8 @@ def put_ledger(row: RowBuilder, data: CellData, single: CellData | None, spreads
     _put(row, "other_slowdown_us", other_us, why, around)
     for name in LEDGER:
         _put(row, f"{name}_us", getattr(ledger, f"{name}_us"), _reason(name, data), intervals.get(name))
-    why = _reason("exposed", data) if ledger.exposed_us is None else _NO_INTERVAL
-    row.put_interval(why, "exposed_us", intervals.get("exposed"))
+    no_ends = _reason("exposed", data) if ledger.exposed_us is None else _NO_INTERVAL
+    row.put_interval(no_ends, "exposed_us", intervals.get("exposed"))
     for part in _CHANGES:
         change, around = changes[part] if ledger.exposed_us is not None else (None, None)
         why = "needs communication and a traced single-device cell at this batch per device"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from dpscope.analysis.text.units import Quantity
 
@@ -52,15 +52,20 @@ VALUE_RANGE = Ends("min", "max", ("Smallest value", "Largest value"))
 
 
 def _column(
-    heading: str, meaning: str, quantity: Quantity = "time", default: object = None, ends: Sequence[Ends] = ()
+    heading: str,
+    meaning: str,
+    quantity: Quantity = "time",
+    default: object = None,
+    ends: Sequence[Ends] = (),
+    begins: Group | None = None,
 ) -> Any:
-    """A field and the columns that bound it."""
-    return field(default=default, metadata={"content": (heading, quantity, meaning, ends)})
+    """A field and the columns that bound it; `begins` is the group of this and the following fields."""
+    return field(default=default, metadata={"content": (heading, quantity, meaning, ends), "begins": begins})
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Which cell it is."""
+class Columns:
+    """A cell's values, a field for each column; the bounds of some are columns of their own (`Ends`)."""
 
     cell: str = _column("cell", "Strategy, devices and batch per device", "text")
     strategy: str = _column("strategy", "dp-host is the CPU stand-in for nn.DataParallel", "text")
@@ -70,12 +75,8 @@ class Identity:
     global_batch_size: Count = _column("global batch", "Samples per step over all devices", "count")
     status: str = _column("status", "ok, or what kept the cell from being measured", "text", default="ok")
 
-
-@dataclass(frozen=True)
-class Times:
-    """Untraced steps: their time, throughput and scaling."""
-
-    step_us: Number = _column("step", "Median untraced step time, waiting for the loader included")
+    # Untraced steps: their time, throughput and scaling.
+    step_us: Number = _column("step", "Median untraced step time, waiting for the loader included", begins="time")
     step_low_us: Number = _column("step low", "Lower end of the median's 95% interval, from how repeats differ")
     step_high_us: Number = _column("step high", "Upper end of the median's 95% interval, from how repeats differ")
     step_count: Count = _column("steps", "Timed steps behind the median, all repeats together", "count")
@@ -102,12 +103,10 @@ class Times:
     strong_efficiency: Number = _column("strong eff.", "strong speedup / N", "share")
     steps_per_epoch: Count = _column("steps/epoch", "Steps one epoch takes over the whole data set", "count")
 
-
-@dataclass(frozen=True)
-class Communication:
-    """Traced steps: the ledger with its intervals, and what moves."""
-
-    traced_step_us: Number = _column("traced step", "Mean window of the traced steps", ends=(INTERVAL,))
+    # Traced steps: the ledger with its intervals, and what moves.
+    traced_step_us: Number = _column(
+        "traced step", "Mean window of the traced steps", ends=(INTERVAL,), begins="communication"
+    )
     traced_step_count: Count = _column("traced steps", "Rows (rank, device, step) behind the means", "count")
     compute_us: Number = _column("compute", "Union of compute per device and step", ends=(INTERVAL,))
     exposed_wait_us: Number = _column(
@@ -141,7 +140,12 @@ class Communication:
     communication_us: Number = _column("comm.", "Union of communication (dp-host: host copies)", ends=(RANK_RANGE,))
     hidden_us: Number = _column("hidden", "Communication while the device computes")
     exposed_us: Number = _column(
-        "exposed", "Communication while it does not: wait, transfer, other", ends=(INTERVAL, RANK_RANGE)
+        "exposed",
+        "Communication while it does not: wait, transfer, other",
+        ends=(
+            INTERVAL,
+            RANK_RANGE,
+        ),
     )
     transfer_us: Number = _column("all transfers", "Sum over collectives of the shortest rank's duration")
     wait_us: Number = _column("all waiting", "Time in collectives spent waiting for a later rank")
@@ -174,13 +178,9 @@ class Communication:
     algbw_gb_per_s: Number = _column("algbw", "All-reduce bytes / transfer (nccl-tests)", "bandwidth")
     busbw_gb_per_s: Number = _column("busbw", "algbw x 2(N-1)/N (nccl-tests)", "bandwidth")
 
-
-@dataclass(frozen=True)
-class Estimates:
-    """Communication by subtraction and by the ring formula, and how far off they are."""
-
+    # Communication by subtraction and by the ring formula, and how far off they are.
     same_local_batch_us: Number = _column(
-        "same local batch", "t_N(b) - t_1(b): added wall time at the same batch per device"
+        "same local batch", "t_N(b) - t_1(b): added wall time at the same batch per device", begins="estimates"
     )
     same_local_batch_low_us: Number = _column("same local low", INTERVAL.meanings[0])
     same_local_batch_high_us: Number = _column("same local high", INTERVAL.meanings[1])
@@ -225,12 +225,8 @@ class Estimates:
         "text",
     )
 
-
-@dataclass(frozen=True)
-class Predictions:
-    """Communication as a calibration or the link's specification predicts it."""
-
-    prediction_source: Text = _column("from", "calibration, or the link's specification", "text")
+    # Communication as a calibration or the link's specification predicts it.
+    prediction_source: Text = _column("from", "calibration, or the link's specification", "text", begins="predictions")
     prediction_contention: Text = _column(
         "contention",
         "Calibrated slowdown of collectives in flight together and next to compute, if it was used",
@@ -241,12 +237,10 @@ class Predictions:
     predicted_exposed_us: Number = _column("its prediction", "Predicted exposed communication")
     predicted_exposed_error: Number = _column("error", "Predicted over measured exposed comm., minus 1", "share")
 
-
-@dataclass(frozen=True)
-class Bandwidths:
-    """Effective bandwidth three ways, what it compares with, and the utilisation of each."""
-
-    wire_bytes_per_step: Number = _column("wire bytes", "Bytes a rank sends per step, by the bus factors", "bytes")
+    # Effective bandwidth three ways, what it compares with, and the utilisation of each.
+    wire_bytes_per_step: Number = _column(
+        "wire bytes", "Bytes a rank sends per step, by the bus factors", "bytes", begins="bandwidth"
+    )
     subtraction_gb_per_s: Number = _column("by subtraction", "Wire bytes / (t_N(b) - t_1(b))", "bandwidth")
     ring_subtraction_gb_per_s: Number = _column(
         "ring by subtraction",
@@ -264,15 +258,12 @@ class Bandwidths:
     communication_of_calibration: Number = _column("comm. of calib.", "By communication, of the calibration", "share")
     transfer_of_calibration: Number = _column("transfer of calib.", "By transfer, of the calibration", "share")
 
-
-@dataclass(frozen=True)
-class DeviceUse:
-    """How much of a device the step uses, and where the rest goes in points of 100, the traced step."""
-
+    # How much of a device the step uses, and where the rest goes in points of 100, the traced step.
     flops_per_step: Number = _column(
         "FLOPs/step",
         "Of one device, forward and backward: matrix products, convolutions, attention; two a multiply-add",
         "flops",
+        begins="device",
     )
     achieved_tflops: Number = _column(
         "achieved",
@@ -305,12 +296,10 @@ class DeviceUse:
         "below peak", "The rest of 100: compute that runs below the peak, and parts that are not known", "points"
     )
 
-
-@dataclass(frozen=True)
-class Learning:
-    """Accuracy of what was trained in the same run folder."""
-
-    test_accuracy_percent: Number = _column("test accuracy", "After training: median over seeds", "percent")
+    # Accuracy of what was trained in the same run folder.
+    test_accuracy_percent: Number = _column(
+        "test accuracy", "After training: median over seeds", "percent", begins="learning"
+    )
     test_accuracy_percent_min: Number = _column("accuracy min", "Lowest test accuracy of a seed", "percent")
     test_accuracy_percent_max: Number = _column("accuracy max", "Highest test accuracy of a seed", "percent")
     test_accuracy_seeds: Count = _column("seeds", "Complete trainings behind the accuracy", "count")
@@ -320,12 +309,8 @@ class Learning:
         "count",
     )
 
-
-@dataclass(frozen=True)
-class Checks:
-    """What shows whether the other values can be trusted, and memory."""
-
-    tracer_cost: Number = _column("tracer cost", "Median traced step / median untraced step", "ratio")
+    # What shows whether the other values can be trusted, and memory.
+    tracer_cost: Number = _column("tracer cost", "Median traced step / median untraced step", "ratio", begins="checks")
     counter_span_ratio: Number = _column("span/DDP's", "Communication span by trace / by DDP's counters", "ratio")
     counter_buckets_equal: bool | None = _column("buckets equal", "All-reduce sizes are DDP's bucket sizes", "flag")
     peak_allocated_bytes: Count = _column(
@@ -341,18 +326,11 @@ class Checks:
     )
 
 
-_GROUPS: dict[Group, type[Any]] = dict(
-    zip(
-        get_args(Group),
-        (Identity, Times, Communication, Estimates, Predictions, Bandwidths, DeviceUse, Learning, Checks),
-        strict=True,
-    )
-)
-
-
 def _columns() -> Iterator[Column]:
-    """Every field of every group in order, its bounds behind it."""
-    for group, one in ((group, one) for group, owner in _GROUPS.items() for one in fields(owner)):
+    """Every field in order, its bounds behind it."""
+    group: Group = "cell"
+    for one in fields(Columns):
+        group = one.metadata["begins"] or group
         heading, quantity, meaning, bounds = one.metadata["content"]
         yield Column(one.name, heading, quantity, group, meaning)
         for ends in bounds:
@@ -362,4 +340,4 @@ def _columns() -> Iterator[Column]:
 
 COLUMNS = tuple(_columns())
 BY_NAME = {column.name: column for column in COLUMNS}
-NAMES = tuple(column.name for column in COLUMNS)
+NAMES = tuple(BY_NAME)

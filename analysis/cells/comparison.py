@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.cells.bandwidths import runs_all_reduces
 from dpscope.analysis.cells.columns import NAMES, VALUE_RANGE
 from dpscope.analysis.cells.device_use import cpu_peaks
+from dpscope.analysis.cells.estimated import runs_all_reduces
 from dpscope.analysis.cells.measured import summarise_cell
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow, RowBuilder, minus
@@ -124,9 +124,8 @@ class Comparison:
     ring_rates: Mapping[int, RingRate] = field(default_factory=dict)  # by device count
     of_traces: bool = False  # no run was measured: one job, known by its traces alone
     of_script: bool = False  # of a script that was attached to
-    over_itself: Mapping[str, Estimate] = field(
-        default_factory=dict
-    )  # by cell: over one device under the same strategy
+    # by cell: over one device under the same strategy
+    over_itself: Mapping[str, Estimate] = field(default_factory=dict)
     batches_seen: tuple[str, ...] = ()  # of a script: the batches per device that were detected
     unmeasured_jobs: tuple[str, ...] = ()  # of a script: those that ended before they were measured
     trained_alone: frozenset[str] = frozenset()  # cells of a script whose processes did not train together
@@ -182,7 +181,8 @@ def compare(
         for data in run.measured
         if any(one.code == AttachCode.BATCH_AS_SEEN.code for one in data.findings)
     }
-    failed, later = AttachCode.JOB_NOT_MEASURED.code, False
+    failed = [one for one in recorded.findings if one.code == AttachCode.JOB_NOT_MEASURED.code] if recorded else []
+    later = False
     if recorded is not None and calibration is not None and calibration.source == "measured":  # a log has no time
         began, calibrated = (datetime.fromisoformat(one.created_at) for one in (recorded, calibration))
         later = calibrated > began
@@ -195,12 +195,8 @@ def compare(
         target_efficiency=target_efficiency,
         ring_rates={count: rate for count in counts if (rate := sources.ring_rate(count)) is not None},
         of_traces=recorded is None,
-        batches_seen=tuple(
-            f"{size} in {parts} micro-batches" if parts > 1 else f"{size}" for size, parts in sorted(batches)
-        ),
-        unmeasured_jobs=tuple(
-            one.message.partition(":")[0] for one in (recorded.findings if recorded else ()) if one.code == failed
-        ),
+        batches_seen=tuple(f"{size}" + f" in {n} micro-batches" * (n > 1) for size, n in sorted(batches)),
+        unmeasured_jobs=tuple(one.message.partition(":")[0] for one in failed),
         over_itself=_over_itself(batched, spreads.step),
         trained_alone=frozenset(data.cell.name for data in run.measured if data.trained_alone),
         of_script=recorded is not None and recorded.script is not None,
@@ -265,9 +261,9 @@ def _over_itself(measured: Sequence[CellData], spread: Spread) -> dict[str, Esti
 
 
 def _gap(rows: Mapping[str, CellRow], dp: CellData, ddp: CellData, spread: Spread) -> StrategyGap:
-    first, second = rows[dp.cell.name], rows[ddp.cell.name]
-    more, less = _parts(first, dp), _parts(second, ddp)
-    parts, gap_us = {name: minus(more[name], less[name]) for name in more}, minus(first.step_us, second.step_us)
+    more, less = (_parts(rows[one.cell.name], one) for one in (dp, ddp))
+    parts = {name: minus(more[name], less[name]) for name in more}
+    gap_us = minus(rows[dp.cell.name].step_us, rows[ddp.cell.name].step_us)
     known = [part for part in parts.values() if part is not None]
     return StrategyGap(
         dp=dp.cell.name,
@@ -290,15 +286,12 @@ def _parts(row: CellRow, data: CellData) -> dict[str, float | None]:
     """
     exposed, copies, idle = row.exposed_us, row.host_copy_us, row.idle_us
     if data.cell.traits.host_copies:
-        return {"exposed_us": 0.0, "host_copies_us": exposed, "compute_us": row.compute_us, "idle_us": idle}
-    if data.ranks and not data.ranks[0][1].memory:  # a CPU timeline has no copies apart from compute
-        copies = 0.0
-    return {
-        "exposed_us": exposed,
-        "host_copies_us": copies,
-        "compute_us": row.compute_us,
-        "idle_us": minus(idle, copies),
-    }
+        exposed, copies = 0.0, exposed
+    else:
+        if data.ranks and not data.ranks[0][1].memory:  # a CPU timeline has no copies apart from compute
+            copies = 0.0
+        idle = minus(idle, copies)
+    return {"exposed_us": exposed, "host_copies_us": copies, "compute_us": row.compute_us, "idle_us": idle}
 
 
 def put_accuracy(row: RowBuilder, cell: AnyCell, workload: Workload | None, training: TrainingData | None) -> None:
@@ -327,16 +320,11 @@ def trained_like(training: TrainingData, cell: Cell) -> TrainedCell | str:
     Strategy, devices and variant are the same; the batch per device too where that was trained, else the global batch,
     else the only one that was.
     """
-    alike = [
-        other
-        for other in training.trained
-        if (other.strategy, other.devices, other.variant) == (cell.strategy, cell.devices, cell.variant)
-    ]
-    for same in (
-        [other for other in alike if other.batch_size == cell.batch_size],
-        [other for other in alike if other.global_batch_size == cell.global_batch_size],
-        alike,
-    ):
+    place = (cell.strategy, cell.devices, cell.variant)
+    alike = [other for other in training.trained if (other.strategy, other.devices, other.variant) == place]
+    same_batch = [other for other in alike if other.batch_size == cell.batch_size]
+    same_global = [other for other in alike if other.global_batch_size == cell.global_batch_size]
+    for same in (same_batch, same_global, alike):
         if len(same) == 1:
             return same[0]
     if alike:
@@ -377,16 +365,14 @@ def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[W
         return None
     compute, idle, tracer, copies, of_dp, of_ddp = (value or 0.0 for value in known)
     by_phase = exposed_by_phase(run.cells[gap.dp])
-    parts = [
-        WaterfallPart("exposed", "DDP's exposed communication", -of_ddp),
-        *(WaterfallPart(*_NAMED.get(name, (name, name)), value) for name, value in by_phase.items()),
-        WaterfallPart("exposed", "other exposed communication", of_dp - sum(by_phase.values())),
-        WaterfallPart("host_copies", "host copies", copies),
-        WaterfallPart("compute", "compute", compute),
-        WaterfallPart("idle", "idle", idle),
-        WaterfallPart("tracer", "tracer", tracer),
-    ]
-    return tuple(part for part in parts if abs(part.gap_us) > 1e-3)
+    parts = (
+        ("exposed", "DDP's exposed communication", -of_ddp),
+        *((*_NAMED.get(name, (name, name)), value) for name, value in by_phase.items()),
+        ("exposed", "other exposed communication", of_dp - sum(by_phase.values())),
+        ("host_copies", "host copies", copies),
+        *((name, name, value) for name, value in (("compute", compute), ("idle", idle), ("tracer", tracer))),
+    )
+    return tuple(WaterfallPart(*part) for part in parts if abs(part[2]) > 1e-3)
 
 
 def exposed_by_phase(data: CellData) -> dict[str, float]:

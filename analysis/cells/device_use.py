@@ -7,8 +7,8 @@ from dpscope.analysis.cells.row import RowBuilder, ratio
 from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, pooled_median, pooled_spread, ratio_estimate
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import Unit, choose_unit, show
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import Unit, choose_unit
 from dpscope.profiling.machine.gpu_speed import FP32, HALF, TF32, GpuSpeed, StatedFlops, gpu_speed
 from dpscope.profiling.records.run import Precision, StepFlops
 
@@ -169,20 +169,21 @@ def use_table(changes: Sequence[UseChange]) -> TextTable | None:
     """A row per cell; None without any."""
     if not changes:
         return None
-    rate = choose_unit("flop_rate", [one.before_tflops for one in changes])
-    share, times = Unit("%", 0.01, 1), Unit("", 1.0, 3)
+    rate, ratio_unit = choose_unit("flop_rate", [one.before_tflops for one in changes]), Unit("", 1.0, 3)
     peaks = sorted({"measured CPU matmul peak" if one.on_cpu else "GPU's specified peak (MFU)" for one in changes})
-    return TextTable(
-        title=f"How much of a device is used: the rate and its share of the {' or '.join(peaks)}",
-        headings=("cell", "TFLOP/s before", "after", "ratio", "low", "high", "share before [%]", "after [%]"),
-        rows=tuple(
-            (
-                one.cell,
-                *(show(value, rate) for value in (one.before_tflops, one.after_tflops)),
-                *(show(end, times) for end in (one.ratio.value, one.ratio.low, one.ratio.high)),
-                *(show(value, share) for value in (one.before_share, one.after_share)),
-            )
-            for one in changes
+    return table_of(
+        f"How much of a device is used: the rate and its share of the {' or '.join(peaks)}",
+        (
+            Field("cell", "cell"),
+            Field("before", "before_tflops", rate),
+            Field("after", "after_tflops", rate),
+            *(
+                Field(end, f"ratio.{name}", ratio_unit)
+                for end, name in (("ratio", "value"), ("low", "low"), ("high", "high"))
+            ),
+            Field("share before", "before_share", "share"),
+            Field("after", "after_share", "share"),
         ),
-        notes=("ratio: after / before, with its 95% interval",),
+        changes,
+        ["ratio: after / before, with its 95% interval"],
     )

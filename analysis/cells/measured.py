@@ -6,11 +6,10 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.cells.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
 from dpscope.analysis.cells.cell_ledger import LOST, put_ledger
 from dpscope.analysis.cells.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE, VALUE_RANGE
 from dpscope.analysis.cells.device_use import CpuPeaks, put_device_use
-from dpscope.analysis.cells.estimated import put_estimates, single_step_us
+from dpscope.analysis.cells.estimated import BANDWIDTH_COLUMNS, put_bandwidths, put_estimates, single_step_us
 from dpscope.analysis.cells.row import NO_GLOBAL_BATCH, NO_SAME_BATCH, RowBuilder
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
@@ -110,14 +109,11 @@ def _put_times(row: RowBuilder, data: CellData, spread: stats.Spread) -> None:
     scaled = stats.Interval(size * ends.low, size * ends.high) if size is not None and ends is not None else None
     row.put_interval(stats.NO_INTERVAL if size is not None else _NO_BATCH, "samples_per_s", scaled)
     row.put("samples/s is given instead", steps_per_s=None if size is not None else _per_second(1.0, step.value))
-    row.put(
-        "samples are not tokens" if tokens is None else _NO_BATCH,
-        tokens_per_s=rate * tokens if tokens is not None and rate is not None else None,
-    )
+    tokens_per_s = rate * tokens if tokens is not None and rate is not None else None
+    row.put("samples are not tokens" if tokens is None else _NO_BATCH, tokens_per_s=tokens_per_s)
     slowest = [(max(one.duration_s for one in ranks), ranks) for ranks in _blocks(data)]
-    blocks = stats.mean_range(
-        [sum(one.samples for one in ranks) / seconds for seconds, ranks in slowest if seconds > 0]
-    )
+    rates = [sum(one.samples for one in ranks) / seconds for seconds, ranks in slowest if seconds > 0]
+    blocks = stats.mean_range(rates)
     row.put("no block was timed", block_count=blocks.count)
     known = (blocks.value, blocks.smallest, blocks.largest) if size is not None else (None, None, None)
     columns = dict(zip(("block_samples_per_s", *VALUE_RANGE.of("block_samples_per_s")), known, strict=True))
@@ -179,12 +175,11 @@ def _put_breakdown(row: RowBuilder, data: CellData) -> None:
     )
     row.put("a CPU trace does not show it", **{column: means[column] for column in _MEANS})
     row.put("the traces hold no range of this phase", **{column: means[column] for column in _PHASES})
-    no_match = (
-        "host copies within one process: no collective to match"
-        if data.cell.traits.threaded
-        else "needs matched collectives of every rank"
+    in_process, no_match = (
+        "host copies within one process: no collective to match",
+        "needs matched collectives of every rank",
     )
-    row.put(no_match, **{column: means[column] for column in _MATCHED})
+    row.put(in_process if data.cell.traits.threaded else no_match, **{column: means[column] for column in _MATCHED})
     for name in ("communication", "exposed"):
         per_rank = every.groupby(["rank", "device"], dropna=False)[f"{name}_us"].mean().dropna()
         row.put_rank_range("not measured", f"{name}_us", stats.mean_range([float(value) for value in per_rank]))
@@ -203,10 +198,8 @@ def _put_traffic(row: RowBuilder, data: CellData) -> None:
     if data.cell.traits.peer_copies and data.collectives.empty and len(windows):
         row.clear(_TRAFFIC, "moved by copies between devices: no collective")
         copied = data.copies.merge(windows[["repeat", "device", "step"]]) if len(data.copies) else data.copies
-        row.put(
-            "the trace shows neither a collective nor a copy between devices",
-            bytes_per_step=float(copied["bytes"].sum()) / len(windows) if len(copied) else None,
-        )
+        sent = float(copied["bytes"].sum()) / len(windows) if len(copied) else None
+        row.put("the trace shows neither a collective nor a copy between devices", bytes_per_step=sent)
         return
     if windows.empty or data.collectives.empty:
         by_copies = "" if data.collectives.size else " (dp-host copies within one process)"
@@ -225,11 +218,8 @@ def _put_traffic(row: RowBuilder, data: CellData) -> None:
     ranks = reduced["group_size"].fillna(data.cell.devices)
     factors = pd.Series([bus_factor("all_reduce", int(count)) for count in ranks], index=reduced.index, dtype=float)
     sent = float((reduced["bytes"].astype(float) * factors).sum(skipna=False))
-    row.put(
-        "no matched all-reduce with a size",
-        algbw_gb_per_s=float(reduced["bytes"].sum()) / transfer_us / 1e3 if transfer_us > 0 else None,
-        busbw_gb_per_s=sent / transfer_us / 1e3 if transfer_us > 0 else None,
-    )
+    rates = [one / transfer_us / 1e3 if transfer_us > 0 else None for one in (float(reduced["bytes"].sum()), sent)]
+    row.put("no matched all-reduce with a size", algbw_gb_per_s=rates[0], busbw_gb_per_s=rates[1])
 
 
 def _transfer_union_us(reduced: pd.DataFrame) -> float:
@@ -262,9 +252,6 @@ def _put_checks(row: RowBuilder, data: CellData) -> None:
         compile_us=max((one.seconds * 1e6 for one in compiled), default=None),
         compiled_parts=max((one.parts for one in compiled), default=None),
     )
-    peaks = [memory for rank in ranks for memory in rank.memory]
-    row.put(
-        "the CPU's allocator keeps no peak",
-        peak_allocated_bytes=max((peak.allocated_bytes for peak in peaks), default=None),
-        peak_reserved_bytes=max((peak.reserved_bytes for peak in peaks), default=None),
-    )
+    for name in ("allocated_bytes", "reserved_bytes"):
+        peak = max((getattr(memory, name) for rank in ranks for memory in rank.memory), default=None)
+        row.put("the CPU's allocator keeps no peak", **{f"peak_{name}": peak})

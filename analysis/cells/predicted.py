@@ -123,7 +123,7 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
 
 @dataclass(frozen=True)
 class Load:
-    """What all-reduces share a step with: workers, others in flight, computing. Ratios as in `ddp_schedule`."""
+    """What all-reduces share a step with: the group's workers (`servers`), others in flight, computing. As in `ddp_schedule`."""
 
     servers: int = 1
     slowdown: float = 2.0
@@ -136,9 +136,13 @@ def step_load(data: CellData, sources: CostSources, own: pd.DataFrame) -> Load:
     ratios = sources.contention(data.cell.devices)
     reduced = own[own["kind"] == "all_reduce"]
     several = len(reduced) > 0 and reduced.groupby(STEP_KEYS, dropna=False).size().max() > 1
+    # NCCL has a stream, gloo two workers for each network device, one as torch chooses by itself: threads = 2 x devices.
+    # Source: ProcessGroupGloo::Options in torch.
+    gloo = data.ranks[0][1].backend == "gloo" if data.ranks else not data.on_device
+    servers = 2 if gloo else 1
     if ratios is None or not several or not data.cell.traits.reducer:
-        return Load(servers(data))
-    return Load(servers(data), ratios.two_in_flight.value, max(1.0, ratios.beside_compute.value), ratios.summary)
+        return Load(servers)
+    return Load(servers, ratios.two_in_flight.value, max(1.0, ratios.beside_compute.value), ratios.summary)
 
 
 def _in_step(own: pd.DataFrame, load: Load) -> pd.DataFrame:
@@ -149,13 +153,14 @@ def _in_step(own: pd.DataFrame, load: Load) -> pd.DataFrame:
     for _, step in own[own["kind"] == "all_reduce"].groupby(STEP_KEYS, dropna=False):
         if step["predicted_us"].notna().all():
             ordered = step.sort_values(ready_column(step), kind="stable")
-            schedule = _schedule(ordered, "predicted_us", load)
+            schedule = bucket_schedule(ordered, "predicted_us", load)
             taken = [end - start for start, end in zip(schedule.start_us, schedule.end_us, strict=True)]
             own.loc[ordered.index, "predicted_us"] = taken
     return own
 
 
-def _schedule(ordered: pd.DataFrame, cost: str, load: Load) -> BucketSchedule:
+def bucket_schedule(ordered: pd.DataFrame, cost: str, load: Load) -> BucketSchedule:
+    """`ddp_schedule` of a step's all-reduces in order of readiness; `cost` is the column with what each takes alone."""
     ready, costs = ordered[ready_column(ordered)].astype(float).tolist(), ordered[cost].astype(float).tolist()
     return ddp_schedule(ready, costs, load.servers, load.slowdown, load.beside_compute)
 
@@ -166,15 +171,6 @@ def _unknown_reason(own: pd.DataFrame, sources: CostSources) -> str:
     return "; ".join(dict.fromkeys(sources.why_unknown(kind, ranks) for kind, ranks, _ in lacking))
 
 
-def servers(data: CellData) -> int:
-    """How many collectives of a group a rank carries out at once: NCCL has a stream, gloo two workers for each network device.
-
-    Source: ProcessGroupGloo::Options in torch, threads = 2 x devices; one network device, as torch chooses by itself.
-    """
-    gloo = data.ranks[0][1].backend == "gloo" if data.ranks else not data.on_device
-    return 2 if gloo else 1
-
-
 def exposed_us(step: pd.DataFrame, load: Load) -> float:
     """Predicted exposed communication of one rank's step: all-reduces by DDP's schedule, all others in full.
 
@@ -183,7 +179,7 @@ def exposed_us(step: pd.DataFrame, load: Load) -> float:
     """
     reduced = step[step["kind"] == "all_reduce"].sort_values(ready_column(step), kind="stable")
     others = float(step.loc[step["kind"] != "all_reduce", "cost_us"].sum())
-    return others if reduced.empty else others + _schedule(reduced, "cost_us", load).exposed_us
+    return others if reduced.empty else others + bucket_schedule(reduced, "cost_us", load).exposed_us
 
 
 def ready_column(step: pd.DataFrame) -> str:

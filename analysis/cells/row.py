@@ -19,21 +19,11 @@ NO_GLOBAL_BATCH = "no single-device cell with the same options at the global bat
 
 
 @dataclass(frozen=True)
-class CellRow(
-    columns.Checks,
-    columns.Learning,
-    columns.DeviceUse,
-    columns.Bandwidths,
-    columns.Predictions,
-    columns.Estimates,
-    columns.Communication,
-    columns.Times,
-    columns.Identity,
-):
+class CellRow(columns.Columns):
     """One cell of the comparison: a field for each column, None where missing; `bounds` has the columns that bound others.
 
     `reasons` has for each missing column why; `ledger` is where the cell's traced step goes, `contentions` what slows its
-    compute, None where no step was traced. (A dataclass takes the fields of its last base first.)
+    compute, None where no step was traced.
     """
 
     bounds: Mapping[str, float | None] = field(default_factory=dict)

@@ -6,15 +6,14 @@ included. K is the number of parameters, N the devices, T an epoch time, and `pr
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.epoch_times.baselines import Baselines, steps_in_epoch
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, EpochEstimate, estimates, moved_bytes_per_step
-from dpscope.analysis.epoch_times.table import EpochTime
+from dpscope.analysis.epoch_times.table import Baselines, EpochTime
 from dpscope.analysis.text.csv_rows import CsvRow, read_rows
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.finding import counted
@@ -56,28 +55,6 @@ class Claim(NamedTuple):
         return self.value * UNIT_SIZES[self.unit]
 
 
-class ClaimAudit(NamedTuple):
-    """One audited claim. `reproduced` and `sound_value` are in the claim's unit, None if there is none.
-
-    `agreement` compares the printed digits with the stated method: digits, truncated, differs, unknown.
-    `verdict` compares them with the sound value: holds, does_not_hold, no_sound_value.
-    """
-
-    study: str | None
-    run: str | None
-    quantity: str
-    method: str
-    batch_size: int | None
-    devices: int | None
-    printed_value: str
-    unit: str
-    reproduced: float | None
-    agreement: str
-    sound_value: float | None
-    verdict: str
-    reason: str
-
-
 class NotComputable(Exception):  # noqa: N818 (an answer, not a fault)
     """A claim's value cannot be computed from the tables; the message is the reason."""
 
@@ -89,25 +66,18 @@ def read_claims(path: Path) -> list[Claim]:
 
 def _claim(row: CsvRow) -> Claim:
     row.decimal("printed_value", lambda value: True, "the number as it was printed")
-    quantity, method, printed, unit = (row.required(name, row.text(name)) for name in CLAIM_COLUMNS)
+    quantity, method, printed, unit = map(row.required_text, CLAIM_COLUMNS)
     strategy = row.text("strategy")
-    return Claim(
-        study=row.text("study"),
-        run=row.text("run"),
-        strategy=strategy.lower() if strategy else None,
-        quantity=quantity,
-        method=method,
-        batch_size=row.whole("batch_size"),
-        devices=row.whole("devices"),
-        printed_value=printed,
-        unit=unit,
-    )
+    batch_size, devices = row.whole("batch_size"), row.whole("devices")
+    named = (row.text("study"), row.text("run"), strategy.lower() if strategy else None)
+    return Claim(*named, quantity, method, batch_size, devices, printed, unit)
 
 
 def audit_claims(rows: Sequence[EpochTime], claims: Sequence[Claim]) -> list["AuditedClaim"]:
     """Audit every claim against the epoch times that it was derived from."""
-    found = estimates(rows)
-    return [AuditedClaim(claim, rows, claims, found) for claim in claims]
+    found: dict[tuple[object, ...], EpochEstimate] = {one[:7]: one for one in estimates(rows)}
+    baselines = Baselines(rows)
+    return [AuditedClaim(claim, rows, claims, found, baselines) for claim in claims]
 
 
 def claim_holds(claim: Claim, sound: float) -> bool:
@@ -157,7 +127,7 @@ def _reproduce(one: "AuditedClaim") -> tuple[float | None, str]:
     return None, "stated by the source: no formula over the tables gives it"
 
 
-def _sound_value(one: "AuditedClaim", reproduced: float | None, not_reproduced: str) -> tuple[float, str]:
+def _sound_value(one: "AuditedClaim") -> tuple[float, str]:
     """The sound value of a claim's quantity in base units, and what it is."""
     quantity, unit = one.claim.quantity, one.claim.unit
     if quantity in ("speedup", "efficiency", "amdahl_speedup"):
@@ -172,16 +142,16 @@ def _sound_value(one: "AuditedClaim", reproduced: float | None, not_reproduced: 
     if quantity in ("effective_bandwidth", "bandwidth", "utilisation"):
         rate_gb_per_s, reason = one.estimated("effective_bandwidth", "same_local_batch")
         if quantity == "utilisation":
-            peak = one.link_peak
+            peak = link_peak(one.row.hardware)
             return rate_gb_per_s / peak.gb_per_s, f"of {peak.gb_per_s:.1f} GB/s ({peak.name}); {reason}"
         return rate_gb_per_s * 1e9 / (BYTES_PER_PARAMETER if "elements" in unit else 1), reason
     if quantity in ("allreduce_volume", "elements_per_epoch", "theoretical_allreduce_seconds"):
         return _traffic(one)
-    if quantity == "model_size" and reproduced is not None:
-        return reproduced * UNIT_SIZES[unit], "4 bytes per parameter"
+    if quantity == "model_size" and one.reproduced is not None:
+        return one.reproduced * UNIT_SIZES[unit], "4 bytes per parameter"
     if quantity in ("max_speedup", "fraction_of_max"):
         raise NotComputable("added communication is a cost of each step, not a serial fraction: no limit follows")
-    raise NotComputable(not_reproduced or f"no sound form of {quantity} is known")
+    raise NotComputable(one.not_reproduced or f"no sound form of {quantity} is known")
 
 
 def _traffic(one: "AuditedClaim") -> tuple[float, str]:
@@ -197,44 +167,57 @@ def _traffic(one: "AuditedClaim") -> tuple[float, str]:
     if quantity == "elements_per_epoch":
         return one.steps * step_bytes / BYTES_PER_PARAMETER, f"{what}, in each of {counted(one.steps, 'step')}"
     peak = link_peak(row.hardware)
-    if peak is None:
-        raise NotComputable("the link of this hardware is not known")
     return step_bytes / (peak.gb_per_s * 1e9), f"{what}; one step at {peak.gb_per_s:.1f} GB/s ({peak.name})"
 
 
-def link_peak(hardware: str | None) -> LinkRate | None:
-    """The link between GPUs that have only PCIe; None for others and for unknown hardware."""
+def link_peak(hardware: str | None) -> LinkRate:
+    """The link between GPUs that have only PCIe; raises NotComputable for others and for unknown hardware."""
     model = gpu_model(hardware)
-    return model_link(model) if model is not None and model.nvlink_version is None else None
+    peak = model_link(model) if model is not None and model.nvlink_version is None else None
+    if peak is None:
+        raise NotComputable("the link of this hardware is not known")
+    return peak
 
 
 class AuditedClaim:
     """A claim with its audit, the rows that it is about, and the other claims of its study.
 
-    `not_reproduced` is why the audit's `reproduced` is None, else empty.
+    `reproduced` and `sound` are values in the claim's unit, None if there is none: `not_reproduced` and `reason` state why.
+    `agreement` compares the printed digits with the stated method: digits, truncated, differs, unknown.
+    `verdict` compares them with the sound value: holds, does_not_hold, no_sound_value.
     """
 
     def __init__(
-        self, claim: Claim, rows: Sequence[EpochTime], claims: Sequence[Claim], found: Sequence[EpochEstimate]
+        self,
+        claim: Claim,
+        rows: Sequence[EpochTime],
+        claims: Sequence[Claim],
+        found: Mapping[tuple[object, ...], EpochEstimate],
+        baselines: Baselines,
     ) -> None:
+        """`found` are the estimates of all rows by setting, quantity and method."""
         self.claim = claim
         self._rows = [row for row in rows if row.study == claim.study]
         self._claims = [other for other in claims if other.study == claim.study and other is not claim]
         self._estimates = found
-        self._baselines = Baselines(self._rows)
-        reproduced, self.not_reproduced = _reproduce(self)
-        sound: float | None = None
+        self._baselines = baselines
+        self.reproduced, self.not_reproduced = _reproduce(self)
+        self.sound: float | None = None
         try:
-            base, reason = _sound_value(self, reproduced, self.not_reproduced)
-            sound = base / UNIT_SIZES[claim.unit] if claim.unit in UNIT_SIZES else None
+            base, self.reason = _sound_value(self)
+            self.sound = base / UNIT_SIZES[claim.unit] if claim.unit in UNIT_SIZES else None
         except NotComputable as error:
-            reason = str(error)
-        verdict = "no_sound_value"
-        if sound is not None:
-            verdict = "holds" if claim_holds(claim, sound) else "does_not_hold"
-        digits = "unknown" if reproduced is None else agreement(reproduced, claim.printed_value)
-        named = (claim.study, claim.run, claim.quantity, claim.method, claim.batch_size, claim.devices)
-        self.audit = ClaimAudit(*named, claim.printed_value, claim.unit, reproduced, digits, sound, verdict, reason)
+            self.reason = str(error)
+        self.verdict = "no_sound_value"
+        if self.sound is not None:
+            self.verdict = "holds" if claim_holds(claim, self.sound) else "does_not_hold"
+        self.agreement = "unknown" if self.reproduced is None else agreement(self.reproduced, claim.printed_value)
+
+    def record(self) -> dict[str, object]:
+        """The claim with its audit, by column."""
+        stated = {name: value for name, value in self.claim._asdict().items() if name != "strategy"}
+        audit = {"reproduced": self.reproduced, "agreement": self.agreement, "sound_value": self.sound}
+        return {**stated, **audit, "verdict": self.verdict, "reason": self.reason}
 
     @property
     def devices(self) -> int:
@@ -288,7 +271,7 @@ class AuditedClaim:
 
     @property
     def steps(self) -> int:
-        if (steps := steps_in_epoch(self.row)) is None:
+        if (steps := self.row.steps) is None:
             raise NotComputable("the table does not give the steps of an epoch")
         return steps
 
@@ -301,20 +284,14 @@ class AuditedClaim:
     def t_1(self, run: str | None = None) -> float:
         """T_1 at the same number in `batch_size`, of the claim's run or the named one."""
         row = self.row if run is None else self.row._replace(run=run)
-        baseline = self._baselines.find(row, row.batch_size, sweep_first=False)
-        if baseline.seconds is None:
-            raise NotComputable(baseline.note)
-        return baseline.seconds.value
-
-    @property
-    def link_peak(self) -> LinkRate:
-        if (peak := link_peak(self.row.hardware)) is None:
-            raise NotComputable("the link of this hardware is not known")
-        return peak
+        single, note = self._baselines.find(row, row.batch_size, sweep_first=False)
+        if single is None or single.epoch_seconds is None:
+            raise NotComputable(note)
+        return single.epoch_seconds
 
     def estimated(self, quantity: str, method: str) -> tuple[float, str]:
         """The sound estimate of this name for the claim's row, and its method and limits."""
-        estimate = next(one for one in self._estimates if one[:7] == (*self.row.setting, quantity, method))
+        estimate = self._estimates[(*self.row.setting, quantity, method)]
         if estimate.value is None or not estimate.sound:
             raise NotComputable(estimate.reason)
         return estimate.value, f"{method}: {estimate.reason}"

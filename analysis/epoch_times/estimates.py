@@ -9,16 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.epoch_times.baselines import (
-    Baseline,
-    Baselines,
-    Bounded,
-    epoch_bounds,
-    global_batch,
-    local_batch,
-    steps_in_epoch,
-)
-from dpscope.analysis.epoch_times.table import EpochTime, listed
+from dpscope.analysis.epoch_times.table import Baselines, Bounded, EpochTime, listed
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, amdahl_speedup, fit_scaling, predicted_speedup
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
@@ -32,6 +23,8 @@ UNITS = {
 }
 BYTES_PER_PARAMETER = 4
 _MISUSE_TOLERANCE = 0.05
+_LEVELS = {"communication_seconds": (0.0, "the sign"), "speedup": (1.0, "faster or slower than one device")}
+"""By quantity: the value that separates faster from slower, and what is uncertain on both sides of it."""
 
 
 class EpochEstimate(NamedTuple):
@@ -55,11 +48,11 @@ class EpochEstimate(NamedTuple):
     sound: bool
     reason: str
 
-
-def estimates(rows: Sequence[EpochTime]) -> list[EpochEstimate]:
-    """Every estimate of every multi-device row of a table, in its order."""
-    baselines = Baselines(rows)
-    return [estimate for row in rows if row.devices > 1 for estimate in _row_estimates(row, baselines)]
+    @property
+    def uncertain(self) -> bool:
+        """Whether the bounds include the level of _LEVELS; False for an exact value."""
+        level, high = _LEVELS.get(self.quantity, (math.nan,))[0], math.inf if self.high is None else self.high
+        return self.low is not None and self.low < high and self.low <= level <= high
 
 
 def moved_bytes_per_step(row: EpochTime) -> float | None:
@@ -77,85 +70,126 @@ def moved_bytes_per_step(row: EpochTime) -> float | None:
     return 2.0 * model_bytes if traits_of(row.strategy).peer_copies else None
 
 
-def _row_estimates(row: EpochTime, baselines: Baselines) -> list[EpochEstimate]:
-    """The estimates of a row from T_1(b) and T_1(G).
+_Formula = Callable[[float, float, int], float]
 
-    Speedup and efficiency: strong scaling (fixed G) has T_1(G)/T_N(G), and that over N. Weak scaling (fixed b) has the scaled
-    speedup N t_1(b)/t_N(b) (Gustafson, CACM 31(5), 1988): T_1(b)/T_N on epoch times, as the epoch on N devices has 1/N of the
-    steps; multiplying by N again would count the devices twice.
-    `same_local_batch`, T_N - T_1(b)/N (per step t_N(b) - t_1(b)), is sound as added wall time, not as total communication.
-    `ideal_split`, T_N(G/N) - T_1(G)/N, uses the single device's larger batch, so it errs by the fixed part of t_1.
-    `same_total`, T_N(G/N) - T_1(G), does not divide the work, so it goes negative.
-    """
-    n, b, total, split = row.devices, local_batch(row), global_batch(row), None
+
+def _ratio(t_n: float, t_1: float, n: int) -> float:
+    return t_1 / t_n if t_n else math.inf
+
+
+def _added(t_n: float, t_1: float, n: int) -> float:
+    return t_n - t_1 * (1 / n)
+
+
+def _share(t_n: float, t_1: float, n: int) -> float:
+    return t_1 * (1 / n)
+
+
+_DERIVED: tuple[tuple[str, str, _Formula, str], ...] = (
+    ("speedup", "strong", _ratio, "same global batch, so a smaller batch per device on more devices"),
+    ("speedup", "weak", _ratio, "same batch per device; on epoch times the ratio is already the scaled speedup"),
+    ("speedup", "same_batch_size", _ratio, "strong or weak is unknown: batch_size_is is not given"),
+    (
+        "communication_seconds", "same_local_batch", _added,
+        "added wall time at the same batch per device; overlap hides communication from it, waiting and contention add",
+    ),
+    ("communication_seconds", "ideal_split", _added, "errs by the fixed cost of a step on one device"),
+    (
+        "communication_seconds", "same_total", lambda t_n, t_1, n: t_n - t_1,
+        "the work was divided by {}, so it goes negative",
+    ),
+    (
+        "compute_seconds", "same_local_batch", _share,
+        "one device's time for its share: compute, loading, transfers and evaluation",
+    ),
+    ("compute_seconds", "ideal_split", _share, "not a device's time at its own, smaller batch"),
+)  # fmt: skip
+"""Quantity, method, formula of T_N, T_1 and N, and meaning.
+
+Speedup: strong scaling (fixed G) has T_1(G)/T_N(G). Weak scaling (fixed b) has the scaled speedup N t_1(b)/t_N(b) (Gustafson,
+CACM 31(5), 1988): T_1(b)/T_N on epoch times, as the epoch on N devices has 1/N of the steps; multiplying by N again would count
+the devices twice. Efficiency is the speedup over N.
+`same_local_batch`, T_N - T_1(b)/N (per step t_N(b) - t_1(b)), is sound as added wall time, not as total communication.
+`ideal_split`, T_N(G/N) - T_1(G)/N, uses the single device's larger batch, so it errs by the fixed part of t_1.
+`same_total`, T_N(G/N) - T_1(G), does not divide the work, so it goes negative.
+"""
+_UNSOUND = ("ideal_split", "same_total")
+_AT_LOCAL_BATCH = ("weak", "same_local_batch")
+
+
+def estimates(rows: Sequence[EpochTime]) -> list[EpochEstimate]:
+    """Every estimate of every multi-device row of a table, in its order."""
+    baselines = Baselines(rows)
+    return [estimate for row in rows if row.devices > 1 for estimate in _row_estimates(row, baselines)]
+
+
+def _row_estimates(row: EpochTime, baselines: Baselines) -> list[EpochEstimate]:
+    n, total, too_large = row.devices, row.global_batch, None
     if total is not None and row.samples_per_epoch is not None and total > row.samples_per_epoch:
         samples = f"the data set of {row.samples_per_epoch}"
-        split = f"the global batch of {total} exceeds {samples}: no device trained on its whole batch"
-
-    def find(batch: int | None, sweep_first: bool) -> Baseline:
+        too_large = f"the global batch of {total} exceeds {samples}: no device trained on its whole batch"
+    found: list[EpochEstimate] = []
+    for quantity, method, formula, meaning in _DERIVED:
+        batch = row.local_batch if method in _AT_LOCAL_BATCH else total
+        if method == "same_batch_size":
+            if row.batch_size_is is not None:
+                continue
+            batch = row.batch_size
         if batch is not None:
-            return baselines.find(row, batch, sweep_first=sweep_first)
-        if row.batch_size_is is None:
-            return Baseline(None, "batch_size_is is not given: the batch per device is unknown")
-        return Baseline(None, f"batch {row.batch_size} does not divide evenly by {counted(n, 'device')}")
-
-    ratios = [
-        ("strong", total, "same global batch, so a smaller batch per device on more devices", None),
-        ("weak", b, "same batch per device; on epoch times the ratio is already the scaled speedup", split),
-    ]
-    if row.batch_size_is is None:
-        unknown = "strong or weak is unknown: batch_size_is is not given"
-        ratios.append(("same_batch_size", row.batch_size, unknown, None))
-    found = []
-    for method, batch, meaning, problem in ratios:
-        speedup = _derived(row, "speedup", method, find(batch, False), lambda t_n, t_1: t_1.per(t_n), meaning, problem)
-        scaled = [None if one is None else one / n for one in speedup[7:10]]
-        found += [speedup, speedup._replace(quantity="efficiency", value=scaled[0], low=scaled[1], high=scaled[2])]
-    for quantity, method, formula, meaning, is_sound in _SECONDS:
-        baseline = find(b if method == "same_local_batch" else total, True)
+            single, note = baselines.find(row, batch, sweep_first=quantity != "speedup")
+        elif row.batch_size_is is None:
+            single, note = None, "batch_size_is is not given: the batch per device is unknown"
+        else:
+            single, note = None, f"batch {row.batch_size} does not divide evenly by {counted(n, 'device')}"
         meaning = meaning.format(n)
-        found.append(_derived(row, quantity, method, baseline, formula(n), meaning, split if is_sound else meaning))
-    added = found[2 * len(ratios)]
-    if added.sound and added.high is not None and added.high < 0:
-        problem = "negative: N devices took less than 1/N of the time, so something other than communication changed"
-        added = found[2 * len(ratios)] = added._replace(sound=False, reason=problem)
+        problem = meaning if method in _UNSOUND else too_large if method in _AT_LOCAL_BATCH else None
+        estimate = _derived(row, quantity, method, single, formula, note, problem, meaning)
+        found.append(estimate)
+        if quantity == "speedup":
+            scaled = [None if one is None else one / n for one in estimate[7:10]]
+            found.append(estimate._replace(quantity="efficiency", value=scaled[0], low=scaled[1], high=scaled[2]))
+    added = next(one for one in found if (one.quantity, one.method) == ("communication_seconds", "same_local_batch"))
     return [*found, _bandwidth(row, added)]
 
 
-_Formula = Callable[[Bounded, Bounded], Bounded]
-_SECONDS: tuple[tuple[str, str, Callable[[int], _Formula], str, bool], ...] = (
-    (
-        "communication_seconds", "same_local_batch", lambda n: lambda t_n, t_1: t_n.minus(t_1.times(1 / n)),
-        "added wall time at the same batch per device; overlap hides communication from it, waiting and contention add", True,
-    ),
-    (
-        "communication_seconds", "ideal_split", lambda n: lambda t_n, t_1: t_n.minus(t_1.times(1 / n)),
-        "errs by the fixed cost of a step on one device", False,
-    ),
-    (
-        "communication_seconds", "same_total", lambda _: lambda t_n, t_1: t_n.minus(t_1),
-        "the work was divided by {}, so it goes negative", False,
-    ),
-    (
-        "compute_seconds", "same_local_batch", lambda n: lambda _, t_1: t_1.times(1 / n),
-        "one device's time for its share: compute, loading, transfers and evaluation", True,
-    ),
-    (
-        "compute_seconds", "ideal_split", lambda n: lambda _, t_1: t_1.times(1 / n),
-        "not a device's time at its own, smaller batch", False,
-    ),
-)  # fmt: skip
-"""Quantity, method, formula of T_N and T_1 for N devices, meaning, and whether the value is sound."""
+def _derived(
+    row: EpochTime,
+    quantity: str,
+    method: str,
+    single: EpochTime | None,
+    formula: _Formula,
+    note: str,
+    problem: str | None,
+    meaning: str,
+) -> EpochEstimate:
+    """`formula` of T_N and T_1, of the row `single`; `problem` makes it unsound.
+
+    The formulas are monotonic in both times, so that the extremes are at the ends of their intervals (Moore, Interval Analysis,
+    1966): strict bounds, not standard errors.
+    """
+    t_n, t_1 = row.seconds, single.seconds if single is not None else None
+    if t_n is None or t_1 is None:
+        reason = "no epoch time: out of memory" if t_n is None else note
+        return _estimate(row, quantity, method, None, reason, False)
+    ends = [formula(ours, theirs, row.devices) for ours in t_n[1:] for theirs in t_1[1:]]
+    value = Bounded(formula(t_n.value, t_1.value, row.devices), min(ends), max(ends))
+    estimate = _estimate(row, quantity, method, value, f"{note}; {problem or meaning}", problem is None)
+    if estimate.uncertain:
+        reason = f"{_LEVELS[quantity][1]} is not certain at this clock resolution; {estimate.reason}"
+        estimate = estimate._replace(reason=reason)
+    if estimate.sound and quantity == "communication_seconds" and value.high < 0:
+        reason = "negative: N devices took less than 1/N of the time, so something other than communication changed"
+        return estimate._replace(sound=False, reason=reason)
+    return estimate
 
 
 def _bandwidth(row: EpochTime, added: EpochEstimate) -> EpochEstimate:
     """Bytes that a device must move in an epoch over the added wall time; never negative or infinite."""
-    steps, step_bytes = steps_in_epoch(row), moved_bytes_per_step(row)
-    value, low, high = added.value, added.low, added.high
-    rate, sound = None, False
-    if value is None or low is None or high is None or not added.sound:
+    steps, step_bytes = row.steps, moved_bytes_per_step(row)
+    rate = None
+    if added.value is None or added.low is None or added.high is None or not added.sound:
         reason = added.reason
-    elif low <= 0:
+    elif added.low <= 0:
         reason = "the added time may be zero or less at this clock resolution, so its quotient is unbounded"
     elif steps is None:
         reason = "samples_per_epoch or batch_size_is is not given: the steps of an epoch are unknown"
@@ -163,36 +197,11 @@ def _bandwidth(row: EpochTime, added: EpochEstimate) -> EpochEstimate:
         reason = "parameters are not given, or it is unknown what this strategy moves"
     else:
         epoch_gigabytes = steps * step_bytes / 1e9
-        rate, sound = Bounded(epoch_gigabytes / value, epoch_gigabytes / high, epoch_gigabytes / low), True
+        rate = Bounded(*(epoch_gigabytes / seconds for seconds in (added.value, added.high, added.low)))
         reason = (
             f"{counted(steps, 'step')} of {step_bytes / 1e6:.4g} MB per added second of wall time; not a link's rate"
         )
-    return _estimate(row, "effective_bandwidth", "same_local_batch", rate, reason, sound)
-
-
-def _derived(
-    row: EpochTime,
-    quantity: str,
-    method: str,
-    baseline: Baseline,
-    formula: _Formula,
-    meaning: str,
-    problem: str | None,
-) -> EpochEstimate:
-    """`formula` of T_N and T_1; `problem` makes it unsound. Added time of 0 and a speedup of 1 separate faster from slower."""
-    t_n = epoch_bounds(row)
-    if t_n is None or baseline.seconds is None:
-        reason = "no epoch time: out of memory" if t_n is None else baseline.note
-        return _estimate(row, quantity, method, None, reason, False)
-    value = formula(t_n, baseline.seconds)
-    reason = f"{baseline.note}; {problem or meaning}"
-    level, uncertain = _LEVELS.get(quantity, (math.nan, ""))
-    if value.straddles(level):
-        reason = f"{uncertain} is not certain at this clock resolution; {reason}"
-    return _estimate(row, quantity, method, value, reason, problem is None)
-
-
-_LEVELS = {"communication_seconds": (0.0, "the sign"), "speedup": (1.0, "faster or slower than one device")}
+    return _estimate(row, "effective_bandwidth", "same_local_batch", rate, reason, rate is not None)
 
 
 def _estimate(

@@ -4,14 +4,14 @@ import csv
 import io
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from dpscope.analysis.epoch_times.claim_findings import claim_findings, shortened
-from dpscope.analysis.epoch_times.claims import Claim, ClaimAudit, audit_claims, read_claims
+from dpscope.analysis.epoch_times.claims import AuditedClaim, Claim, audit_claims, read_claims
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, EpochLaw, estimates, law_fits, misuse_sentence
 from dpscope.analysis.epoch_times.findings import table_findings
 from dpscope.analysis.epoch_times.table import EpochTable, listed, place, read_epoch_times
@@ -39,19 +39,14 @@ class EstimateReport(NamedTuple):
     estimates: list[EpochEstimate]
     laws: list[EpochLaw]
     findings: list[Finding]
-    claims: list[ClaimAudit] | None = None
+    claims: list[AuditedClaim] | None
 
 
 def estimate_report(table: EpochTable, claims: Sequence[Claim] | None = None) -> EstimateReport:
     """Estimates, laws and findings of a table, and an audit of values derived from it."""
-    found = estimates(table.rows)
-    audited = audit_claims(table.rows, claims or [])
-    return EstimateReport(
-        found,
-        law_fits(table.rows, found),
-        table_findings(table, found) + claim_findings(audited),
-        None if claims is None else [one.audit for one in audited],
-    )
+    found, audited = estimates(table.rows), audit_claims(table.rows, claims or [])
+    findings = table_findings(table, found) + claim_findings(audited)
+    return EstimateReport(found, law_fits(table.rows, found), findings, None if claims is None else audited)
 
 
 def run_estimate(table: Path, format: EstimateFormat, claims: Path | None = None) -> str:
@@ -71,162 +66,54 @@ def as_json(report: EstimateReport) -> str:
         "findings": report.findings,
     }
     if report.claims is not None:
-        content["claims"] = [one._asdict() for one in report.claims]
+        content["claims"] = [one.record() for one in report.claims]
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
 
 
 def as_csv(report: EstimateReport) -> str:
     """One row per audited claim if there are claims, or else per estimate; unknown cells are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    rows: Iterable[tuple[object, ...]]
-    rows, heading = report.estimates, EpochEstimate._fields
+    rows: list[dict[str, object]] = [{**one._asdict(), "sound": str(one.sound).lower()} for one in report.estimates]
     if report.claims is not None:
-        rows, heading = report.claims, ClaimAudit._fields
-    writer.writerow(heading)
-    for row in rows:
-        writer.writerow(["true" if cell is True else "false" if cell is False else cell for cell in row])
+        rows = [one.record() for one in report.claims]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0] if rows else EpochEstimate._fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()
 
 
 def as_text(report: EstimateReport) -> str:
     """Plain text of at most 80 columns: sound values per setting, laws, findings."""
-    lines = _overview_text(report.estimates, report.laws)
+    lines: list[str] = []
+    for where, settings in _by_setting(report.estimates).items():
+        lines += [*_wrapped(where), *map(_aligned, (_HEADINGS, *map(_overview_cells, settings)))]
+        series = [law for law in report.laws if place(law.study, law.run) == where]
+        sentences = (_bandwidths(settings), *map(_law_sentence, series), misuse_sentence(series))
+        lines += [line for sentence in sentences if sentence for line in _wrapped(sentence, "  ")]
+        lines.append("")
+    overview = LEGEND if report.estimates else "No row with several devices: nothing to estimate."
+    lines += [*_wrapped(overview), ""]
     if report.claims is not None:
-        counts = Counter(audit.verdict for audit in report.claims)
-        reproduced = sum(audit.agreement in ("digits", "truncated") for audit in report.claims)
+        counts = Counter(one.verdict for one in report.claims)
+        reproduced = sum(one.agreement in ("digits", "truncated") for one in report.claims)
         verdicts = (
             f"{counted(len(report.claims), 'claim')}: {reproduced} agree with their stated method; {counts['holds']} hold, "
             f"{counts['does_not_hold']} do not, {counts['no_sound_value']} have no sound value."
         )
-        lines += [*wrapped(verdicts), ""]
+        lines += [*_wrapped(verdicts), ""]
     for finding in report.findings:
-        lines += wrapped(f"{finding.severity} {finding.code}: {finding.message}", "  ")
-        lines += wrapped(f"-> {finding.next_step}", "     ", first="  ")
+        lines += _wrapped(f"{finding.severity} {finding.code}: {finding.message}", "  ")
+        lines += _wrapped(f"-> {finding.next_step}", "     ", first="  ")
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _overview_text(found: Sequence[EpochEstimate], laws: Sequence[EpochLaw]) -> list[str]:
-    lines: list[str] = []
-    for where, settings in _by_setting(found).items():
-        lines += wrapped(where)
-        lines.append(_aligned(_HEADINGS))
-        lines += [_aligned(_overview_cells(cells)) for cells in settings]
-        series = [law for law in laws if place(law.study, law.run) == where]
-        misuse = list(filter(None, [misuse_sentence(series)]))
-        sentences = (*_bandwidths(settings), *map(_law_sentence, series), *misuse)
-        lines += [line for sentence in sentences for line in wrapped(sentence, "  ")]
-        lines.append("")
-    if not found:
-        return [*lines, "No row with several devices: nothing to estimate.", ""]
-    return [*lines, *wrapped(LEGEND), ""]
-
-
-def _bandwidths(settings: Sequence[dict[tuple[str, str], EpochEstimate]]) -> list[str]:
-    known = [cells["effective_bandwidth", "same_local_batch"] for cells in settings]
-    parts = [
-        f"{significant(one.value, 3)} GB/s ({one.strategy}, batch {one.batch_size}, {counted(one.devices, 'device')})"
-        for one in known
-        if one.value is not None
-    ]
-    return [f"Bytes moved per added second (not a link's rate): {listed(parts)}."] if parts else []
-
-
-def _law_sentence(law: EpochLaw) -> str:
-    parameters, predicts = _law_cells(law)[4], _law_cells(law)[6]
-    counts = listed([f"{speedup:.3g}x on {devices}" for devices, speedup in law.speedups.items()])
-    return f"{law.strategy}, batch_size {law.batch_size}, {law.scaling} scaling, {counts}: {parameters}; {predicts}."
-
-
-def law_table(laws: Sequence[EpochLaw]) -> list[str]:
-    """Markdown: the laws of one study, all of one kind of scaling."""
-    if not laws:
-        return []
-    headings = ("run", "by", "batch_size", "N measured", f"law of {laws[0].scaling} scaling", "worst error", "predicts")
-    return markdown_table(headings, [_law_cells(law) for law in laws])
-
-
-def _law_cells(law: EpochLaw) -> tuple[str, ...]:
-    parameters = ", ".join(f"{name} {significant(value, 3)}" for name, value in law.parameters.items())
-    known = law.predicted_speedup is not None and not law.note
-    return (
-        law.run or "",
-        law.strategy,
-        str(law.batch_size),
-        ", ".join(map(str, law.speedups)),
-        f"{law.law}: {parameters}",
-        f"{law.worst_relative_error:.0%}" if len(law.speedups) > 1 else "",
-        f"{significant(law.predicted_speedup, 3)}x on {law.predicted_devices}" if known else law.note,
-    )
-
-
-def claim_table(audits: Sequence[ClaimAudit]) -> list[str]:
-    """Markdown: each claim, what its method gives, and the sound value."""
-    headings = ("run", "claimed", "batch", "N", "printed", "method", "gives", "sound", "verdict")
-    return markdown_table(headings, [_claim_cells(audit) for audit in audits])
-
-
-def _claim_cells(audit: ClaimAudit) -> tuple[str, ...]:
-    unit = "" if audit.unit == "1" else f" {audit.unit}"
-    differs = {"truncated": " (truncated)", "differs": " (differs)"}.get(audit.agreement, "")
-    return (
-        audit.run or "",
-        audit.quantity,
-        "" if audit.batch_size is None else str(audit.batch_size),
-        "" if audit.devices is None else str(audit.devices),
-        shortened(audit.printed_value) + unit,
-        f"`{audit.method}`",
-        significant(audit.reproduced, 6) + differs,
-        audit.reason if audit.sound_value is None else significant(audit.sound_value) + unit,
-        audit.verdict.replace("_", " "),
-    )
-
-
-def as_markdown(report: EstimateReport) -> str:
-    """Tables of the sound estimates, then the findings."""
-    lines = ["# Estimates from epoch times", ""]
-    for where, table in overview_tables(report.estimates).items():
-        lines += [f"## {where}", "", *table, ""]
-        series = [law for law in report.laws if place(law.study, law.run) == where]
-        lines += [*law_table(series), ""] if series else []
-    claims = report.claims or []
-    for study in dict.fromkeys(audit.study for audit in claims):
-        claimed = [audit for audit in claims if audit.study == study]
-        lines += [f"## Claims of {place(study, None)}", "", *claim_table(claimed), ""]
-    lines += ["## Findings", "", *finding_list(report.findings)]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def overview_tables(found: Sequence[EpochEstimate]) -> dict[str, list[str]]:
-    """Markdown by study and run: one line per setting with its sound values."""
-    return {
-        where: markdown_table(_HEADINGS, [_overview_cells(cells) for cells in settings])
-        for where, settings in _by_setting(found).items()
-    }
-
-
-def finding_list(findings: Sequence[Finding]) -> list[str]:
-    """Markdown: one list item per finding."""
-    if not findings:
-        return ["None."]
-    return [f"- **{one.severity}** `{one.code}`: {one.message}. Next: {one.next_step}." for one in findings]
-
-
-def significant(value: float | None, digits: int = 4) -> str:
-    """A value with so many significant digits, NA if unknown."""
-    return NA if value is None else f"{value:.{digits}g}"
 
 
 def _by_setting(found: Sequence[EpochEstimate]) -> dict[str, list[dict[tuple[str, str], EpochEstimate]]]:
     """Per study and run, in order: each setting's estimates by (quantity, method)."""
-    settings: dict[tuple[object, ...], dict[tuple[str, str], EpochEstimate]] = {}
-    for estimate in found:
-        settings.setdefault(estimate[:5], {})[estimate.quantity, estimate.method] = estimate
-    groups: dict[str, list[dict[tuple[str, str], EpochEstimate]]] = {}
-    for cells in settings.values():
-        first = next(iter(cells.values()))
-        groups.setdefault(place(first.study, first.run), []).append(cells)
-    return groups
+    groups: dict[str, dict[tuple[object, ...], dict[tuple[str, str], EpochEstimate]]] = {}
+    for one in found:
+        settings = groups.setdefault(place(one.study, one.run), {})
+        settings.setdefault(one[:5], {})[one.quantity, one.method] = one
+    return {where: list(settings.values()) for where, settings in groups.items()}
 
 
 def _overview_cells(cells: dict[tuple[str, str], EpochEstimate]) -> tuple[str, ...]:
@@ -243,22 +130,110 @@ def _overview_cells(cells: dict[tuple[str, str], EpochEstimate]) -> tuple[str, .
         significant(cells["speedup", "weak"].value),
         significant(cells["compute_seconds", "same_local_batch"].value),
         significant(added.value),
-        significant(added.low) if added.value is not None else "",
-        significant(added.high) if added.value is not None else "",
+        *("" if added.value is None else significant(bound) for bound in (added.low, added.high)),
     )
 
 
 def _aligned(cells: Sequence[str]) -> str:
     """Cells padded to _WIDTHS, the first one left-aligned; long cells are cut."""
-    fitted = [
-        cell if len(cell) <= width else cell[: width - 1] + "~" for cell, width in zip(cells, _WIDTHS, strict=True)
-    ]
-    first, *others = zip(fitted, _WIDTHS, strict=True)
-    return " ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
+    pairs = zip(cells, _WIDTHS, strict=True)
+    first, *others = (cell if len(cell) <= width else cell[: width - 1] + "~" for cell, width in pairs)
+    padded = (cell.rjust(width) for cell, width in zip(others, _WIDTHS[1:], strict=True))
+    return " ".join([first.ljust(_WIDTHS[0]), *padded]).rstrip()
 
 
-def wrapped(text: str, indent: str = "", first: str = "") -> list[str]:
+def _wrapped(text: str, indent: str = "", first: str = "") -> list[str]:
     lines = textwrap.wrap(
         " ".join(text.split()), WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
     )
     return lines or [""]
+
+
+def _bandwidths(settings: Sequence[dict[tuple[str, str], EpochEstimate]]) -> str:
+    known = [cells["effective_bandwidth", "same_local_batch"] for cells in settings]
+    parts = [
+        f"{significant(one.value, 3)} GB/s ({one.strategy}, batch {one.batch_size}, {counted(one.devices, 'device')})"
+        for one in known
+        if one.value is not None
+    ]
+    return f"Bytes moved per added second (not a link's rate): {listed(parts)}." if parts else ""
+
+
+def _law_sentence(law: EpochLaw) -> str:
+    *_, parameters, _, predicts = _law_cells(law)
+    counts = listed([f"{speedup:.3g}x on {devices}" for devices, speedup in law.speedups.items()])
+    return f"{law.strategy}, batch_size {law.batch_size}, {law.scaling} scaling, {counts}: {parameters}; {predicts}."
+
+
+def _law_cells(law: EpochLaw) -> tuple[str, ...]:
+    parameters = ", ".join(f"{name} {significant(value, 3)}" for name, value in law.parameters.items())
+    known = law.predicted_speedup is not None and not law.note
+    return (
+        law.run or "",
+        law.strategy,
+        str(law.batch_size),
+        ", ".join(map(str, law.speedups)),
+        f"{law.law}: {parameters}",
+        f"{law.worst_relative_error:.0%}" if len(law.speedups) > 1 else "",
+        f"{significant(law.predicted_speedup, 3)}x on {law.predicted_devices}" if known else law.note,
+    )
+
+
+def as_markdown(report: EstimateReport) -> str:
+    """Tables of the sound estimates, then the findings."""
+    lines = ["# Estimates from epoch times", ""]
+    for where, table in overview_tables(report.estimates).items():
+        lines += [f"## {where}", "", *table, ""]
+        series = [law for law in report.laws if place(law.study, law.run) == where]
+        lines += [*law_table(series), ""] if series else []
+    claims = report.claims or []
+    for study in dict.fromkeys(one.claim.study for one in claims):
+        table = claim_table([one for one in claims if one.claim.study == study])
+        lines += [f"## Claims of {place(study, None)}", "", *table, ""]
+    lines += ["## Findings", "", *finding_list(report.findings)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def overview_tables(found: Sequence[EpochEstimate]) -> dict[str, list[str]]:
+    """Markdown by study and run: one line per setting with its sound values."""
+    return {where: markdown_table(_HEADINGS, [*map(_overview_cells, one)]) for where, one in _by_setting(found).items()}
+
+
+def law_table(laws: Sequence[EpochLaw]) -> list[str]:
+    """Markdown: the laws of one study, all of one kind of scaling."""
+    if not laws:
+        return []
+    headings = ("run", "by", "batch_size", "N measured", f"law of {laws[0].scaling} scaling", "worst error", "predicts")
+    return markdown_table(headings, [_law_cells(law) for law in laws])
+
+
+def claim_table(claims: Sequence[AuditedClaim]) -> list[str]:
+    """Markdown: each claim, what its method gives, and the sound value."""
+    headings = ("run", "claimed", "batch", "N", "printed", "method", "gives", "sound", "verdict")
+    return markdown_table(headings, [_claim_cells(one) for one in claims])
+
+
+def _claim_cells(one: AuditedClaim) -> tuple[str, ...]:
+    claim, unit = one.claim, "" if one.claim.unit == "1" else f" {one.claim.unit}"
+    return (
+        claim.run or "",
+        claim.quantity,
+        "" if claim.batch_size is None else str(claim.batch_size),
+        "" if claim.devices is None else str(claim.devices),
+        shortened(claim.printed_value) + unit,
+        f"`{claim.method}`",
+        significant(one.reproduced, 6) + (f" ({one.agreement})" if one.agreement in ("truncated", "differs") else ""),
+        one.reason if one.sound is None else significant(one.sound) + unit,
+        one.verdict.replace("_", " "),
+    )
+
+
+def finding_list(findings: Sequence[Finding]) -> list[str]:
+    """Markdown: one list item per finding."""
+    lines = [f"- **{one.severity}** `{one.code}`: {one.message}. Next: {one.next_step}." for one in findings]
+    return lines or ["None."]
+
+
+def significant(value: float | None, digits: int = 4) -> str:
+    """A value with so many significant digits, NA if unknown."""
+    return NA if value is None else f"{value:.{digits}g}"

@@ -1,7 +1,9 @@
-"""Reads tables of epoch times: CSV with a heading row.
+"""Tables of epoch times: CSV with a heading row, and the single-device row to compare each multi-device one with.
 
 An empty cell is unknown; an empty `epoch_seconds` means that the run ended out of memory. A mistake in the file raises
 DpscopeError with one line that names file, row (line in the file), column, value and fix.
+
+Words: b is the batch per device, G = N b the global batch; T is an epoch time, t a step time.
 """
 
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpscope.analysis.text.csv_rows import CsvRow, read_rows
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
@@ -16,6 +19,14 @@ from dpscope.profiling.store.errors import DpscopeError
 REQUIRED_COLUMNS = ("strategy", "batch_size", "devices", "epoch_seconds")
 _SECONDS_RANGE = (1e-9, 1e9)
 _MAX_LISTED = 8
+
+
+class Bounded(NamedTuple):
+    """`low <= value <= high`; `high` is infinite if a denominator may be zero."""
+
+    value: float
+    low: float
+    high: float
 
 
 class EpochTime(NamedTuple):
@@ -41,6 +52,41 @@ class EpochTime(NamedTuple):
     def setting(self) -> tuple[str | None, str | None, str, int, int]:
         """What distinguishes the rows of a table, with which its estimates begin."""
         return (self.study, self.run, self.strategy, self.batch_size, self.devices)
+
+    @property
+    def seconds(self) -> Bounded | None:
+        """The epoch time, +- the resolution of the clock or printout; None if the run ended out of memory.
+
+        A rounded value errs by half a resolution, a truncated one by up to one to one side, and a difference of two
+        truncated readings by up to one to either side. A table does not state which, so the widest is used.
+        """
+        if (seconds := self.epoch_seconds) is None:
+            return None
+        margin_s = self.resolution_s or 0.0
+        return Bounded(seconds, max(0.0, seconds - margin_s), seconds + margin_s)
+
+    @property
+    def local_batch(self) -> int | None:
+        """b, the samples per device in one step; None if unknown or not the same on all devices."""
+        if self.batch_size_is == "per_device" or self.devices == 1:
+            return self.batch_size
+        divides = self.batch_size_is == "global" and self.batch_size % self.devices == 0
+        return self.batch_size // self.devices if divides else None
+
+    @property
+    def global_batch(self) -> int | None:
+        """G, the samples of all devices in one step; None if the table does not state what its batch is."""
+        if self.batch_size_is == "global" or self.devices == 1:
+            return self.batch_size
+        return self.batch_size * self.devices if self.batch_size_is == "per_device" else None
+
+    @property
+    def steps(self) -> int | None:
+        """Of an epoch: as stated, or else ceil(samples / G); None if unknown."""
+        if self.steps_per_epoch is not None:
+            return self.steps_per_epoch
+        size = self.global_batch
+        return None if size is None or self.samples_per_epoch is None else -(-self.samples_per_epoch // size)
 
 
 OPTIONAL_COLUMNS = tuple(name for name in EpochTime._fields if name not in REQUIRED_COLUMNS)
@@ -71,12 +117,8 @@ def read_epoch_times(path: Path) -> EpochTable:
                 f"again, as in row {first}; distinguish repetitions, models and machines in column run or study"
             )
         rows.append(row)
-    known = {*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS}
-    return EpochTable(
-        rows=tuple(rows),
-        absent_columns=tuple(name for name in OPTIONAL_COLUMNS if name not in headings),
-        unknown_columns=tuple(name for name in headings if name not in known),
-    )
+    absent = tuple(name for name in OPTIONAL_COLUMNS if name not in headings)
+    return EpochTable(tuple(rows), absent, tuple(name for name in headings if name not in EpochTime._fields))
 
 
 def _epoch_time(row: CsvRow) -> EpochTime:
@@ -110,6 +152,56 @@ def _epoch_time(row: CsvRow) -> EpochTime:
         provenance=row.text("provenance"),
         steps_per_epoch=row.whole("steps_per_epoch"),
     )
+
+
+class Baselines:
+    """The one-device rows of a table, looked up for its multi-device rows.
+
+    A baseline has the same study, model, data set and samples per epoch, and strategy `single`, or else the row's strategy on
+    one device. Rows of the same hardware come first ("1x L4" also serves "4x L4").
+
+    A run uses its own rows, or those of a run with the suffix `_sweep`, which has only one-device rows. A ratio prefers the
+    run's own row, so that both times come from one run. A subtraction prefers the sweep: it compares times across batch sizes,
+    which the sweep measured together. A run without one-device rows uses the study's only run that has nothing else.
+    """
+
+    def __init__(self, rows: Sequence[EpochTime]) -> None:
+        self._single = [row for row in rows if row.devices == 1]
+        several = {(row.study, row.run) for row in rows if row.devices > 1}
+        self._runs = {(row.study, row.run) for row in self._single}
+        self._single_only = self._runs - several
+
+    def find(self, row: EpochTime, batch_size: int, *, sweep_first: bool) -> tuple[EpochTime | None, str]:
+        """The timed one-device row at `batch_size` for a multi-device row, and its origin; else None and the reason."""
+        sweep = f"{row.run}_sweep"
+        runs = [row.run]
+        if row.run and (row.study, sweep) in self._single_only:
+            runs = [sweep, row.run] if sweep_first else [row.run, sweep]
+        if not any((row.study, run) in self._runs for run in runs):
+            others = {run for study, run in self._single_only if study == row.study}
+            runs = list(others) if len(others) == 1 else runs
+        for run in runs:
+            found = self._rows_at(row, run, batch_size)
+            if len(found) > 1:
+                note = f"{len(found)} different single-device times at batch {batch_size}: name one run for each"
+                return None, note
+            for one in found:
+                where = "" if one.run == row.run else f" of run {one.run}"
+                if one.epoch_seconds is None:
+                    return None, f"the single device ran out of memory at batch {batch_size}{where}"
+                return one, f"T_1 at batch {batch_size}{where}"
+        return None, f"no single-device time at {counted(batch_size, 'sample')} per device"
+
+    def _rows_at(self, row: EpochTime, run: str | None, batch_size: int) -> list[EpochTime]:
+        wanted = (row.study, run, row.model, row.dataset, row.samples_per_epoch, batch_size)
+        alike = [
+            one
+            for one in self._single
+            if (one.study, one.run, one.model, one.dataset, one.samples_per_epoch, one.batch_size) == wanted
+        ]
+        baselines = [one for one in alike if traits_of(one.strategy).baseline]
+        found = baselines or [one for one in alike if one.strategy == row.strategy]
+        return [one for one in found if one.hardware == row.hardware] or found
 
 
 def place(study: str | None, run: str | None) -> str:

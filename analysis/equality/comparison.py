@@ -11,7 +11,6 @@ training by the global batch differ from one by shares:
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +19,14 @@ import pandas as pd
 
 from dpscope.analysis.equality import differences
 from dpscope.analysis.equality.data import EqualityData, RecordedTraining
-from dpscope.analysis.equality.differences import JudgedPair, output_differences, training_differences
-from dpscope.analysis.equality.result import EQUALITY_SCHEMA_VERSION, EqualityReport, RankAgreement, StepTolerance
+from dpscope.analysis.equality.differences import output_differences, training_differences
+from dpscope.analysis.equality.result import (
+    EQUALITY_SCHEMA_VERSION,
+    EqualityReport,
+    PairResult,
+    RankAgreement,
+    StepTolerance,
+)
 from dpscope.analysis.equality.samples import Mistake, first_names, repeated_samples, sample_mistakes
 from dpscope.profiling.records.equality import EQUALITY_NAME, EqualitySettings
 from dpscope.profiling.records.finding import Finding, counted
@@ -48,24 +53,26 @@ def compare_trainings(data: EqualityData) -> EqualityReport:
 
     output_tolerance = max(differences.least_tolerance(settings), differences.SAFETY * max(outputs, default=0.0))
     evidence = _Evidence(data, tolerance, output_tolerance, pairs)
-    expected = {pair: evidence.batch_norm_finding(pair) for pair in pairs if not pair.agree}
-    explained = {pair: finding for pair, finding in expected.items() if finding is not None}
+    explained = [None if pair.agree else evidence.batch_norm_finding(pair) for pair in pairs]
     mistakes = [*sample_mistakes(samples, reference.ranks[0].record.shuffled), *_rank_mistakes(ranks)]
     mistaken = {training for training, _ in mistakes}
-    unexplained = [pair for pair in expected if pair not in explained]
+    unexplained = [pair for pair, finding in zip(pairs, explained, strict=True) if not pair.agree and finding is None]
     return EqualityReport(
         schema_version=EQUALITY_SCHEMA_VERSION,
         settings=settings,
         reference=reference.name,
         losses={one.name: tuple(map(differences.known, one.losses().tolist())) for one in data.compared},
         tolerances=tuple(StepTolerance(**row) for row in differences.plain_rows(tolerance.reset_index())),
-        pairs=tuple(differences.pair_result(pair, pair in explained) for pair in pairs),
+        pairs=tuple(
+            pair if finding is None else msgspec.structs.replace(pair, verdict="explained")
+            for pair, finding in zip(pairs, explained, strict=True)
+        ),
         ranks=tuple(ranks),
         findings=(
             *(finding for _, finding in mistakes),
-            *(evidence.unexplained(one) for one in unexplained if not mistaken & {one.reference.name, one.other.name}),
-            *explained.values(),
-            *_judged(settings, judged, all(pair.same_bits for pair in pairs)),
+            *(evidence.unexplained(one) for one in unexplained if not mistaken & {one.reference, one.other}),
+            *filter(None, explained),
+            *_judged(settings, judged, all(pair.verdict == "bit-equal" for pair in pairs)),
             *_recorded_settings(settings, reference, samples[reference.name]),
         ),
     )
@@ -137,70 +144,66 @@ def _statistics_of(training: RecordedTraining, settings: EqualitySettings) -> Sc
     return "batch" if training.cell.traits.baseline or synchronised else "share"
 
 
-@dataclass(frozen=True)
 class _Evidence:
     """What explains the difference of a pair, or shows where it begins."""
 
-    data: EqualityData
-    tolerance: pd.DataFrame  # of each step
-    output_tolerance: float
-    pairs: Sequence[JudgedPair]
+    def __init__(
+        self, data: EqualityData, tolerance: pd.DataFrame, output_tolerance: float, pairs: Sequence[PairResult]
+    ) -> None:
+        """`tolerance` has a row per step."""
+        self._data, self._tolerance, self._output_tolerance, self._pairs = data, tolerance, output_tolerance, pairs
+        self._trainings = {one.name: one for one in data.compared}
 
-    def batch_norm_finding(self, pair: JudgedPair) -> Finding | None:
+    def batch_norm_finding(self, pair: PairResult) -> Finding | None:
         """The finding that explains a pair's difference by batch norm; None if the evidence does not hold."""
-        scopes = {_statistics_of(one, self.data.settings): one for one in (pair.reference, pair.other)}
-        if scopes.keys() != {"batch", "share"} or self.data.in_shares is None:
+        settings, in_shares = self._data.settings, self._data.in_shares
+        reference, other = self._trainings[pair.reference], self._trainings[pair.other]
+        scopes = {_statistics_of(one, settings): one for one in (reference, other)}
+        if scopes.keys() != {"batch", "share"} or in_shares is None:
             return None
-        apart = self._first_output_apart(pair, self.pairs)
-        if apart is None or apart[0].partition("#")[0] not in pair.reference.ranks[0].record.batch_norms:
+        apart = self._first_output_apart(self._with_outputs(reference), self._with_outputs(other))
+        if apart is None or apart[0].partition("#")[0] not in reference.ranks[0].record.batch_norms:
             return None
-        in_shares = differences.judge_pair(self.data.in_shares, scopes["share"], self.tolerance, pair.judged_steps)
-        if not in_shares.agree or not self._agrees_with_single(scopes["batch"]):
+        by_share = differences.judge_pair(in_shares, scopes["share"], self._tolerance, pair.judged_steps)
+        of_batch = scopes["batch"]
+        agreeing = [self._trainings[one.reference] for one in self._pairs if one.agree and one.other == of_batch.name]
+        if not by_share.agree or not any(one.cell.traits.baseline for one in (of_batch, *agreeing)):
             return None
-        how = "bit for bit" if in_shares.same_bits else "within the tolerance"
-        devices = self.data.settings.devices
-        share = self.data.settings.global_batch_size // devices
+        how = "bit for bit" if by_share.verdict == "bit-equal" else "within the tolerance"
         return LearningCode.BATCH_NORM_BY_SHARE.finding(
-            f"{pair.reference.name} and {pair.other.name} differ only by batch norm: the first output that "
-            f"differs is {apart[0]}'s ({apart[1]:.2g} of its norm), and a single device that takes each batch in {devices} "
-            f"shares of {share} agrees with {scopes['share'].name} {how} over {counted(pair.judged_steps, 'step')}"
+            f"{pair.reference} and {pair.other} differ only by batch norm: the first output that "
+            f"differs is {apart[0]}'s ({apart[1]:.2g} of its norm), and a single device that takes each batch in "
+            f"{settings.devices} shares of {settings.global_batch_size // settings.devices} agrees with "
+            f"{scopes['share'].name} {how} over {counted(pair.judged_steps, 'step')}"
         )
 
-    def _first_output_apart(self, pair: JudgedPair, pairs: Sequence[JudgedPair] = ()) -> tuple[str, float] | None:
-        """The first module call of the first forward with an output beyond the tolerance, and its relative difference.
+    def _with_outputs(self, training: RecordedTraining) -> RecordedTraining:
+        """The training; for a compiled one, which stores no outputs, its strategy without compilation, if both agree."""
+        plain = msgspec.structs.replace(training.cell, options=CellOptions(), variant="")
+        agreeing = (self._trainings[one.reference] for one in self._pairs if one.agree and one.other == training.name)
+        return next((one for one in agreeing if one.cell == plain), training)
 
-        A compiled training stores no outputs: those of its strategy without compilation are used if one of `pairs` shows that
-        both agree.
-        """
+    def _first_output_apart(self, reference: RecordedTraining, other: RecordedTraining) -> tuple[str, float] | None:
+        """The first module call of the first forward with an output beyond the tolerance, and its relative difference."""
+        outputs = output_differences(reference, other)
+        return next((found for found in outputs.items() if found[1] > self._output_tolerance), None)
 
-        def with_outputs(training: RecordedTraining) -> RecordedTraining:
-            plain = msgspec.structs.replace(training.cell, options=CellOptions(), variant="")
-            known = (one for one in pairs if one.agree and one.other is training and one.reference.cell == plain)
-            return next((one.reference for one in known), training)
-
-        outputs = output_differences(with_outputs(pair.reference), with_outputs(pair.other))
-        return next((found for found in outputs.items() if found[1] > self.output_tolerance), None)
-
-    def _agrees_with_single(self, training: RecordedTraining) -> bool:
-        agreeing = [one.reference for one in self.pairs if one.agree and one.other.name == training.name]
-        return any(one.cell.traits.baseline for one in (training, *agreeing))
-
-    def unexplained(self, pair: JudgedPair) -> Finding:
+    def unexplained(self, pair: PairResult) -> Finding:
         """The finding about a difference that is neither explained nor a training's reported mistake."""
-        first = pair.first
+        first, reference, other = pair.first_difference, self._trainings[pair.reference], self._trainings[pair.other]
         assert first is not None
         tensor, where = f" of {first.tensor}" if first.tensor else "", ""
-        if output := self._first_output_apart(pair):
+        if output := self._first_output_apart(reference, other):
             where = f"; in the first forward {output[0]} is the first whose output differs"
         elif first.what == "gradient" and first.tolerance is not None:
-            factor, distance = differences.gradient_factor(pair.reference.ranks[0], pair.other.ranks[0], first.step)
+            factor, distance = differences.gradient_factor(reference.ranks[0], other.ranks[0], first.step)
             if distance <= first.tolerance and factor != 1:
                 where = (
                     f"; all its gradients are {factor:.6g} times as large: summed instead of averaged, or another scale of "
                     "the loss"
                 )
         return LearningCode.UNEXPLAINED_DIFFERENCE.finding(
-            f"{pair.other.name} differs from {pair.reference.name} from step {first.step} on: the {first.what}{tensor} by "
+            f"{pair.other} differs from {pair.reference} from step {first.step} on: the {first.what}{tensor} by "
             f"{_share(first.relative)}; the tolerance for rounding is {_share(first.tolerance)}{where}"
         )
 

@@ -17,7 +17,6 @@ moves of about sqrt(n) units or, summed in blocks, of a few (assumed: 5).
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -166,59 +165,38 @@ def judged_steps(tolerance: pd.DataFrame, rounding: pd.DataFrame) -> int:
     return next((step for step, fine in enumerate(usable) if not fine or step in unknown), len(usable))
 
 
-@dataclass(frozen=True, eq=False)
-class JudgedPair:
-    """Differences of two trainings; `differences` has the columns of `training_differences`, tolerance, over."""
-
-    reference: RecordedTraining
-    other: RecordedTraining
-    differences: pd.DataFrame
-    judged_steps: int  # all steps of a pair that is equal bit for bit
-    same_bits: bool  # of gradients and weights
-
-    @property
-    def first(self) -> TensorDifference | None:
-        """The first difference beyond its tolerance, within a step in the order of WHATS; the largest of its kind."""
-        over = self.differences[self.differences["over"]]
-        for what in WHATS:
-            of_kind = over[(over["step"] == over["step"].min()) & (over["what"] == what)]
-            if len(of_kind):
-                row = plain_rows(of_kind.sort_values("relative").iloc[[-1]])[0]
-                return TensorDifference(**{name: row[name] for name in TensorDifference.__struct_fields__})
-        return None
-
-    @property
-    def agree(self) -> bool:
-        """Whether they are equal bit for bit, or within the tolerance at every judged step."""
-        return self.same_bits or not self.differences["over"].any()
-
-
 def judge_pair(
     reference: RecordedTraining, other: RecordedTraining, tolerance: pd.DataFrame, judged_steps: int
-) -> JudgedPair:
-    """Compare two trainings by the tolerances of each step (`differences.tolerances`)."""
-    differences = training_differences(reference, other)
+) -> result.PairResult:
+    """Compare two trainings by the tolerances of each step (`tolerances`), up to `judged_steps` unless all bits are equal."""
+    rows = training_differences(reference, other)
     per_row = tolerance.reset_index().melt("step", list(WHATS), "what", "tolerance")
-    differences = differences.merge(per_row, on=["step", "what"], how="left", sort=False)
-    over = (differences["relative"] > differences["tolerance"]) & (differences["step"] < judged_steps)
-    same_bits = bool(differences.loc[differences["what"] != "loss", "same_bits"].all())
+    rows = rows.merge(per_row, on=["step", "what"], how="left", sort=False)
+    rows["over"] = (rows["relative"] > rows["tolerance"]) & (rows["step"] < judged_steps)
+    tensors = rows[rows["what"] != "loss"]
+    same_bits = bool(tensors["same_bits"].all())
     judged = len(tolerance) if same_bits else judged_steps
-    return JudgedPair(reference, other, differences.assign(over=over), judged, same_bits)
-
-
-def pair_result(pair: JudgedPair, explained: bool) -> result.PairResult:
-    """The stored result of a pair; `explained`: its difference is not a mistake."""
-    judged = pair.differences[(pair.differences["step"] < pair.judged_steps) & (pair.differences["what"] != "loss")]
-    agreement: result.Agreement = "bit-equal" if pair.same_bits else "equal"
     return result.PairResult(
-        reference=pair.reference.name,
-        other=pair.other.name,
-        verdict=agreement if pair.agree else "explained" if explained else "different",
-        judged_steps=pair.judged_steps,
-        first_difference=pair.first,
-        steps=tuple(result.StepDistance(**row) for row in plain_rows(largest_per_step(pair.differences).reset_index())),
-        tensors=tuple(_distance(table) for _, table in judged.groupby(["what", "tensor"], sort=False)),
+        reference=reference.name,
+        other=other.name,
+        verdict="bit-equal" if same_bits else "different" if rows["over"].any() else "equal",
+        judged_steps=judged,
+        first_difference=_first_beyond(rows[rows["over"]]),
+        steps=tuple(result.StepDistance(**row) for row in plain_rows(largest_per_step(rows).reset_index())),
+        tensors=tuple(
+            _distance(table) for _, table in tensors[tensors["step"] < judged].groupby(["what", "tensor"], sort=False)
+        ),
     )
+
+
+def _first_beyond(over: pd.DataFrame) -> TensorDifference | None:
+    """The first difference beyond its tolerance, within a step in the order of WHATS; the largest of its kind."""
+    for what in WHATS:
+        of_kind = over[(over["step"] == over["step"].min()) & (over["what"] == what)]
+        if len(of_kind):
+            row = plain_rows(of_kind.sort_values("relative").iloc[[-1]])[0]
+            return TensorDifference(**{name: row[name] for name in TensorDifference.__struct_fields__})
+    return None
 
 
 def _distance(table: pd.DataFrame) -> result.TensorDistance:

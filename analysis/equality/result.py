@@ -10,7 +10,7 @@ EQUALITY_SCHEMA_VERSION = 1
 
 What = Literal["loss", "gradient", "weight"]
 Value = float | None
-Agreement = Literal["bit-equal", "equal", "explained", "different"]
+Agreement = Literal["bit-equal", "equal", "explained", "different"]  # explained: different, but no mistake
 
 
 class TensorDifference(Stored, frozen=True):
@@ -68,6 +68,11 @@ class PairResult(Stored, frozen=True):
     first_difference: TensorDifference | None  # beyond the tolerance
     steps: tuple[StepDistance, ...]
     tensors: tuple[TensorDistance, ...]
+
+    @property
+    def agree(self) -> bool:
+        """Whether they are equal bit for bit, or within the tolerance at every judged step."""
+        return self.verdict in ("bit-equal", "equal")
 
 
 class RankAgreement(Stored, frozen=True):

@@ -19,37 +19,20 @@ Mistake = tuple[str, Finding]
 
 def sample_mistakes(samples: SampleTables, shuffled: bool) -> Iterator[Mistake]:
     """Samples other than the reference's, samples lost between loader and model, epochs in the same order."""
-    reference_name, reference = next(iter(samples.items()))
-    for name, table in samples.items():
-        repeated = repeated_epoch(table) if shuffled else None
-        if repeated is not None:
-            epoch, step, compared = repeated
-            yield (
-                name,
-                LearningCode.EPOCH_ORDER_REPEATED.finding(
-                    f"{name} takes the samples of epoch {epoch}, from step {step} on, in the order of the previous epoch "
-                    f"({counted(compared, 'step')} compared)",
-                    "call the sampler's set_epoch at the beginning of every epoch",
-                ),
-            )
-        yield from ((name, finding) for finding in _lost(name, table))
-        other = sample_difference(reference, table)
-        if other is not None and (repeated is None or other[0] < repeated[1]):
-            step, missing, extra = other
-            yield (
-                name,
-                LearningCode.SAMPLES_DIFFER.finding(
-                    f"from step {step} on {name} trains on different samples from {reference_name}: in that step "
-                    f"{_listed(missing, 'is', 'are')} missing and {_listed(extra, 'is', 'are')} too many",
-                    "check how the sampler splits an epoch: remainders that no rank gets, shuffling, seeds",
-                ),
-            )
+    for name in samples:
+        yield from ((name, finding) for finding in _mistakes(name, samples, shuffled))
 
 
-def _lost(name: str, table: pd.DataFrame) -> Iterator[Finding]:
-    if (lost := lost_samples(table)) is None:
-        return
-    step, never, repeatedly = lost
+def _mistakes(name: str, samples: SampleTables, shuffled: bool) -> Iterator[Finding]:
+    table, reference_name = samples[name], next(iter(samples))
+    if repeated := repeated_epoch(table) if shuffled else None:
+        epoch, step, compared = repeated
+        yield LearningCode.EPOCH_ORDER_REPEATED.finding(
+            f"{name} takes the samples of epoch {epoch}, from step {step} on, in the order of the previous epoch "
+            f"({counted(compared, 'step')} compared)",
+            "call the sampler's set_epoch at the beginning of every epoch",
+        )
+    step, never, repeatedly = lost_samples(table) or (0, [], [])
     if never:
         yield LearningCode.SAMPLES_LOST.finding(
             f"from step {step} on {name} loses samples between loader and model: in that step "
@@ -61,6 +44,14 @@ def _lost(name: str, table: pd.DataFrame) -> Iterator[Finding]:
             f"from step {step} on {name} trains on samples more than once: in that step "
             f"{_listed(repeatedly, 'enters', 'enter')} several forwards",
             "check how a batch is scattered: shares may overlap",
+        )
+    other = sample_difference(samples[reference_name], table)
+    if other is not None and (repeated is None or other[0] < repeated[1]):
+        step, missing, extra = other
+        yield LearningCode.SAMPLES_DIFFER.finding(
+            f"from step {step} on {name} trains on different samples from {reference_name}: in that step "
+            f"{_listed(missing, 'is', 'are')} missing and {_listed(extra, 'is', 'are')} too many",
+            "check how the sampler splits an epoch: remainders that no rank gets, shuffling, seeds",
         )
 
 

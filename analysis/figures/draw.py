@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -79,25 +80,25 @@ def figure_files(drawn: Mapping[str, Figure], formats: Sequence[str]) -> tuple[d
 
 def to_png(figure: Figure) -> bytes:
     """The figure as PNG, 150 dots per inch."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": "dpscope"})
-    return buffer.getvalue()
+    return _saved(figure, format="png", dpi=150, metadata={"Software": "dpscope"})
 
 
 def to_pdf(figure: Figure) -> bytes:
     """The figure as PDF, the same bytes for the same figure."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": "dpscope"})
-    return buffer.getvalue()
+    return _saved(figure, format="pdf", metadata={"CreationDate": None, "Creator": "dpscope"})
 
 
 def to_svg(figure: Figure) -> str:
     """The figure as an SVG element, without the XML prologue."""
-    buffer = io.StringIO()
     with mpl.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "dpscope"})
-    text = buffer.getvalue()
+        text = _saved(figure, format="svg", metadata={"Date": None, "Creator": "dpscope"}).decode()
     return text[text.index("<svg") :]
+
+
+def _saved(figure: Figure, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, **options)
+    return buffer.getvalue()
 
 
 def for_page(name: str, svg: str) -> str:

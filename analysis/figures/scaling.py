@@ -19,6 +19,9 @@ from dpscope.analysis.text.units import choose_unit
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 
+_Accuracy = tuple[str, int, float, float, float]
+"""Strategy, devices, test accuracy in percent, the lowest and the highest of its seeds."""
+
 
 def draw_scaling(comparison: Comparison) -> Figure | None:
     """Speedup on the left, efficiency on the right; bars if only one count above 1 was measured, else lines.
@@ -36,7 +39,7 @@ def draw_scaling(comparison: Comparison) -> Figure | None:
         left.axhline(counts[-1], color="black", linestyle=":", label="ideal")
     else:
         left.plot(counts, counts, color="black", linestyle=":", label="ideal")
-    for axes, label, by_devices in ((left, "speedup", False), (right, "efficiency [%]", True)):
+    for axes, by_devices in ((left, False), (right, True)):
         if len(counts) == 2:
             _bars(axes, comparison.scaling, by_devices)
         else:
@@ -44,8 +47,7 @@ def draw_scaling(comparison: Comparison) -> Figure | None:
                 _measured(axes, series, MARKERS[index % len(MARKERS)], by_devices)
                 _law(axes, series, by_devices)
             _by_devices(axes, counts)
-        axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
+        _labelled(axes, by_devices)
     shared_legend(figure, (left, right), 3)
     headline(figure, "Speedup and efficiency against one device, with 95% intervals")
     return figure
@@ -60,6 +62,11 @@ def _by_devices(axes: Axes, counts: Sequence[int]) -> None:
     axes.set_xticks(counts)
 
 
+def _labelled(axes: Axes, by_devices: bool) -> None:
+    axes.set_ylabel("efficiency [%]" if by_devices else "speedup")
+    axes.set_ylim(bottom=0)
+
+
 def _target(axes: Axes, comparison: Comparison) -> None:
     if (target := comparison.target_efficiency) is not None:
         axes.axhline(100 * target, color=COLOURS["target"], linestyle="-.", label="target efficiency")
@@ -71,9 +78,8 @@ def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool, 
     devices, speedups = np.array([count for count, _ in points], dtype=float), [one for _, one in points]
     scale = 100 / devices if by_devices else np.ones(len(devices))
     values = [one.value or np.nan for one in speedups]
-    spread = whiskers(
-        [one.value or 0.0 for one in speedups], *zip(*((one.low, one.high) for one in speedups), strict=True)
-    )
+    low, high = [one.low for one in speedups], [one.high for one in speedups]
+    spread = whiskers([one.value or 0.0 for one in speedups], low, high)
     axes.errorbar(
         devices, np.array(values) * scale, yerr=spread * scale, marker=marker, capsize=2,
         label=None if by_devices else series.label, color=COLOURS[series.strategy],
@@ -92,14 +98,9 @@ def _bars(axes: Axes, several: Sequence[ScalingSeries], by_devices: bool) -> Non
             spread = whiskers([value], [estimate.low], [estimate.high]) * scale
             axes.errorbar(index, value * scale, yerr=spread, color="black", capsize=3)
     axes.set_xlabel(counted(several[0].points[0].devices, "device"))
-    axes.set_xticks(range(len(several)), [_wrapped(series.label) for series in several])
-
-
-def _wrapped(label: str) -> str:
-    """A series' label on three lines (strategy, scaling, batch), so that the labels of four bars do not overlap."""
-    for scaling in (" weak, ", " strong, "):
-        label = label.replace(scaling, f"\n{scaling.strip(' ,')}\n")
-    return label
+    # Strategy, scaling and batch on three lines, so that the labels of four bars do not overlap.
+    labels = (one.label.replace(" weak, ", "\nweak\n").replace(" strong, ", "\nstrong\n") for one in several)
+    axes.set_xticks(range(len(several)), list(labels))
 
 
 def _law(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
@@ -127,49 +128,41 @@ def draw_study(comparison: Comparison) -> Figure | None:
     counts = _counts(comparison)
     left.plot(counts, counts, color="black", linestyle=":", label="ideal")
     for index, series in enumerate(comparison.scaling):
-        marker = MARKERS[index % len(MARKERS)]
         for axes in (left, middle):
-            _measured(axes, series, marker, by_devices=axes is middle, from_one=False)
-        _amdahl(left, series)
+            _measured(axes, series, MARKERS[index % len(MARKERS)], by_devices=axes is middle, from_one=False)
+        # Amdahl's law through the strong point with the most devices, with its Karp-Flatt fraction.
+        last, serial = series.points[-1], series.points[-1].serial_fraction
+        if series.scaling == "strong" and serial is not None and serial >= 0:
+            devices = np.linspace(1, last.devices, 50)
+            speedups, label = [amdahl_speedup(serial, count) for count in devices], f"Amdahl, {serial:.0%} serial"
+            left.plot(devices, speedups, color=COLOURS[series.strategy], linewidth=0.8, label=label)
     _target(middle, comparison)
     _accuracy_bars(right, accuracies)
-    for axes, label in ((left, "speedup"), (middle, "efficiency [%]")):
+    for axes in (left, middle):
         _by_devices(axes, counts)
-        axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
+        _labelled(axes, by_devices=axes is middle)
     shared_legend(figure, (left, middle), 4)
     return figure
 
 
-def _amdahl(axes: Axes, series: ScalingSeries) -> None:
-    """Amdahl's law through the strong point with the most devices, with its Karp-Flatt fraction."""
-    last = series.points[-1]
-    if series.scaling != "strong" or (serial := last.serial_fraction) is None or serial < 0:
-        return
-    devices = np.linspace(1, last.devices, 50)
-    speedups = [amdahl_speedup(serial, count) for count in devices]
-    axes.plot(devices, speedups, color=COLOURS[series.strategy], linewidth=0.8, label=f"Amdahl, {serial:.0%} serial")
-
-
-def _accuracies(comparison: Comparison) -> list[tuple[str, str, float, float, float]]:
-    """Cell, strategy, test accuracy in percent, lowest and highest of its seeds; each training once."""
-    bars: dict[tuple[str, int, float, float, float], tuple[str, str, float, float, float]] = {}
+def _accuracies(comparison: Comparison) -> list[_Accuracy]:
+    """Each training once."""
+    found: dict[_Accuracy, None] = {}
     for row in comparison.rows.values():
         value, low, high = row.test_accuracy_percent, row.test_accuracy_percent_min, row.test_accuracy_percent_max
-        if value is None or low is None or high is None:
-            continue
-        label = f"{traits_of(row.strategy).label}\n{counted(row.devices, 'device')}"
-        bars.setdefault((row.strategy, row.devices, value, low, high), (label, row.strategy, value, low, high))
-    return list(bars.values())
+        if value is not None and low is not None and high is not None:
+            found[row.strategy, row.devices, value, low, high] = None
+    return list(found)
 
 
-def _accuracy_bars(axes: Axes, accuracies: Sequence[tuple[str, str, float, float, float]]) -> None:
+def _accuracy_bars(axes: Axes, accuracies: Sequence[_Accuracy]) -> None:
     """A bar for each training with the range over seeds; the axis does not begin at 0, so that differences are visible."""
-    for index, (_, strategy, value, low, high) in enumerate(accuracies):
+    for index, (strategy, _, value, low, high) in enumerate(accuracies):
         axes.bar(index, value, width=0.6, color=COLOURS[strategy])
         axes.errorbar(index, value, yerr=whiskers([value], [low], [high]), color="black", capsize=3)
         axes.annotate(f"{value:.1f}", (index, high), (0, 3), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_xticks(range(len(accuracies)), [label for label, *_ in accuracies], fontsize=7)
+    labels = [f"{traits_of(strategy).label}\n{counted(devices, 'device')}" for strategy, devices, *_ in accuracies]
+    axes.set_xticks(range(len(accuracies)), labels, fontsize=7)
     axes.set_ylabel("test accuracy [%]")
     lowest, highest = min(one[3] for one in accuracies), max(one[4] for one in accuracies)
     margin = max(1.0, highest - lowest)
@@ -223,5 +216,4 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
 
 
 def ran_out_of_memory(data: CellData) -> bool:
-    """Whether a repeat of the cell ran out of memory."""
     return any(result.status == "out_of_memory" for result in data.results)

@@ -28,13 +28,12 @@ _DECADE = 10.0
 
 
 _Value = Callable[[Epoch], float | None]
-_ACCURACY: dict[str, _Value] = {  # a panel each: the label of its axis, and a value of each epoch
-    "training accuracy [%]": lambda epoch: epoch.train_accuracy,
-    "test accuracy [%]": lambda epoch: epoch.test_accuracy,
-}
-_LOSS: dict[str, _Value] = {
-    "training loss": lambda epoch: epoch.train_loss,
-    "test loss": lambda epoch: epoch.test_loss,
+_PANELS: dict[str, dict[str, _Value]] = {  # by figure and the label of a panel's axis, a value of each epoch
+    "accuracy": {
+        "training accuracy [%]": lambda epoch: epoch.train_accuracy,
+        "test accuracy [%]": lambda epoch: epoch.test_accuracy,
+    },
+    "loss": {"training loss": lambda epoch: epoch.train_loss, "test loss": lambda epoch: epoch.test_loss},
 }
 
 
@@ -42,8 +41,8 @@ def training_figures(data: TrainingData) -> dict[str, Figure]:
     """Accuracy and loss by file name; the loss on a logarithmic axis where it spans a decade."""
     with mpl.rc_context(STYLE):
         return {
-            "training_accuracy": _curves(data, _ACCURACY, "Accuracy while training"),
-            "training_loss": _curves(data, _LOSS, "Loss while training"),
+            f"training_{name}": _curves(data, panels, f"{name.capitalize()} while training")
+            for name, panels in _PANELS.items()
         }
 
 
@@ -56,7 +55,8 @@ def _curves(data: TrainingData, panels: Mapping[str, _Value], title: str) -> Fig
         right = figure.add_subplot(len(panels), 2, 2 * row + 2, sharey=left)
         drawn = []
         for cell in data.trained:
-            values = [[_number(value(epoch)) for epoch in training.epochs] for training in cell.trainings]
+            known = [[value(epoch) for epoch in training.epochs] for training in cell.trainings]
+            values = [[math.nan if one is None else one for one in seed] for seed in known]
             drawn += [one for seed in values for one in seed if one > 0]
             epochs = [[float(index + 1) for index in range(len(training.epochs))] for training in cell.trainings]
             times_s = [list(accumulate(training.train_s)) for training in cell.trainings]
@@ -94,7 +94,3 @@ def _draw_cell(
             axes.plot(across, up, **{**style, "linewidth": 0.6, "alpha": 0.5})
     middle = ([median(seeds) for seeds in zip(*series, strict=False)] for series in (places, values))
     axes.plot(*middle, label=name, marker="o" if min(map(len, values)) == 1 else "", **style)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

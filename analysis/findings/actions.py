@@ -1,11 +1,12 @@
 """What to do next, and what it saves at most: the largest part of a step, by its ledger, that can be reduced."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.ledger_text import LateRank, slowed_by_tracing
+from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.units import sentence, show_time, with_article
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
@@ -17,18 +18,34 @@ _AS_MUCH = 0.8  # of the largest part, from which on a second part is named too
 _IDLE_ITSELF = 0.25  # of a step, from which on a late rank's idle time is named
 
 Confidence = Literal["shown", "not_shown", "no_interval", "traced_means", "timed_steps", "not_measured"]
-"""What an answer is based on: a significant interval, one that is not significant, too few samples for one; means of traced
-steps; medians of timed steps; nothing."""
+_CONFIDENCE_WORDS: Mapping[Confidence, str] = {
+    "shown": f"significant ({CONFIDENCE:.0%} interval)",
+    "not_shown": f"not significant ({CONFIDENCE:.0%} interval)",
+    "no_interval": "one repeat or fewer than five steps: no interval",
+    "traced_means": "means of the traced steps, no interval",
+    "timed_steps": "medians of the timed steps",
+    "not_measured": "not measured",
+}
 
 
 @dataclass(frozen=True)
-class Action:
-    """`text` states the action and its bound; `part` is the part of the step that it removes, `saves_us` at most how much."""
+class Answer:
+    """`text` is the answer with its number; `confidence` is what the statement `about` is based on.
+
+    Of an action, `part` is the part of the step that it removes, and `saves_us` at most how much.
+    """
 
     text: str
     confidence: Confidence
+    about: str = ""
     part: str | None = None
     saves_us: float | None = None
+
+    @property
+    def basis(self) -> str:
+        """How certain the answer is, in words."""
+        words = _CONFIDENCE_WORDS[self.confidence]
+        return f"{self.about}: {words}" if self.about else words
 
 
 @dataclass(frozen=True)
@@ -52,7 +69,7 @@ class _Part:
     removed: bool = True  # by the advice; else it only shows what the part consists of
 
 
-def best_action(rows: Sequence[CellRow], situation: Situation) -> Action:
+def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
     """The action that saves most; `rows` are all measured cells.
 
     On a CPU nothing is recommended about idle time, in which other processes used the cores.
@@ -61,35 +78,30 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Action:
     if (larger := _larger_batch(rows, situation)) is not None:
         return larger
     if situation.slower:
-        return Action(
-            "Train on one device, or try a larger batch or model: this step is too short to split "
-            f"({show_time(chosen.step_us)}).",
-            "shown",
-        )
+        short = f"this step is too short to split ({show_time(chosen.step_us)})"
+        return Answer(f"Train on one device, or try a larger batch or model: {short}.", "shown")
     if (slowed := slowed_by_tracing(chosen)) is not None:
-        return Action(
+        text = (
             "Measure with a larger batch or model, whose operations take longer than tracing them: a traced step takes "
-            f"{slowed:.2f}x as long as an untraced one, so no saving can be stated.",
-            "not_measured",
+            f"{slowed:.2f}x as long as an untraced one, so no saving can be stated."
         )
+        return Answer(text, "not_measured")
     parts = sorted(_parts(rows, situation, ledger), key=lambda one: -one.us) if ledger is not None else []
     if ledger is None or not parts:
-        return Action("Measure the cell again: its trace does not show where the step's time goes.", "not_measured")
+        return Answer("Measure the cell again: its trace does not show where the step's time goes.", "not_measured")
     part, step, time = parts[0], ledger.traced_step_us, show_time(parts[0].us)
-    if part.us < NOTABLE_SAVING * step:
-        text = (
-            f"Nothing stands out: the largest part that could be removed, {part.name}, is {time} ({part.us / step:.1%} of the "
-            "step)."
-        )
-        return Action(text, "traced_means", part.name, part.us)
     second = next((one for one in parts[1:] if one.us >= _AS_MUCH * part.us), None)
     nearly = f" Nearly as much is {second.name} ({show_time(second.us)})." if second else ""
     bound = "This saves at most" if part.removed else f"{part.name.capitalize()} takes"
     share = f"{with_article(show_time(step))} traced step ({part.us / step:.0%})"
-    return Action(f"{part.advice} {bound} {time} of {share}.{nearly}", "traced_means", part.name, part.us)
+    text = f"{part.advice} {bound} {time} of {share}.{nearly}"
+    if part.us < NOTABLE_SAVING * step:
+        largest = f"the largest part that could be removed, {part.name}, is {time} ({part.us / step:.1%} of the step)"
+        text = f"Nothing stands out: {largest}."
+    return Answer(text, "traced_means", part=part.name, saves_us=part.us)
 
 
-def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Action | None:
+def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Answer | None:
     """A larger batch per device of the same strategy and devices, if its measured throughput is clearly higher."""
     chosen = situation.chosen
     rate, batch = chosen.samples_per_s, chosen.batch_size
@@ -105,12 +117,11 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Action | Non
     if not alike:
         return None
     best = max(alike, key=lambda row: row.samples_per_s or 0.0)
-    gain = (best.samples_per_s or 0.0) / rate
-    return Action(
-        f"Raise the batch to {best.batch_size} per device, which reached {gain:.2f}x as many samples per second. Check that "
-        f"accuracy holds{'' if situation.of_script else ' (dpscope train)'}.",
-        "timed_steps",
+    text = (
+        f"Raise the batch to {best.batch_size} per device, which reached {(best.samples_per_s or 0.0) / rate:.2f}x as many "
+        f"samples per second. Check that accuracy holds{'' if situation.of_script else ' (dpscope train)'}."
     )
+    return Answer(text, "timed_steps")
 
 
 def _parts(rows: Sequence[CellRow], situation: Situation, ledger: Ledger) -> list[_Part]:
@@ -152,17 +163,16 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
     other, wait, transfer = ledger.exposed_other_us, ledger.exposed_wait_us, ledger.exposed_transfer_us
     if wait is None or transfer is None:
         advice = "Trace every rank: without all of them, waiting for a late rank cannot be separated from transfer."
-        if situation.not_split is not None:
-            reason, next_step = situation.not_split.reason, situation.not_split.next_step
-            advice = f"{sentence(next_step)} Waiting cannot be separated from transfer, because {reason}."
+        if (why := situation.not_split) is not None:
+            advice = f"{sentence(why.next_step)} Waiting cannot be separated from transfer, because {why.reason}."
         return [_Part(other, UNSPLIT, advice, removed=False)] if other is not None else []
     wait_advice = (
         "No single rank causes the waiting. Look for what differs between steps (input lengths, loader, other load); a "
         "faster link does not shorten it."
     )
     if late is not None:
-        why = f"Find out why rank {late.rank} arrives late{late.certainty}; a faster link does not shorten this."
-        wait_advice = f"{why}{_late_and_idle(situation, ledger)}"
+        cause = f"Find out why rank {late.rank} arrives late{late.certainty}; a faster link does not shorten this."
+        wait_advice = f"{cause}{_late_and_idle(situation, ledger)}"
         if late.significant:  # broadcasts also wait for a late rank
             wait += ledger.other_by_kind_us.get("broadcast", 0.0)
     smaller = "gradient accumulation, fp16 gradients, or a faster link" if known else "or a faster link"

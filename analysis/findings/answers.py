@@ -1,22 +1,20 @@
 """The four answers about a run or traces, the two shortcuts among them, and the verdict on the traces of one job."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.actions import Confidence, Situation, best_action
+from dpscope.analysis.findings.actions import Answer, Confidence, Situation, best_action
 from dpscope.analysis.findings.ledger_text import LateRank, cost_text, slowed_by_tracing, slowed_text
 from dpscope.analysis.runs.traced_job import TracedJob
-from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.units import NA, sentence, show_time, with_article
-from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.strategies import traits_of
 
 if TYPE_CHECKING:
     from dpscope.analysis.costs.sources import RingRate
     from dpscope.analysis.runs.cell_data import CellData
+    from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 
 QUESTIONS = ("Which strategy?", "What does communication cost?", "How accurate are the shortcuts?", "What to do next?")
 LABELS = ("Which", "Cost", "Shortcuts", "To do")
@@ -27,29 +25,6 @@ ONE_JOB = (
 )
 NO_SHORTCUT = "Nothing to compare: the shortcuts estimate communication between several devices."
 NO_SINGLE_DEVICE = "T_N - T_1 needs a step on one device, which traces of one job do not contain."
-_CONFIDENCE_WORDS: Mapping[Confidence, str] = {
-    "shown": f"significant ({CONFIDENCE:.0%} interval)",
-    "not_shown": f"not significant ({CONFIDENCE:.0%} interval)",
-    "no_interval": "one repeat or fewer than five steps: no interval",
-    "traced_means": "means of the traced steps, no interval",
-    "timed_steps": "medians of the timed steps",
-    "not_measured": "not measured",
-}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """`text` is the answer with its number; `confidence` is what the statement `about` is based on."""
-
-    text: str
-    confidence: Confidence
-    about: str = ""
-
-    @property
-    def basis(self) -> str:
-        """How certain the answer is, in words."""
-        words = _CONFIDENCE_WORDS[self.confidence]
-        return f"{self.about}: {words}" if self.about else words
 
 
 @dataclass(frozen=True)
@@ -57,9 +32,8 @@ class Verdict:
     """The four answers and the facts behind them, which every output shares.
 
     `strategy` is the recommended one, None if there is none. `cell` is the cell that cost, shortcuts and action are about, with
-    its `ledger` and the rank `late` that it waits for; `part` is what the action removes, and `saves_us` at most how much.
-    `cells` are those of the case. `caveat` and `unsteady` precede all conclusions: what the run does not apply to, and cells
-    whose repeats' medians differ by more than 30%.
+    its `ledger` and the rank `late` that it waits for. `cells` are those of the case. `caveat` and `unsteady` precede all
+    conclusions: what the run does not apply to, and cells whose repeats' medians differ by more than 30%.
     """
 
     which: Answer
@@ -72,14 +46,17 @@ class Verdict:
     cell: str | None = None
     ledger: Ledger | None = None
     late: LateRank | None = None
-    part: str | None = None
-    saves_us: float | None = None
     cells: tuple[str, ...] = ()
 
     @property
     def answers(self) -> tuple[Answer, Answer, Answer, Answer]:
         """In the order of QUESTIONS and LABELS."""
         return self.which, self.cost, self.shortcuts, self.action
+
+    @property
+    def labelled(self) -> tuple[tuple[str, str], ...]:
+        """Each answer's label and text."""
+        return tuple((label, one.text) for label, one in zip(LABELS, self.answers, strict=True))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -95,63 +72,56 @@ class Verdict:
             content["wait_by_rank_us"] = {str(rank): time for rank, time in self.ledger.wait_by_rank_us.items()}
         return {
             **{name: getattr(self, name).text for name in ("which", "cost", "shortcuts", "action")},
-            **{name: getattr(self, name) for name in ("caveat", "unsteady", "strategy", "cell", "part", "saves_us")},
+            **{name: getattr(self, name) for name in ("caveat", "unsteady", "strategy", "cell")},
+            **{"part": self.action.part, "saves_us": self.action.saves_us},
             "late_rank": self.late.rank if self.late is not None else None,
             "late_share": self.late.share if self.late is not None else None,
             "ledger": content,
         }
 
 
-@dataclass(frozen=True)
-class TracedFacts:
-    """What the traces of one job show; `ledger` is None if communication is unknown."""
+def traces_verdict(
+    read: "TraceAnalysis | CellData",
+    job: TracedJob,
+    ledger: Ledger | None,
+    late: LateRank | None,
+    on_device: bool,
+    has_collectives: bool,
+    shortcuts: str | None = None,
+) -> Verdict:
+    """The verdict on a job of foreign traces, which were `read`; `ledger` is None if communication is unknown.
 
-    job: TracedJob
-    ledger: Ledger | None
-    late: LateRank | None
-    on_device: bool
-    has_collectives: bool
-    communication_known: bool
-    not_split: NotSplit | None
-
-
-def traces_verdict(facts: TracedFacts, shortcuts: str | None = None) -> Verdict:
-    """The verdict on a job of foreign traces; `shortcuts` compares them with models, None without models."""
-    job, ledger = facts.job, facts.ledger
-    which, caveat = Answer(ONE_JOB, "not_measured"), None if facts.on_device else ON_CPU
-    exposed = ledger is not None and ledger.exposed_us
-    nothing_moved = facts.communication_known and not facts.has_collectives and not exposed
+    `shortcuts` compares the traces with models; None without models.
+    """
+    which, caveat = Answer(ONE_JOB, "not_measured"), None if on_device else ON_CPU
+    nothing_moved = read.communication_known and not has_collectives and not (ledger is not None and ledger.exposed_us)
     if job.devices < 2 or ledger is None or nothing_moved:
         cost = f"It was not measured: the traces of {job.name} do not show it."
         if job.devices < 2 or nothing_moved:
-            cost = f"There is no collective in {'this trace' if job.processes == 1 else 'these traces'}{_idle(facts)}."
+            idle = _idle(job, ledger) if on_device else ""
+            cost = f"There is no collective in {'this trace' if job.processes == 1 else 'these traces'}{idle}."
         action = Answer("Trace every rank of a job on several devices.", "not_measured")
         return Verdict(which, Answer(cost, "not_measured"), Answer(NO_SHORTCUT, "not_measured"), action, caveat)
     chosen = CellRow(cell=job.name, strategy=job.strategy, devices=job.devices, ledger=ledger)
-    situation = Situation(chosen, facts.late, facts.on_device, of_script=True, not_split=facts.not_split)
-    done = best_action([], situation)
     return Verdict(
         which=which,
-        cost=cost_answer(chosen, facts.late),
+        cost=cost_answer(chosen, late),
         shortcuts=Answer(shortcuts or NO_SINGLE_DEVICE, "not_measured" if shortcuts is None else "traced_means"),
-        action=Answer(done.text, done.confidence),
+        action=best_action([], Situation(chosen, late, on_device, of_script=True, not_split=read.not_split)),
         caveat=caveat,
         strategy=job.strategy,
         cell=job.name,
         ledger=ledger,
-        late=facts.late,
-        part=done.part,
-        saves_us=done.saves_us,
+        late=late,
         cells=(job.name,),
     )
 
 
-def _idle(facts: TracedFacts) -> str:
+def _idle(job: TracedJob, ledger: Ledger | None) -> str:
     """A clause with the share of a step in which the devices are idle."""
-    ledger = facts.ledger
-    if ledger is None or ledger.idle_us is None or not facts.on_device or not ledger.traced_step_us:
+    if ledger is None or ledger.idle_us is None or not ledger.traced_step_us:
         return ""
-    devices = "the device is" if facts.job.devices == 1 else "the devices are"
+    devices = "the device is" if job.devices == 1 else "the devices are"
     times = f"{show_time(ledger.idle_us)} of {with_article(show_time(ledger.traced_step_us))} step"
     return f"; {devices} idle {ledger.idle_us / ledger.traced_step_us:.0%} of the time ({times})"
 
@@ -185,12 +155,8 @@ def shortcuts_text(row: CellRow, data: "CellData", rate: "RingRate | None" = Non
 
 
 def _subtraction(row: CellRow, data: "CellData") -> str:
-    name, estimate, bounds = (
-        f"T_{data.cell.devices} - T_1",
-        row.same_local_batch_us,
-        row.interval("same_local_batch_us"),
-    )
-    exposed = row.ledger.exposed_us if row.ledger is not None else None
+    name, estimate = f"T_{data.cell.devices} - T_1", row.same_local_batch_us
+    bounds, exposed = row.interval("same_local_batch_us"), row.ledger.exposed_us if row.ledger is not None else None
     if estimate is None:
         return f"{name} is unknown: {row.reasons.get('same_local_batch_us', 'no single-device cell was measured')}."
     result = f"{name} gives {show_time(estimate)}"

@@ -5,20 +5,22 @@ waiting, the loader and imbalance explain those terms, or the difference from al
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, choose_unit, show, show_time
 
 NOTABLE = 0.05  # of communication or of the step
 IMBALANCE = 0.1
 
 
-@dataclass(frozen=True)
-class Reason:
+_TERMS = {"compute": "slowdown", "idle": "added_idle", "tracer": "added_tracer"}  # column names without _us
+
+
+class Reason(NamedTuple):
     """One reason: `amount_us` is the measured number, `text` describes it."""
 
     code: str
@@ -45,8 +47,7 @@ def _reasons(row: CellRow) -> Iterator[Reason]:
     ):
         value, bounds = row.number(f"{_TERMS[term]}_us"), row.interval(f"{_TERMS[term]}_us")
         if value is not None and bounds is not None and not bounds.low <= 0 <= bounds.high:
-            size = show_time(abs(value))
-            amount = size if term == "tracer" else f"{size} {'longer' if value > 0 else 'less'}"
+            amount = _apart(value, "" if term == "tracer" else " longer", "" if term == "tracer" else " less")
             within = f"95% interval {show_time(bounds.low)} to {show_time(bounds.high)}"
             yield Reason(term, value, words.format(amount, within))
     for method, baseline in (("ideal_split", "t_1(G)/N"), ("same_total", "t_1(G)")):
@@ -62,65 +63,55 @@ def _reasons(row: CellRow) -> Iterator[Reason]:
     if excess is not None and compute and excess > NOTABLE * compute:
         yield Reason("imbalance", excess, f"device 0 computes {show_time(excess)} a step longer than the others")
     elif spread is not None and compute and spread >= IMBALANCE:
-        text = f"compute differs between devices by {spread:.0%} of its mean"
-        yield Reason("imbalance", spread * compute, text)
+        yield Reason("imbalance", spread * compute, f"compute differs between devices by {spread:.0%} of its mean")
 
 
-_TERMS = {"compute": "slowdown", "idle": "added_idle", "tracer": "added_tracer"}  # column names without _us
-
-
-def _apart(microseconds: float) -> str:
-    return f"{show_time(abs(microseconds))} {'longer' if microseconds > 0 else 'shorter'}"
+def _apart(microseconds: float, more: str = " longer", less: str = " shorter") -> str:
+    return f"{show_time(abs(microseconds))}{more if microseconds > 0 else less}"
 
 
 def error_table(comparison: Comparison) -> TextTable | None:
     """Each estimate's error relative to exposed communication, by term; None if no error is known."""
-    names = ("error", "local batch", "compute", "idle", "tracer")
-    rows: list[tuple[str, str, list[float | None]]] = []
+    rows: list[dict[str, str | float | None]] = []
     for row in comparison.rows.values():
-        for method in FORMULAS:
-            error = row.number(f"{method}_error_exposed_us")
-            if error is None:
+        for method, formula in FORMULAS.items():
+            if (error := row.number(f"{method}_error_exposed_us")) is None:
                 continue
             local = 0.0 if method == "same_local_batch" else row.number(f"{method}_local_batch_us")
-            rest = [row.number(f"{column}_us") for column in _TERMS.values()]
-            rows.append((row.cell, FORMULAS[method], [error, local, *rest]))
+            terms = {name: row.number(f"{column}_us") for name, column in _TERMS.items()}
+            rows.append({"cell": row.cell, "estimate": formula, "error": error, "local batch": local, **terms})
     if not rows:
         return None
-    unit = choose_unit("time", [value for _, _, parts in rows for value in parts])
-    lacking = any(None in parts for _, _, parts in rows)
-    return TextTable(
-        title="Why the estimates differ from exposed communication: error = local batch + compute + idle + tracer",
-        headings=("cell", "estimate", *(f"{name} [{unit.label}]" for name in names)),
-        rows=tuple((cell, formula, *(show(value, unit) for value in parts)) for cell, formula, parts in rows),
-        notes=(
-            "local batch: the estimate does not subtract t_1(b), the step with the same work per device",
-            *([f"{NA}: no traced single-device cell at this batch per device"] if lacking else []),
-        ),
-    )
+    names = ("error", "local batch", *_TERMS)
+    notes = ["local batch: the estimate does not subtract t_1(b), the step with the same work per device"]
+    if any(row[name] is None for row in rows for name in names):
+        notes.append(f"{NA}: no traced single-device cell at this batch per device")
+    fields = (Field("cell", "cell"), Field("estimate", "estimate"), *(Field(name, name, "time") for name in names))
+    title = "Why the estimates differ from exposed communication: error = local batch + compute + idle + tracer"
+    return table_of(title, fields, rows, notes)
 
 
 def identity_table(comparison: Comparison) -> TextTable | None:
     """The four terms of t_N(b) - t_1(b) with half the width of their 95% intervals; None if none is known."""
-    names = ("same_local_batch", "exposed", *_TERMS.values())
+    names = {"t_N(b)-t_1(b)": "same_local_batch", "exposed": "exposed", **_TERMS}
     known = [row for row in comparison.rows.values() if row.added_tracer_us is not None]
     if not known:
         return None
-    unit = choose_unit("time", [row.number(f"{name}_us") for row in known for name in names])
+    unit = choose_unit("time", [row.number(f"{name}_us") for row in known for name in names.values()])
 
     def with_half_width(row: CellRow, column: str) -> str:
         bounds = row.interval(column)
         return f"{show(row.number(column), unit)} ±{NA if bounds is None else show(bounds.half_width, unit)}"
 
-    few = any(row.interval(column) is None for row in known for column in ("same_local_batch_us", "exposed_us"))
-    headings = ("t_N(b)-t_1(b)", "exposed", *_TERMS)
+    notes = [
+        "±: half the 95% interval; compute and idle: change compared with one device; tracer: the part of the untraced "
+        "difference that the traced steps do not explain"
+    ]
+    if any(row.interval(column) is None for row in known for column in ("same_local_batch_us", "exposed_us")):
+        notes.append(f"±{NA}: fewer than 5 steps, or one repeat alone")
     return TextTable(
         title="Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + tracer",
-        headings=("cell", *(f"{name} [{unit.label}]" for name in headings)),
-        rows=tuple((row.cell, *(with_half_width(row, f"{name}_us") for name in names)) for row in known),
-        notes=(
-            "±: half the 95% interval; compute and idle: change compared with one device; tracer: the part of the untraced "
-            "difference that the traced steps do not explain",
-            *([f"±{NA}: fewer than 5 steps, or one repeat alone"] if few else []),
-        ),
+        headings=("cell", *(f"{name} [{unit.label}]" for name in names)),
+        rows=tuple((row.cell, *(with_half_width(row, f"{name}_us") for name in names.values())) for row in known),
+        notes=tuple(notes),
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.runs.traced_job import CellStraggler
 from dpscope.analysis.stats.samples import CONFIDENCE
-from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time, with_article
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.traces.reading.table import Table
@@ -48,16 +48,15 @@ def late_rank(windows: Table, straggler: CellStraggler | None, ledger: Ledger | 
         return None
     numbered = [name for name in ("repeat", "step") if name in windows]
     steps, ranks = len(windows.group(*numbered)), len(windows.group("rank"))
-    waits, total = ledger.wait_by_rank_us, ledger.exposed_wait_us or 0.0
+    waits, total, broadcasts = ledger.wait_by_rank_us, ledger.exposed_wait_us or 0.0, 0.0
     if straggler is not None:
-        rank = straggler.rank
-    elif waits and total > 0 and steps < _FEW_STEPS:
+        rank, broadcasts = straggler.rank, ledger.other_by_kind_us.get("broadcast", 0.0)
+    elif not waits or total <= 0 or steps >= _FEW_STEPS:
+        return None
+    else:
         rank = max(waits, key=lambda one: waits[one])
         if waits[rank] < max(_MOST, 2 / ranks) * total:
             return None
-    else:
-        return None
-    broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if straggler is not None else 0.0
     of_rank = windows.take(windows["rank"] == rank)
     idle, unlaunched = (of_rank[name][of_rank.known(name)] for name in ("idle_us", "unlaunched_us"))
     return LateRank(
@@ -80,12 +79,12 @@ def cost_text(name: str, strategy: str, ledger: Ledger, late: LateRank | None) -
     exposed, step = ledger.exposed_us or 0.0, ledger.traced_step_us
     unit = choose_unit("time", [exposed, step, ledger.exposed_wait_us, ledger.exposed_transfer_us])
     who, what = name if is_known(strategy) else "The job", traits_of(strategy).communication
-    text = f"{who} exposes {_time(exposed, unit)} of {what} in {with_article(_time(step, unit))} traced step"
-    text += f" ({exposed / step:.0%}"
+    share = f"{exposed / step:.0%}"
     if (bounds := ledger.intervals.get("exposed")) is not None:
         ends = f"{show(max(bounds.low, 0.0), unit)} to {_time(bounds.high, unit)}"
-        text += f"; {CONFIDENCE:.0%} interval {ends}"
-    text += f"){_parts(ledger, late, unit)}"
+        share += f"; {CONFIDENCE:.0%} interval {ends}"
+    text = f"{who} exposes {_time(exposed, unit)} of {what} in {with_article(_time(step, unit))} traced step ({share})"
+    text += _parts(ledger, late, unit)
     hidden = (ledger.communication_us or 0.0) - exposed
     if hidden > _NOTHING * step:
         text += f"; {_time(hidden, unit)} more is hidden behind compute"
@@ -126,18 +125,15 @@ def _parts(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
 
 def ledger_table(ledger: Ledger) -> TextTable:
     """A single row: a traced step and the parts that add up to it, means over ranks and steps."""
-    values = [ledger.traced_step_us, *(getattr(ledger, f"{part}_us") for part in STEP_PARTS)]
-    unit = choose_unit("time", values)
-    names = ("traced step", "compute", "wait", "transfer", "other", "idle")
+    names = dict(zip(("traced_step", *STEP_PARTS), ("traced step", *_PART_NAMES), strict=True))
     note = "means over ranks and steps; wait, transfer and other are exposed communication"
     if not ledger.is_split:
         note = f"{note}; other includes all of it, as no collective was matched across all ranks"
-    return TextTable(
-        "Where a step goes: compute + wait + transfer + other + idle = traced step",
-        tuple(f"{name} [{unit.label}]" for name in names),
-        (tuple(show(value, unit) for value in values),),
-        (note,),
-    )
+    fields = [Field(name, f"{part}_us", "time") for part, name in names.items()]
+    return table_of(f"Where a step goes: {' + '.join(_PART_NAMES)} = traced step", fields, [ledger], [note])
+
+
+_PART_NAMES = ("compute", "wait", "transfer", "other", "idle")
 
 
 SLOWED = 1.5  # traced over untraced step, above which no share of a step and no saving is stated
@@ -150,8 +146,7 @@ def slowed_by_tracing(row: CellRow) -> float | None:
 
 def slowed_text(row: CellRow, cost: float) -> str:
     """Why such a trace does not show the cost of communication, and what tracing does not change."""
-    volume, count = row.bytes_per_step, row.collectives_per_step
-    moved = ""
+    volume, count, moved = row.bytes_per_step, row.collectives_per_step, ""
     if volume is not None and count is not None:
         moved = f" What tracing does not change: {show_bytes(volume)} a step in {counted(round(count), 'collective')}."
     return (

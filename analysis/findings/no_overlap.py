@@ -35,6 +35,35 @@ class OverlapReason:
     of_script: bool = False  # caused by how the training is set up, on any hardware
 
 
+_ADVICE = {  # where it does not depend on the cell; for causes in a script's set-up, and for others
+    True: {
+        "compute_stream": "launch collectives on a separate stream: use async_op=True, or the streams that DDP and FSDP create",
+        "held_compute": "find out what makes the compute stream wait: a communication hook, SyncBatchNorm, wait() or "
+        "synchronize() during the backward pass, CUDA_DEVICE_MAX_CONNECTIONS=1, or no multiprocessors left next to the "
+        "collective",
+        "one_block": "apply fully_shard to each block of the model as well: blocks are then gathered and reduced while others "
+        "compute",
+        "last_bucket": "smaller buckets (--bucket-mb) let part of it be reduced earlier; the first layers' gradients still come "
+        "last",
+    },
+    False: {
+        "engine": "compare the engines with --nccl-engine default,legacy",
+        "uneven_ranks": "look for what differs between ranks from step to step: input lengths, the loader, other load on the "
+        "machine",
+        "find_unused_parameters": "omit find_unused_parameters if every parameter is used, or use --static-graph",
+        "host_bound": "give the host less to launch (larger batches, compilation, fewer small operators), or find out what it "
+        "waits for: data, .item(), synchronize()",
+        "little_computing": "compute more per byte: a larger batch, gradient accumulation, or fp16 gradients",
+        "gloo": "no action needed: on GPUs, collectives do not use the CPU's cores",
+    },
+}
+
+
+def _reason(name: str, text: str) -> OverlapReason:
+    of_script = name in _ADVICE[True]
+    return OverlapReason(name, text, _ADVICE[of_script][name], of_script)
+
+
 @dataclass(frozen=True)
 class Evidence:
     """A cell's whole traced steps: `means` over ranks and steps in microseconds, `buckets` with a row per reduction of a step.
@@ -51,16 +80,9 @@ class Evidence:
     small_buckets: int = 0
 
     @property
-    def several(self) -> bool:
-        """Whether gradients are reduced in more than one message."""
-        return len(self.buckets) > 1
-
-    @property
     def sharded(self) -> bool:
         """Whether gradients are reduced to shards, as in FSDP: by the cell's strategy, or by its collectives."""
-        reduced = self.communication["kind"].isin(REDUCING)
-        seen = bool(reduced.any()) and (self.communication.loc[reduced, "kind"] == "reduce_scatter").any()
-        return self.data.cell.traits.sharded or bool(seen)
+        return self.data.cell.traits.sharded or bool((self.communication["kind"] == "reduce_scatter").any())
 
     @property
     def of_gradients(self) -> bool:
@@ -71,6 +93,12 @@ class Evidence:
         done = self.buckets["done"]
         after_backward = len(done) > 0 and not done.isna().any() and float(done.min()) >= LATE
         return self.data.cell.traits.identified or self.sharded or after_backward
+
+    @property
+    def ready_late(self) -> bool:
+        """Whether little compute is left to hide even the first of several buckets."""
+        done = self.buckets["done"]
+        return len(done) > 1 and not done.isna().any() and float(done.iloc[0]) >= LATE
 
     @property
     def steps(self) -> int:
@@ -119,38 +147,41 @@ def overlap_reasons(data: CellData) -> list[OverlapReason]:
 
 
 def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
+    data, means = evidence.data, evidence.means
+    exposed, waiting, late = means["exposed_us"], means["exposed_wait_us"], data.straggler
     yield from _streams(evidence)
-    yield from _late_rank(evidence)
-    yield from bucket_reasons(evidence)
+    if late is not None:
+        # By definition broadcasts have no wait, but with a straggler their exposed time is waiting for it.
+        ledger = data.traced_ledger
+        with_late = waiting + (ledger.other_by_kind_us.get("broadcast", 0.0) if ledger is not None else 0.0)
+        if with_late >= MOST * exposed > 0:
+            steps = f"rank {late.rank} in {late.steps} of {counted(late.of_steps, 'step')}"
+            text = f"{show_time(with_late)} of the {show_time(exposed)} exposed is waiting for a late rank ({steps})"
+            advice = f"check what rank {late.rank} does before its collectives: overlap cannot hide its lateness"
+            yield OverlapReason("late_rank", text, advice, of_script=True)
+    if evidence.of_gradients and len(evidence.buckets):
+        yield from _buckets(evidence)
     yield from _waited_for(evidence)
-    exposed, waiting = evidence.means["exposed_us"], evidence.means["exposed_wait_us"]
-    if waiting >= MOST * exposed > 0 and evidence.data.straggler is None:
-        yield OverlapReason(
-            "uneven_ranks",
-            f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank; no single rank is "
-            "significantly late",
-            "look for what differs between ranks from step to step: input lengths, the loader, other load on the machine",
-        )
-    yield from _unused_parameters(evidence)
-    unlaunched, step = evidence.means["unlaunched_us"], evidence.means["step_us"]
+    if waiting >= MOST * exposed > 0 and late is None:
+        of_exposed = f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank"
+        yield _reason("uneven_ranks", f"{of_exposed}; no single rank is significantly late")
+    if ddp_arguments(data.cell.options.ddp_args).get("find_unused_parameters"):
+        # DDP then all-reduces a map with 4 bytes per parameter tensor after the last bucket.
+        tensors = max((len(rank.model.gradient_shapes) for _, rank in data.ranks), default=0)
+        maps = int((evidence.communication["bytes"] == 4 * tensors).sum()) if tensors else 0
+        reduced = f" and all-reduce a map of {4 * tensors} B ({maps / evidence.steps:.0f} per step)" if maps else ""
+        graph = f"find_unused_parameters makes DDP traverse the whole graph before each backward pass{reduced}"
+        yield _reason("find_unused_parameters", graph)
+    unlaunched, step = means["unlaunched_us"], means["step_us"]
     if unlaunched >= _NOTHING_LAUNCHED * step:
-        yield OverlapReason(
-            "host_bound",
-            f"the host launches work too late: the devices have nothing to run for {show_time(unlaunched)} of a "
-            f"{show_time(step)} step",
-            "give the host less to launch (larger batches, compilation, fewer small operators), or find out what it waits for: "
-            "data, .item(), synchronize()",
-        )
-    yield from little_computing(evidence)
-    if not evidence.data.on_device:
-        queue, processes = evidence.communication["queue_us"].dropna(), evidence.data.cell.processes
-        waits = f"collectives wait {show_time(float(queue.sum()) / evidence.steps)} a step for a free thread"
-        yield OverlapReason(
-            "gloo",
-            f"gloo's threads share the cores with compute ({counted(processes, 'process')})"
-            f"{f', and {waits}' if len(queue) else ''}",
-            "no action needed: on GPUs, collectives do not use the CPU's cores",
-        )
+        nothing = f"the devices have nothing to run for {show_time(unlaunched)} of a {show_time(step)} step"
+        yield _reason("host_bound", f"the host launches work too late: {nothing}")
+    yield from _little_computing(evidence)
+    if not data.on_device:
+        queue = evidence.communication["queue_us"].dropna()
+        waits = f", and collectives wait {show_time(float(queue.sum()) / evidence.steps)} a step for a free thread"
+        shared = f"gloo's threads share the cores with compute ({counted(data.cell.processes, 'process')})"
+        yield _reason("gloo", f"{shared}{waits if len(queue) else ''}")
 
 
 def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -162,12 +193,8 @@ def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
         total = float(communication["duration_us"].sum() or 1.0)
         share = float(communication.loc[on_stream, "duration_us"].sum()) / total
     if share >= MOST:
-        yield OverlapReason(
-            "compute_stream",
-            f"{share:.0%} of it runs on a stream that also computes, where one waits for the other",
-            "launch collectives on a separate stream: use async_op=True, or the streams that DDP and FSDP create",
-            of_script=True,
-        )
+        text = f"{share:.0%} of it runs on a stream that also computes, where one waits for the other"
+        yield _reason("compute_stream", text)
         return
     if "held_us" not in communication or communication["held_us"].isna().all():
         return
@@ -180,34 +207,10 @@ def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
         f"until {until if evidence.of_gradients else 'a collective ends'}"
     )
     if SUSPECT in {rank.nccl_engine for _, rank in evidence.data.ranks}:
-        text = f"{text}; {SUSPECT} ran the collectives, which may make the compute stream wait for each"
-        yield OverlapReason("engine", text, "compare the engines with --nccl-engine default,legacy")
-        return
-    yield OverlapReason(
-        "held_compute",
-        text,
-        "find out what makes the compute stream wait: a communication hook, SyncBatchNorm, wait() or synchronize() during the "
-        "backward pass, CUDA_DEVICE_MAX_CONNECTIONS=1, or no multiprocessors left next to the collective",
-        of_script=True,
-    )
-
-
-def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
-    exposed, late = evidence.means["exposed_us"], evidence.data.straggler
-    if late is None:
-        return
-    # By definition broadcasts have no wait, but with a straggler their exposed time is waiting for it.
-    ledger = evidence.data.traced_ledger
-    broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if ledger is not None else 0.0
-    waiting = evidence.means["exposed_wait_us"] + broadcasts
-    if waiting >= MOST * exposed > 0:
-        yield OverlapReason(
-            "late_rank",
-            f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for a late rank (rank {late.rank} in "
-            f"{late.steps} of {counted(late.of_steps, 'step')})",
-            f"check what rank {late.rank} does before its collectives: overlap cannot hide its lateness",
-            of_script=True,
-        )
+        serial = f"{text}; {SUSPECT} ran the collectives, which may make the compute stream wait for each"
+        yield _reason("engine", serial)
+    else:
+        yield _reason("held_compute", text)
 
 
 def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -228,19 +231,6 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
         share = (float(of_kind.sum()) - late_us * evidence.steps) / total if total else 0.0
         if share >= _BEFORE:
             yield OverlapReason(kind, f"{share:.0%} of it is {called}", advice)
-
-
-def _unused_parameters(evidence: Evidence) -> Iterator[OverlapReason]:
-    """DDP then all-reduces a map with 4 bytes per parameter tensor after the last bucket."""
-    if ddp_arguments(evidence.data.cell.options.ddp_args).get("find_unused_parameters"):
-        tensors = max((len(rank.model.gradient_shapes) for _, rank in evidence.data.ranks), default=0)
-        maps = int((evidence.communication["bytes"] == 4 * tensors).sum()) if tensors else 0
-        reduced = f" and all-reduce a map of {4 * tensors} B ({maps / evidence.steps:.0f} per step)" if maps else ""
-        yield OverlapReason(
-            "find_unused_parameters",
-            f"find_unused_parameters makes DDP traverse the whole graph before each backward pass{reduced}",
-            "omit find_unused_parameters if every parameter is used, or use --static-graph",
-        )
 
 
 def overlap_evidence(data: CellData) -> Evidence | None:
@@ -276,21 +266,14 @@ def _reductions(communication: pd.DataFrame) -> pd.DataFrame:
     return means
 
 
-def bucket_reasons(evidence: Evidence) -> Iterator[OverlapReason]:
-    """The reasons that the buckets show, the strongest first."""
+def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
+    """The reasons that buckets of gradients show, the strongest first."""
     buckets, options = evidence.buckets, evidence.data.cell.options
-    if not evidence.of_gradients or buckets.empty:
-        return
-    sizes, total, last = buckets["bytes"], float(buckets["bytes"].sum()), float(buckets["bytes"].iloc[-1])
+    total, last = float(buckets["bytes"].sum()), float(buckets["bytes"].iloc[-1])
     done = buckets["done"].iloc[-1]
     ready = "" if pd.isna(done) else f", ready when {float(done):.0%} of the step's compute is done"
     if len(buckets) == 1 and evidence.sharded:
-        yield OverlapReason(
-            "one_block",
-            f"all gradients are reduced in one reduce-scatter of {show_bytes(last)}{ready}",
-            "apply fully_shard to each block of the model as well: blocks are then gathered and reduced while others compute",
-            of_script=True,
-        )
+        yield _reason("one_block", f"all gradients are reduced in one reduce-scatter of {show_bytes(last)}{ready}")
     elif len(buckets) == 1:
         held = f"all gradients are reduced in one bucket of {show_bytes(last)}"
         if evidence.small_buckets:
@@ -306,60 +289,42 @@ def bucket_reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         text = f"{held}{ready}{', because of --overlap off' if requested else ''}"
         yield OverlapReason("one_bucket", text, advice, of_script=not requested and last >= _SMALL)
     elif not evidence.sharded and last > MOST * total:
-        yield OverlapReason(
-            "last_bucket",
-            f"the last of {counted(len(sizes), 'bucket')} holds {last / total:.0%} of the bytes ({show_bytes(last)} of "
-            f"{show_bytes(total)}){ready}",
-            "smaller buckets (--bucket-mb) let part of it be reduced earlier; the first layers' gradients still come last",
-            of_script=True,
-        )
-    if _ready_late(evidence):
+        share = f"{last / total:.0%} of the bytes ({show_bytes(last)} of {show_bytes(total)})"
+        yield _reason("last_bucket", f"the last of {counted(len(buckets), 'bucket')} holds {share}{ready}")
+    if evidence.ready_late:
         yield _late_buckets(evidence)
-
-
-def _ready_late(evidence: Evidence) -> bool:
-    """Whether little compute is left to hide even the first of several buckets."""
-    done = evidence.buckets["done"]
-    return evidence.several and not done.isna().any() and float(done.iloc[0]) >= LATE
 
 
 def _late_buckets(evidence: Evidence) -> OverlapReason:
     """`compiled_graph` if the first bucket would not be late had the graph returned its gradients at its start."""
-    first, traits = evidence.buckets.iloc[0], evidence.data.cell.traits
+    first, cell = evidence.buckets.iloc[0], evidence.data.cell
     graph = 0.0 if pd.isna(first["compiled_share"]) else float(first["compiled_share"])
     text = f"its buckets are ready only when the step's compute is nearly done: {bucket_times(evidence)}"
     if float(first["done"]) - graph < LATE:
         text = f"{text}; one compiled backward graph, {graph:.0%} of that compute, returns their gradients only when it ends"
         split = "let torch.compile split the graph at DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
-        of_ddp = is_known(evidence.data.cell.strategy)  # False if the traces do not show the parallelism
-        return OverlapReason(
-            "compiled_graph", text, f"{split if of_ddp else ''}compile each block separately", of_script=True
-        )
+        advice = f"{split if is_known(cell.strategy) else ''}compile each block separately"  # else it may be no DDP
+        return OverlapReason("compiled_graph", text, advice, of_script=True)
     advice = "reduce gradients during the backward pass, as DistributedDataParallel does, rather than after it"
-    if traits.reduces_early or evidence.sharded:
+    if cell.traits.reduces_early or evidence.sharded:
         advice = (
             "find out why gradients are late: one layer with most of the compute, or weights shared by several layers"
         )
     return OverlapReason("late_buckets", text, advice, of_script=True)
 
 
-def little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
+def _little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
     """Too little compute to hide the transfers; for late buckets only if even the whole step's compute were too little."""
     buckets = evidence.buckets
-    if not evidence.of_gradients or not evidence.several or buckets[["done", "transfer_us"]].isna().any().any():
+    if not evidence.of_gradients or len(buckets) < 2 or buckets[["done", "transfer_us"]].isna().any().any():
         return
     # `done` is a share of the compute before the optimizer, which waits for all gradients and so hides nothing.
     compute = evidence.means["compute_us"] - evidence.means["optimizer_us"]
-    needed = float(buckets["transfer_us"].sum())
-    left = compute * (1 - float(buckets["done"].iloc[0]))
-    if left >= MOST * needed or (_ready_late(evidence) and compute >= MOST * needed):
+    needed, left = float(buckets["transfer_us"].sum()), compute * (1 - float(buckets["done"].iloc[0]))
+    if left >= MOST * needed or (evidence.ready_late and compute >= MOST * needed):
         return
-    yield OverlapReason(
-        "little_computing",
-        f"only {show_time(left)} of compute is left when the first bucket is ready, and the transfers need "
-        f"{show_time(needed)}",
-        "compute more per byte: a larger batch, gradient accumulation, or fp16 gradients",
-    )
+    only = f"only {show_time(left)} of compute is left when the first bucket is ready"
+    yield _reason("little_computing", f"{only}, and the transfers need {show_time(needed)}")
 
 
 def bucket_times(evidence: Evidence) -> str:

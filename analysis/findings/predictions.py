@@ -7,8 +7,8 @@ from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
 from dpscope.analysis.findings.estimate_gaps import NOTABLE
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_bytes, show_time
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import Unit, show_bytes, show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
@@ -34,34 +34,30 @@ def collective_table(
     shown = [one for rows in by_cell.values() for one in rows[:_MOST_ROWS]]
     if not any(one.predicted_us is not None for one in shown):
         return None
-    unit = choose_unit("time", [time for one in shown for time in (one.measured_us, one.expected_us)])
-    choices = [choice(one) for one in shown]
-    columns = {
-        "cell": [one.cell for one in shown],
-        "collective": [one.kind for one in shown],
-        "size": [show_bytes(one.size_bytes) for one in shown],
-    }
-    if any(one is not None for one in choices):
-        columns |= {
-            "NCCL chose": [NA if one is None else one.choice for one in choices],
-            f"ring [{unit.label}]": [show(one and one.ring_us, unit) for one in choices],
-            f"its formula [{unit.label}]": [show(one and one.formula_us, unit) for one in choices],
-        }
-    columns |= {
-        "per step": [f"{one.per_step:.3g}" for one in shown],
-        f"measured [{unit.label}]": [show(one.measured_us, unit) for one in shown],
-        f"predicted [{unit.label}]": [show(one.expected_us, unit) for one in shown],
-        "error [%]": [show(one.relative_error, Unit("%", 0.01, 1)) for one in shown],
-    }
     slowest = any(one.measured_slowest_us is not None for one in shown)
     calibrated = slowest and any(one.predicted_slowest_us is not None for one in shown)
-    columns |= {f"slowest [{unit.label}]": [show(one.measured_slowest_us, unit) for one in shown]} if slowest else {}
-    columns |= {f"calib. [{unit.label}]": [show(one.predicted_slowest_us, unit) for one in shown]} if calibrated else {}
-    notes = tuple(_table_notes(shown, slowest, calibrated))
+    chosen = (
+        Field("NCCL chose", lambda one: (own := choice(one)) and own.choice),
+        Field("ring", lambda one: (own := choice(one)) and own.ring_us, "time"),
+        Field("its formula", lambda one: (own := choice(one)) and own.formula_us, "time"),
+    )
+    fields = (
+        Field("cell", "cell"),
+        Field("collective", "kind"),
+        Field("size", lambda one: show_bytes(one.size_bytes)),
+        *(chosen if any(choice(one) is not None for one in shown) else ()),
+        Field("per step", lambda one: f"{one.per_step:.3g}"),
+        Field("measured", "measured_us", "time"),
+        Field("predicted", "expected_us", "time"),
+        Field("error", "relative_error", Unit("%", 0.01, 1)),
+        *([Field("slowest", "measured_slowest_us", "time")] if slowest else ()),
+        *([Field("calib.", "predicted_slowest_us", "time")] if calibrated else ()),
+    )
+    notes = [*_table_notes(shown, slowest, calibrated)]
     if left_out := len(comparison.predictions) - len(shown):
-        notes += (f"{left_out} smaller sizes are not shown",)
-    title = "Predicted and measured, per collective (median transfer)"
-    return TextTable(title, tuple(columns), tuple(zip(*columns.values(), strict=True)), notes)
+        notes.append(f"{left_out} smaller sizes are not shown")
+    times = [time for one in shown for time in (one.measured_us, one.expected_us)]
+    return table_of("Predicted and measured, per collective (median transfer)", fields, shown, notes, times=times)
 
 
 def _table_notes(shown: list[CollectivePrediction], slowest: bool, calibrated: bool) -> Iterator[str]:
@@ -72,11 +68,10 @@ def _table_notes(shown: list[CollectivePrediction], slowest: bool, calibrated: b
     yield from (f"predicted beyond the calibration: {sizes}" for sizes in beyond)
     if any(one.in_step_us is not None for one in shown):
         yield "predictions for overlapping all-reduces include the slowdown that the calibration measured next to other work"
+    together = "; calib.: the slowest rank of a calibration, in which all ranks start together" if calibrated else ""
     if slowest:
-        yield (
-            "measured and predicted: the fastest rank, as transfers are defined; slowest: the slowest rank, waiting included"
-            + ("; calib.: the slowest rank of a calibration, in which all ranks start together" if calibrated else "")
-        )
+        fastest = "measured and predicted: the fastest rank, as transfers are defined"
+        yield f"{fastest}; slowest: the slowest rank, waiting included{together}"
 
 
 def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> Iterator[Finding]:
@@ -90,14 +85,15 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
     calibrated = [row.cell for row in comparison.rows.values() if row.prediction_source == "calibration"]
     lacking = [one for one in comparison.predictions if one.predicted_us is None]
     if lacking and calibrated:
-        kinds = sorted({one.kind for one in comparison.predictions})
+        kinds = ",".join(sorted({one.kind for one in comparison.predictions}))
+        counts = ",".join(map(str, sorted({one.ranks for one in comparison.predictions})))
         place = "calibration.json, and pass it with --calibration" if comparison.of_traces else "<this run's folder>"
-        cells = ", ".join(dict.fromkeys(one.cell for one in lacking))
+        cells, why = dict.fromkeys(one.cell for one in lacking), dict.fromkeys(one.reason for one in lacking)
         yield RunCode.CALIBRATION_INCOMPLETE.finding(
-            f"{'; '.join(dict.fromkeys(one.reason for one in lacking))}, which {cells} "
-            f"{'use' if ',' in cells else 'uses'}: exposed communication is not predicted there",
-            f"calibrate all collectives that the run uses: dpscope calibrate --collectives {','.join(kinds)} "
-            f"--devices {','.join(map(str, sorted({one.ranks for one in comparison.predictions})))} --out {place}",
+            f"{'; '.join(why)}, which {', '.join(cells)} {'use' if len(cells) > 1 else 'uses'}: exposed communication is not "
+            "predicted there",
+            "calibrate all collectives that the run uses: dpscope calibrate "
+            f"--collectives {kinds} --devices {counts} --out {place}",
         )
     for engine in sorted(set(comparison.other_engines.values())):
         if ran := [cell for cell in calibrated if comparison.other_engines.get(cell) == engine]:
@@ -122,17 +118,10 @@ def _cells_off(comparison: Comparison) -> Iterator[tuple[CellRow, list[str], lis
         return error is not None and abs(error) > PREDICTION_TOLERANCE
 
     for row in comparison.rows.values():
-        off, least_us = (
-            [name for name in _WHAT if is_off(row.number(f"predicted_{name}_error"))],
-            row.transfer_us or 0.0,
-        )
-        single = [
-            one
-            for one in comparison.predictions
-            if one.cell == row.cell
-            and is_off(one.relative_error)
-            and one.per_step * (one.measured_us or 0.0) > NOTABLE * least_us
-        ]
+        off = [name for name in _WHAT if is_off(row.number(f"predicted_{name}_error"))]
+        least_us = NOTABLE * (row.transfer_us or 0.0)
+        own = [one for one in comparison.predictions if one.cell == row.cell and is_off(one.relative_error)]
+        single = [one for one in own if one.per_step * (one.measured_us or 0.0) > least_us]
         if off or single:
             yield row, off, single
 
@@ -148,11 +137,9 @@ def _off_finding(
     for name, error in zip(off, _errors(row, off), strict=True):
         # No collective of a strategy with peer copies is matched, so its transfers are all of its communication.
         of_all = name == "transfer" and traits.peer_copies
-        measured, predicted = (
-            row.number("communication_us" if of_all else f"{name}_us"),
-            row.number(f"predicted_{name}_us"),
-        )
-        errors.append(f"{_WHAT[name]} {show_time(predicted)} a step, measured {show_time(measured)} ({error:+.0%})")
+        measured = show_time(row.number("communication_us" if of_all else f"{name}_us"))
+        predicted = show_time(row.number(f"predicted_{name}_us"))
+        errors.append(f"{_WHAT[name]} {predicted} a step, measured {measured} ({error:+.0%})")
     if single:
         each = (f"{show_bytes(one.size_bytes)} {one.kind} {one.relative_error:+.0%}" for one in single[:_MOST_ROWS])
         errors.append(f"single collectives: {', '.join(each)}")

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries
-from dpscope.analysis.findings.strategy_costs import in_brackets
+from dpscope.analysis.findings.strategy_costs import bounds, in_brackets
 from dpscope.analysis.stats.samples import Verdict, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
-from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Unit, show
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, counted
@@ -17,13 +17,21 @@ from dpscope.profiling.records.strategies import traits_of
 _RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0, 3)
 _SUPERLINEAR = 1.1  # times the number of devices, from which on a speedup without an interval is reported
 _LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
+_PLAIN_RATIO = Unit("", 1.0, 2)
+_POINTS = (
+    Field("series", lambda row: row[0].label),
+    Field("devices", lambda row: row[1].devices),
+    Field("speedup", lambda row: row[1].speedup.value, _RATIO),
+    Field("low", lambda row: row[1].speedup.low, _PLAIN_RATIO),
+    Field("high", lambda row: row[1].speedup.high, _PLAIN_RATIO),
+    Field("eff.", lambda row: row[1].efficiency.value, _SHARE),
+    Field("Karp-Flatt", lambda row: row[1].serial_fraction, _FRACTION),
+)
 
 
 def scaling_table(comparison: Comparison) -> TextTable | None:
     """A row for each cell compared with one device; None without a single-device cell."""
-    rows = [(series.label, point) for series in comparison.scaling for point in series.points]
-    if not rows:
-        return None
+    rows = [(series, point) for series in comparison.scaling for point in series.points]
     notes = [
         "low, high: 95% interval; Karp-Flatt: the serial fraction that would explain this speedup. If it grows with the "
         "number of devices, the loss is overhead such as communication, not serial code."
@@ -35,19 +43,7 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
         ("Karp-Flatt", [point.cell for _, point in rows if point.serial_fraction is None], slower),
     ):
         notes += [f"{NA} ({columns}; {', '.join(dict.fromkeys(cells))}): {reason}"] if cells else []
-    return TextTable(
-        title="Scaling: speedup over one device",
-        headings=("series", "devices", "speedup [x]", "low", "high", "eff. [%]", "Karp-Flatt"),
-        rows=tuple(
-            (
-                *(label, str(point.devices)),
-                *(show(value, _RATIO) for value in (point.speedup.value, point.speedup.low, point.speedup.high)),
-                *(show(point.efficiency.value, _SHARE), show(point.serial_fraction, _FRACTION)),
-            )
-            for label, point in rows
-        ),
-        notes=tuple(notes),
-    )
+    return table_of("Scaling: speedup over one device", _POINTS, rows, notes) if rows else None
 
 
 def law_table(comparison: Comparison) -> TextTable | None:
@@ -79,8 +75,7 @@ def law_table(comparison: Comparison) -> TextTable | None:
 
 def scaling_findings(comparison: Comparison) -> Iterator[Finding]:
     """Findings about strong and weak scaling, superlinear speedups and the target efficiency."""
-    for choice in comparison.choices:
-        yield strong_or_weak(choice)
+    yield from map(strong_or_weak, comparison.choices)
     yield from superlinear_findings(comparison)
     if comparison.target_efficiency is not None:
         yield from judge_target(comparison.scaling, comparison.target_efficiency)
@@ -116,14 +111,14 @@ def strong_or_weak(choice: ScalingChoice) -> Finding:
     ratio, shown = choice.ratio, verdict(choice.ratio)
     text = "too few steps or repeats to determine whether strong or weak scaling is better"
     if shown == "no_difference_shown":
-        interval = f"ratio {ratio.value:.2f}, 95% interval {ratio.low:.2f} to {ratio.high:.2f}"
+        interval = f"ratio {ratio.value:.2f}, {bounds(ratio)}"
         text = f"the difference between strong and weak scaling is not significant ({interval})"
     elif shown != "too_few_samples":
         better, worse = ("weak", "strong") if shown == "above" else ("strong", "weak")
         times = ratio if shown == "above" else ratio.inverse()
+        cells = f"{choice.weak} compared with {choice.strong}"
         text = (
-            f"{keeping[better]} gives {times.value:.2f}x the throughput of {keeping[worse]} (95% interval {times.low:.2f} to "
-            f"{times.high:.2f}; {choice.weak} compared with {choice.strong})"
+            f"{keeping[better]} gives {times.value:.2f}x the throughput of {keeping[worse]} ({bounds(times)}; {cells})"
         )
     return RunCode.STRONG_OR_WEAK.finding(f"{name}: {text}")
 

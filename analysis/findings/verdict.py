@@ -12,12 +12,10 @@ import numpy as np
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
-from dpscope.analysis.findings.actions import Confidence, Situation, best_action
+from dpscope.analysis.findings.actions import Answer, Confidence, Situation, best_action
 from dpscope.analysis.findings.answers import (
     NO_SHORTCUT,
     NO_SINGLE_DEVICE,
-    Answer,
-    TracedFacts,
     Verdict,
     cost_answer,
     shortcuts_text,
@@ -58,37 +56,33 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
             alone = {"same_local_batch_us": "traces of one job hold no step on one device"}
             row, rate = replace(row, reasons={**row.reasons, **alone}), comparison.ring_rates.get(data.cell.devices)
             shortcuts = NO_SINGLE_DEVICE if row.ring_us is None else shortcuts_text(row, data, rate)
-        return traces_verdict(cell_facts(data, row.ledger), shortcuts)
+        return _traces_verdict(data, row.ledger, shortcuts)
     case, caveat = _largest_case(comparison), _caveat(run, comparison)
     if not case:
         return _nothing_parallel(comparison, caveat)
     chosen, gap = _chosen(comparison, case)
-    speedup, data = _speedup(comparison, chosen.cell), run.cells[chosen.cell]
+    # Samples per second divided by those of one device, at the same batch per device (weak) where measured.
+    weak_first = sorted(comparison.scaling, key=lambda one: one.scaling != "weak")
+    speedups = (point.speedup for series in weak_first for point in series.points if point.cell == chosen.cell)
+    speedup, data = next(speedups, None), run.cells[chosen.cell]
     which, strategy = _which(comparison, chosen, gap, speedup)
     late = None
     if slowed_by_tracing(chosen) is None:
         late = late_rank(as_table(data.whole_windows), data.straggler, chosen.ledger)
-    shown = None if speedup is None else verdict(speedup)
+    shown, launch_bound = None if speedup is None else verdict(speedup), is_launch_bound(data)
     situation = Situation(
-        chosen=chosen,
-        late=late,
-        on_device=run.device_type != "cpu",
-        of_script=comparison.of_script,
-        slower=shown == "below",
-        launch_bound=is_launch_bound(data),
+        chosen, late, run.device_type != "cpu", comparison.of_script, slower=shown == "below", launch_bound=launch_bound
     )
-    decided = best_action(_timed(comparison), situation)
-    action = Answer(decided.text, decided.confidence)
+    action = best_action(_timed(comparison), situation)
     if speedup is not None and shown not in ("above", "below"):
         repeats = max(_DECIDING_REPEATS, 2 * max((len(one.results) for one in run.measured), default=1))
         more = f"Measure more repeats to decide between {strategy_name(chosen)} and one device (--repeats {repeats})."
-        action = Answer(f"{more} {decided.text}", _confidence(speedup), _GAIN)
-    ring_rate = comparison.ring_rates.get(data.cell.devices)
-    basis: Confidence = "traced_means" if chosen.ledger else "not_measured"
+        action = replace(action, text=f"{more} {action.text}", confidence=_confidence(speedup), about=_GAIN)
+    shortcuts = shortcuts_text(chosen, data, comparison.ring_rates.get(data.cell.devices))
     return Verdict(
         which=which,
-        cost=cost_answer(chosen, late, situation.launch_bound),
-        shortcuts=Answer(shortcuts_text(chosen, data, ring_rate), basis),
+        cost=cost_answer(chosen, late, launch_bound),
+        shortcuts=Answer(shortcuts, "traced_means" if chosen.ledger else "not_measured"),
         action=action,
         caveat=caveat,
         unsteady=_unsteady(run, comparison, case),
@@ -96,23 +90,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         cell=data.cell.name,
         ledger=chosen.ledger,
         late=late,
-        part=decided.part,
-        saves_us=decided.saves_us,
         cells=tuple(row.cell for row in case),
-    )
-
-
-def cell_facts(data: CellData, ledger: Ledger | None) -> TracedFacts:
-    """The facts of the cell that represents the traces of a job."""
-    assert isinstance(data.cell, TracedJob)
-    return TracedFacts(
-        job=data.cell,
-        ledger=ledger,
-        late=late_rank(as_table(data.whole_windows), data.straggler, ledger),
-        on_device=data.on_device,
-        has_collectives=not data.collectives.empty,
-        communication_known=data.communication_known,
-        not_split=data.not_split,
     )
 
 
@@ -121,7 +99,13 @@ def verdict_without_models(data: CellData) -> Verdict:
     ledger = data.traced_ledger if data.communication_known else None
     if ledger is not None:
         ledger = with_contention(ledger, contentions(as_table(data.kernels)))
-    return traces_verdict(cell_facts(data, ledger))
+    return _traces_verdict(data, ledger)
+
+
+def _traces_verdict(data: CellData, ledger: Ledger | None, shortcuts: str | None = None) -> Verdict:
+    assert isinstance(data.cell, TracedJob)
+    late = late_rank(as_table(data.whole_windows), data.straggler, ledger)
+    return traces_verdict(data, data.cell, ledger, late, data.on_device, not data.collectives.empty, shortcuts)
 
 
 def _nothing_parallel(comparison: Comparison, caveat: str | None) -> Verdict:
@@ -140,11 +124,9 @@ def _caveat(run: RunData, comparison: Comparison) -> str | None:
     if not comparison.of_script:
         with_stand_in = any(traits_of(row.strategy).host_copies for row in comparison.rows.values())
         return (STAND_IN if with_stand_in else CPU_RUN) if on_cpu else None
-    sentences = [SCRIPT_ON_CPU] if on_cpu else []
-    if batches := comparison.batches_seen:
-        sentences.append(
-            f"Batch per device, inferred from the model's calls: {', '.join(batches)} (or set --batch-size)."
-        )
+    sentences, batches = [SCRIPT_ON_CPU] if on_cpu else [], ", ".join(comparison.batches_seen)
+    if batches:
+        sentences.append(f"Batch per device, inferred from the model's calls: {batches} (or set --batch-size).")
     return " ".join(sentences) or None
 
 
@@ -190,11 +172,8 @@ def _chosen(comparison: Comparison, case: Sequence[CellRow]) -> tuple[CellRow, S
     if gap is None:
         return min(case, key=lambda row: row.step_us or 0.0), None
     chosen = names[gap.dp] if verdict(gap.ratio) == "below" else names[gap.ddp]
-    faster = [
-        one
-        for one in comparison.costs
-        if one.against == chosen.cell and one.cell in names and verdict(one.ratio) == "below"
-    ]
+    against = [one for one in comparison.costs if one.against == chosen.cell and one.cell in names]
+    faster = [one for one in against if verdict(one.ratio) == "below"]
     return names[min(faster, key=lambda one: one.ratio.value or 1.0).cell] if faster else chosen, gap
 
 
@@ -215,18 +194,10 @@ def _which(
     if shown == "below":
         text, strategy = f"Do not parallelise at this size: {name} reaches {times}", "single"
     elif shown == "above":
-        undecided = gap is not None and verdict(gap.ratio) not in ("above", "below")
-        if gap is not None and undecided and chosen.cell in (gap.dp, gap.ddp):
+        if gap and verdict(gap.ratio) not in ("above", "below") and chosen.cell in (gap.dp, gap.ddp):
             name = f"DDP or {gap.dp_label}, whichever is simpler"
         text, strategy = f"Use {name}: {times}", chosen.strategy
     return Answer(text, _confidence(speedup), _GAIN), strategy
-
-
-def _speedup(comparison: Comparison, cell: str) -> Estimate | None:
-    """Samples per second divided by those of one device, at the same batch per device where measured."""
-    points = [(series, point) for series in comparison.scaling for point in series.points if point.cell == cell]
-    points.sort(key=lambda one: one[0].scaling != "weak")
-    return points[0][1].speedup if points else None
 
 
 def _relative_to_itself(comparison: Comparison, chosen: CellRow) -> tuple[str, Confidence]:

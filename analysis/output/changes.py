@@ -5,12 +5,11 @@ Programs get JSON, a summary for GitHub's job pages, or JUnit XML; verdicts come
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from xml.etree import ElementTree
 
 import msgspec
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dpscope.analysis.cells.device_use import UseChange, use_changes, use_table
-from dpscope.analysis.findings.answers import LABELS, Verdict
+from dpscope.analysis.findings.answers import Verdict
 from dpscope.analysis.output.analyze import load_any, verdict_of
 from dpscope.analysis.runs.compare import (
     JUDGED,
@@ -31,6 +30,7 @@ from dpscope.analysis.runs.compare import (
     regressions,
     setting_findings,
     undecided_findings,
+    verdict_table,
 )
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import pooled_median
@@ -54,18 +54,6 @@ STATUS_WORDS = {NO_REGRESSION: "no regression", REGRESSION: "regression", NOT_CO
 DEFAULT_SHARE = 0.05  # --fail-over
 
 
-def verdict_table(changes: Sequence[Change]) -> TextTable:
-    """A row per cell, within 80 columns: the verdict on its step first, the ratio with its interval after."""
-    table = change_table([change for change in changes if change.quantity in JUDGED])
-    names = [heading.partition(" [")[0] for heading in table.headings]
-    kept = [names.index(name) for name in ("cell", "change", "before", "after", "ratio", "low", "high")]
-    return TextTable(
-        title="Verdict on each cell's step (after / before, 95% interval)",
-        headings=tuple(table.headings[index] for index in kept),
-        rows=tuple(tuple(row[index] for index in kept) for row in table.rows),
-    )
-
-
 @dataclass(frozen=True)
 class Judgement:
     """What was found of two runs: `worse` are the regressions among the changes, `status` is the command's exit status.
@@ -81,11 +69,6 @@ class Judgement:
     history: TextTable | None = None
     after: Verdict | None = None
     uses: Sequence[UseChange] = ()
-
-
-def judgement_text(found: Judgement, output_format: Literal["json", "github", "junit"]) -> str:
-    """In one of the formats that programs read."""
-    return {"json": _json, "github": _github, "junit": _junit}[output_format](found)
 
 
 def _json(found: Judgement) -> str:
@@ -162,9 +145,12 @@ def _junit(found: Judgement) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
+_PRINTERS: Mapping[str, Callable[[Judgement], str]] = {"json": _json, "github": _github, "junit": _junit}
+
+
 def _answers(verdict: Verdict, before: str, between: str) -> str:
     """The later run's verdict, a line for each warning and answer."""
-    answers = (f"{before}{label}{between}{one.text}" for label, one in zip(LABELS, verdict.answers, strict=True))
+    answers = (f"{before}{label}{between}{text}" for label, text in verdict.labelled)
     return "\n".join((*verdict.warnings, *answers))
 
 
@@ -182,7 +168,7 @@ def print_comparison(
     if not (is_run_folder(before) or is_run_folder(after)) and holds_epochs(before) and holds_epochs(after):
         if share is not None:
             raise DpscopeError("--fail-over judges measured steps, and these folders hold trainings alone; omit it")
-        if output_format in ("json", "github", "junit"):
+        if output_format in _PRINTERS:
             raise DpscopeError(
                 f"--format {output_format} shows measured steps, and these folders hold trainings alone; omit it"
             )
@@ -233,10 +219,10 @@ def _judge(
     status = NOT_COMPARABLE if differ and not force else status
     uses = use_changes(before, after)
     found = Judgement(changes, worse, [*differ, *unjudged], status, history, uses=uses)
-    if output_format in ("json", "github", "junit"):
+    if (for_programs := _PRINTERS.get(output_format)) is not None:
         with progress("Comparing cells"):
             found = replace(found, after=verdict_of(after))
-        sys.stdout.write(judgement_text(found, output_format) + "\n")
+        sys.stdout.write(for_programs(found) + "\n")
         return status
     if output_format == "table":  # the answer first: what got slower, a row per cell, what would have been seen
         console.print()
@@ -329,25 +315,21 @@ def in_order(runs: Sequence[RunData], by: HistoryOrder = "time") -> list[RunData
 
 def history_table(runs: Sequence[RunData], by: HistoryOrder = "time") -> TextTable:
     """A row per run and a column per cell, medians of untraced steps; NA where a run did not measure the cell."""
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
+    cells = dict.fromkeys(data.cell.name for run in runs for data in run.measured)
     for run in runs:
         commit = _commit(run)
         shown = NA if commit is None else commit.name[:SHORT_HASH_DIGITS] + "+" * commit.changed
         begun = {"run": run.path.name, "begun": run.manifest.created_at[:16], "commit": shown}
-        rows.append({**begun, "steps_us": {one.cell.name: pooled_median(one.step_samples()) for one in run.measured}})
-    cells = dict.fromkeys(data.cell.name for run in runs for data in run.measured)
-    steps = [Field(cell, partial(_step_us, cell=cell), "time") for cell in cells]
+        steps_us = {one.cell.name: pooled_median(one.step_samples()) for one in run.measured}
+        rows.append({**dict.fromkeys(cells), **steps_us, **begun})
     notes = [_ORDERS[by]]
-    if any("+" in row["commit"] for row in rows):
+    if any("+" in str(row["commit"]) for row in rows):
         notes.append("+: tracked files differed from the commit when the run was started")
     if NA in [row["commit"] for row in rows]:
         notes.append(f"commit {NA}: measured outside a git checkout, or by an older version of dpscope")
+    steps = (Field(cell, cell, "time") for cell in cells)
     return table_of(f"Steps by {by}", [*(Field(one, one) for one in ("run", "begun", "commit")), *steps], rows, notes)
-
-
-def _step_us(row: dict[str, Any], cell: str) -> float | None:
-    found: float | None = row["steps_us"].get(cell)
-    return found
 
 
 def _commit(run: RunData) -> Commit | None:

@@ -40,19 +40,15 @@ def headline(report: EqualityReport) -> str:
     """The outcome in one line."""
     settings = report.settings
     judged = min(pair.judged_steps for pair in report.pairs)
-    steps = (
-        f"{counted(settings.steps, 'step')}"
-        if judged == settings.steps
-        else f"the first {judged} of {counted(settings.steps, 'step')}"
-    )
+    steps = f"{'' if judged == settings.steps else f'the first {judged} of '}{counted(settings.steps, 'step')}"
     over = f"over {steps} of {counted(settings.global_batch_size, 'sample')} in {settings.precision}"
     if judged < settings.steps:
         over += " (rounding hides the rest)"
     if not report.sound:
         return f"a difference {over} is not explained: see the findings"
-    if any(pair.verdict == "explained" for pair in report.pairs):
-        return f"{', '.join(report.losses)} learn the same {over} except for batch norm, whose statistics differ as expected"
-    return f"{', '.join(report.losses)} learn the same {over}"
+    explained = any(pair.verdict == "explained" for pair in report.pairs)
+    but = " except for batch norm, whose statistics differ as expected" if explained else ""
+    return f"{', '.join(report.losses)} learn the same {over}{but}"
 
 
 def pair_table(report: EqualityReport) -> TextTable:

@@ -8,8 +8,16 @@ from typing import Any
 import msgspec
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
-from dpscope.analysis.hosts.folds import FOLDS, RankSpread, fold, rank_means, spreads, with_host_findings
-from dpscope.analysis.hosts.topology import rank_places, read_topology
+from dpscope.analysis.hosts.places import (
+    FOLDS,
+    RankSpread,
+    fold,
+    rank_means,
+    rank_places,
+    read_topology,
+    spreads,
+    with_host_findings,
+)
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis

@@ -26,14 +26,12 @@ def print_merge(
     runs = [path for path in paths if is_run_folder(path)]
     if runs and len(paths) > 1:
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
-    if runs:
-        chosen = traces_of_run(runs[0], cell, repeat)
-        files: Sequence[Path] = chosen.files
-        console.print(f"{chosen.cell.name}, repeat {chosen.repeat}", highlight=False)
-    else:
-        files = find_traces(paths)
+    chosen = traces_of_run(runs[0], cell, repeat) if runs else None
+    files = find_traces(paths) if chosen is None else list(chosen.files)
     with progress(f"Merging {counted(len(files), 'trace')}"):
         merged = merge_traces(files, output, limits)
+    if chosen is not None:  # what was refused has printed nothing
+        console.print(f"{chosen.cell.name}, repeat {chosen.repeat}", highlight=False)
     print_table(console, clock_table(merged))
     if merged.findings:
         print_findings(console, merged.findings)

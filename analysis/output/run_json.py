@@ -46,9 +46,11 @@ def run_json(report: Report) -> str:
             "gaps": [gap.record() for gap in report.comparison.gaps],
             "predictions": prediction_records(report.comparison),
             "scaling": scaling_records(report.comparison),
-            "steps": _rows(report, (*STEP_FIELDS, *WAIT_FIELDS), _steps, of_known=False),
-            "collectives": _rows(report, COLLECTIVE_FIELDS, lambda data: data.collectives, of_known=False),
-            "dp_phases": _rows(report, dp_phases.COLUMNS, lambda data: data.dp_phases),
+            "steps": _rows(report, (*STEP_FIELDS, *WAIT_FIELDS), _steps),
+            "collectives": _rows(report, COLLECTIVE_FIELDS, lambda data: data.collectives),
+            "dp_phases": _rows(
+                report, dp_phases.COLUMNS, lambda data: data.dp_phases if data.communication_known else None
+            ),
             "waits": _rows(report, exposed_parts.PAIR_COLUMNS, lambda data: data.waits),
             "contention": contention_of_cells(report),
             "memory": memory_records(report),
@@ -77,13 +79,13 @@ def _whole(values: Sequence[Value]) -> list[Value]:
 
 
 def _rows(
-    report: Report, fields: tuple[str, ...], table_of: Callable[[CellData], pd.DataFrame], of_known: bool = True
+    report: Report, fields: tuple[str, ...], table_of: Callable[[CellData], pd.DataFrame | None]
 ) -> list[dict[str, object]]:
-    """Rows of the cells whose communication is known, or of all."""
+    """Rows of each measured cell's table, where it has one."""
     return [
         {"cell": data.cell.name, **record}
         for data in report.run.measured
-        if (data.communication_known or not of_known) and len(table := table_of(data))
+        if (table := table_of(data)) is not None and len(table)
         for record in records(as_table(table), ("repeat", *fields))
     ]
 

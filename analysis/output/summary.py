@@ -10,7 +10,6 @@ from rich.text import Text
 
 from dpscope.analysis.report.stamp import PrintedReport
 from dpscope.analysis.text.terminal import Trimmed, folded, print_table, table_lines
-from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.finding import Finding, counted
 
@@ -22,7 +21,10 @@ _STYLES = {"error": "bold red", "warning": "yellow"}
 def print_summary(console: Console, report: PrintedReport, page: Path | None, whole: bool = False) -> None:
     """At most 30 lines at 80 columns. `whole`: the answers with a row for every cell, and nothing after them."""
     answers = answer_grid(report.warnings, report.answers)
-    tables = _tables(report, whole)
+    tables = [report.summary, *([] if report.shortcuts is None else [report.shortcuts])]
+    if not whole:
+        cells = {report.summary.rows[index][0] for index in report.first_rows}
+        tables = [replace(table, rows=tuple(row for row in table.rows if row[0] in cells)) for table in tables]
     console.print(answers)
     for table in tables:
         print_table(console, table)
@@ -42,18 +44,16 @@ def print_summary(console: Console, report: PrintedReport, page: Path | None, wh
     if listed:
         console.print()
         console.print(_findings(serious[:listed]))
-    if left := _left_out(len(serious) - listed, len(report.summary.rows) - len(tables[0].rows)):
-        console.print(Text(left, style="dim"))
+    left = {"finding": len(serious) - listed, "cell": len(report.summary.rows) - len(tables[0].rows)}
+    if more := [counted(count, f"more {noun}") for noun, count in left.items() if count]:
+        console.print(Text(f"{' and '.join(more)}: in the report, or with --verbose.", style="dim"))
     console.print(place_of_page(page), highlight=False, soft_wrap=True)
 
 
 def place_of_page(page: Path | None) -> str:
     """Where the page is; None: the run folder may only be read."""
-    return (
-        f"Report: {page}"
-        if page is not None
-        else "No page: this folder may only be read; give --report FOLDER for one."
-    )
+    none = "No page: this folder may only be read; give --report FOLDER for one."
+    return none if page is None else f"Report: {page}"
 
 
 def answer_grid(warnings: Sequence[str], answers: Sequence[tuple[str, str]]) -> Trimmed:
@@ -63,43 +63,23 @@ def answer_grid(warnings: Sequence[str], answers: Sequence[tuple[str, str]]) -> 
     grid.add_column()
     for label, answer in answers:
         grid.add_row(label, folded(answer))
-    if not warnings:
-        return Trimmed(grid)
     both = Table.grid()
     for warning in warnings:
         both.add_row(folded(warning, "yellow"))
     both.add_row(grid)
-    return Trimmed(both)
-
-
-def _tables(report: PrintedReport, whole: bool) -> list[TextTable]:
-    """Where a step goes, and the shortcuts for the cells that are shown."""
-    tables = [report.summary, *([] if report.shortcuts is None else [report.shortcuts])]
-    if whole:
-        return tables
-    cells = {report.summary.rows[index][0] for index in report.first_rows}
-    return [replace(table, rows=tuple(row for row in table.rows if row[0] in cells)) for table in tables]
+    return Trimmed(both if warnings else grid)
 
 
 def _findings(findings: Sequence[Finding]) -> Trimmed:
     """Errors whole, warnings by their meaning; the page has each in full."""
     grid = Table.grid(padding=(0, 1))
     for one in findings:
-        grid.add_row(Text(one.severity, style=_STYLES[one.severity]), folded(_short(one)))
+        short = sentence(one.message.split("; ")[0])  # with the first cell that it names
+        if one.severity == "error":
+            short = f"{sentence(one.message)} {sentence(one.next_step)}"
+        grid.add_row(Text(one.severity, style=_STYLES[one.severity]), folded(short))
     return Trimmed(grid)
 
 
 def _height(console: Console, drawn: RenderableType) -> int:
     return len(console.render_lines(drawn, pad=False))
-
-
-def _left_out(findings: int, cells: int) -> str:
-    more = [counted(count, f"more {noun}") for count, noun in ((findings, "finding"), (cells, "cell")) if count]
-    return f"{' and '.join(more)}: in the report, or with --verbose." if more else ""
-
-
-def _short(finding: Finding) -> str:
-    """An error in full; of a warning what it means, with the first cell it names."""
-    if finding.severity == "error":
-        return f"{sentence(finding.message)} {sentence(finding.next_step)}"
-    return sentence(finding.message.split("; ")[0])

@@ -12,20 +12,29 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.analysis.findings.answers import LABELS, TracedFacts, Verdict, traces_verdict
+from dpscope.analysis.findings.answers import Verdict, traces_verdict
 from dpscope.analysis.findings.ledger_text import late_rank, ledger_table
 from dpscope.analysis.output.many_ranks import Folded, HostOptions, fold_ranks, is_many, placed
 from dpscope.analysis.output.summary import answer_grid
-from dpscope.analysis.output.traces import few_of_each_kind, to_csv, to_tables, trace_content, trace_status
+from dpscope.analysis.output.traces import (
+    STEP_FIELDS,
+    WAIT_FIELDS,
+    few_of_each_kind,
+    to_tables,
+    trace_content,
+    trace_status,
+)
 from dpscope.analysis.partials.found import partials_among
 from dpscope.analysis.report.rank_tables import without_cell
 from dpscope.analysis.runs.traced_job import traced_job, traced_straggler
 from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
@@ -72,7 +81,7 @@ def read_jobs(paths: Sequence[Path], limits: ReadLimits = DEFAULT_LIMITS) -> Job
 
 def load_traces(path: Path) -> "RunData":
     """The traces of one job, a file or a folder, as a run of one cell; of several jobs alike each is a repeat of it."""
-    from dpscope.analysis.runs.traced_run import traced_repeats
+    from dpscope.analysis.runs.run_data import traced_repeats
 
     return traced_repeats(read_jobs([path]), [path])
 
@@ -81,7 +90,7 @@ def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], request: Tr
     """The same report as a run's; what traces do not show is missing in it, with the reason."""
     from dpscope.analysis.costs.calibration_files import costs_at
     from dpscope.analysis.report.build import make_report
-    from dpscope.analysis.runs.traced_run import traced_run
+    from dpscope.analysis.runs.run_data import traced_run
 
     calibration = costs_at(request.calibration) if request.calibration is not None else None
     with progress("Comparing with models"):
@@ -103,9 +112,7 @@ def print_traces(
     report = None
     if request.modelled or request.report:
         report = report_of_traces(the_one_job(jobs, paths, "a report or a prediction"), paths, request)
-    findings = job_findings(jobs)
-    verdicts = verdicts_of(jobs, report)
-    page = None
+    findings, verdicts, page = job_findings(jobs), verdicts_of(jobs, report), None
     if report is not None and request.report is not None:
         from dpscope.analysis.report.build import write_report
 
@@ -120,8 +127,8 @@ def print_traces(
         if output_format == "table":
             _print_verdicts(console, verdicts)
         print_tables([*job_tables(jobs, few), *model_tables(modelled)], output_format, console)
-        if output_format == "table":
-            _print_others(console, findings, modelled)
+        if output_format == "table" and (others := [*findings, *_of_models(modelled)]):
+            print_findings(console, few_of_each_kind(others))
     if page is not None:
         target = console if output_format == "table" else Console(markup=False, stderr=True)  # data stays data
         target.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
@@ -135,22 +142,17 @@ def _print_verdicts(console: Console, verdicts: Mapping[str, Verdict]) -> None:
         console.print()
         if name:
             console.print(Trimmed(Text(f"Job {name.removeprefix('job ')}", style="bold")))
-        answers = [(label, answer.text) for label, answer in zip(LABELS, one.answers, strict=True)]
-        console.print(answer_grid(one.warnings, answers))
+        console.print(answer_grid(one.warnings, one.labelled))
         if one.ledger is not None:
             print_table(console, ledger_table(one.ledger))
 
 
-def _print_others(console: Console, findings: Sequence[Finding], modelled: "Report | None") -> None:
-    from dpscope.profiling.records.run_codes import RunCode
-
-    of_models = (RunCode.ABOVE_PEAK.code, RunCode.PREDICTION_OFF.code, RunCode.CALIBRATION_INCOMPLETE.code)
-    others = [*findings]
-    if modelled is not None:
-        others += [one for one in modelled.findings if one.code in of_models]
-        others += modelled.nccl.findings
-    if others:
-        print_findings(console, few_of_each_kind(others))
+def _of_models(modelled: "Report | None") -> list[Finding]:
+    """The report's findings that the traces alone do not give."""
+    if modelled is None:
+        return []
+    codes = {one.code for one in (RunCode.ABOVE_PEAK, RunCode.PREDICTION_OFF, RunCode.CALIBRATION_INCOMPLETE)}
+    return [*(one for one in modelled.findings if one.code in codes), *modelled.nccl.findings]
 
 
 def model_tables(report: "Report | None") -> list[TextTable]:
@@ -175,18 +177,10 @@ def verdicts_of(jobs: JobAnalyses, report: "Report | None" = None) -> dict[str, 
         return dict.fromkeys(jobs, report.verdict)
     verdicts = {}
     for name, analysis in jobs.items():
-        ledger = analysis.ledger if analysis.communication_known else None
-        windows = whole_steps(analysis.tables.steps_with_waits)
-        facts = TracedFacts(
-            job=traced_job(analysis),
-            ledger=ledger,
-            late=late_rank(windows, traced_straggler(analysis), ledger),
-            on_device=bool(analysis.tables.steps.known("device").any()),
-            has_collectives=len(analysis.tables.collectives) > 0,
-            communication_known=analysis.communication_known,
-            not_split=analysis.not_split,
-        )
-        verdicts[name] = traces_verdict(facts)
+        ledger, tables = analysis.ledger if analysis.communication_known else None, analysis.tables
+        late = late_rank(whole_steps(tables.steps_with_waits), traced_straggler(analysis), ledger)
+        on_device, moved = bool(tables.steps.known("device").any()), len(tables.collectives) > 0
+        verdicts[name] = traces_verdict(analysis, traced_job(analysis), ledger, late, on_device, moved)
     return verdicts
 
 
@@ -198,12 +192,9 @@ def traces_json(
 ) -> str:
     """`verdict` (of several jobs a list) and `job_content`; if models were requested also `cells`, a row with the comparison's
     columns, `predictions` and `nccl`."""
-    verdict_records = [{**({"job": name} if name else {}), **one.record()} for name, one in verdicts.items()]
+    each = [{**({"job": name} if name else {}), **one.record()} for name, one in verdicts.items()]
     found = job_content(jobs, few)
-    content: dict[str, object] = {}
-    if verdict_records:
-        content["verdict"] = verdict_records[0] if len(verdict_records) == 1 else verdict_records
-    content |= found
+    content: dict[str, object] = {**({"verdict": each[0] if len(each) == 1 else each} if each else {}), **found}
     if modelled is not None:
         from dpscope.analysis.output.run_json import cell_records, prediction_records
 
@@ -278,11 +269,12 @@ def job_content(jobs: JobAnalyses, few: Mapping[str, Folded] = MappingProxyType(
 
 
 def job_csv(jobs: JobAnalyses) -> str:
-    """As `to_csv`; of several jobs with their column first."""
+    """The steps as CSV; of several jobs with their column first. The collectives are in the JSON."""
     import pandas as pd
 
-    steps = [analysis.steps_with_waits.assign(job=name) for name, analysis in jobs.items()]
-    return to_csv(pd.concat(steps, ignore_index=True), ("job",) if len(jobs) > 1 else ())
+    steps = pd.concat([one.steps_with_waits.assign(job=name) for name, one in jobs.items()], ignore_index=True)
+    columns = [*(["job"] if len(jobs) > 1 else []), *STEP_FIELDS, *WAIT_FIELDS]
+    return str(steps[columns].to_csv(index=False, na_rep=NA, float_format="%.6f"))
 
 
 def job_findings(jobs: JobAnalyses) -> tuple[Finding, ...]:

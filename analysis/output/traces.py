@@ -4,14 +4,14 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from dpscope.analysis.output.many_ranks import Folded, folded_content, spread_tables
 from dpscope.analysis.report.rank_tables import contention_table, trace_phases, trace_waits, without_cell
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import NA, Unit, show_time, text
+from dpscope.analysis.text.units import Unit, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import exposed_parts
 from dpscope.analysis.traces.ranks.contention import Contentions
@@ -20,9 +20,6 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Table, kind_of
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _MOST_ALIKE = 2  # findings that are shown of one kind; --format json has them all
 _MEANS = ("duration_us", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s")
@@ -71,19 +68,18 @@ def trace_content(analysis: TraceAnalysis, few: Folded | None = None) -> dict[st
 
     Of many ranks `few` stands in place of the rows of each.
     """
-    tables = analysis.tables
-    rows: dict[str, list[Any]] = (
-        folded_content(few)
-        if few is not None
-        else {
-            "steps": records(tables.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
-            "collectives": records(tables.collectives, COLLECTIVE_FIELDS),
-            "dp_phases": records(tables.dp_phases, dp_phases.COLUMNS),
-            "waits": records(tables.waits_caused, exposed_parts.PAIR_COLUMNS),
-        }
-    )
-    findings = msgspec.to_builtins(list(analysis.findings))
-    return {**rows, "contention": contention_of_traces(analysis), "findings": findings}
+    tables, rows = analysis.tables, {} if few is None else folded_content(few)
+    if few is None:
+        rows["steps"] = records(tables.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS))
+        rows["collectives"] = records(tables.collectives, COLLECTIVE_FIELDS)
+        rows["dp_phases"] = records(tables.dp_phases, dp_phases.COLUMNS)
+        rows["waits"] = records(tables.waits_caused, exposed_parts.PAIR_COLUMNS)
+    contention = contention_records(analysis.contentions, _hidden_us(analysis), analysis.on_device)
+    return {**rows, "contention": contention, "findings": msgspec.to_builtins(list(analysis.findings))}
+
+
+def _hidden_us(analysis: TraceAnalysis) -> float | None:
+    return analysis.ledger.hidden_us if analysis.ledger is not None else None
 
 
 def records(table: Table, fields: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -97,12 +93,6 @@ def decimals(value: object) -> object:
     if not isinstance(value, float):
         return value
     return round(value, 6) + 0.0 if math.isfinite(value) else None
-
-
-def contention_of_traces(analysis: TraceAnalysis) -> list[dict[str, object]]:
-    """`contention_records` of a job."""
-    hidden_us = analysis.ledger.hidden_us if analysis.ledger is not None else None
-    return contention_records(analysis.contentions, hidden_us, analysis.on_device)
 
 
 _CONTENTION_FIELDS = (
@@ -125,19 +115,12 @@ def contention_records(found: Contentions, hidden_us: float | None, on_device: b
     for one in (found.every, *found.by_operator):
         part = one.overlapped_us / found.every.overlapped_us if one.operator is not None else 1.0
         own_us = None if hidden_us is None else hidden_us * part
-        share, ratio = one.share_interval, one.ratio_interval
-        shares = (one.share, share.low if share else None, share.high if share else None, 1.0, 1.0 - one.share)
+        shares = (one.share, *(one.share_interval or (None, None)), 1.0, 1.0 - one.share)
         cost, low, high, hidden, gain = (None if own_us is None or by is None else own_us * by for by in shares)
-        ratios = (one.ratio, ratio.low if ratio else None, ratio.high if ratio else None)
-        values = (cost, low, high, *ratios, hidden, gain, one.compared)
+        values = (cost, low, high, one.ratio, *(one.ratio_interval or (None, None)), hidden, gain, one.compared)
         shown = {name: decimals(value) for name, value in zip(_CONTENTION_FIELDS, values, strict=True)}
         rows.append({"operator": one.operator, "on": on, **shown, "kernels": one.kernels, "missing": missing})
     return rows
-
-
-def to_csv(steps: "pd.DataFrame", keys: tuple[str, ...] = ()) -> str:
-    """The steps as CSV, `keys` first; the collectives are in the JSON."""
-    return str(steps[[*keys, *STEP_FIELDS, *WAIT_FIELDS]].to_csv(index=False, na_rep=NA, float_format="%.6f"))
 
 
 def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTable]:
@@ -147,8 +130,7 @@ def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTa
         tables.append(_collective_table(found.collectives, by_group=few is None))
         if few is None and len(found.waits_caused):
             tables.append(trace_waits(found.waits_caused))
-    hidden_us = analysis.ledger.hidden_us if analysis.ledger is not None else None
-    tables.append(without_cell(contention_table([("", analysis.contentions, hidden_us)])))
+    tables.append(without_cell(contention_table([("", analysis.contentions, _hidden_us(analysis))])))
     if len(found.dp_phases) and few is None:
         tables.append(trace_phases(found.dp_phases))
     return [table for table in tables if table.rows]
@@ -163,24 +145,21 @@ _STEP_COLUMNS = {
 def _step_table(analysis: TraceAnalysis) -> TextTable:
     steps = analysis.tables.steps_with_waits
     columns = {name: heading for name, heading in _STEP_COLUMNS.items() if steps.known(name).any()}
-    partial, devices = steps.truths("partial_window"), steps.known("device").any()
-    notes = []
+    partial, notes = steps.truths("partial_window"), []
     if "exposed_other_us" in columns:
         parts = " + ".join(heading for name, heading in columns.items() if name not in ("step_us", "hidden_us"))
         notes.append(f"step = {parts}; wait, transfer and other are exposed communication")
     if len(steps) and partial.all():
-        notes.append(
-            "* no whole step was traced: these are timed from their first event to their last, and averages are of them"
-        )
-    elif partial.any():
+        own = "these are timed from their first event to their last, and averages are of them"
+        notes.append(f"* no whole step was traced: {own}")
+    elif partial.any() and steps.known("device").any():
         starred = steps.take(partial)
         once = len(starred.group("rank", "device")) == len(starred)
         first = f"first traced step{'' if once else ', or one after a step without work'}"
-        notes.append(
-            f"* {first}: its start was not recorded, so it is left out of averages"
-            if devices
-            else "* last traced step: the tracer stopped during it, so late events may look longer; it is left out of averages"
-        )
+        notes.append(f"* {first}: its start was not recorded, so it is left out of averages")
+    elif partial.any():
+        late = "the tracer stopped during it, so late events may look longer"
+        notes.append(f"* last traced step: {late}; it is left out of averages")
     fields = (
         Field("rank", "rank"),
         Field("device", "device"),
@@ -199,27 +178,23 @@ def _collective_table(every: Table, by_group: bool) -> TextTable:
     means = {name: groups.means(collectives[name]) for name in _MEANS}
     rows = collectives.take(groups.first).assign(**means, count=groups.sizes).records()
 
-    def kind(row: dict[str, Any]) -> str:
-        return f"{text(row['kind'])} ({text(row['group'])})" if named_groups else text(row["kind"])
-
+    kind = Field("kind", "kind")
+    if named_groups:
+        kind = Field("kind (group)", lambda row: f"{text(row['kind'])} ({text(row['group'])})")
     fields = (
-        Field("kind (group)" if named_groups else "kind", kind),
+        kind,
         Field("bytes", lambda row: None if row["bytes"] is None else f"{row['bytes']:,}"),
         Field("count", "count"),
         *(Field(name.removesuffix("_us"), name, "time") for name in _MEANS[:3]),
         *(Field(name.removesuffix("_gb_per_s"), name, Unit("GB/s", 1.0, 3)) for name in _MEANS[3:]),
     )
-    notes = (*_collective_notes(collectives), *_outside_steps(every.take(~in_steps & in_steps.any())))
-    return table_of("Collectives (means)", fields, rows, notes, times=collectives["duration_us"].tolist())
-
-
-def _outside_steps(collectives: Table) -> Iterator[str]:
-    """What no traced step launched, in a line."""
-    if len(collectives):
-        kinds = Counter(kind or "unknown" for kind in collectives.words("kind").tolist())
+    notes = [*_collective_notes(collectives)]
+    if len(outside := every.take(~in_steps & in_steps.any())):
+        kinds = Counter(kind or "unknown" for kind in outside.words("kind").tolist())
         named = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
-        total = show_time(float(collectives["duration_us"].sum()))
-        yield f"{counted(len(collectives), 'collective')} outside any step ({named}; {total} together): not in this table"
+        total = f"{named}; {show_time(float(outside['duration_us'].sum()))} together"
+        notes.append(f"{counted(len(outside), 'collective')} outside any step ({total}): not in this table")
+    return table_of("Collectives (means)", fields, rows, notes, times=collectives["duration_us"].tolist())
 
 
 def _collective_notes(collectives: Table) -> Iterator[str]:

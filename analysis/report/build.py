@@ -1,33 +1,43 @@
-"""The report folder: comparison.csv, comparison.md, report.html and figures, written from a loaded run."""
+"""The report of a loaded run: its tables in reading order, and its folder with comparison.csv and .md, page and figures."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.cells.columns import COLUMNS
 from dpscope.analysis.cells.comparison import Comparison, compare
+from dpscope.analysis.cells.predicted import model_sizes
+from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.costs.sources import CostSources, cost_sources
-from dpscope.analysis.findings.answers import LABELS, QUESTIONS, Verdict
+from dpscope.analysis.findings.answers import QUESTIONS, Verdict
+from dpscope.analysis.findings.estimate_gaps import error_table, identity_table
+from dpscope.analysis.findings.predictions import collective_table, off_notes
 from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.findings.scaling import law_table, scaling_table
+from dpscope.analysis.findings.strategy_costs import cost_table
 from dpscope.analysis.findings.verdict import run_verdict
-from dpscope.analysis.report.all_tables import report_tables, terminal_tables
-from dpscope.analysis.report.comparison_tables import comparison_csv, first_rows, first_tables, missing_reasons
+from dpscope.analysis.report import comparison_tables as compared
+from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES
 from dpscope.analysis.report.nccl_tables import NcclChapter, run_chapter
-from dpscope.analysis.report.page import FIRST_FIGURES, Page, PageTable, page_figures, page_sections, render_page
+from dpscope.analysis.report.rank_tables import contention_table, rank_table, run_phases, run_waits
 from dpscope.analysis.report.setting import environment_facts, setting_of
 from dpscope.analysis.report.stamp import PrintedReport, replace_stamp, write_with_figures
 from dpscope.analysis.report.timeline import timeline_views
+from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.text_table import TextTable, render, render_findings
-from dpscope.analysis.training.tables import TRAINING_TABLES
+from dpscope.analysis.text.text_table import Field, TextTable, render, render_findings, table_of
+from dpscope.analysis.text.units import Unit, show_bytes
+from dpscope.analysis.training.tables import TRAINING_TABLES, training_tables
+from dpscope.profiling.machine import link_specifications as links
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.strategies import traits_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,11 +78,11 @@ class Report:
         return PrintedReport(
             setting=self.setting,
             warnings=self.verdict.warnings,
-            answers=tuple((label, one.text) for label, one in zip(LABELS, self.verdict.answers, strict=True)),
+            answers=self.verdict.labelled,
             summary=summary,
             shortcuts=others[0] if others else None,
-            first_rows=first_rows(self.comparison, self.verdict.cells),
-            tables=tuple(terminal_tables(self.tables)),
+            first_rows=compared.first_rows(self.comparison, self.verdict.cells),
+            tables=tuple(table for name, table in self.tables.items() if name in _ORDER and name not in _PAGE_ALONE),
             missing=self.missing,
             findings=self.findings,
         )
@@ -111,10 +121,10 @@ def make_report(
         sources=sources,
         setting=setting_of(run),
         verdict=run_verdict(run, comparison),
-        first=first_tables(comparison),
+        first=compared.first_tables(comparison),
         tables={**tables, **(what_if.tables if what_if else {})},
         formulas=formula_table(run, comparison, sources),
-        missing=(*missing_reasons(comparison), *untrained),
+        missing=(*compared.missing_reasons(comparison), *untrained),
         what_if=what_if,
         nccl=nccl,
     )
@@ -144,29 +154,29 @@ def write_report(
         report.figures,
         figure_formats,
         lambda svg: {
-            "comparison.csv": comparison_csv(report.comparison),
+            "comparison.csv": compared.comparison_csv(report.comparison),
             "comparison.md": render_markdown(report),
-            "report.html": render_page(make_page(report, svg)),
+            "report.html": pages.render_page(make_page(report, svg)),
         },
     )
     replace_stamp(folder, made_from, *written, report.printed)
     return folder / "report.html"
 
 
-def make_page(report: Report, svg: Mapping[str, str]) -> Page:
+def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
     """The page's content from a report and its figures as SVG text."""
-    figures = page_figures(svg)
+    figures = pages.page_figures(svg)
     views = sorted(timeline_views(report.run), key=lambda view: view.cell != report.verdict.cell)
     shown = {**report.tables, **({"formulas": report.formulas} if report.formulas.rows else {})}
-    return Page(
+    return pages.Page(
         name=report.run.path.name,
         setting=report.setting,
         verdict=report.verdict,
-        first_tables=tuple(PageTable(name, table) for name, table in report.first.items()),
-        first_figures=tuple(figures[name] for name in FIRST_FIGURES if name in figures),
+        first_tables=tuple(pages.PageTable(name, table) for name, table in report.first.items()),
+        first_figures=tuple(figures[name] for name in pages.FIRST_FIGURES if name in figures),
         environment=tuple(environment_facts(report.run)),
         findings=report.findings,
-        sections=tuple(page_sections(shown, figures, views)),
+        sections=tuple(pages.page_sections(shown, figures, views)),
         timelines=tuple(views),
         measures=MEASURES | (LEARNING_MEASURES if report.run.training else {}),
         definitions=tuple((f"{column.heading} ({column.name})", column.meaning) for column in COLUMNS),
@@ -180,3 +190,157 @@ def render_markdown(report: Report) -> str:
     parts += [f"**{question}** {one.text}\n" for question, one in zip(QUESTIONS, report.verdict.answers, strict=True)]
     parts += [render(table, "markdown") for table in (*report.first.values(), *report.tables.values())]
     return "\n".join([*parts, render_findings(report.findings)])
+
+
+_SOURCES = {
+    "calibration": "calibration, which measured the collectives without compute",
+    "specification": "link's specification by the ring model without latency, a lower bound",
+}
+_COMPARED = (
+    "transfer: of the collectives that have one (rooted broadcasts and reduces have none); for DP all communication"
+)
+_ORDER = (
+    "time", "gap", "costs", "memory", "scaling", "laws", "breakdown", "contention", "device_use", "device_points", "phases",
+    "traffic", "dp_phases", "ranks", "waits", "estimates", "identity", "reasons", "epoch", "predictions", "collectives",
+    "nccl_choices", "nccl_job", "nccl_peers", "bandwidth", "utilisation", "projection", "learning", *TRAINING_TABLES, "checks",
+)  # fmt: skip
+_PAGE_ALONE = (
+    "laws", "contention", "phases", "dp_phases", "ranks", "waits", "reasons", "epoch", "bandwidth", "utilisation", "projection",
+)  # fmt: skip
+"""Tables that a terminal does not show."""
+
+
+def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> dict[str, TextTable]:
+    """All tables by name, in page order: times, scaling, parts of a step, estimates, models, learning, checks.
+
+    Tables without values are omitted.
+    """
+    known = [data for data in run.measured if data.communication_known]
+    contended = [(row.cell, row.contentions, row.ledger) for row in comparison.rows.values()]
+    views = compared.views_by_name(comparison)
+    tables: dict[str, TextTable | None] = {
+        **views,
+        "gap": compared.gap_table(comparison),
+        "costs": cost_table(comparison.costs),
+        "memory": memory if (memory := views.get("memory")) and len(memory.headings) > 2 else None,  # more than steps
+        "scaling": scaling_table(comparison),
+        "laws": law_table(comparison),
+        "contention": contention_table([(cell, one, of.hidden_us) for cell, one, of in contended if one and of]),
+        "dp_phases": run_phases({data.cell.name: data.dp_phases for data in known}),
+        "ranks": rank_table(known),
+        "waits": run_waits(known),
+        "identity": identity_table(comparison),
+        "reasons": error_table(comparison),
+        "predictions": _with_sources(views.get("predictions"), comparison, run),
+        "collectives": collective_table(
+            comparison, lambda one: nccl.choice(one.ranks, run.cells[one.cell].nodes, one.kind, one.size_bytes)
+        ),
+        **nccl.tables(),
+        "projection": projection_table(run),
+        **(training_tables(run.training) if run.training else {}),
+    }
+    return {name: table for name in _ORDER if (table := tables.get(name)) is not None and table.rows}
+
+
+def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData) -> TextTable | None:
+    """The table of predictions with notes on what they are based on."""
+    if table is None:
+        return None
+    sources: dict[str, list[str]] = {}
+    ratios: dict[str, list[str]] = {}
+    idle = []
+    for row in comparison.rows.values():
+        if row.prediction_source is None:
+            continue
+        sources.setdefault(row.prediction_source, []).append(row.cell)
+        if row.prediction_contention is not None:
+            ratios.setdefault(row.prediction_contention, []).append(row.cell)
+        elif traits_of(row.strategy).reducer:
+            idle.append(row.cell)
+    later = "the calibration was made after the start of the run, so these are not forecasts"
+    notes = (
+        *(f"predicted from the {_SOURCES[source]}: {', '.join(cells)}" for source, cells in sorted(sources.items())),
+        *(f"with contention as calibrated, {ratio}: {', '.join(cells)}" for ratio, cells in sorted(ratios.items())),
+        *([f"without contention, as on an idle machine: {', '.join(idle)}"] if idle else []),
+        *off_notes(comparison, shared_cores=run.device_type == "cpu"),
+        *_engine_notes(run),
+        *([later] if comparison.calibrated_later else []),
+    )
+    return replace(table, notes=(*table.notes, _COMPARED, *notes))
+
+
+def _engine_notes(run: RunData) -> Iterator[str]:
+    """The NCCL engine of torch that the prediction of exposed communication assumes, if NCCL was used."""
+    ran = {rank.nccl_engine for data in run.measured for _, rank in data.ranks if rank.nccl_engine is not None}
+    if SUSPECT in ran:
+        yield (
+            "exposed is predicted for torch's engine ProcessGroupNCCL, whose all-reduces overlap the backward pass; whether "
+            f"those of {SUSPECT}, which cells used, do so is not confirmed on hardware"
+        )
+    elif ran:
+        yield f"exposed is predicted for torch's engine {', '.join(sorted(ran))}, which the cells used"
+
+
+_NETWORKS = (
+    "Ethernet 1 Gb/s", "Ethernet 10 Gb/s", "Ethernet 100 Gb/s", "InfiniBand EDR x4 (100 Gb/s)",
+    "InfiniBand HDR x4 (200 Gb/s)", "InfiniBand NDR x4 (400 Gb/s)",
+)  # fmt: skip
+_NVLINK_MODELS = ("V100-SXM2", "A100-SXM4", "H100 SXM5", "B200")  # NVLink 2 to 5
+_SHARES = (1.0, 0.5, 0.25)
+_PROJECTED = "Predicted from the link's specification for this many bytes; nothing was measured"
+
+
+def projected_links() -> dict[str, float]:
+    """Specified GB/s in one direction by name: networks, PCIe x16, and all NVLinks of a GPU per generation."""
+    networks = links.ETHERNET_GB_PER_S | links.INFINIBAND_GB_PER_S
+    rates = {name: networks[name] for name in _NETWORKS}
+    rates |= {f"PCIe {generation}.0 x16": links.pcie_gb_per_s(generation) for generation in (3, 4, 5)}
+    for name in _NVLINK_MODELS:
+        model = links.gpu_model(name)
+        assert model is not None
+        link = links.model_link(model)
+        assert link is not None
+        rates[f"{link.name} ({model.title})"] = link.gb_per_s
+    return rates
+
+
+def projection_table(run: RunData) -> TextTable | None:
+    """Predicted transfer time on `projected_links` for the gradients and for half and a quarter of their bytes.
+
+    It is of the largest measured device count: DDP's ring all-reduce, else DataParallel's broadcast and reduce by NCCL. None
+    without a multi-device cell.
+    """
+    several = [one for one in run.measured if one.cell.devices > 1]
+    moving = [one for one in several if one.cell.traits.reducer or one.cell.traits.peer_copies]
+    known = [(data.cell, sizes) for data in moving if (sizes := model_sizes(data)) is not None]
+    if not known:
+        return None
+    cell, sizes = max(known, key=lambda one: (one[0].traits.reducer, one[0].devices))
+    by_ring = cell.traits.reducer
+    moved_bytes = sizes.gradient_bytes if by_ring else sizes.parameter_bytes
+
+    def predicted_us(size_bytes: float, gb_per_s: float) -> float:
+        if by_ring:
+            return ring_all_reduce_us(size_bytes, cell.devices, gb_per_s)
+        return dp_transfer_us(size_bytes, sizes.buffer_bytes, cell.devices, gb_per_s, peer_copies=False)
+
+    rates = projected_links()
+    rows = [
+        {"link": name, "rate": rate, **{str(share): predicted_us(share * moved_bytes, rate) for share in _SHARES}}
+        for name, rate in rates.items()
+    ]
+    what = "ring all-reduce of the gradients" if by_ring else "DataParallel's broadcast and reduce"
+    return table_of(
+        f"Predicted, not measured: {what} on other links, {counted(cell.devices, 'device')}",
+        (
+            Field("link", "link", meaning="A link between devices"),
+            Field("one way", "rate", Unit("GB/s", 1.0, 3), "Its specified rate in one direction"),
+            *(Field(show_bytes(share * moved_bytes), str(share), "time", _PROJECTED) for share in _SHARES),
+        ),
+        rows,
+        [
+            "rates: docs/links.md, with sources; a lower bound: no latency, no contention, every hop on this link",
+            "half: gradients in 16 bits; a quarter: in 8 bits or compressed 4 times",
+        ],
+        times=[predicted_us(moved_bytes, rate) for rate in rates.values()],
+    )

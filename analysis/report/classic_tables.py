@@ -8,6 +8,7 @@ measured and estimated; 3. bandwidth and utilisation; 4. results, a row per cell
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.measured import epoch_seconds
@@ -113,19 +114,27 @@ class _Tables:
         data, script = run.manifest.config.workload.data, run.manifest.script is not None
         self._loads_nothing = "the loader of a script is not timed" if script else f"--data {data} loads nothing"
         self.loading = () if data == "synthetic" else ("with loading", "without loading")
-        of_column, of_step, epoch = self._of_column, self._of_step, self._epoch
+        of_column, of_step = self._of_column, self._of_step
+
+        def epoch(data: CellData) -> float | None:
+            return self._seconds[data.cell.name]
+
+        weak, strong = partial(self._speedup, "batch_size"), partial(self._speedup, "global_batch_size")
+
+        def per_device(speedup: Callable[[CellData], float | None], data: CellData) -> float | None:
+            """In percent."""
+            return None if (known := speedup(data)) is None else 100.0 * known / data.cell.devices
+
         self._quantities = {
             "epoch": StudyQuantity("epoch [s]", epoch, "step_us"),
-            "weak": StudyQuantity("speedup T_1(b)/T_N(b)", self._weak, "weak_efficiency"),
-            "weak efficiency": StudyQuantity(
-                "efficiency, same b [%]", self._per_device(self._weak), "weak_efficiency", 1
-            ),
+            "weak": StudyQuantity("speedup T_1(b)/T_N(b)", weak, "weak_efficiency"),
+            "weak efficiency": StudyQuantity("efficiency, same b [%]", partial(per_device, weak), "weak_efficiency", 1),
             "strong epoch": StudyQuantity(
-                "epoch [s]", lambda data: epoch(data) if self._strong(data) is not None else None, "strong_speedup"
+                "epoch [s]", lambda data: epoch(data) if strong(data) is not None else None, "strong_speedup"
             ),
-            "strong": StudyQuantity("speedup T_1(G)/T_N(G/N)", self._strong, "strong_speedup"),
+            "strong": StudyQuantity("speedup T_1(G)/T_N(G/N)", strong, "strong_speedup"),
             "strong efficiency": StudyQuantity(
-                "efficiency, same G [%]", self._per_device(self._strong), "strong_speedup", 1
+                "efficiency, same G [%]", partial(per_device, strong), "strong_speedup", 1
             ),
             "compute": of_step("compute [s]", "compute_us"),
             "forward": of_step("forward [s]", "forward_us"),
@@ -149,23 +158,11 @@ class _Tables:
             "without loading": of_step("without [s]", "step_without_wait_us"),
         }
 
-    def _epoch(self, data: CellData) -> float | None:
-        return self._seconds[data.cell.name]
-
-    def _weak(self, data: CellData) -> float | None:
-        return self._speedup(data, data.cell.batch_size)
-
-    def _strong(self, data: CellData) -> float | None:
-        return self._speedup(data, data.cell.global_batch_size)
-
-    def _speedup(self, data: CellData, batch_size: int) -> float | None:
-        single = single_device_baselines(self._run, data.cell).get(batch_size)
-        base, seconds = self._seconds[single.cell.name] if single is not None else None, self._epoch(data)
+    def _speedup(self, equal: str, data: CellData) -> float | None:
+        """Of epochs, over the single device whose batch is the cell's `batch_size` or `global_batch_size`."""
+        single = single_device_baselines(self._run, data.cell).get(getattr(data.cell, equal))
+        base, seconds = self._seconds[single.cell.name] if single is not None else None, self._seconds[data.cell.name]
         return base / seconds if base is not None and seconds else None
-
-    def _per_device(self, speedup: Callable[[CellData], float | None]) -> Callable[[CellData], float | None]:
-        """The speedup divided by the number of devices, in percent."""
-        return lambda data: None if (known := speedup(data)) is None else 100.0 * known / data.cell.devices
 
     def _of_column(self, heading: str, column: str, digits: int = 1, factor: float = 1.0) -> StudyQuantity:
         def value(data: CellData) -> float | None:
@@ -193,27 +190,22 @@ class _Tables:
         workload = self._run.manifest.config.workload
         if workload.data not in ("cifar10", "digits") or self._run.manifest.script is not None:
             return ()
-        if workload.transforms == "per-image":
-            return ("images were transformed one by one, from PIL images by torchvision (--transforms per-image)",)
-        return (
-            "images were kept in memory and transformed in batches; --transforms per-image times what most scripts do",
+        by_one = "images were transformed one by one, from PIL images by torchvision (--transforms per-image)"
+        batched = (
+            "images were kept in memory and transformed in batches; --transforms per-image times what most scripts do"
         )
+        return (by_one if workload.transforms == "per-image" else batched,)
 
     def communication_notes(self) -> tuple[str, ...]:
         """How the parts are obtained; if tracing slowed a cell's steps, they may exceed its epoch."""
         how = "compute and communication: means of traced steps x steps per epoch; epoch and estimates: from untraced steps"
-        slowed = [
-            f"{name} {cost:.2f}x"
-            for name, row in self._rows.items()
-            if (cost := row.tracer_cost) is not None and cost > TRACER_COST
-        ]
+        costs = {name: row.tracer_cost or 0.0 for name, row in self._rows.items()}
+        slowed = [f"{name} {cost:.2f}x" for name, cost in costs.items() if cost > TRACER_COST]
         return (how, *((f"traced steps took longer than untraced ones: {', '.join(slowed)}",) if slowed else ()))
 
     def bandwidth_notes(self) -> Iterator[str]:
-        for name, column in (
-            ("the link", "link_gb_per_s"),
-            ("the calibrated rate of the same messages", "calibrated_gb_per_s"),
-        ):
+        rates = {"the link": "link_gb_per_s", "the calibrated rate of the same messages": "calibrated_gb_per_s"}
+        for name, column in rates.items():
             every = [row.number(column) for row in self._rows.values()]
             if found := sorted({float(f"{one:.3g}") for one in every if one is not None}):
                 yield f"{name}: {', '.join(f'{one:g}' for one in found)} GB/s"
@@ -260,11 +252,8 @@ class _Tables:
         if by_global and not several:
             return nothing, [_NO_SHARED_BATCH]
         drawn = set(map(batch, several if by_global else self._run.measured))
-        by_key = {
-            (_row_label(data), data.cell.devices, batch(data)): data
-            for data in self._run.measured
-            if batch(data) in drawn
-        }
+        shown_cells = [data for data in self._run.measured if batch(data) in drawn]
+        by_key = {(_row_label(data), data.cell.devices, batch(data)): data for data in shown_cells}
         batches = sorted({key[2] for key in by_key})
         rows, shown = [], set()
         for strategy, devices in sorted(dict.fromkeys(key[:2] for key in by_key), key=lambda key: key[1]):

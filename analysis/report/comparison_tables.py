@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dpscope.analysis.cells.columns import BY_NAME
-from dpscope.analysis.cells.comparison import Comparison, StrategyGap
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Unit
@@ -300,20 +300,17 @@ def _by_reason(missing: Iterable[tuple[str, str, str]], most: int | None = None)
 def gap_table(comparison: Comparison) -> TextTable:
     """DP compared with DDP at equal devices and batch, a row for each measured pair."""
     label, ratio = comparison.gaps[0].dp_label if comparison.gaps else "DP", Unit("", 1.0, 2)
-
-    def cells(gap: StrategyGap) -> str:
-        return gap.ddp.removeprefix("ddp-")
-
+    alike = "Devices and batch per device, equal on both sides, and DDP's variant"
+    copies = "Copies from and to the host outside of compute and communication, DP minus DDP; dp-host: all its copying"
+    above = "DP's median untraced step over DDP's: above 1, DDP is faster"
     fields = (
-        Field("cells", cells, meaning="Devices and batch per device, equal on both sides, and DDP's variant"),
-        Field(
-            "ratio", lambda gap: gap.ratio.value, ratio, "DP's median untraced step over DDP's: above 1, DDP is faster"
-        ),
-        Field("low", lambda gap: gap.ratio.low, ratio, "Lower end of the 95% interval"),
-        Field("high", lambda gap: gap.ratio.high, ratio, "Upper end of the 95% interval"),
+        Field("cells", lambda gap: gap.ddp.removeprefix("ddp-"), meaning=alike),
+        Field("ratio", "ratio.value", ratio, above),
+        Field("low", "ratio.low", ratio, "Lower end of the 95% interval"),
+        Field("high", "ratio.high", ratio, "Upper end of the 95% interval"),
         Field("gap", "gap_us", "time", "DP's median untraced step minus DDP's"),
         Field("exposed comm.", "exposed_us", "time", "Exposed communication, DP minus DDP"),
-        Field("host copies", "host_copies_us", "time", _COPIES),
+        Field("host copies", "host_copies_us", "time", copies),
         Field("compute", "compute_us", "time", "Compute, DP minus DDP"),
         Field("idle", "idle_us", "time", "Neither compute nor communication nor copies, DP minus DDP"),
         Field("tracer", "tracer_us", "time", "The part of the untraced gap that the traced steps do not explain"),
@@ -324,9 +321,6 @@ def gap_table(comparison: Comparison) -> TextTable:
         comparison.gaps,
         [f"ratio: {label}'s median untraced step over DDP's, with its 95% interval"],
     )
-
-
-_COPIES = "Copies from and to the host outside of compute and communication, DP minus DDP; dp-host: all its copying"
 
 
 def comparison_csv(comparison: Comparison) -> str:

@@ -4,20 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from dpscope.analysis.cells.bandwidths import ring_loads
+from dpscope.analysis.cells import predicted as model
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.predicted import (
-    CollectivePrediction,
-    by_nccl,
-    model_sizes,
-    ready_column,
-    relative_error,
-    servers,
-    step_load,
-)
+from dpscope.analysis.cells.estimated import ring_loads
 from dpscope.analysis.cells.row import CellRow, minus
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
-from dpscope.analysis.costs.collective_streams import ddp_schedule
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.report.rank_tables import CELL
@@ -56,7 +47,7 @@ _FIELDS = (
     Field("measured", lambda line: show_time(line.measured_us), meaning="What the traces show"),
     Field(
         "error",
-        lambda line: relative_error(line.predicted_us, line.measured_us),
+        lambda line: model.relative_error(line.predicted_us, line.measured_us),
         "share",
         "Predicted over measured, minus 1",
     ),
@@ -124,7 +115,7 @@ def _ring(data: CellData, sources: CostSources) -> str:
     return "; plus ".join(rings)
 
 
-def _collective(one: CollectivePrediction, sources: CostSources) -> str:
+def _collective(one: model.CollectivePrediction, sources: CostSources) -> str:
     """alpha + S/B of the fit's piece for this size; by specification the ring's bus factor x S/B."""
     size = show_bytes(one.size_bytes)
     if (calibration := sources.calibrated(one.ranks)) is None:
@@ -140,14 +131,14 @@ def _collective(one: CollectivePrediction, sources: CostSources) -> str:
     return f"alpha + S/B = {alpha} + {size} / {piece.bandwidth_gb_per_s:.4g} GB/s{beyond}"
 
 
-def _data_parallel(data: CellData, predicted: list[CollectivePrediction], sources: CostSources) -> str:
-    if by_nccl(data):
+def _data_parallel(data: CellData, predicted: list[model.CollectivePrediction], sources: CostSources) -> str:
+    if model.by_nccl(data):
         counts = {
             kind: round(sum(one.per_step for one in predicted if one.kind == kind)) for kind in ("broadcast", "reduce")
         }
         chunks = " + ".join(counted(count, kind) for kind, count in counts.items())
         return f"the sum of its chunks without overlap: {chunks}"
-    sizes, devices, parts = model_sizes(data), data.cell.devices, data.cell.options.accumulate
+    sizes, devices, parts = model.model_sizes(data), data.cell.devices, data.cell.options.accumulate
     assert sizes is not None  # else there is no prediction
     moved = show_bytes(2 * sizes.parameter_bytes + sizes.buffer_bytes)
     formula = f"(N−1)(2S + S_buffers)/B = ({devices}−1) × {moved} / {_link(sources, devices)}"
@@ -162,30 +153,25 @@ def _link(sources: CostSources, devices: int) -> str:
 
 def _schedule(data: CellData, sources: CostSources) -> str:
     """The schedule in words, with the buckets of one rank's step; the prediction is the mean over all ranks and steps."""
-    count = servers(data)
-    free = (
-        "the previous one has ended" if count == 1 else f"one of gloo's {count} workers, which share the link, is free"
-    )
-    rule = (
-        f"each all-reduce starts when it is ready and {free}; exposed: what runs after the last one is ready, plus every other "
-        "collective"
-    )
     keys = ["repeat", "rank", "device", "step"]
     step = data.collectives.merge(data.whole_windows[keys].head(1), on=keys)  # the first rank's first whole step
-    ready = ready_column(step)
+    load, ready = model.step_load(data, sources, step), model.ready_column(step)
+    shared = f"one of gloo's {load.servers} workers, which share the link, is free"
+    rule = (
+        f"each all-reduce starts when it is ready and {'the previous one has ended' if load.servers == 1 else shared}; exposed: "
+        "what runs after the last one is ready, plus every other collective"
+    )
     buckets = step[step["kind"] == "all_reduce"].sort_values(ready, kind="stable")
-    moved = zip(buckets["kind"], buckets["group_size"], buckets["bytes"], strict=True)
-    costs = [sources.cost(str(kind), int(ranks), float(size)) for kind, ranks, size in moved]
+    costs = [sources.cost(*key) for key in model.cost_keys(buckets)]
     known = [cost for cost in costs if cost is not None]
     if not known or len(known) < len(costs) or len(known) > 2 * MOST_COLLECTIVES:
         return rule
-    times = buckets[ready].astype(float)
-    from_first = [float(time) for time in times - times.min()]
-    load = step_load(data, sources, step)
-    schedule = ddp_schedule(from_first, known, load.servers, load.slowdown, load.beside_compute)
+    from_first = buckets.assign(cost_us=known)
+    from_first[ready] = buckets[ready].astype(float) - float(buckets[ready].min())
+    schedule = model.bucket_schedule(from_first, "cost_us", load)
     shown = "; ".join(
         f"ready {show_time(one)}, takes {show_time(cost)} alone, ends {show_time(end)}"
-        for one, cost, end in zip(from_first, known, schedule.end_us, strict=True)
+        for one, cost, end in zip(from_first[ready].tolist(), known, schedule.end_us, strict=True)
     )
     where = f"Rank {step['rank'].iloc[0]}, step {step['step'].iloc[0]}"
     slowed = f"; {load.calibrated_at}" if load.calibrated_at else ""

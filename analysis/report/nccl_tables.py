@@ -162,10 +162,13 @@ def _notes(jobs: Sequence[JobChoices]) -> Iterator[str]:
     if any(row.ring_us is not None and row.formula_us is None for row in rows):
         yield "formula NA: no formula is known for this algorithm and collective"
     if any(row.ring_us is not None for row in rows):
-        with_table = all(job.communicator.cost_table for job in jobs)
-        known = "the ring's latency in NCCL's cost table divided by its hops"
-        latency = known if with_table else "omitted without NCCL's cost table"
-        yield f"latency per hop in both formulas: {latency}"
+        known = all(job.communicator.cost_table for job in jobs)
+        how = (
+            "the ring's latency in NCCL's cost table divided by its hops"
+            if known
+            else "omitted without NCCL's cost table"
+        )
+        yield f"latency per hop in both formulas: {how}"
     if any(row.measured_us is None for row in rows):
         yield "measured NA: no collective of this kind and size on all ranks was measured"
 
@@ -173,23 +176,19 @@ def _notes(jobs: Sequence[JobChoices]) -> Iterator[str]:
 _GPU_DIRECT = {None: NA, True: "enabled", False: "disabled"}
 _JOB = (
     _RANKS,
-    Field("library", lambda job: job.log.library, meaning="NCCL or RCCL, with its version"),
-    Field("channels", lambda job: job.communicator.channels, meaning="Channels for collectives"),
+    Field("library", "log.library", meaning="NCCL or RCCL, with its version"),
+    Field("channels", "communicator.channels", meaning="Channels for collectives"),
     Field(
         "NVLS channels",
-        lambda job: job.communicator.nvls_channels,
+        "communicator.nvls_channels",
         meaning="Channels for reductions in the NVSwitch; 0: not available",
     ),
     Field(
         "CollNet channels",
-        lambda job: job.communicator.collnet_channels,
+        "communicator.collnet_channels",
         meaning="Channels for reductions in the network; 0: not available",
     ),
-    Field(
-        "networks",
-        lambda job: ", ".join(job.log.networks) or NA,
-        meaning="Networks that NCCL uses between hosts",
-    ),
+    Field("networks", lambda job: ", ".join(job.log.networks) or NA, meaning="Networks that NCCL uses between hosts"),
     Field(
         "connections by transport",
         lambda job: ", ".join(f"{name} {pairs}" for name, pairs in sorted(job.log.links.items())) or NA,

@@ -171,10 +171,9 @@ class PageTable:
 
     @property
     def words(self) -> tuple[bool, ...]:
-        columns = ({row[index] for row in self.table.rows} - {NA, ""} for index in range(len(self.table.headings)))
+        columns = [{row[index] for row in self.table.rows} - {NA, ""} for index in range(len(self.table.headings))]
         return tuple(
-            any(len(value) > _LONG for value in column)
-            or (bool(column) and all(value[0].isalpha() for value in column))
+            any(len(one) > _LONG for one in column) or (bool(column) and all(one[0].isalpha() for one in column))
             for column in columns
         )
 

@@ -139,25 +139,17 @@ def rank_table(cells: Sequence["CellData"]) -> TextTable:
     rows, left = _first_records(means, _MOST_RANKS)
     notes = [f"and {counted(left, 'rank')} more: analyze --format json shows all"] if left else []
     times = [value for table in means.values() for value in table["step_us"].tolist()]
-    return table_of(
-        "Where each rank's step goes: traced step = compute + wait + transfer + other + idle",
-        _RANKS,
-        rows,
-        notes,
-        times=times,
-    )
+    title = "Where each rank's step goes: traced step = compute + wait + transfer + other + idle"
+    return table_of(title, _RANKS, rows, notes, times=times)
 
 
 _MOST_OPERATORS = 5
 _RATIO = "Compute next to communication over the same compute on one device, or without communication in this cell"
+_OPERATOR = "The operator that launched the kernels; on a CPU an operator that calls no other"
 _COMPARED = "Share of the overlapped compute time for which comparable kernels ran without communication"
 _CONTENTION = (
     CELL,
-    Field(
-        "operator",
-        "operator",
-        meaning="The operator that launched the kernels; on a CPU an operator that calls no other",
-    ),
+    Field("operator", "operator", meaning=_OPERATOR),
     Field("ratio", "ratio", Unit("", 1.0, 2), _RATIO),
     Field("95% interval", "interval", meaning="Of the ratio; NA with too few kernels"),
     Field("hidden", "hidden_us", "time", "Communication behind this compute"),
@@ -190,13 +182,9 @@ def contention_table(cells: Iterable[tuple[str, Contentions, float | None]]) -> 
                     "compared": f"{one.compared:.0%}",
                 }
             )
-    return table_of(
-        "Contention: what hidden communication costs the compute next to it, per traced step",
-        _CONTENTION,
-        rows,
-        [
-            "ratio: compute next to communication over the same compute on one device, or over the cell's kernels without "
-            f"communication; the {_MOST_OPERATORS} operators of each cell with the largest cost"
-        ],
-        times=[row["hidden_us"] for row in rows],
+    title = "Contention: what hidden communication costs the compute next to it, per traced step"
+    note = (
+        "ratio: compute next to communication over the same compute on one device, or over the cell's kernels without "
+        f"communication; the {_MOST_OPERATORS} operators of each cell with the largest cost"
     )
+    return table_of(title, _CONTENTION, rows, [note], times=[row["hidden_us"] for row in rows])

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.costs.sources import rate_between, rate_within
-from dpscope.analysis.runs.run_data import RunData, repeats_text
-from dpscope.analysis.runs.traced_run import traces_text
+from dpscope.analysis.runs.run_data import RunData, repeats_text, traces_text
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
@@ -124,14 +123,12 @@ def _device(device: DeviceState, under_load: Sequence[DeviceState], slot: Device
     `slot` is that recorded for the machine, since idle GPUs lower their current PCIe generation.
     """
     parts = [device.name or NA]
-    clocks = sorted({state.sm_clock_mhz for state in under_load if state.sm_clock_mhz is not None})
-    largest = f" of {device.max_sm_clock_mhz}" if device.max_sm_clock_mhz is not None else ""
-    if clocks:
-        seen = f"{clocks[0]}" if len(clocks) == 1 else f"{clocks[0]} to {clocks[-1]}"
+    if clocks := sorted({state.sm_clock_mhz for state in under_load if state.sm_clock_mhz is not None}):
+        seen = " to ".join(map(str, dict.fromkeys((clocks[0], clocks[-1]))))
+        largest = f" of {device.max_sm_clock_mhz}" if device.max_sm_clock_mhz is not None else ""
         parts.append(f"SM clock under load {seen}{largest} MHz")
     if slot is not None and slot.pcie_generation is not None and slot.pcie_width is not None:
         parts.append(f"PCIe {slot.pcie_generation}.0 x{slot.pcie_width}")
-    reasons = dict.fromkeys(reason for state in under_load for reason in state.throttle_reasons or ())
-    if reasons:
+    if reasons := dict.fromkeys(reason for state in under_load for reason in state.throttle_reasons or ()):
         parts.append(f"throttled under load: {', '.join(reasons)}")
     return ", ".join(parts)

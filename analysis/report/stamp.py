@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -55,28 +56,26 @@ def data_digest(run: Path, request: str) -> str:
     """A digest of a run's measured files (by size and modification time), its name, the request and the code."""
     digest = hashlib.blake2b(digest_size=16)
     measured = [path for place in (CELLS_NAME, TRAININGS_NAME) for path in files_in(run / place)]
-    measured += run.glob("*.json")  # manifests, a calibration
-    kept = [path for path in measured if not path.name.endswith(TABLES_SUFFIX) and not path.name.startswith(".tmp-")]
-    for path in sorted(kept):
+    for path in sorted([*measured, *run.glob("*.json")]):  # manifests, a calibration
+        if path.name.endswith(TABLES_SUFFIX) or path.name.startswith(".tmp-"):
+            continue
         stat = path.stat()
         digest.update(f"{path.relative_to(run)}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode(errors="surrogatepass"))
     for text in (str(run), request, *map(metadata.version, _COMPUTED_BY)):
         digest.update(text.encode(errors="surrogatepass") + b"\0")
-    code = [path for folder in _CODE for path in files_in(folder)]
-    for path in sorted(path for path in code if path.suffix in (".py", ".html", ".css", ".js")):
-        digest.update(path.read_bytes())
+    for path in sorted(path for folder in _CODE for path in files_in(folder)):
+        if path.suffix in (".py", ".html", ".css", ".js"):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 def current_report(folder: Path, made_from: str, figure_formats: Sequence[str] | None = None) -> PrintedReport | None:
     """The printed part of the report in a folder; None unless the report is current (see `is_current`)."""
     stamp = _stamp(folder)
-    if stamp is None or stamp.printed is None or not is_current(folder, made_from, figure_formats):
-        return None
-    try:
-        return msgspec.convert(stamp.printed, PrintedReport)
-    except msgspec.ValidationError:
-        return None
+    if stamp is not None and stamp.printed is not None and is_current(folder, made_from, figure_formats):
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(stamp.printed, PrintedReport)
+    return None
 
 
 def is_current(folder: Path, made_from: str, figure_formats: Sequence[str] | None = None) -> bool:

@@ -5,7 +5,7 @@ Times are microseconds after the earliest rank's start, rounded to a tenth. Name
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -13,8 +13,8 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
+from dpscope.analysis.traces.ranks.matching import RankOrigin
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
-from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.table import as_table
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
@@ -27,11 +27,10 @@ MOST_ROWS = 4  # in which overlapping bars of one lane are stacked
 _SHORTEST_SHARE = 1e-5  # of the step: shorter bars would be invisible
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """`kind` selects the colour; `label` is drawn if there is room, `detail` is shown on hover or focus.
 
-    The first `wait_us` are waiting; None is unknown.
+    The first `wait_us` are waiting.
     """
 
     start_us: float
@@ -39,12 +38,11 @@ class Bar:
     kind: str
     label: str
     detail: str
-    wait_us: float | None = None
+    wait_us: float = 0.0
 
 
-@dataclass(frozen=True)
-class Lane:
-    """A row of the drawing: `fills` are unnamed unions of spans by kind, `bars` are named."""
+class Lane(NamedTuple):
+    """A row of the drawing: `fills` are unnamed unions of spans (start, end) by kind, on the page (start, duration)."""
 
     group: str
     label: str
@@ -54,7 +52,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class TimelineView:
-    """One step of one cell; `notes` describe what is drawn and how clocks were aligned."""
+    """One step of one cell, in tenths of a microsecond; `notes` describe what is drawn and how clocks were aligned."""
 
     cell: str
     length_us: float
@@ -110,15 +108,21 @@ def timeline_view(
 
 
 def _placed(lane: Lane, shift_us: float, shortest_us: float) -> Lane:
-    """A lane on the clock of the view, without bars that would be invisible unless they are collectives."""
-    bars = (bar for bar in lane.bars if bar.duration_us >= shortest_us or bar.kind == "collective")
-    return replace(
-        lane,
-        fills=tuple(
-            (kind, tuple((start + shift_us, end + shift_us) for start, end in spans)) for kind, spans in lane.fills
-        ),
-        bars=tuple(replace(bar, start_us=bar.start_us + shift_us) for bar in bars),
+    """A lane as the page draws it, on the view's clock, without bars that would be invisible unless they are collectives."""
+    fills = (
+        (kind, tuple((round(start + shift_us, 1), round(end - start, 1)) for start, end in spans))
+        for kind, spans in lane.fills
     )
+    bars = (
+        bar._replace(
+            start_us=round(bar.start_us + shift_us, 1),
+            duration_us=round(bar.duration_us, 1),
+            wait_us=round(bar.wait_us, 1),
+        )
+        for bar in lane.bars
+        if bar.duration_us >= shortest_us or bar.kind == "collective"
+    )
+    return lane._replace(fills=tuple(fills), bars=tuple(bars))
 
 
 def _notes(
@@ -206,7 +210,7 @@ def _collective_bar(row: Mapping[str, Any]) -> Bar:
         detail.append(f"at least {bound:.3g} GB/s (waiting included)")
     if wait is not None:
         detail.append("does not wait" if wait == 0 else f"the first {show_time(wait)} are waiting for a later rank")
-    return Bar(start, duration, "collective", f"{kind} {', '.join(label)}".strip(), "; ".join(detail), wait)
+    return Bar(start, duration, "collective", f"{kind} {', '.join(label)}".strip(), "; ".join(detail), wait or 0.0)
 
 
 def _bar(mark: Mark, kind: str) -> Bar:
@@ -232,17 +236,5 @@ def _stacked(group: str, label: str, bars: Iterable[Bar]) -> Iterator[Lane]:
 
 
 def as_plain(view: TimelineView) -> dict[str, object]:
-    """The view as the page's script reads it, with spans as [start, duration]."""
-
-    def tenths(*times_us: float) -> list[float]:
-        return [round(one, 1) for one in times_us]
-
-    def plain(lane: Lane) -> dict[str, object]:
-        fills = [[kind, [tenths(start, end - start) for start, end in spans]] for kind, spans in lane.fills]
-        bars = [
-            [*tenths(one.start_us, one.duration_us), one.kind, one.label, one.detail, *tenths(one.wait_us or 0.0)]
-            for one in lane.bars
-        ]
-        return {"group": lane.group, "label": lane.label, "fills": fills, "bars": bars}
-
-    return {"cell": view.cell, "length": round(view.length_us, 1), "lanes": [plain(lane) for lane in view.lanes]}
+    """The view as the page's script reads it."""
+    return {"cell": view.cell, "length": round(view.length_us, 1), "lanes": [lane._asdict() for lane in view.lanes]}

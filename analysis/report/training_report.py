@@ -35,10 +35,10 @@ def show_training(
     """
     made_from = data_digest(folder, f"trainings {target_accuracy}")
     data = load_training(folder, target_accuracy)
-    shown = training_tables(data)
-    for table in shown.values():
+    shown = training_tables(data).values()
+    for table in shown:
         print_table(console, table)
-    if reasons := [reason for table in shown.values() for reason in table.missing]:
+    if reasons := [reason for table in shown for reason in table.missing]:
         print_missing(console, reasons)
     if findings := training_findings(data):
         print_findings(console, findings)
@@ -59,8 +59,7 @@ def print_training(folder: Path, output_format: str, target_accuracy: float | No
     elif output_format == "csv":
         sys.stdout.write(training_csv(data))
     else:
-        for table in training_tables(data).values():
-            sys.stdout.write(render(table, output_format) + "\n")
+        sys.stdout.writelines(render(table, output_format) + "\n" for table in training_tables(data).values())
     return _sound(training_findings(data))
 
 
@@ -120,21 +119,19 @@ def _headline(data: TrainingData) -> str:
     known = [one for one in against_single(data) if one.points is not None]
     if known:
         return difference_message(([one for one in known if one.cell in plain] or known)[-1])
-    accuracy = final_accuracy(data.trained[0])
-    if accuracy.value is None:
+    if (accuracy := final_accuracy(data.trained[0]).value) is None:
         return "No training is complete yet."
-    return f"{data.trained[0].name}: {accuracy.value:.2f}% test accuracy after {counted(data.planned_epochs, 'epoch')}"
+    return f"{data.trained[0].name}: {accuracy:.2f}% test accuracy after {counted(data.planned_epochs, 'epoch')}"
 
 
 def _setting(data: TrainingData) -> str:
     if data.manifest is None:
         return f"{counted(data.planned_epochs, 'epoch')}; train.json does not contain model, data and machine."
-    config, workload = data.manifest.config, data.manifest.config.workload
+    manifest, config, workload = data.manifest, data.manifest.config, data.manifest.config.workload
     return (
-        f"{workload.model}, {workload.data} data, amp {workload.amp}, "
-        f"SGD at {config.optimizer.learning_rate:g}, {counted(config.epochs, 'epoch')}, "
-        f"{counted(len(config.seeds), 'seed')}; {data.manifest.device_type}, torch {data.manifest.environment.torch_version}; "
-        f"started {data.manifest.created_at}."
+        f"{workload.model}, {workload.data} data, amp {workload.amp}, SGD at {config.optimizer.learning_rate:g}, "
+        f"{counted(config.epochs, 'epoch')}, {counted(len(config.seeds), 'seed')}; {manifest.device_type}, "
+        f"torch {manifest.environment.torch_version}; started {manifest.created_at}."
     )
 
 

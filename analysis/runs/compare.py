@@ -7,8 +7,8 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.stats.detection import detectable_change, with_repeats
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, show
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import NA, Unit
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
@@ -120,12 +120,15 @@ def mark_unseen(changes: Sequence[Change], fail_over: float) -> list[Change]:
     A slowdown is ruled out if the interval of the ratio ends below it; a step that is significantly faster or slower is judged.
     """
 
-    def hides(one: Change) -> bool:
-        if one.quantity not in JUDGED or one.verdict != "no_difference_shown":
-            return False
-        return (one.detectable or 0.0) > fail_over and (one.ratio.high or 0.0) > 1 + fail_over
-
-    return [replace(one, unseen_share=fail_over) if hides(one) else one for one in changes]
+    return [
+        replace(one, unseen_share=fail_over)
+        if one.quantity in JUDGED
+        and one.verdict == "no_difference_shown"
+        and (one.detectable or 0.0) > fail_over
+        and (one.ratio.high or 0.0) > 1 + fail_over
+        else one
+        for one in changes
+    ]
 
 
 def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
@@ -207,28 +210,42 @@ def setting_findings(before: RunData, after: RunData) -> list[Finding]:
     return difference_findings(first, second, setting_differences(first.config, second.config, SETTINGS))
 
 
+_RATIO = Unit("", 1.0, 3)
+_FIELDS = {
+    field.heading: field
+    for field in (
+        Field("cell", "cell"),
+        Field("quantity", "quantity"),
+        Field("before", "before_us", "time"),
+        Field("after", "after_us", "time"),
+        Field("ratio", lambda one: one.ratio.value, _RATIO),
+        Field("low", lambda one: one.ratio.low, _RATIO),
+        Field("high", lambda one: one.ratio.high, _RATIO),
+        Field("n", lambda one: one.ratio.count),
+        Field("likely slower", lambda one: _share(one.chance_slower)),
+        Field("would show", lambda one: _share(one.detectable)),
+        Field("change", lambda one: "not judged" if one.not_judged else _VERDICTS[one.verdict]),
+    )
+}
+
+
 def change_table(changes: Sequence[Change]) -> TextTable:
     """The changes, a row each."""
-    unit, ratio = choose_unit("time", [change.before_us for change in changes]), Unit("", 1.0, 3)
-    before, after = (f"{when} [{unit.label}]" for when in ("before", "after"))
-    ends = ("ratio", "low", "high")
-    return TextTable(
-        title="What changed (after / before; medians, 95% intervals)",
-        headings=("cell", "quantity", before, after, *ends, "n", "likely slower", "would show", "change"),
-        rows=tuple(
-            (
-                *(one.cell, one.quantity),
-                *(show(value, unit) for value in (one.before_us, one.after_us)),
-                *(show(value, ratio) for value in (one.ratio.value, one.ratio.low, one.ratio.high)),
-                *(str(one.ratio.count), _share(one.chance_slower), _share(one.detectable)),
-                "not judged" if one.not_judged else _VERDICTS[one.verdict],
-            )
-            for one in changes
-        ),
-        notes=(
-            "step is untraced, traced step not; the components come from traced windows, as means over ranks and devices",
-            "low, high: from the spread between repeats; with two repeats they are wide, with five much narrower",
-            "likely slower: the probability that it got slower at all; would show: the smallest slowdown that these "
-            "repeats would show in 4 of 5 cases",
-        ),
+    notes = (
+        "step is untraced, traced step not; the components come from traced windows, as means over ranks and devices",
+        "low, high: from the spread between repeats; with two repeats they are wide, with five much narrower",
+        "likely slower: the probability that it got slower at all; would show: the smallest slowdown that these repeats would "
+        "show in 4 of 5 cases",
     )
+    times = [one.before_us for one in changes]
+    return table_of(
+        "What changed (after / before; medians, 95% intervals)", _FIELDS.values(), changes, notes, times=times
+    )
+
+
+def verdict_table(changes: Sequence[Change]) -> TextTable:
+    """A row per cell, within 80 columns: the verdict on its step first, the ratio with its interval after."""
+    judged = [one for one in changes if one.quantity in JUDGED]
+    fields = [_FIELDS[name] for name in ("cell", "change", "before", "after", "ratio", "low", "high")]
+    title = "Verdict on each cell's step (after / before, 95% interval)"
+    return table_of(title, fields, judged, times=[one.before_us for one in judged])

@@ -1,6 +1,7 @@
-"""A run folder loaded: per cell its samples, its breakdown, its collectives, its checks, its repeats."""
+"""A run folder loaded: per cell its samples, breakdown, collectives, checks and repeats. Foreign traces as a run of one cell."""
 
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,11 +15,18 @@ import pandas as pd
 from dpscope.analysis.runs.cell_data import CellData, RunSpreads, concatenated, run_spreads, step_spread
 from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings, spread_findings
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
-from dpscope.analysis.runs.traffic_check import check_traffic, incomplete_repeat, no_trace, reduced_bytes
+from dpscope.analysis.runs.traced_job import traced_job
+from dpscope.analysis.runs.traffic_check import (
+    UNKNOWN_COMMUNICATION,
+    check_traffic,
+    incomplete_repeat,
+    no_trace,
+    reduced_bytes,
+)
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import median_noise
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
+from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_kept
 from dpscope.analysis.traces.reading.table import as_table
 from dpscope.analysis.training.data import NoEpochError, TrainingData, load_training
 from dpscope.profiling.machine.environment import power_cap_findings
@@ -184,8 +192,9 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         counts = [summary.range_counts for summary in analysis.summaries]
         frames = analysis.steps, analysis.collectives, counts, analysis.copies
         traffic = check_traffic(cell, first.model, *frames, first.attached, first.units)
-        findings += traffic.findings
-        communication_known &= traffic.complete and analysis.communication_known
+        findings += traffic
+        shown = UNKNOWN_COMMUNICATION.isdisjoint(finding.code for finding in traffic)
+        communication_known &= shown and analysis.communication_known
         read.append((repeat, analysis))
         checks += _counter_checks(cell, done, loaded.ranks)
     timelines = (tuple((repeat, one) for one in analysis.timelines) for repeat, analysis in read)
@@ -242,6 +251,54 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
         for rank in ranks
         if done.counters_path(rank.node, rank.rank).exists()
     ]
+
+
+def traced_run(analysis: TraceAnalysis, paths: Sequence[Path]) -> RunData:
+    """The result of `analyze_traces` for `paths` as a run with one cell, the job; its name contains the ranks that were read."""
+    return traced_repeats({"": analysis}, paths)
+
+
+def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
+    """As `traced_run`, of several jobs alike: each is a repeat of the one cell. Raises DpscopeError where they are not."""
+    cells = {name: traced_job(analysis) for name, analysis in jobs.items()}
+    common = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.absolute() for path in paths]))
+    (first, job), *others = cells.items()
+    for name, other in others:
+        if other != job:
+            raise DpscopeError(
+                f"{common} holds jobs that are not alike: {first} is {job.name} ({job.strategy}), {name} {other.name} "
+                f"({other.strategy}); name folders of the same job traced several times"
+            )
+    repeats = list(enumerate(jobs.values()))
+    data = CellData(
+        cell=job,
+        skip_reason=None,
+        **tables_of(repeats),
+        timelines=tuple((repeat, timeline) for repeat, one in repeats for timeline in one.timelines),
+        findings=tuple(finding for _, one in repeats for finding in one.findings),
+        not_split=next((one.not_split for _, one in repeats if one.not_split is not None), None),
+        communication_known=all(one.communication_known for _, one in repeats),
+    )
+    ranks: dict[tuple[int, Path], int | None] = {}  # a file of several ranks is listed with the first of them
+    for repeat, analysis in repeats:
+        for one in analysis.summaries:
+            ranks.setdefault((repeat, Path(one.source.removesuffix(f" (rank {one.rank})"))), one.rank)
+    files = tuple(TraceFile(path, rank) for (_, path), rank in ranks.items())
+    return RunData(common, None, {job.name: data}, traces=files)
+
+
+def traces_text(run: RunData) -> str:
+    """What was read and what it is, in a sentence or two."""
+    (data,) = run.cells.values()
+    windows = data.whole_windows
+    whole = bool(len(windows)) and not windows["partial_window"].fillna(True).astype(bool).all()
+    steps = int(windows.groupby("rank", dropna=False)["step"].nunique().max()) if len(windows) else 0
+    kind = "whole" if whole else "partial"
+    first = "" if whole or not steps else " (their start was not recorded: they are timed from their first event)"
+    return (
+        f"{counted(len(run.traces), 'trace file')} of {counted(data.cell.processes, 'process')}, "
+        f"{counted(steps, f'{kind} step')} of each{first}; not made by dpscope run: model, batch and machine are not recorded."
+    )
 
 
 def measured_repeats(run: RunData) -> dict[str, int]:

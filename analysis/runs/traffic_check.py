@@ -10,8 +10,7 @@ parts, the last ones padded: what moves is that much larger than the parameter.
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -27,6 +26,8 @@ from dpscope.profiling.records.trace_codes import TraceCode
 BYTES_TOLERANCE = 0.05
 HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which gradients travel with such a hook
 _NAMES = {"all_gather": "all-gathers", "reduce_scatter": "reduce-scatters", "all_reduce": "all-reduces"}
+UNKNOWN_COMMUNICATION = {TraceCode.TRACE_INCOMPLETE.code, AttachCode.TRAINED_ALONE.code}
+"""Codes of findings of a cell whose trace does not show what it moved."""
 MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh`)"
 
 
@@ -48,21 +49,19 @@ def no_trace(cell: Cell, repeat: str, rank: RankResult) -> Finding:
     return cell_error(cell, TraceCode.TRACE_INCOMPLETE, message, MEASURE_AGAIN if rank.attached is None else again)
 
 
-def incomplete(cell: Cell, expected: str, found: str, cause: str) -> Finding:
-    """The trace does not show what the cell must have moved: its communication is not given."""
-    return cell_error(
-        cell,
-        TraceCode.TRACE_INCOMPLETE,
-        f"expected {expected}, the trace shows {found}; its communication is not given",
-        f"likely cause: {cause}. Run `dpscope doctor`, then measure the cell again",
-    )
+class _Lack(NamedTuple):
+    """What the trace of a cell should show, what it shows, and why that may be."""
+
+    expected: str
+    found: str
+    cause: str
 
 
-def _check_ranks(cell: Cell, steps: pd.DataFrame) -> Iterator[Finding]:
+def _check_ranks(cell: Cell, steps: pd.DataFrame) -> Iterator[_Lack]:
     """Whether every rank of a cell saved a trace."""
     found = len(set(steps["rank"].dropna()))
     if found != cell.devices:
-        yield incomplete(cell, f"traces of {counted(cell.devices, 'rank')}", f"{found}", "a rank saved no trace")
+        yield _Lack(f"traces of {counted(cell.devices, 'rank')}", f"{found}", "a rank saved no trace")
 
 
 def _rank_steps(steps: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
@@ -103,9 +102,9 @@ def expected_bytes(cell: Cell, units: Sequence[ShardedUnit]) -> dict[str, int]:
     return found | {"all_reduce": reduced // shards} if groups > 1 else found
 
 
-def check_sharded(
+def _check_sharded(
     cell: Cell, units: Sequence[ShardedUnit], steps: pd.DataFrame, collectives: pd.DataFrame
-) -> Iterator[Finding]:
+) -> Iterator[_Lack]:
     """Whether every rank of a cell moved in every step what it must have."""
     yield from _check_ranks(cell, steps)
     expected = expected_bytes(cell, units)
@@ -113,12 +112,9 @@ def check_sharded(
     for (rank, step), kind in itertools.product(_rank_steps(steps), expected):
         found = moved[kind].get((rank, step), 0.0)
         if abs(found - expected[kind]) > BYTES_TOLERANCE * expected[kind]:
-            yield incomplete(
-                cell,
-                f"{_NAMES[kind]} of {expected[kind]:,} B a step",
-                f"{f'{found:,.0f} B' if found else 'none with a size'} (rank {rank}, step {step})",
-                "the tracer lost events, or the model does not use all of its blocks",
-            )
+            shown = f"{f'{found:,.0f} B' if found else 'none with a size'} (rank {rank}, step {step})"
+            cause = "the tracer lost events, or the model does not use all of its blocks"
+            yield _Lack(f"{_NAMES[kind]} of {expected[kind]:,} B a step", shown, cause)
 
 
 def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
@@ -135,14 +131,6 @@ def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
     return HOOK_ELEMENT_BYTES * sizes.gradient_elements
 
 
-@dataclass(frozen=True)
-class TrafficCheck:
-    """Whether the traces of a repeat show the communication that its cell must have had, and the findings."""
-
-    complete: bool
-    findings: tuple[Finding, ...] = ()
-
-
 def check_traffic(
     cell: Cell,
     sizes: ParameterSizes,
@@ -152,8 +140,8 @@ def check_traffic(
     copies: pd.DataFrame,
     attached: AttachedProcess | None = None,
     units: Sequence[ShardedUnit] = (),
-) -> TrafficCheck:
-    """Whether a multi-device cell's trace shows what it must have moved, and findings where it does not.
+) -> list[Finding]:
+    """Findings where a multi-device cell's trace does not show what it must have moved: one of UNKNOWN_COMMUNICATION.
 
     A check yields all that it finds lacking, of which the first is given, as `trace_incomplete`; a trace that is whole and shows
     something else than the cell's options promise gives `variant_not_kept`.
@@ -170,49 +158,46 @@ def check_traffic(
     gradients. Where what it must move is unknown, every rank must communicate in every step.
     """
     if cell.traits.baseline or cell.devices == 1:
-        return TrafficCheck(True)
+        return []
     if len(steps) and not cell.traits.host_copies:
         cut = steps["device"].isna() & steps["partial_window"].fillna(False).astype(bool)
         steps = steps if cut.all() else steps[~cut]
     if steps.empty:
-        lacking = iter([incomplete(cell, "traced steps", "none", "the traced pass saved no steps")])
+        lacking = iter([_Lack("traced steps", "none", "the traced pass saved no steps")])
     elif attached is not None and not (attached.reduction_known and (cell.traits.reducer or cell.traits.peer_copies)):
         if cell.traits.transport == "unknown" and collectives.empty and not any(_check_ranks(cell, steps)):
-            text = (
-                f"{cell.name}: each process trained alone: no collective in {counted(steps['step'].nunique(), 'traced step')} "
-                f"of {counted(cell.devices, 'process')}, and no DDP or FSDP around the model"
-            )
-            return TrafficCheck(False, (AttachCode.TRAINED_ALONE.finding(text),))
+            none = f"no collective in {counted(steps['step'].nunique(), 'traced step')}"
+            alone = f"each process trained alone: {none} of {counted(cell.devices, 'process')}"
+            return [AttachCode.TRAINED_ALONE.finding(f"{cell.name}: {alone}, and no DDP or FSDP around the model")]
         lacking = _check_any(cell, steps, collectives)
     elif cell.traits.all_reduces:
         lacking = _check_ddp(cell, sizes, steps, collectives, at_least=attached is not None)
     elif cell.traits.sharded:
-        lacking = check_sharded(cell, units, steps, collectives)
+        lacking = _check_sharded(cell, units, steps, collectives)
     elif cell.traits.host_copies:
         lacking = _check_dp_host(cell, steps, ranges)
     else:
         lacking = _check_dp(cell, sizes, steps, collectives, copies)
     if missing := next(lacking, None):
-        return TrafficCheck(False, (missing,))
-    if not cell.traits.reducer or attached is not None:
-        return TrafficCheck(True)
-    return TrafficCheck(True, tuple(_check_options(cell, sizes, collectives)))
+        message = f"expected {missing.expected}, the trace shows {missing.found}; its communication is not given"
+        again = f"likely cause: {missing.cause}. Run `dpscope doctor`, then measure the cell again"
+        return [cell_error(cell, TraceCode.TRACE_INCOMPLETE, message, again)]
+    return [*_check_options(cell, sizes, collectives)] if cell.traits.reducer and attached is None else []
 
 
-def _check_any(cell: Cell, steps: pd.DataFrame, collectives: pd.DataFrame) -> Iterator[Finding]:
+def _check_any(cell: Cell, steps: pd.DataFrame, collectives: pd.DataFrame) -> Iterator[_Lack]:
     """Whether every rank communicates in every step, whatever it moves."""
     yield from _check_ranks(cell, steps)
     seen = set(zip(collectives["rank"], collectives["step"], strict=True))
+    cause = "the tracer lost events, or the script does not communicate in every step"
     for rank, step in _rank_steps(steps):
         if (rank, step) not in seen:
-            expected, found = "a collective in every step of every rank", f"none in step {step} of rank {rank}"
-            cause = "the tracer lost events, or the script does not communicate in every step"
-            yield incomplete(cell, expected, found, cause)
+            yield _Lack("a collective in every step of every rank", f"none in step {step} of rank {rank}", cause)
 
 
 def _check_ddp(
     cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame, at_least: bool
-) -> Iterator[Finding]:
+) -> Iterator[_Lack]:
     yield from _check_ranks(cell, steps)
     moved, expected = _moved_bytes(collectives, "all_reduce"), reduced_bytes(cell, sizes)
     most = math.inf if at_least else BYTES_TOLERANCE * expected
@@ -224,12 +209,9 @@ def _check_ddp(
         count = int((own["kind"] == "all_reduce").sum())
         seen = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"
         hook = "" if cell.options.comm_hook == "none" else f" as {cell.options.comm_hook}"
-        yield incomplete(
-            cell,
-            f"all-reduces of {expected:,} B a step (the gradients{hook})",
-            f"{seen} (rank {rank}, step {step})",
-            "the tracer lost events, or the model leaves parameters unused",
-        )
+        promised = f"all-reduces of {expected:,} B a step (the gradients{hook})"
+        cause = "the tracer lost events, or the model leaves parameters unused"
+        yield _Lack(promised, f"{seen} (rank {rank}, step {step})", cause)
 
 
 def _check_options(cell: Cell, sizes: ParameterSizes, collectives: pd.DataFrame) -> Iterator[Finding]:
@@ -252,7 +234,7 @@ def _check_options(cell: Cell, sizes: ParameterSizes, collectives: pd.DataFrame)
 
 def _check_dp_host(
     cell: Cell, steps: pd.DataFrame, ranges: Iterable[dict[str, dict[int | None, int]]]
-) -> Iterator[Finding]:
+) -> Iterator[_Lack]:
     counts, passes = next(iter(ranges), {}), cell.options.accumulate
     traced = steps["step"].dropna().unique()
     for phase, replica, step in itertools.product(phases.DP_COMMUNICATION_PHASES, range(cell.devices), traced):
@@ -260,13 +242,12 @@ def _check_dp_host(
         found = counts.get(name, {}).get(int(step), 0)
         if found < passes:
             expected = f"range {name} in every step{f', {passes} times' if passes > 1 else ''}"
-            shown, cause = f"{found or 'none'} (step {step})", "the tracer did not see the replicas' threads"
-            yield incomplete(cell, expected, shown, cause)
+            yield _Lack(expected, f"{found or 'none'} (step {step})", "the tracer did not see the replicas' threads")
 
 
 def _check_dp(
     cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame, copies: pd.DataFrame
-) -> Iterator[Finding]:
+) -> Iterator[_Lack]:
     """NCCL kernels in the expected number on every device, or copies of the expected bytes between them."""
     passes = cell.options.accumulate  # DataParallel replicates in every forward and reduces in every backward
     broadcasts = passes * len(broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors))
@@ -277,7 +258,7 @@ def _check_dp(
     devices = sorted(steps["device"].dropna().unique())  # ROCm's may not begin at 0
     if len(devices) != cell.devices:
         at_work = f"{counted(cell.devices, 'device')} at work"
-        yield incomplete(cell, at_work, f"{len(devices)}", "the tracer lost a device's events")
+        yield _Lack(at_work, f"{len(devices)}", "the tracer lost a device's events")
     for step in steps["step"].dropna().unique():
         copied = int(copies.loc[copies["step"] == step, "model_bytes"].sum()) if len(copies) else 0
         if abs(copied - copy_bytes) <= BYTES_TOLERANCE * copy_bytes:
@@ -287,9 +268,6 @@ def _check_dp(
             on_device = own.loc[own["device"] == device, "kind"]
             found = (int((on_device == "broadcast").sum()), int((on_device == "reduce").sum()))
             if found != (broadcasts, reduces):
-                yield incomplete(
-                    cell,
-                    f"{broadcasts} broadcasts and {reduces} reduces on every device, or {copy_bytes:,} B copied",
-                    f"{found[0]} and {found[1]} on device {device}, {copied:,} B copied (step {step})",
-                    "the tracer lost events, or the model replicates otherwise",
-                )
+                promised = f"{broadcasts} broadcasts and {reduces} reduces on every device, or {copy_bytes:,} B copied"
+                shown = f"{found[0]} and {found[1]} on device {device}, {copied:,} B copied (step {step})"
+                yield _Lack(promised, shown, "the tracer lost events, or the model replicates otherwise")

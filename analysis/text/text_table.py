@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 from dpscope.analysis.text.units import Quantity, Unit, choose_unit, plain, sentence, show
@@ -29,7 +30,7 @@ class TextTable:
 
 @dataclass(frozen=True)
 class Field:
-    """A column of a table: `get` is a function of a row, else the name of a row's attribute or key.
+    """A column of a table: `get` is a function of a row, else the name of a row's key or attribute (also of ``part.attribute``).
 
     `unit` formats the values; a quantity chooses one for the column, and for all columns of times together. The heading gets
     the unit's label, unless it has one or the table's title states that of times as ``{unit}``.
@@ -44,7 +45,7 @@ class Field:
         """A row's value as plain Python, None where missing."""
         if not isinstance(self.get, str):
             return plain(self.get(row))
-        return plain(row[self.get] if isinstance(row, Mapping) else getattr(row, self.get))
+        return plain(row[self.get] if isinstance(row, Mapping) else attrgetter(self.get)(row))
 
 
 def table_of(
@@ -78,8 +79,13 @@ def table_of(
         rows=tuple(zip(*shown, strict=True)),
         notes=tuple(notes),
         missing=tuple(missing),
-        meanings=tuple(field.meaning for field in fields),
+        meanings=tuple(field.meaning for field in fields) if any(field.meaning for field in fields) else (),
     )
+
+
+def table_of_records(title: str, records: Sequence[Mapping[str, object]], notes: Iterable[str] = ()) -> TextTable:
+    """The table of records whose keys are the headings, with their units, and whose values need no unit."""
+    return table_of(title, [Field(name, name) for name in records[0]] if records else [], records, notes)
 
 
 def render(table: TextTable, table_format: str) -> str:

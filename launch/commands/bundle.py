@@ -1,22 +1,17 @@
 """`dpscope bundle`: a run in one file, for someone else."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from dpscope.launch.commands.command import Idle
+from dpscope.launch.commands.command import Idle, argument, option
 from dpscope.profiling.store.errors import DpscopeError
 
 IDLE = (Idle("output", "list_only", "--list writes nothing"),)
 
 
 def bundle(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the file to write, *.zip; default: RUN-bundle.zip, here")
-    ] = None,
-    list_only: Annotated[bool, typer.Option("--list", help="list what it would hold; write nothing")] = False,
+    run: Path = argument("a run folder"),
+    output: Path | None = option("the file to write, *.zip; default: RUN-bundle.zip, here", "--output", "-o"),
+    list_only: bool = option("list what it would hold; write nothing", "--list", default=False),
 ) -> None:
     path = output or Path(f"{run.absolute().name}-bundle.zip")
     if path.suffix != ".zip":

@@ -9,10 +9,10 @@ from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, argument, default_texts, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.calibration import CalibrationSettings
-from dpscope.profiling.records.settings import Declared, declarations
+from dpscope.profiling.records.settings import Setting, declarations
 from dpscope.profiling.store.errors import DpscopeError
 
-_SETTINGS = {name: one for name, one in declarations(CalibrationSettings).items() if one.setting.help}
+_SETTINGS = {name: one for name, one in declarations(CalibrationSettings).items() if one.help}
 _MEASURING = " ".join((*(one.option for one in _SETTINGS.values()), "nodes node_rank rendezvous wait_for_nodes"))
 IDLE = (
     options.ONE_NODE,
@@ -32,7 +32,7 @@ IDLE = (
 class CalibrateRequest(options.NodeOptions):
     """What `dpscope calibrate` is called with."""
 
-    settings: ClassVar[Mapping[str, Declared]] = _SETTINGS
+    settings: ClassVar[Mapping[str, Setting]] = _SETTINGS
 
     link: options.Link = None
     from_nccl_tests: bool = option(

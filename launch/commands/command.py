@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, NoReturn, get_type_hints
 
 import msgspec
@@ -24,7 +24,7 @@ from dpscope.profiling.records.settings import (
     HEADINGS,
     NODES,
     TARGETS,
-    Declared,
+    Setting,
     declarations,
     settings_of,
     value_text,
@@ -53,9 +53,7 @@ _HEADINGS = {  # of options that are no settings of a run or a training, by para
     }.items()
     for parameter in parameters.split()
 }
-_DECLARED = {
-    one.option: one for kind in (TrainConfig, RunConfig) for one in declarations(kind).values() if one.setting.help
-}
+_DECLARED = {one.option: one for kind in (TrainConfig, RunConfig) for one in declarations(kind).values() if one.help}
 _OTHER = "Options"
 _REPLACED = {"--link-gbps": "it is --link now, with a unit: --link 25GB/s (bytes) or --link 200Gb/s (bits)"}
 
@@ -68,7 +66,7 @@ def heading_of(parameter: str) -> str:
 def _place(parameter: str) -> tuple[int, int]:
     """The place of an option among others: by heading; variants behind the other settings of theirs, then what is no setting."""
     one = _DECLARED.get(parameter)
-    rank = 2 if one is None else int(bool(one.setting.heading) or one.name in VARIANTS)
+    rank = 2 if one is None else int(bool(one.moved) or one.name in VARIANTS)
     return (*HEADINGS, _OTHER).index(heading_of(parameter)), rank
 
 
@@ -87,33 +85,36 @@ class Idle(NamedTuple):
 class Request:
     """What a command is called with: the flags of its settings, and a field for each other option."""
 
-    settings: ClassVar[Mapping[str, Declared]] = {}
+    settings: ClassVar[Mapping[str, Setting]] = {}
 
     flags: dict[str, object]  # of settings, by option, as far as given
     given: dict[str, object]  # every option that has a value
 
 
 def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
-    """A field of a request that is an option with this help; `names` other than the field's, `more` as typer takes it."""
+    """A field of a request, or a parameter, that is an option with this help.
+
+    `names` are those other than the field's, `default` MISSING makes it required, and `more` is as typer takes it.
+    """
     return field(default=default, metadata={"typer": typer.Option(*names, help=text, **more)})
 
 
 def argument(text: str, default: Any = MISSING, **more: Any) -> Any:
-    """A field of a request that is an argument with this help."""
+    """A field of a request, or a parameter, that is an argument with this help."""
     return field(default=default, metadata={"typer": typer.Argument(help=text, **more)})
 
 
-def setting_option(one: Declared, command: str = "") -> Any:
+def setting_option(one: Setting, command: str = "") -> Any:
     """The option of a setting, in a command whose help may differ."""
     dashed = f"--{one.option.replace('_', '-')}"
     names = f"{dashed}/--no-{dashed[2:]}" if _option_type(one) is bool else dashed
-    return typer.Option(names, help=one.setting.help_of.get(command, one.setting.help))
+    return typer.Option(names, help=one.help_of.get(command, one.help))
 
 
-def _option_type(one: Declared) -> Any:
+def _option_type(one: Setting) -> Any:
     """What the command line reads; text is read with the file's settings."""
-    kind = bool if one.setting.switch else str if one.setting.text is not None else one.kind
-    return kind if kind in (bool, int, float) or one.setting.listed else str
+    kind = bool if one.switch else str if one.text is not None else one.kind
+    return kind if kind in (bool, int, float) or one.listed else str
 
 
 def load_command(name: str, text: str) -> TyperCommand:
@@ -131,34 +132,38 @@ def load_command(name: str, text: str) -> TyperCommand:
 
 def _with_options(function: Callable[..., None], command: str) -> Callable[..., None]:
     """The function as typer takes it: one that takes a request gets a parameter for each option instead."""
-    (kind, *others) = get_type_hints(function).values() or (None,)
-    if others[1:] or not (isinstance(kind, type) and issubclass(kind, Request)):
-        return function
-    settings = {one.option: one for one in kind.settings.values() if one.setting.help}
-    hints = get_type_hints(kind, include_extras=True)
+    hints: dict[str, Any] = get_type_hints(function, include_extras=True)
+    declared: dict[str, Any] = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    request: Any = next((hints[name] for name in declared if isinstance(hints[name], type)), None)
+    settings: dict[str, Setting] = {}
+    if request is not None and issubclass(request, Request):
+        settings = {one.option: one for one in request.settings.values() if one.help}
+        hints = get_type_hints(request, include_extras=True)
+        declared = {one.name: one for one in fields(request) if one.name not in ("flags", "given")}
+    else:
+        request = None
     annotated: Any = Annotated  # as a value, not as a type
-    options: list[tuple[str, Any, Any]] = [  # name, annotation and default
-        (name, annotated[_option_type(one) | None, setting_option(one, command)], None)
+    options = {  # their annotations and defaults
+        name: (annotated[_option_type(one) | None, setting_option(one, command)], None)
         for name, one in settings.items()
-    ]
-    options += [
-        (
-            one.name,
-            annotated[hints[one.name], one.metadata["typer"]] if one.metadata else hints[one.name],
-            inspect.Parameter.empty if one.default is MISSING else one.default,
-        )
-        for one in fields(kind)
-        if one.name not in ("flags", "given")
-    ]
+    }
+    for name, one in declared.items():
+        hint, default = hints[name], one
+        if isinstance(one, Field):
+            hint = annotated[hint, one.metadata["typer"]] if one.metadata else hint
+            default = inspect.Parameter.empty if one.default is MISSING else one.default
+        options[name] = hint, default
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, annotation, default in options
+        for name, (annotation, default) in options.items()
     ]
 
     def called(**values: Any) -> None:
+        if request is None:
+            return function(**values)
         given = {name: value for name, value in values.items() if value}
         flags = {name: value for name in settings if (value := values.pop(name)) is not None}
-        function(kind(flags=flags, given=given, **values))
+        function(request(flags=flags, given=given, **values))
 
     if settings:
         parameters.sort(key=lambda one: _place(one.name))

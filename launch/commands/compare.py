@@ -1,40 +1,30 @@
 """`dpscope compare`: what got faster or slower between runs."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
-from dpscope.launch.commands.command import Idle
+from dpscope.launch.commands.command import Idle, argument, option
 from dpscope.profiling.store.errors import DpscopeError
 
 IDLE = (Idle("by", lambda values: len(values["paths"]) < 3, "it orders three runs or more"),)
 
 
 def compare(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            help="run folders of the same cells, or the traces of two jobs; of three runs or more the last is judged"
-        ),
-    ],
-    fail_over: Annotated[
-        str | None, typer.Option(help="exit with 1 if a step got slower beyond noise by more than this")
-    ] = None,
-    output_format: Annotated[
-        Literal["table", "json", "csv", "markdown", "latex", "github", "junit"],
-        typer.Option("--format", help="what to print; github: for a job's summary page"),
-    ] = "table",
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="judge although settings, machines or models differ, else exit status 3 or 2"),
-    ] = False,
-    by: Annotated[
-        Literal["time", "commit"] | None,
-        typer.Option(
-            help="order of three runs or more: by when they began (default), or by when their commits were made"
-        ),
-    ] = None,
+    paths: list[Path] = argument(
+        "run folders of the same cells, or the traces of two jobs; of three runs or more the last is judged"
+    ),
+    fail_over: str | None = option("exit with 1 if a step got slower beyond noise by more than this"),
+    output_format: Literal["table", "json", "csv", "markdown", "latex", "github", "junit"] = option(
+        "what to print; github: for a job's summary page", "--format", default="table"
+    ),
+    force: bool = option(
+        "judge although settings, machines or models differ, else exit status 3 or 2", "--force", default=False
+    ),
+    by: Literal["time", "commit"] | None = option(
+        "order of three runs or more: by when they began (default), or by when their commits were made"
+    ),
 ) -> None:
     from rich.console import Console
 

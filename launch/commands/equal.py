@@ -11,7 +11,7 @@ from dpscope.launch.commands import options
 from dpscope.launch.commands.command import by_device, config_defaults, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import Optimizer, RunConfig
-from dpscope.profiling.records.settings import Declared, declarations
+from dpscope.profiling.records.settings import Setting, declarations
 
 IDLE = (options.ONE_NODE,)
 _SETTINGS = (
@@ -24,7 +24,7 @@ _SETTINGS = (
 class EqualRequest(options.NodeOptions):
     """What `dpscope equal` is called with."""
 
-    settings: ClassVar[Mapping[str, Declared]] = {
+    settings: ClassVar[Mapping[str, Setting]] = {
         name: one for name, one in declarations(RunConfig).items() if name in _SETTINGS
     }
 

@@ -2,22 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
+from dpscope.launch.commands.command import argument, option
 
 
 def estimate(
-    table: Annotated[
-        Path, typer.Argument(help="CSV of epoch times: strategy, batch_size, devices, epoch_seconds, ...")
-    ],
-    claims: Annotated[
-        Path | None,
-        typer.Option(help="CSV of values derived from them, to audit: quantity, method, printed_value, unit, ..."),
-    ] = None,
-    output_format: Annotated[
-        Literal["table", "json", "csv", "markdown"], typer.Option("--format", help="what to print")
-    ] = "table",
+    table: Path = argument("CSV of epoch times: strategy, batch_size, devices, epoch_seconds, ..."),
+    claims: Path | None = option(
+        "CSV of values derived from them, to audit: quantity, method, printed_value, unit, ..."
+    ),
+    output_format: Literal["table", "json", "csv", "markdown"] = option("what to print", "--format", default="table"),
 ) -> None:
     from dpscope.analysis.epoch_times.report import run_estimate
 

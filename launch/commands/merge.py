@@ -1,12 +1,12 @@
 """`dpscope merge`: one trace of all ranks."""
 
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle
+from dpscope.launch.commands.command import Idle, argument, option
 
 IDLE = (
     Idle(
@@ -18,10 +18,10 @@ IDLE = (
 
 
 def merge(
-    paths: Annotated[list[Path], typer.Argument(help="a run folder, or the traces of one job's ranks")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="the merged trace, *.json or *.json.gz")],
-    cell: Annotated[str | None, typer.Option(help="which cell of a run, such as ddp-d2-b32")] = None,
-    repeat: Annotated[int | None, typer.Option(help="which repeat of it; default: the first")] = None,
+    paths: list[Path] = argument("a run folder, or the traces of one job's ranks"),
+    output: Path = option("the merged trace, *.json or *.json.gz", "--output", "-o", default=MISSING),
+    cell: str | None = option("which cell of a run, such as ddp-d2-b32"),
+    repeat: int | None = option("which repeat of it; default: the first"),
     max_bytes: options.MaxBytes = None,
     max_events: options.MaxEvents = None,
 ) -> None:

@@ -1,13 +1,13 @@
 """`dpscope reduce`: traces to one small file, where they lie."""
 
 import sys
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle
+from dpscope.launch.commands.command import Idle, argument, option
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -19,22 +19,16 @@ IDLE = (
 
 
 def reduce(
-    paths: Annotated[list[Path], typer.Argument(help="trace files or folders of them; or partials, to join them")],
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            help="a file *.dpscope, or a folder, in which the file is named after the host or the share",
-        ),
-    ],
-    share: Annotated[
-        str | None,
-        typer.Option(
-            help="which share of the traces in a shared folder: auto (from Slurm, Open MPI or PMI), or K/N such as 3/16"
-        ),
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(help="processes that read traces; default: one per core")] = None,
+    paths: list[Path] = argument("trace files or folders of them; or partials, to join them"),
+    output: Path = option(
+        "a file *.dpscope, or a folder, in which the file is named after the host or the share",
+        *("--output", "-o"),
+        default=MISSING,
+    ),
+    share: str | None = option(
+        "which share of the traces in a shared folder: auto (from Slurm, Open MPI or PMI), or K/N such as 3/16"
+    ),
+    jobs: int | None = option("processes that read traces; default: one per core"),
     max_bytes: options.MaxBytes = None,
     max_events: options.MaxEvents = None,
 ) -> None:
@@ -44,7 +38,7 @@ def reduce(
     from rich.console import Console
 
     from dpscope.analysis.output.traces import trace_status
-    from dpscope.analysis.partials.reduce import read_share, reduce_traces
+    from dpscope.analysis.partials.file import read_share, reduce_traces
     from dpscope.analysis.text.terminal import progress
 
     own = None if share is None else read_share(share)

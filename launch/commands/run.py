@@ -8,7 +8,7 @@ from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, by_device, config_defaults, exit_after, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.settings import Declared, declarations
+from dpscope.profiling.records.settings import Setting, declarations
 
 if TYPE_CHECKING:
     from dpscope.profiling.mirrors.wandb_mirror import CellMirror
@@ -29,7 +29,7 @@ IDLE = (
 class RunRequest(options.NodeOptions, options.MirrorOptions):
     """What `dpscope run` is called with."""
 
-    settings: ClassVar[Mapping[str, Declared]] = declarations(RunConfig)
+    settings: ClassVar[Mapping[str, Setting]] = declarations(RunConfig)
 
     detect: str | None = option(
         "instead of --repeats: as many as show a change of this size, such as 5%", metavar="CHANGE"

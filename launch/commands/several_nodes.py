@@ -129,7 +129,7 @@ def _plan(out: Path, resume_from: str | None) -> "list[SeveralNodesJob]":
     from dpscope.launch.calibration.run import planned_calibrations
     from dpscope.launch.equality.run import planned_comparisons
     from dpscope.launch.jobs.torchrun import command_nodes
-    from dpscope.launch.measuring.planned_jobs import planned_cells
+    from dpscope.launch.measuring.run import planned_cells
     from dpscope.launch.training.planned_jobs import planned_trainings
 
     jobs: list[SeveralNodesJob] = []

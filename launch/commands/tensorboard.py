@@ -7,13 +7,10 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.analyze import runs_among
-from dpscope.launch.commands.command import Idle
+from dpscope.launch.commands.command import Idle, argument, option
 from dpscope.profiling.store.errors import DpscopeError
 
 _REAPED_EVERY_S = 1.0
@@ -24,13 +21,11 @@ IDLE = (
 
 
 def tensorboard(
-    paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")],
-    host: Annotated[str, typer.Option(help="the address to listen on")] = "localhost",
-    port: Annotated[int, typer.Option(help="0 takes a free one")] = 6006,
+    paths: list[Path] = argument("a run folder, or trace files and folders of them"),
+    host: str = option("the address to listen on", default="localhost"),
+    port: int = option("0 takes a free one", default=6006),
     link: options.Link = None,
-    out: Annotated[
-        Path | None, typer.Option(help="of traces: where the folder goes; a run's lies in the run's own")
-    ] = None,
+    out: Path | None = option("of traces: where the folder goes; a run's lies in the run's own"),
 ) -> None:
     stated = options.read_link(link)
     from rich.console import Console

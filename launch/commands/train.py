@@ -9,7 +9,7 @@ import typer
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, config_defaults, exit_after, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
-from dpscope.profiling.records.settings import Declared, declarations
+from dpscope.profiling.records.settings import Setting, declarations
 from dpscope.profiling.records.training import TrainConfig
 
 IDLE = (
@@ -24,7 +24,7 @@ _NO_OPTIONS = ("seed", "ddp_alone")  # there are --seeds; DDP on one device trai
 class TrainRequest(options.NodeOptions, options.MirrorOptions):
     """What `dpscope train` is called with."""
 
-    settings: ClassVar[Mapping[str, Declared]] = {
+    settings: ClassVar[Mapping[str, Setting]] = {
         name: one for name, one in declarations(TrainConfig).items() if name not in _NO_OPTIONS
     }
 

@@ -63,11 +63,6 @@ class _Job:
     kind: str
 
 
-def main() -> None:
-    """Reduce in this process of the job."""
-    work(lambda arguments, place: _Job(JobFolder(Path(arguments[0])), arguments[1]), _answer)
-
-
 def _answer(job: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
     backend = _reduce(job.kind, place)
     if place.rank == 0:
@@ -98,4 +93,4 @@ def _reduce(kind: str, place: TorchrunPlace) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    work(lambda arguments, place: _Job(JobFolder(Path(arguments[0])), arguments[1]), _answer)

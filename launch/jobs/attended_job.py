@@ -1,14 +1,12 @@
 """torchrun jobs of a command: started on this host or by launch/nodes on several, followed to their end. Imports no torch."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.jobs.job_files import remove_job_files
-from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome
+from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome, remove_job_files
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import TorchrunJob
 from dpscope.profiling.records.run import Environment, Host
@@ -25,11 +23,6 @@ class SeveralNodesJob:
     folder: JobFolder
     threads: int
     in_run: bool  # its leftover processes can be found by the run folder
-
-    @property
-    def digest(self) -> str:
-        """A digest of the command without the interpreter's path, which differs between nodes."""
-        return hashlib.sha256("\0".join(self.command[1:]).encode()).hexdigest()
 
 
 class JobStarter:

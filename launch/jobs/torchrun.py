@@ -10,8 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dpscope.launch.jobs.job_files import STARTED_AT_VARIABLE, read_progress
-from dpscope.launch.jobs.job_outcome import JobWait, memory_kills
+from dpscope.launch.jobs.job_outcome import STARTED_AT_VARIABLE, JobWait, memory_kills, read_progress
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, dying_with_process, has_token
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import JobFolder, RunFolder, remove_torchrun_logs

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from dpscope.launch.jobs.job_files import PROGRESS_NAME, STARTED_AT_VARIABLE, remove_job_files, write_failure
+from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, STARTED_AT_VARIABLE, remove_job_files, write_failure
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError

@@ -1,53 +1,77 @@
-"""One process's job from start to end: process group, model, passes, results."""
+"""One process's job: process group, model, separate passes over its cell (warm-up, timed, traced, DDP's counters), results."""
 
-import dataclasses
+import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from threading import Event, Thread
 from typing import Any
 
+import msgspec
 import torch
-from torch import distributed
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.jobs.process_group import devices_of, join_limit_s, join_process_group, nccl_engine
+from dpscope.launch.jobs.process_group import (
+    devices_of,
+    join_limit_s,
+    join_process_group,
+    limit_collectives,
+    nccl_engine,
+    rank_0_value,
+    synchronise,
+)
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
-from dpscope.launch.measuring.cell_passes import CellProcess, PassResults, run_passes
 from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.launch.planning.manifest import host_findings
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
-from dpscope.launch.workload.step_flops import cell_step_flops
-from dpscope.launch.workload.strategies import held_bytes, sharded_units, wrap_for
+from dpscope.launch.workload.step_flops import cell_step_flops, matmul_peak
+from dpscope.launch.workload.strategies import compiled_so_far, held_bytes, sharded_units, wrap_for
 from dpscope.launch.workload.train_step import TrainStep, with_precision
-from dpscope.profiling.instruments.ddp_counters import parameter_sizes
-from dpscope.profiling.instruments.step_timer import save_samples
-from dpscope.profiling.machine.environment import (
-    collect_environment,
-    findings_at_moments,
-    lists_process,
-    torch_device_states,
-)
+from dpscope.profiling.instruments import ddp_counters
+from dpscope.profiling.instruments.step_timer import StepSample, save_samples, time_block
+from dpscope.profiling.instruments.trace_recorder import record_trace
+from dpscope.profiling.machine import environment
 from dpscope.profiling.machine.host_memory import keep_freed_memory
 from dpscope.profiling.machine.interfaces import interfaces_to_others
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import (
-    CellResult,
-    DeviceState,
-    Environment,
-    RankResult,
-    cell_workload,
-)
+from dpscope.profiling.records.run import CellResult, DeviceMemory, DeviceState, RankResult, TimedBlock, cell_workload
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
+LEAST_DEVICE_STEPS = ddp_counters.ALWAYS_COUNTED_ITERATIONS + 1  # until DDP stops counting; the same for all strategies
+LEAST_DEVICE_S = 1.5  # a device's clocks rise and kernels are chosen during warm-up
+LOAD_S = 1.0  # duration of the steps in which the devices' states are sampled
+_LEAST_LOAD_STEPS = 2
+_SAMPLE_EVERY_S = 0.1
 _LATE_FILES_S = 90.0  # a network file system shows another host's files up to a minute late
 _POLL_S = 0.2
+_BF16_UNITS = (8, 0)  # compute capability of Ampere, the first with bf16 units
+
+
+@dataclass(frozen=True)
+class CellProcess:
+    """One process of a cell, ready to train."""
+
+    job: WorkerJob
+    place: TorchrunPlace
+    devices: tuple[torch.device, ...]  # all devices of this process
+    model: nn.Module  # wrapped by the strategy
+    step: TrainStep
+    report: Callable[[str], None]  # gets the name of each pass at its start
+    device_states: Callable[[], tuple[DeviceState, ...]] | None = None  # current states of this process's devices
+
+    def synchronise(self) -> None:
+        """Wait for this process's devices and for the other processes."""
+        synchronise(self.devices)
 
 
 def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callable[[str], None]) -> None:
@@ -67,12 +91,12 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
         process, known = _prepare(job, place, devices, report)
     if job.kind == "cuda":  # by now every process of the job uses its devices
         own = _own_process_ids(place.node)
-        process = dataclasses.replace(process, device_states=lambda: _device_states(job, place, own))
-    measured = run_passes(process)
+        process = replace(process, device_states=lambda: _device_states(job, place, own))
+    samples, measured = run_passes(process)
     process.step.batches.close()
     report("saving")
-    save_samples(job.folder.samples_path(place.node, place.rank), measured.samples)
-    rank = _rank_result(process, known, measured, before)
+    save_samples(job.folder.samples_path(place.node, place.rank), samples)
+    rank = _rank_result(process, {**known, **measured}, before)
     write_json(job.folder.rank_path(place.node, place.rank), rank)
     if distributed.is_initialized():
         distributed.barrier()
@@ -81,13 +105,138 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
         result = CellResult(cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - began)
         write_json(job.folder.result_path, result)
         if job.by_hand:
-            steps_us = [sample.step_us for sample in measured.samples if sample.measuring_pass == "timed"]
+            steps_us = [sample.step_us for sample in samples if sample.measuring_pass == "timed"]
             step = f"median step {statistics.median(steps_us) / 1e3:.4g} ms ({counted(len(steps_us), 'step')})"
             sys.stdout.write(
                 f"{job.cell.name}, repeat {job.repeat}: {step}.\nNext: dpscope analyze {job.folder.run.path}\n"
             )
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
+    """Run every pass of a cell; saves traces and counters, returns the samples and the measured fields of a RankResult."""
+    job, place, device = process.job, process.place, process.devices[0]
+    cell, measurement, folder = job.cell, job.config.measurement, job.folder
+    if measurement.epochs is None:
+        process.step.batches.leave_out_short_batches()
+    peak = None
+    if device.type == "cpu":
+        process.report("matmul peak")
+        process.synchronise()
+        peak = matmul_peak(cell_workload(job.config.workload, cell).amp)
+    process.report("warm-up")
+    _warm_up(process)
+    limit_collectives(device, measurement.timeout_s)
+    warm = compiled_so_far() if cell.options.compile != "off" else None
+    process.report("timed")
+    for one in process.devices:
+        if one.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(one)
+    blocks, samples = _timed(process)
+    process.step.batches.leave_out_short_batches()  # timed epochs had them; traced steps must be alike
+    memory = tuple(
+        DeviceMemory(one.index, torch.cuda.max_memory_allocated(one), torch.cuda.max_memory_reserved(one))
+        for one in process.devices
+        if one.type == "cuda"
+    )
+    under_load = _states_under_load(process, statistics.median(sample.step_us for sample in samples) / 1e6)
+    process.report("traced")
+    samples += record_trace(
+        process.step,
+        measurement.traced_steps,
+        folder.trace_path(place.node, place.rank),
+        device,
+        # DataParallel's replicas, and PowerSGD's second and third all-reduce, run on threads that are not traced by default.
+        all_threads=cell.traits.threaded or cell.options.comm_hook == "powersgd",
+        synchronise=process.synchronise,
+        replica_threads=cell.devices if cell.traits.threaded else 0,
+    )
+    if isinstance(process.model, DistributedDataParallel) and cell.devices > 1:
+        process.report("counters")
+        path, steps = folder.counters_trace_path(place.node, place.rank), measurement.traced_steps
+        counters = ddp_counters.record_counters(process.model, process.step, steps, path, device, process.synchronise)
+        write_json(folder.counters_path(place.node, place.rank), counters)
+    compiled = None
+    if warm is not None:
+        compiled = compiled_so_far()
+        compiled = msgspec.structs.replace(compiled, late_graphs=compiled.graphs - warm.graphs)
+    return samples, {
+        "blocks": tuple(blocks),
+        "memory": memory,
+        "compilation": compiled,
+        "device_states_after": under_load,
+        "matmul_peak": peak,  # of the CPU, in all processes at the same time; devices have a specified one
+    }
+
+
+def _warm_up(process: CellProcess) -> None:
+    """Take the configured steps, on GPUs at least LEAST_DEVICE_STEPS and for LEAST_DEVICE_S."""
+    measurement, device = process.job.config.measurement, process.devices[0]
+    steps, done = measurement.warmup_steps, 0
+    if isinstance(process.model, DistributedDataParallel):
+        ddp_counters.stop_counting(process.model)
+    if device.type == "cuda":
+        steps = max(steps, LEAST_DEVICE_STEPS)
+    # If epochs are timed, whole epochs, so that the first timed one begins at its first batch.
+    per_epoch = 1 if measurement.epochs is None else process.step.batches.steps_per_epoch
+    began_s = time.monotonic()
+    while steps > 0:
+        whole = math.ceil(steps / per_epoch) * per_epoch
+        for _ in range(whole):
+            process.step()
+        done, steps = done + whole, 0
+        if device.type == "cuda":
+            # Steps until LEAST_DEVICE_S have passed, at the pace so far; the same in every process.
+            process.synchronise()
+            passed_s = time.monotonic() - began_s
+            left = math.ceil((LEAST_DEVICE_S - passed_s) * done / passed_s) if passed_s < LEAST_DEVICE_S else 0
+            steps = rank_0_value(left, device)
+
+
+def _timed(process: CellProcess) -> tuple[list[TimedBlock], list[StepSample]]:
+    """One block of `steps` steps, or one block per epoch."""
+    device, measurement = process.devices[0], process.job.config.measurement
+    if measurement.steps is not None:
+        block, samples = time_block(process.step, measurement.steps, device, process.synchronise)
+        return [block], samples
+    blocks, all_samples = [], []
+    per_epoch = process.step.batches.steps_per_epoch
+    for epoch in range(measurement.epochs or 0):
+        block, samples = time_block(process.step, per_epoch, device, process.synchronise, epoch * per_epoch, epoch)
+        blocks.append(block)
+        all_samples += samples
+    return blocks, all_samples
+
+
+def _states_under_load(process: CellProcess, step_s: float) -> tuple[DeviceState, ...]:
+    """The devices' states during about LOAD_S of untimed steps, the same number in every process; empty on the CPU."""
+    read_states = process.device_states
+    if read_states is None:
+        return ()
+    process.report("device states")
+    steps = rank_0_value(max(_LEAST_LOAD_STEPS, math.ceil(LOAD_S / max(step_s, 1e-4))), process.devices[0])
+    samples: list[tuple[DeviceState, ...]] = []
+    ended = Event()
+
+    def observe() -> None:
+        while not ended.is_set():
+            states = read_states()
+            if not samples or not ended.is_set():  # else the load may have ended during the call
+                samples.append(states)
+            ended.wait(_SAMPLE_EVERY_S)
+
+    observer = Thread(target=observe)
+    try:
+        for index in range(steps):
+            process.step()
+            if index == 0:
+                observer.start()
+        process.synchronise()
+    finally:
+        ended.set()
+    observer.join()
+    return environment.states_under_load(samples)
 
 
 def _wait_for_all_files(folder: RepeatFolder, world_size: int, timeout_s: float = _LATE_FILES_S) -> None:
@@ -110,7 +259,7 @@ def _prepare(
     workload, cell, device = cell_workload(job.config.workload, job.cell), job.cell, devices[0]
     torch.manual_seed(workload.seed)
     built = build_model(workload.model)
-    sizes = parameter_sizes(built.model)
+    sizes = ddp_counters.parameter_sizes(built.model)
     repeats = [folder for _, folder in job.folder.run.repeats(cell)]
     flops = cell_step_flops(repeats, built, cell, workload.amp) if place.rank == 0 else None
     model = with_precision(built.model.to(device), workload.amp, device)
@@ -130,12 +279,12 @@ def _device_states(
     indices = (place.local_rank,) if job.cell.per_device else range(job.cell.devices)
     properties = {index: torch.cuda.get_device_properties(index) for index in indices}
     uuids = {index: str(getattr(one, "uuid", "")) for index, one in properties.items()}
-    return torch_device_states(open_nvml(), own_process_ids, uuids)
+    return environment.torch_device_states(open_nvml(), own_process_ids, uuids)
 
 
 def _own_process_ids(node: int) -> tuple[int, ...] | None:
     """Process ids of this job on this host; None if NVML uses another namespace."""
-    own = (node, os.getpid(), lists_process(open_nvml(), os.getpid()))
+    own = (node, os.getpid(), environment.lists_process(open_nvml(), os.getpid()))
     everyone: list[tuple[int, int, bool]] = [own]
     if distributed.is_initialized():
         everyone = [own] * distributed.get_world_size()
@@ -144,20 +293,19 @@ def _own_process_ids(node: int) -> tuple[int, ...] | None:
     return tuple(process for process, _ in here) if all(seen for _, seen in here) else None
 
 
-def _rank_result(
-    process: CellProcess, known: dict[str, Any], measured: PassResults, before: tuple[DeviceState, ...]
-) -> RankResult:
+def _rank_result(process: CellProcess, fields: dict[str, Any], before: tuple[DeviceState, ...]) -> RankResult:
+    """The result of this process from the `fields` that are known already."""
     job, place, devices, batches = process.job, process.place, process.devices, process.step.batches
+    on_gpus = devices[0].type == "cuda"
     names = ("cpu",) * (job.cell.devices if job.cell.traits.host_copies else 1)
-    if devices[0].type == "cuda":
+    if on_gpus:
         names = tuple(torch.cuda.get_device_name(device) for device in devices)
-    environment: Environment | None = None
-    unlike: tuple[Finding, ...] = ()
+    host, unlike = None, tuple[Finding, ...]()
     if place.node > 0 and place.local_rank == 0:  # rank 0's host is in the manifest
-        environment = collect_environment(open_nvml() if job.kind == "cuda" else None, on_gpus=job.kind == "cuda")
-        unlike = host_findings(job.folder.run.manifest().environment, environment)
+        host = environment.collect_environment(open_nvml() if on_gpus else None, on_gpus=on_gpus)
+        unlike = host_findings(job.folder.run.manifest().environment, host)
     return RankResult(
-        **known,
+        **fields,
         rank=place.rank,
         node=place.node,
         local_rank=place.local_rank,
@@ -168,25 +316,17 @@ def _rank_result(
         nccl_engine=nccl_engine(devices[0]),
         loader_workers=batches.loader_workers,
         steps_per_epoch=batches.steps_per_epoch,
-        blocks=measured.blocks,
-        memory=measured.memory,
         device_states_before=before,
-        device_states_after=measured.under_load,
         findings=(
-            *findings_at_moments(before, measured.under_load),
+            *environment.findings_at_moments(before, fields["device_states_after"]),
             *precision_findings(cell_workload(job.config.workload, job.cell).amp, devices),
             *unlike,
         ),
         last_loss=None if process.step.last_loss is None else process.step.last_loss.item(),
-        matmul_peak=measured.matmul_peak,
-        compilation=measured.compilation,
         state_bytes=held_bytes(process.model, process.step.optimizer),
-        environment=environment,
+        environment=host,
         interfaces=interfaces_to_others(int(os.environ["MASTER_PORT"])) if place.nodes > 1 else None,
     )
-
-
-_BF16_UNITS = (8, 0)  # compute capability of Ampere, the first with bf16 units
 
 
 def precision_findings(amp: Amp, devices: Sequence[torch.device]) -> list[Finding]:

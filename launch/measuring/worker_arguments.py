@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
-from dpscope.launch.jobs.job_files import JOB_NAME
+from dpscope.launch.jobs.job_outcome import JOB_NAME
 from dpscope.launch.jobs.out_folder import check_run_place, claimed, locked
 from dpscope.launch.jobs.worker_process import TorchrunPlace, check_nodes, check_process_count
 from dpscope.launch.planning.cells import resolve

@@ -48,10 +48,8 @@ _Kind = TypeVar("_Kind")
 class Meeting(msgspec.Struct, frozen=True):
     """Node 0's file in the run folder, readable by its user alone: any reader can take part."""
 
-    dpscope: str  # its version
     hostname: str  # of node 0
-    count: int
-    options: dict[str, str]  # of the command
+    terms: dict[str, str]
     on_gpus: bool
     job: str | None  # the identifier of this start, if the launcher has one
     hosts: tuple[str, ...]
@@ -81,8 +79,9 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beat: int = 0  # increases as long as the node lives
     info: NodeInfo | None = None  # once it has joined
     attempt: int = 0  # at a job, counted by node 0
-    job: int | None = None  # node 0: index in the plan that every node derives; None: end leftovers of earlier commands
-    digest: str = ""  # node 0: of that job's command, so that all nodes run the same
+    job: str | None = (
+        None  # node 0: digest of its command in the plan of every node; None: end earlier commands' leftovers
+    )
     port: int = 0  # node 0: of its torchrun
     grace_s: float | None = None  # node 0: the attempt must end; it has this time to end by itself
     ended: bool = False  # its part of the attempt is over
@@ -153,7 +152,7 @@ class Board:
     def _hear(self, other: int, key: str, stored: bytes) -> None:
         try:
             state = unsealed(self._secret, key, stored, State)
-        except ValueError as error:
+        except (ValueError, msgspec.MsgspecError) as error:
             self._failures[other] = f"a message in its name was not sent by a node of this run ({error})"
         else:
             if state.beat > self.states[other].beat:
@@ -167,23 +166,20 @@ def sealed(secret: str, name: str, value: object) -> str:
 
 
 def unsealed(secret: str, name: str, stored: bytes, kind: type[_Kind]) -> _Kind:
-    """The sealed value with printable texts; raises ValueError for anything else."""
+    """The sealed value with printable texts; raises ValueError for a wrong seal and MsgspecError for another kind."""
     content = stored[_SEAL_DIGITS:]
     if not hmac.compare_digest(stored[:_SEAL_DIGITS], _seal(secret, name, content)):
         raise ValueError("its seal is wrong")
-    try:
-        return msgspec.convert(printable(msgspec.json.decode(content)), kind)
-    except msgspec.MsgspecError as error:
-        raise ValueError(str(error)) from error
+    return msgspec.convert(_printable(msgspec.json.decode(content)), kind)
 
 
-def printable(value: Any) -> Any:
+def _printable(value: Any) -> Any:
     """Plain data whose texts have a space in place of each character that may control a terminal."""
     if isinstance(value, str):
         return "".join(one if one.isprintable() else " " for one in value)
     if isinstance(value, list):
-        return [printable(one) for one in value]
-    return {key: printable(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return [_printable(one) for one in value]
+    return {key: _printable(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def _seal(secret: str, name: str, content: bytes) -> bytes:
@@ -206,6 +202,11 @@ class NodeStart:
     def name(self) -> str:
         """Such as ``node 1 (gpu07)``."""
         return f"node {self.place.rank} ({socket.gethostname()})"
+
+    @property
+    def terms(self) -> dict[str, str]:
+        """What must be the same on all nodes."""
+        return {"dpscope": version("dpscope"), "node count": str(self.place.count), **self.options}
 
 
 @dataclass(frozen=True)
@@ -230,15 +231,15 @@ def opened_meeting(start: NodeStart, on_gpus: bool) -> Iterator[Board]:
         own = "localhost" if everywhere else host
         store = TCPStore(own, port, None, True, _CALL_S, False, master_listen_fd=listener.detach())
     store.set(_public(place), "")
-    hosts = (socket.gethostname(), *interface_addresses().values()) if everywhere else (host,)
-    stated = (version("dpscope"), socket.gethostname(), place.count, dict(start.options), on_gpus, place.job)
-    meeting = Meeting(*stated, tuple(dict.fromkeys(hosts)), port, secrets.token_hex(16))
-    board = Board(PrefixStore(meeting.prefix, store), meeting.secret, 0, range(1, place.count))
+    own_name, secret = socket.gethostname(), secrets.token_hex(16)
+    hosts = (own_name, *interface_addresses().values()) if everywhere else (host,)
+    meeting = Meeting(own_name, start.terms, on_gpus, place.job, tuple(dict.fromkeys(hosts)), port, secret)
+    board = Board(PrefixStore(meeting.prefix, store), secret, 0, range(1, place.count))
     path = start.out / f"{_PREFIX}{secrets.token_hex(8)}"
     try:
         write_json(path, meeting, mode=0o600)
         at = "all addresses" if everywhere else host
-        start.note(f"Node 0 of {place.count} ({socket.gethostname()}) is waiting for the others on {at}, port {port}.")
+        start.note(f"Node 0 of {place.count} ({own_name}) is waiting for the others on {at}, port {port}.")
         yield board
     finally:
         path.unlink(missing_ok=True)
@@ -344,21 +345,12 @@ def _meetings(place: NodePlace, out: Path) -> list[Meeting]:
 
 def check_alike(start: NodeStart, meeting: Meeting) -> None:
     """Raise DpscopeError where this node was started otherwise than node 0."""
-    name, here = start.name, version("dpscope")
-    if meeting.dpscope != here:
-        raise DpscopeError(f"{name} has dpscope {here}, node 0 has {meeting.dpscope}: install the same on all nodes")
-    if meeting.count != start.place.count:
-        raise DpscopeError(
-            f"--nodes: {name} was started as one of {start.place.count} nodes, node 0 as one of {meeting.count}; give the same "
-            "number on all nodes"
-        )
-    for option in sorted({*start.options, *meeting.options}):
-        own, first = (
-            f"{option} {of[option]}" if option in of else f"no {option}" for of in (start.options, meeting.options)
-        )
+    for what in dict.fromkeys((*start.terms, *meeting.terms)):
+        own, first = (f"{what} {of[what]}" if what in of else f"no {what}" for of in (start.terms, meeting.terms))
         if own != first:
             raise DpscopeError(
-                f"{name} was started with {own}, node 0 with {first}: give the same command on all nodes"
+                f"{start.name} was started with {own}, node 0 with {first}: give the same command, of the same version, on all "
+                "nodes"
             )
 
 

@@ -4,6 +4,7 @@ Imports no torch.
 """
 
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -53,6 +54,18 @@ _LOG_BYTES = 256 << 10  # of the end of another node's log
 _POLL_S = 0.1
 
 
+def _wait(wait_s: float, over: Callable[[], bool]) -> None:
+    """Return as soon as `over`, or after `wait_s`."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline and not over():
+        time.sleep(_POLL_S)
+
+
+def _digest(command: Sequence[str]) -> str:
+    """A digest of a command of `torchrun_prefix` without the interpreter's path, which differs between nodes."""
+    return hashlib.sha256("\0".join(command[1:]).encode()).hexdigest()
+
+
 class Team(JobStarter):
     """All nodes, led by this one; starts jobs on one node or on several."""
 
@@ -69,10 +82,10 @@ class Team(JobStarter):
         joined: set[int] = set()
         while len(joined) < len(self.others):
             self.relay_stops()
-            for node in (one for one in self.others if self._board.states[one].beat > 0):
-                if (loss := self._board.states[node].left or self.loss(node)) is not None:
+            for node, state in self._board.states.items():
+                if state.beat > 0 and (loss := state.left or self.loss(node)) is not None:
                     raise DpscopeError(loss)
-                if node in self._board.joined and node not in joined:
+                if state.info is not None and node not in joined:
                     joined.add(node)
                     note(f"{self.name(node)} has joined.")
             now_s = time.monotonic()
@@ -116,13 +129,12 @@ class Team(JobStarter):
         if (lost := self.lost) is not None:
             raise NodeLostError(lost)
         if (nodes := command_nodes(command)) == 1:
-            return NodesJob(command, folder, threads, run, None, self, [])
+            return NodesJob(self, [], command, folder, threads, run)
         self.check_gpus(processes_on_a_node(command))
-        plan, port, address = self._start.plan(), free_port(), self._address
-        index = [job.command for job in plan].index(tuple(command))
-        self._begin(job=index, digest=plan[index].digest, port=port)
+        port, address = free_port(), self._address
+        self._begin(job=_digest(command), port=port)
         part = on_node(command, 0, address, port, folder)
-        return NodesJob(part, folder, threads, run, interface_of(address), self, self.others[: nodes - 1])
+        return NodesJob(self, self.others[: nodes - 1], part, folder, threads, run, interface_of(address))
 
     def _begin(self, **changes: Any) -> None:
         self._attempt += 1
@@ -152,9 +164,7 @@ class Team(JobStarter):
 
     def await_ends(self, nodes: Sequence[int], wait_s: float) -> None:
         """Wait until the parts of these nodes are over, lost nodes excepted."""
-        deadline = time.monotonic() + wait_s
-        while time.monotonic() < deadline and any(self.ended(one) is None and self.loss(one) is None for one in nodes):
-            time.sleep(_POLL_S)
+        _wait(wait_s, lambda: all(self.ended(one) is not None or self.loss(one) is not None for one in nodes))
 
     def relay_stops(self) -> None:
         """If another node was requested to stop, send this process the same signal, once."""
@@ -166,30 +176,19 @@ class Team(JobStarter):
 
     def dismiss(self, exit_status: int, message: str = "") -> None:
         self._board.publish(left=message, exit_status=exit_status)
-        deadline = time.monotonic() + _LEAVE_S
-        while time.monotonic() < deadline and any(
-            self._board.states[one].left is None and self.loss(one) is None for one in self._board.joined
-        ):
-            time.sleep(_POLL_S)
+        states = self._board.states
+        _wait(_LEAVE_S, lambda: all(states[one].left is not None or self.loss(one) for one in self._board.joined))
 
 
 class NodesJob(TorchrunJob):
     """Node 0's part of a job, and the reports of the `others` on theirs; a job of node 0 alone has no others."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        folder: JobFolder,
-        threads: int,
-        run: RunFolder | None,
-        interface: str | None,
-        team: Team,
-        others: Sequence[int],
-    ) -> None:
+    def __init__(self, team: Team, others: Sequence[int], *job: Any) -> None:
+        """`job` is what a `TorchrunJob` takes."""
         self._team, self._others = team, others
         self._failed_at_s: float | None = None  # when another node's torchrun failed
         self._exit_status: int | None = None
-        super().__init__(command, folder, threads, run, interface)
+        super().__init__(*job)
 
     def wait(
         self, timeout_s: float, on_progress: Callable[[str | None], None], stop_requested: Callable[[], bool]
@@ -206,8 +205,11 @@ class NodesJob(TorchrunJob):
         how, self._exit_status = super().wait(timeout_s, on_progress, over)
         if how == "stopped" and stop_requested():
             return how, None
-        if how != "timed_out" and self._exit_status != 0 and self._turns_out_lost():
-            return "lost", None
+        if how != "timed_out" and self._exit_status != 0:
+            # A loss is noticed later than its consequences.
+            _wait(_LOSS_SEEN_S, lambda: self._is_lost() or all(map(self._team.ended, self._others)))
+            if self._is_lost():
+                return "lost", None
         return ("exited", 1) if how == "stopped" else (how, self._exit_status)
 
     def ask_to_end(self, grace_s: float) -> None:
@@ -235,15 +237,6 @@ class NodesJob(TorchrunJob):
 
     def _is_lost(self) -> bool:
         self.lost = next((loss for one in self._others if (loss := self._team.loss(one)) is not None), None)
-        return self.lost is not None
-
-    def _turns_out_lost(self) -> bool:
-        """Whether a node is lost, which is noticed later than the consequences of its loss."""
-        deadline = time.monotonic() + _LOSS_SEEN_S
-        while not self._is_lost() and any(self._team.ended(one) is None for one in self._others):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(_POLL_S)
         return self.lost is not None
 
 
@@ -317,7 +310,7 @@ class _Follower:
         if begun.job is None:
             end_leftovers(RunFolder(self.start.out))
             return 0
-        job, node = self._planned(begun.job, begun.digest), self.info.host.node
+        job, node = self._planned(begun.job), self.info.host.node
         if node >= command_nodes(job.command):
             return 0
 
@@ -346,17 +339,17 @@ class _Follower:
         self.start.note(f"{job.title}: ended")
         return exit_status
 
-    def _planned(self, index: int, digest: str) -> SeveralNodesJob:
+    def _planned(self, digest: str) -> SeveralNodesJob:
         """The job that node 0 means, as this node derives it; node 0's files may become visible late."""
         deadline = time.monotonic() + SEEN_WITHIN_S
         while time.monotonic() < deadline:
-            plan = self.start.plan()
-            if 0 <= index < len(plan) and plan[index].digest == digest:
-                return plan[index]
+            for job in self.start.plan():
+                if _digest(job.command) == digest:
+                    return job
             time.sleep(_POLL_S)
         raise DpscopeError(
-            f"--out {self.start.out}: node 0 began job {index}, which node {self.info.host.node} does not find in the plan; "
-            "check that all nodes share the folder"
+            f"--out {self.start.out}: node 0 began a job that node {self.info.host.node} does not find in the plan; check that "
+            "all nodes share the folder"
         )
 
     def _stop_ignored(self) -> bool:

@@ -123,7 +123,7 @@ def check_idle_options(config: RunConfig, flags: Collection[str], nodes: int = 1
     given = {
         name: flag_name(name)
         for name, one in declarations(RunConfig).items()
-        if one.option in flags and one.setting.idle is not None
+        if one.option in flags and one.idle is not None
     }
     if config.matrix.devices is None and given:
         check_idle(resolve(config, resolve_devices(config.workload.device), nodes=nodes), given)

@@ -17,7 +17,7 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
 from dpscope.profiling.records.matrix import Amp, Matrix, check_micro_batches
 from dpscope.profiling.records.run import Cell, PublishedValue
-from dpscope.profiling.records.settings import Declared, SettingError, declarations, idle_settings, value_text
+from dpscope.profiling.records.settings import Setting, SettingError, declarations, idle_settings, value_text
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.records.typed_text import choose_from, nearest
 from dpscope.profiling.store.errors import DpscopeError, unreadable
@@ -98,7 +98,7 @@ def check_idle(config: msgspec.Struct, origins: Mapping[str, str]) -> None:
 
 
 def given_settings(
-    config_path: Path | None, flags: Mapping[str, object], declared: Mapping[str, Declared]
+    config_path: Path | None, flags: Mapping[str, object], declared: Mapping[str, Setting]
 ) -> tuple[dict[str, object], dict[str, str]]:
     """Settings as a file and flags give them, texts read, and where each was given, such as ``--lr``; raises DpscopeError."""
     raw: dict[str, tuple[object, str]] = {}
@@ -118,15 +118,15 @@ def given_settings(
     return given, origins
 
 
-def _read_setting(one: Declared, value: object, origin: str) -> dict[str, object]:
+def _read_setting(one: Setting, value: object, origin: str) -> dict[str, object]:
     """The values that a setting's text stands for, also those of the other settings that it sets."""
-    if isinstance(value, list | tuple) and one.setting.joins(value):
+    if isinstance(value, list | tuple) and one.joins(value):
         value = ",".join(map(str, value))
-    if one.parse is None or not isinstance(value, str | int | float):
+    if one.text is None or not isinstance(value, str | int | float):
         return {}
-    parsed = read_text(str(value), one.parse, origin, one.example)
-    values = parsed if one.setting.sets else (parsed,)
-    own, *others = zip((one.name, *one.setting.sets), values, strict=True)
+    parsed = read_text(str(value), one.text, origin, one.example)
+    values = parsed if one.sets else (parsed,)
+    own, *others = zip((one.name, *one.sets), values, strict=True)
     return dict([own, *((name, part) for name, part in others if part)])
 
 
@@ -152,9 +152,9 @@ def _read_toml(path: Path) -> dict[str, object]:
         raise DpscopeError(f"--config {path}: not TOML: {error}; correct that line") from error
 
 
-def _field_name(key: str, origin: str, declared: Mapping[str, Declared]) -> str:
+def _field_name(key: str, origin: str, declared: Mapping[str, Setting]) -> str:
     name = key.replace("-", "_")
-    by_option = {one.option: field for field, one in declared.items() if one.setting.help}
+    by_option = {one.option: field for field, one in declared.items() if one.help}
     if name in _REPLACED:
         raise DpscopeError(f"{origin}: {_REPLACED[name]}")
     if name not in by_option and name not in declared:

@@ -4,20 +4,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType
 from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.launch.planning import run_config
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_matrix, resolved_workload
-from dpscope.launch.planning.run_config import (
-    build,
-    build_matrix,
-    check_idle,
-    given_settings,
-    raising_user_errors,
-)
-from dpscope.launch.training.checkpoint_folder import CheckpointFolder
+from dpscope.launch.training.checkpoints import CheckpointFolder, Resumption, check_same_learning, verify, what_differs
 from dpscope.launch.workload.data_files import SMALL_RESNET
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import Finding, counted
@@ -32,13 +27,7 @@ from dpscope.profiling.store.training_folders import TrainingFolder
 TRAIN_SETTINGS = {name: one for name, one in declarations(TrainConfig).items() if name != "seed"}
 """Settings of a training; its workload's seed is one of `seeds`."""
 
-_DEFAULTS: dict[str, object] = {
-    "data": "digits",
-    "model": SMALL_RESNET,
-    "scaling": "strong",
-    "learning_rate": 0.05,
-    "epochs": 12,
-}
+_DEFAULTS = {"data": "digits", "model": SMALL_RESNET, "scaling": "strong", "learning_rate": 0.05, "epochs": 12}
 _SCHEDULE: dict[str, object] = {"epochs": 12, "warmup_epochs": 1, "milestones": (7, 10)}
 """Used together if none of them is given; digits are learned to 99% with it."""
 
@@ -48,34 +37,30 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
 
     Raises DpscopeError naming field, value and fix.
     """
-    given, origins = given_settings(config_path, flags, TRAIN_SETTINGS)
+    given, origins = run_config.given_settings(config_path, flags, TRAIN_SETTINGS)
     values = {**_DEFAULTS, **({} if _SCHEDULE.keys() & given.keys() else _SCHEDULE), **given}
-    if values["data"] != "digits":  # elsewhere loading takes long enough to have workers for it
-        values.setdefault("workers", Workload().workers)
-    values.setdefault("workers", 0)
-    workload = build(Workload, values, origins)
-    matrix = build_matrix(values, origins, workload.amp)
+    # except for digits, loading takes long enough to have workers for it
+    values.setdefault("workers", 0 if values["data"] == "digits" else Workload().workers)
+    workload = run_config.build(Workload, values, origins)
+    matrix = run_config.build_matrix(values, origins, workload.amp)
+    refused = ""
     if workload.data == "synthetic":
-        raise DpscopeError(
-            f"{origins['data']} synthetic: one random batch teaches nothing; train on digits, cifar10 or fake"
-        )
-    if matrix.scaling == "both":
-        raise DpscopeError(
-            f"{origins['scaling']} both: a training reads its batch sizes in one way; give strong or weak"
-        )
-    if matrix.batch_growth is not None:
-        raise DpscopeError(
-            f"{origins['batch_sizes']} {value_text(matrix.batch_sizes)}x{matrix.batch_growth}: name each batch size to train "
-            "with, such as 32,128"
-        )
-    parts = {"workload": workload, "optimizer": build(Optimizer, values, origins), "matrix": matrix}
+        refused = f"{origins['data']} synthetic: one random batch teaches nothing; train on digits, cifar10 or fake"
+    elif matrix.scaling == "both":
+        refused = f"{origins['scaling']} both: a training reads its batch sizes in one way; give strong or weak"
+    elif matrix.batch_growth is not None:
+        sizes = f"{origins['batch_sizes']} {value_text(matrix.batch_sizes)}x{matrix.batch_growth}"
+        refused = f"{sizes}: name each batch size to train with, such as 32,128"
+    if refused:
+        raise DpscopeError(refused)
+    parts = {"workload": workload, "optimizer": run_config.build(Optimizer, values, origins), "matrix": matrix}
     own = {name: values[name] for name in top_level_settings(TrainConfig) if name in values}
-    config = build(TrainConfig, parts | own, origins)
+    config = run_config.build(TrainConfig, parts | own, origins)
     seeds, milestones = tuple(dict.fromkeys(config.seeds)), tuple(sorted(set(config.milestones)))
     config = msgspec.structs.replace(config, seeds=seeds, milestones=milestones)
-    with raising_user_errors(origins):
+    with run_config.raising_user_errors(origins):
         check_settings(config)
-    check_idle(config, origins)
+    run_config.check_idle(config, origins)
     return config
 
 
@@ -169,14 +154,18 @@ def train_findings(
             f"single device it is compared with, so that all learn with {config.optimizer.learning_rate:g}."
         )
     if repeated := {one.cell.devices: one.repeated_samples for one in plan if one.repeated_samples}:
-        counts = ", ".join(
-            f"{samples} of them with {counted(devices, 'device')}" for devices, samples in repeated.items()
-        )
+        counts = ", ".join(f"{count} of them with {counted(devices, 'device')}" for devices, count in repeated.items())
         yield LearningCode.SAMPLES_PADDED.finding(
             f"{counted(plan[0].train_samples, 'sample')} cannot be shared evenly: an epoch trains twice on {counts}. "
             "Loss and accuracy of training count them twice; none is left out, and no test sample is repeated.",
             "Nothing, unless the data set is so small that this matters: then use device counts that divide it.",
         )
+
+
+PREVIOUS = "previous"
+"""Instead of a checkpoint's path: the one before a training's last one."""
+
+OwnCheckpoint = Literal["last", "previous", "none"]
 
 
 @dataclass(frozen=True)
@@ -190,15 +179,14 @@ class TrainJob:
     threads: int
     folder: TrainingFolder
     resume_from: Path | None = None  # the checkpoint to begin from, unless the training has one itself
+    resumption: Resumption | None = None  # as planned
 
     @property
     def name(self) -> str:
-        """As it is shown."""
         return f"{self.cell.name} seed {self.seed}"
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The command that trains it."""
         # On several nodes, torchrun's agents would restart their processes independently: the same command resumes instead.
         restarts = self.config.max_restarts if self.cell.nodes == 1 else 0
         return (
@@ -216,7 +204,6 @@ class TrainJob:
 
     @property
     def checkpoints(self) -> CheckpointFolder:
-        """The training's checkpoints."""
         return CheckpointFolder(self.folder.checkpoints_path)
 
     @property
@@ -229,3 +216,30 @@ class TrainJob:
         """The optimizer's settings, with this training's learning rate."""
         learning_rate = scaled_learning_rate(self.config, self.cell)
         return msgspec.structs.replace(self.config.optimizer, learning_rate=learning_rate)
+
+    def find_resumption(self, own: OwnCheckpoint = "last") -> Resumption | None:
+        """The verified checkpoint that the training continues from; None if it starts from the beginning.
+
+        This is a checkpoint of this training, chosen by `own`, or, if it has none, `resume_from`. Raises DpscopeError for a
+        checkpoint that is incomplete or has other settings.
+        """
+        mine, path = self.checkpoints, self.resume_from
+        if own == PREVIOUS and mine.previous.exists():
+            path = mine.previous
+        elif own != "none" and mine.last.exists():
+            if own == PREVIOUS:
+                raise DpscopeError(
+                    f"--resume-from {PREVIOUS}: {mine.path} holds none before its last one; remove {self.folder.path} to start "
+                    "this training over"
+                )
+            path = mine.last
+        if path is None:
+            return None
+        had = verify(path)
+        check_same_learning(path, had, self.config, self.cell, self.seed)
+        if path == self.resume_from and had.epochs >= self.config.epochs:
+            raise DpscopeError(
+                f"--resume-from {path}: it is at {had.place} already, and --epochs {self.config.epochs} leaves nothing to "
+                "train; give more epochs"
+            )
+        return Resumption(path, had, what_differs(had, self.cell, self.kind, self.threads))

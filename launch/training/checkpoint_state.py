@@ -33,8 +33,8 @@ from torch.optim import Optimizer
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.training.cells import TrainJob
+from dpscope.launch.training.checkpoints import Resumption
 from dpscope.launch.training.loop import TrainState
-from dpscope.launch.training.resume import Resumption, resumption
 from dpscope.launch.training.stop_agreement import StopAgreement, host_group
 from dpscope.launch.workload.strategies import is_sharded
 from dpscope.profiling.records.finding import Finding
@@ -74,11 +74,11 @@ class TrainCheckpoints:
         return self._training.findings
 
     def go_on(self, state: TrainState) -> None:
-        """Restore a training that has not begun from its checkpoint, if it has one; raises as `resumption` does.
+        """Restore a training that has not begun from its checkpoint, if it has one; raises as `find_resumption` does.
 
         Raises DpscopeError unless every process of the job continues from the same step.
         """
-        if (found := resumption(self._job)) is not None:
+        if (found := self._job.find_resumption()) is not None:
             content = read_checkpoint(found.path)
             state.step.learn_graph()
             self._restore(state, found, content)

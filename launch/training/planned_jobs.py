@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,14 @@ from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_train_place
 from dpscope.launch.planning.cells import threads_per_process
 from dpscope.launch.planning.run_config import setting_text
-from dpscope.launch.training.cells import TrainJob, make_train_plan, resolve_training, train_findings
-from dpscope.launch.training.resume import PREVIOUS, OwnCheckpoint, Resumption, resumption
+from dpscope.launch.training.cells import (
+    PREVIOUS,
+    OwnCheckpoint,
+    TrainJob,
+    make_train_plan,
+    resolve_training,
+    train_findings,
+)
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.finding import Finding, counted
@@ -27,13 +33,6 @@ from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder
 
 
 @dataclass(frozen=True)
-class PlannedTrainJob(TrainJob):
-    """A training, and the checkpoint that it continues from."""
-
-    resumption: Resumption | None = None
-
-
-@dataclass(frozen=True)
 class TrainDescription:
     """Plan of `dpscope train`."""
 
@@ -41,7 +40,7 @@ class TrainDescription:
     device_type: DeviceType
     threads_per_process: int
     plan: tuple[PlannedTraining, ...]
-    jobs: tuple[PlannedTrainJob, ...]  # in the order in which they run: seed by seed
+    jobs: tuple[TrainJob, ...]  # in the order in which they run: seed by seed
     findings: tuple[Finding, ...]
 
 
@@ -74,10 +73,10 @@ def plan_trainings(
     own: OwnCheckpoint = "none" if fresh else "previous" if resume_from == PREVIOUS else "last"
     plan = make_train_plan(resolved, devices.kind)
     threads = threads_per_process(resolved.matrix)
-    jobs = []
-    for job in _jobs(resolved, plan, devices.kind, threads, folder, origin):
-        begin_at = None if job.done and not fresh else resumption(job, own)
-        jobs.append(dataclasses.replace(job, resumption=begin_at))
+    jobs = [
+        dataclasses.replace(job, resumption=None if job.done and not fresh else job.find_resumption(own))
+        for job in _jobs(resolved, plan, devices.kind, threads, folder, origin)
+    ]
     findings = tuple(train_findings(resolved, plan, devices.kind))
     return TrainDescription(resolved, devices.kind, threads, plan, tuple(jobs), findings)
 
@@ -88,20 +87,20 @@ def _jobs(
     kind: DeviceType,
     threads: int,
     out: TrainFolder,
-    resume_from: Path | None,
-) -> Iterator[PlannedTrainJob]:
+    origin: Path | None,
+) -> list[TrainJob]:
     """The trainings of a plan in the order in which they run."""
-    for seed in config.seeds:
-        for cell in (one.cell for one in plan if one.planned.skip_reason is None):
-            yield PlannedTrainJob(config, cell, seed, kind, threads, out.training(cell, seed), resume_from)
+    cells = [one.cell for one in plan if one.planned.skip_reason is None]
+    order = [(cell, seed) for seed in config.seeds for cell in cells]
+    return [TrainJob(config, cell, seed, kind, threads, out.training(cell, seed), origin) for cell, seed in order]
 
 
 def planned_trainings(resume_from: str | None, out: Path) -> list[SeveralNodesJob]:
     """The jobs in the manifest of trainings that have begun, with or without results."""
-    folder = TrainFolder(out)
     if not is_train_folder(out):
         return []
-    manifest, origin = folder.manifest(), None if resume_from in (None, PREVIOUS) else Path(resume_from)
+    folder, origin = TrainFolder(out), None if resume_from in (None, PREVIOUS) else Path(resume_from)
+    manifest = folder.manifest()
     threads = manifest.threads_per_process
     jobs = _jobs(manifest.config, manifest.plan, manifest.device_type, threads, folder, origin)
     return [SeveralNodesJob(job.name, job.command, job.folder, threads, in_run=True) for job in jobs]
@@ -133,9 +132,8 @@ def describe_trainings(
         if fresh or not job.done:
             console.print(Text(shlex.join(job.command)), soft_wrap=True)
     if fresh or not is_train_folder(out):
-        path = TrainFolder(out).manifest_path
-        text = f"By hand they work once {path} is there, which a start without --dry-run writes."
-        console.print(Text(text), soft_wrap=True)
+        text = "By hand they work once {} is there, which a start without --dry-run writes."
+        console.print(Text(text.format(TrainFolder(out).manifest_path)), soft_wrap=True)
 
 
 def print_train_plan(description: TrainDescription, console: Console) -> None:

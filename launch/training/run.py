@@ -14,8 +14,9 @@ from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import JobQueue, Outcome, held
 from dpscope.launch.planning.manifest import check_same_machine, hosts_findings, most_on_several_nodes
-from dpscope.launch.training.planned_jobs import PlannedTrainJob, TrainDescription, plan_trainings, print_train_plan
-from dpscope.launch.training.resume import describe_saved_state, restore_progress
+from dpscope.launch.training.cells import TrainJob
+from dpscope.launch.training.checkpoints import describe_saved_state, restore_progress
+from dpscope.launch.training.planned_jobs import TrainDescription, plan_trainings, print_train_plan
 from dpscope.launch.workload.data_files import download_data
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
@@ -42,26 +43,10 @@ def open_train_manifest(
 
     Raises DpscopeError if the trainings began on another machine.
     """
-    manifest = _new(description, starter)
-    if is_train_folder(folder.path):
-        had = folder.manifest()
-        check_same_machine(folder.path, had.environment, manifest.environment)
-        seeds = tuple(dict.fromkeys((*had.config.seeds, *manifest.config.seeds)))
-        manifest = msgspec.structs.replace(
-            had,
-            config=msgspec.structs.replace(manifest.config, seeds=seeds),
-            findings=manifest.findings,
-            hosts=manifest.hosts,
-        )
-    write_json(folder.manifest_path, manifest)
-    return manifest
-
-
-def _new(description: TrainDescription, starter: JobStarter) -> TrainManifest:
     on_gpus = description.device_type == "cuda"
     environment = collect_environment(open_nvml() if on_gpus else None, on_gpus, code=Path.cwd())
     hosts = starter.hosts(environment)
-    return TrainManifest(
+    manifest = TrainManifest(
         schema_version=TRAIN_SCHEMA_VERSION,
         dpscope_version=importlib.metadata.version("dpscope"),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -77,6 +62,14 @@ def _new(description: TrainDescription, starter: JobStarter) -> TrainManifest:
         ),
         hosts=hosts,
     )
+    if is_train_folder(folder.path):
+        had = folder.manifest()
+        check_same_machine(folder.path, had.environment, environment)
+        seeds = tuple(dict.fromkeys((*had.config.seeds, *manifest.config.seeds)))
+        config = msgspec.structs.replace(manifest.config, seeds=seeds)
+        manifest = msgspec.structs.replace(had, config=config, findings=manifest.findings, hosts=hosts)
+    write_json(folder.manifest_path, manifest)
+    return manifest
 
 
 _SAVING_GRACE_S = 35.0  # torchrun gives its workers 30 seconds, as Slurm does by default
@@ -93,7 +86,7 @@ def run_trainings(
 ) -> Outcome[TrainManifest, TrainResult]:
     """Train every cell with every seed, seed by seed, except what is trained already.
 
-    An interrupted training continues from its last checkpoint, or from `resume_from` (see `resumption`). A training that fails
+    An interrupted training continues from its last checkpoint, or from `resume_from`. A training that fails
     is recorded, and the others follow. SIGINT and SIGTERM save and end the running one. Every epoch is written to train.json and
     to `mirrors` at once. `starter` starts the jobs on its nodes. Raises DpscopeError for a mistake of the user before anything
     starts.
@@ -109,8 +102,7 @@ def run_trainings(
         manifest = open_train_manifest(folder, description, starter)
         download_data(description.config.workload)
         trainings = _Trainings(folder, manifest, description, console, mirrors, starter)
-        results = trainings.train()
-        return Outcome(manifest=manifest, results=results, stop=trainings.stop, lost=starter.lost)
+        return Outcome(manifest=manifest, results=trainings.train(), stop=trainings.stop, lost=starter.lost)
 
 
 def _remove_trainings(folder: TrainFolder) -> None:
@@ -125,7 +117,7 @@ def _remove_trainings(folder: TrainFolder) -> None:
     folder.manifest_path.unlink()
 
 
-class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
+class _Trainings(JobQueue[TrainJob, TrainResult]):
     """The jobs of one call; train.json follows them: every epoch of every training, in the order of the plan."""
 
     def __init__(
@@ -140,13 +132,9 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
         timeout_s, threads = description.config.timeout_s, manifest.threads_per_process
         run = RunFolder(folder.path)
         super().__init__(run, description.jobs, threads, timeout_s, console, _SAVING_GRACE_S, starter)
-        self._mirrors = mirrors
-        self._log_path = folder.log_path
-        self._epochs = {  # with those of earlier calls
-            (one.cell.name, seed): folder.training(one.cell, seed).epochs()
-            for seed in manifest.config.seeds
-            for one in manifest.plan
-        }
+        self._mirrors, self._log_path = mirrors, folder.log_path
+        trainings = [(one.cell, seed) for seed in manifest.config.seeds for one in manifest.plan]
+        self._epochs = {(cell.name, seed): folder.training(cell, seed).epochs() for cell, seed in trainings}  # so far
         self._findings = list(manifest.findings)
         self._took_s: list[float] = []
 
@@ -167,15 +155,15 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
         epochs = tuple(record for records in self._epochs.values() for record in records)
         write_json(self._log_path, TrainLog(TRAIN_SCHEMA_VERSION, epochs, tuple(self._findings)))
 
-    def finished(self, job: PlannedTrainJob) -> TrainResult | None:
+    def finished(self, job: TrainJob) -> TrainResult | None:
         return job.folder.result() if job.done else None
 
-    def prepare(self, job: PlannedTrainJob) -> None:
+    def prepare(self, job: TrainJob) -> None:
         job.folder.clear_attempt()
         if job.resumption is not None:
             restore_progress(job.resumption, job.folder)
 
-    def watch(self, job: PlannedTrainJob) -> Callable[[str | None], None]:
+    def watch(self, job: TrainJob) -> Callable[[str | None], None]:
         epochs, path = job.config.epochs, job.folder.epochs_path
         known, changed_ns = job.folder.epochs(), -1
 
@@ -196,7 +184,7 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
 
         return look
 
-    def store(self, job: PlannedTrainJob, outcome: JobOutcome, took_s: float) -> TrainResult:
+    def store(self, job: TrainJob, outcome: JobOutcome, took_s: float) -> TrainResult:
         if outcome.status == "ok" and (result := job.folder.result()) is not None:
             self._took_s.append(took_s)
             return result
@@ -222,9 +210,8 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
 
 
 def _epoch_line(record: EpochRecord, epochs: int) -> str:
-    train, test = (
-        "NA (not finite)" if loss is None else f"{loss:.4f}" for loss in (record.train_loss, record.test_loss)
-    )
+    losses = (record.train_loss, record.test_loss)
+    train, test = ("NA (not finite)" if loss is None else f"{loss:.4f}" for loss in losses)
     return (
         f"epoch {record.epoch}/{epochs}: train loss {train}, {record.train_accuracy:.2f}%; "
         f"test loss {test}, {record.test_accuracy:.2f}%; learning rate {record.learning_rate:.4g}; "

@@ -17,7 +17,7 @@ from dpscope.launch.workload.models import AutocastModel
 from dpscope.launch.workload.nested import batch_size, called, mapped, moved
 from dpscope.launch.workload.strategies import is_composed, is_sharded, unreduced
 from dpscope.launch.workload.tasks import BuiltModel
-from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
+from dpscope.profiling.instruments.step_timer import BatchArrived, nothing
 from dpscope.profiling.instruments.trace_recorder import named_range
 from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.records.matrix import Amp
@@ -73,8 +73,8 @@ class TrainStep:
         self.scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
         self._scaled = self.scaler.is_enabled()
 
-    def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
-        """Train on the next batch; on CUDA the work is queued, not finished, on return."""
+    def __call__(self, batch_arrived: BatchArrived = nothing) -> int:
+        """Train on the next batch; returns its samples. On CUDA the work is queued, not finished, on return."""
         with named_range(DATA):
             batch = self.batches.next_batch()
         batch_arrived()
@@ -99,7 +99,7 @@ class TrainStep:
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         self.last_loss = loss
-        return StepCounts(samples)
+        return samples
 
     def learn_graph(self) -> None:
         """Let DDP learn what it takes from its first steps: the graph, and the buckets of all later steps.

@@ -19,10 +19,10 @@ from dpscope.profiling.attached.interception import BackwardCount, OptimizerHook
 from dpscope.profiling.attached.model_calls import inner_module
 from dpscope.profiling.attached.recorder import Observed, save_process
 from dpscope.profiling.attached.settings import (
+    NO_OPTIMIZER,
     SETTLING_STEPS,
     AttachSettings,
     no_group,
-    no_optimizer,
     not_measured,
     resumed_hint,
     started_alone,
@@ -155,11 +155,14 @@ class Session:
             if not self._over and self._warm_up.is_first(optimizer) and by_optimizer:
                 self.step_ended()
 
-        os.register_at_fork(after_in_child=self._leave_to_parent)  # a check in each step would cost a system call
+        def left_to_parent() -> None:  # in a child that the script forked, such as a loader's worker
+            self._over = True
+
+        os.register_at_fork(after_in_child=left_to_parent)  # a check in each step would cost a system call
         self._wrappers = WrapperLog()
         self._profiler_watch = ProfilerWatch()
         self._optimizer_hook = OptimizerHook(stepped)
-        self._backwards = BackwardCount(lambda: self._note_first(no_optimizer()))
+        self._backwards = BackwardCount(lambda: self._note_first(NO_OPTIMIZER))
         if not by_optimizer:
             self._backwards.stop()
         self._warm_up = WarmUp(settings, self._wrappers, self.step_ended)
@@ -198,10 +201,6 @@ class Session:
                 self._give_up(error)
         self._optimizer_hook.stop()
         self._backwards.stop()
-
-    def _leave_to_parent(self) -> None:
-        """Measure nothing in a child that the script forked, such as a loader's worker."""
-        self._over = True
 
     def _ended_by_signal(self, how: str) -> None:
         """Like `close`, in another thread and without waiting: the main thread may be stuck in a collective."""
@@ -245,17 +244,9 @@ class Session:
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
         folder = job.job_folder(self._settings.out, job.join_job(place))
+        timed = TimedWindow(self._settings.steps, device)
         self._observed = Observed(
-            settings=self._settings,
-            folder=folder,
-            place=place,
-            device=device,
-            detected=detected,
-            wrappers=self._wrappers,
-            warm_up=warm_up,
-            calls=calls,
-            profiler_watch=self._profiler_watch,
-            timed=TimedWindow(self._settings.steps, device),
+            self._settings, folder, place, device, detected, self._wrappers, warm_up, calls, self._profiler_watch, timed
         )
         for model in detected.ddp:
             stop_counting(model)

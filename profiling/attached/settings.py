@@ -12,6 +12,11 @@ SETTLING_STEPS = 2  # after a trace: in the first, processes wait for those that
 BACKWARDS_WITHOUT_STEP = 20  # without a step of a torch optimizer: more than most scripts accumulate over
 _FEWEST_TIMED = 5  # fewer timed steps give no interval
 
+NO_OPTIMIZER = (
+    f"{BACKWARDS_WITHOUT_STEP} backward passes and no step of a torch optimizer: the measurement starts with the first one; "
+    "if the script uses another optimizer, stop it and attach with --steps-by forward"
+)
+
 StepsBy = Literal["optimizer", "forward", "call"]
 
 
@@ -70,14 +75,6 @@ def resumed_hint(how: str, settings: AttachSettings) -> str:
     if how.startswith(RAISED) or settings.has_work_folder or not is_run_folder(settings.out):
         return ""
     return "; if it resumed from an earlier job's checkpoint, give each job its own folder: --work-folders DIR"
-
-
-def no_optimizer() -> str:
-    """For a script that runs backward passes without a torch optimizer's step."""
-    return (
-        f"{BACKWARDS_WITHOUT_STEP} backward passes and no step of a torch optimizer: the measurement starts with the first one; "
-        "if the script uses another optimizer, stop it and attach with --steps-by forward"
-    )
 
 
 def no_group() -> str:

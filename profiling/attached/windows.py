@@ -1,12 +1,13 @@
 """The parts of an attached measurement: warm-up, traced steps, timed steps, DDP's counters. No step is in two of them.
 
-In the warm-up is found out what ends the script's steps, the model that it calls, and its micro-batches.
+In the warm-up is found out what ends the script's steps, the model that it calls, and its micro-batches. Of a window `begin` is
+called between two steps, `step_ended` at the end of each of its steps, which returns whether it was the last one, and `end` once,
+also if the script ends within it.
 """
 
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from dpscope.profiling.attached.model_calls import ModelCalls, StepCalls, outerm
 from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.attached.wrapped_models import WrapperLog, is_fully_sharded
 from dpscope.profiling.instruments.ddp_counters import StepCounters
-from dpscope.profiling.instruments.step_timer import StepCounts, StepSample, StepTimer
+from dpscope.profiling.instruments.step_timer import StepSample, StepTimer
 from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.records.run import DdpCounters, DeviceMemory
 
@@ -37,6 +38,7 @@ class WarmUp:
         self.stays_gathered = False  # whether fully_shard leaves all parameters gathered after the forward pass
         self.trained_ids: set[int] = set()  # of parameters that required a gradient when their optimizer stepped
         self.optimizers: list[Optimizer] = []  # those that stepped, in the order of their first steps
+        self.late_optimizers: list[Optimizer] = []  # those that first stepped after the warm-up
         self._settings = settings
         self._wrappers = wrappers
         self._end_step = step_ended
@@ -68,10 +70,11 @@ class WarmUp:
             self.optimizers = self.optimizers or [optimizer]
             self._since_first = 0
             return True
+        known = self.optimizers if warming_up else self.late_optimizers
+        if all(optimizer is not one for one in (*self.optimizers, *known)):
+            known.append(optimizer)
         if not warming_up:
             return False
-        if all(optimizer is not one for one in self.optimizers):
-            self.optimizers.append(optimizer)
         self._since_first += 1
         most = max(_MAX_OTHER_STEPS, self._settings.warmup_steps)
         if self._settings.steps_by != "optimizer" or self._since_first <= most:
@@ -86,7 +89,7 @@ class WarmUp:
         self.stop()
         if self.calls is not None:
             self.calls.stop()
-        self.calls, self.optimizers = None, []
+        self.calls, self.optimizers, self.late_optimizers = None, [], []
 
     def step_ended(self) -> bool:
         """Called at the end of each step; returns whether the warm-up is over."""
@@ -126,18 +129,18 @@ class WarmUp:
     def _observe_one_step(self, calls: ModelCalls, trained: list[Tensor]) -> None:
         """Count its backward passes, and see whether fully_shard keeps the parameters gathered after its forward pass."""
         leaf = next((one for one in trained if one.requires_grad), None)
+
+        def backward_passed(parameter: Tensor) -> None:
+            self.backwards += 1
+
+        def forward_ended(module: nn.Module, args: object, outputs: object) -> None:
+            self.stays_gathered = not any(hasattr(one, "placements") for one in module.parameters())
+
         if leaf is not None and leaf.is_leaf:  # each backward pass adds to the gradient of every parameter once
-            hook = leaf.register_post_accumulate_grad_hook(self._backward_passed)  # type: ignore[no-untyped-call]
-            self._hooks.append(hook)
+            self._hooks.append(leaf.register_post_accumulate_grad_hook(backward_passed))  # type: ignore[no-untyped-call]
         for module in calls.modules:
             if any(is_fully_sharded(part) for part in module.modules()):
-                self._hooks.append(module.register_forward_hook(self._forward_ended))
-
-    def _forward_ended(self, module: nn.Module, args: object, outputs: object) -> None:
-        self.stays_gathered = not any(hasattr(one, "placements") for one in module.parameters())
-
-    def _backward_passed(self, parameter: Tensor) -> None:
-        self.backwards += 1
+                self._hooks.append(module.register_forward_hook(forward_ended))
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -147,19 +150,6 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 def _device(trained: Iterable[Tensor], modules: Iterable[nn.Module]) -> torch.device:
     tensors = [*trained, *(one for module in modules for one in module.parameters())]
     return next((one.device for one in tensors), torch.device("cpu"))
-
-
-class Window(Protocol):
-    """A part of the measurement: some consecutive steps."""
-
-    def begin(self) -> None:
-        """Called between two steps, before the window's first one."""
-
-    def step_ended(self, calls: StepCalls) -> bool:
-        """Called at the end of each step of the window; returns whether it was the last one."""
-
-    def end(self) -> None:
-        """Called once at the end of the window, also if the script ends within it."""
 
 
 def finish_work(device: torch.device) -> None:
@@ -267,7 +257,7 @@ class TracedWindow:
         if not self._running:
             return True
         self.interrupted_steps += calls.other > 0
-        return self._trace.step_ended(StepCounts(samples=sum(calls.each))) and self._counting is None
+        return self._trace.step_ended(sum(calls.each)) and self._counting is None
 
     def end(self) -> None:
         self._give_way()
@@ -281,3 +271,7 @@ class TracedWindow:
         if self._running:
             self._running = False
             self._trace.stop()
+
+
+Window = TimedWindow | TracedWindow
+"""A part of the measurement: some consecutive steps."""

@@ -17,25 +17,21 @@ import torch
 from dpscope.profiling.records.run import TimedBlock
 from dpscope.profiling.store.files import atomic_path
 
-SAMPLE_COLUMNS = ("measuring_pass", "epoch", "step", "step_us", "data_wait_us", "samples")
+_COLUMNS = {
+    "measuring_pass": ("large_string", "unicode", "str"),
+    "epoch": ("int64", "int64", "Int64"),
+    "step": ("int64", "int64", "int64"),
+    "step_us": ("float64", "float64", "float64"),
+    "data_wait_us": ("float64", "float64", "float64"),
+    "samples": ("int64", "int64", "int64"),
+}
+"""Types of each column for Arrow, and for pandas the kind and dtype that it would write, so that an epoch with missing values
+is read as an integer."""
+
+SAMPLE_COLUMNS = tuple(_COLUMNS)
 """Columns of `samples_<node>_<rank>.parquet`, a row per step. `measuring_pass` is timed or traced; `step_us`
 includes `data_wait_us`, the wait for the loader on the same clock (on CUDA the device's, so a wait hidden by queued
 work does not count); transfer and optimizer are part of the step."""
-
-_FOR_PANDAS = {
-    "index_columns": [],
-    "column_indexes": [],
-    "columns": [
-        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
-        for name, kind, dtype in zip(
-            SAMPLE_COLUMNS,
-            ("unicode", "int64", "int64", "float64", "float64", "int64"),
-            ("str", "Int64", "int64", "float64", "float64", "int64"),
-            strict=True,
-        )
-    ],
-}
-"""The metadata that pandas would write for these columns, so that an epoch with missing values is read as an integer."""
 
 BatchArrived = Callable[[], None]
 """A step calls it as soon as its batch has arrived."""
@@ -54,13 +50,6 @@ class StepSample:
     step_us: float
     data_wait_us: float
     samples: int
-
-
-@dataclass(frozen=True)
-class StepCounts:
-    """The result of one step."""
-
-    samples: int  # of this process
 
 
 class StepTimer:
@@ -108,14 +97,11 @@ class StepTimer:
         ]
 
     def samples(
-        self, measuring_pass: str, counts: Sequence[StepCounts], first_step: int = 0, epoch: int | None = None
+        self, measuring_pass: str, counts: Sequence[int], first_step: int = 0, epoch: int | None = None
     ) -> list[StepSample]:
-        """A sample per step, numbered from `first_step`; call after a synchronisation."""
+        """A sample per step, numbered from `first_step`, with the step's count; call after a synchronisation."""
         rows = zip(self.step_durations_us(), self.data_waits_us(), counts, strict=True)
-        return [
-            StepSample(measuring_pass, epoch, step, step_us, wait_us, one.samples)
-            for step, (step_us, wait_us, one) in enumerate(rows, first_step)
-        ]
+        return [StepSample(measuring_pass, epoch, step, *row) for step, row in enumerate(rows, first_step)]
 
 
 def _event_on(device: torch.device) -> torch.cuda.Event:
@@ -131,8 +117,8 @@ def _between_us(first: _Mark, second: _Mark) -> float:
     return elapsed_ms * 1000
 
 
-RunStep = Callable[[BatchArrived], StepCounts]
-"""Runs one step, and calls its argument once the step's batch has arrived."""
+RunStep = Callable[[BatchArrived], int]
+"""Runs one step, calls its argument once the step's batch has arrived, and returns this process's number of samples."""
 
 
 def nothing() -> None:
@@ -152,20 +138,20 @@ def time_block(
     `synchronise` waits for this process's devices and for the other processes.
     """
     timer = StepTimer(device)
-    outcomes: list[StepCounts] = []
+    counts: list[int] = []
     synchronise()
     started = time.perf_counter()
     timer.boundary()
     for _ in range(steps):
-        outcomes.append(run_step(timer.batch_arrived))
+        counts.append(run_step(timer.batch_arrived))
         timer.boundary()
     synchronise()
     duration_s = time.perf_counter() - started
-    samples = timer.samples("timed", outcomes, first_step, epoch)
+    samples = timer.samples("timed", counts, first_step, epoch)
     block = TimedBlock(
         epoch=epoch,
         steps=steps,
-        samples=sum(outcome.samples for outcome in outcomes),
+        samples=sum(counts),
         duration_s=duration_s,
         data_wait_s=sum(sample.data_wait_us for sample in samples) / 1e6,
     )
@@ -179,9 +165,13 @@ def save_samples(path: Path, samples: Iterable[StepSample]) -> None:
     import pyarrow.json
     import pyarrow.parquet
 
-    whole, real = pa.int64(), pa.float64()
-    kinds = (pa.large_string(), whole, whole, real, real, whole)
-    schema = pa.schema(list(zip(SAMPLE_COLUMNS, kinds, strict=True)), {"pandas": json.dumps(_FOR_PANDAS)})
+    fields = [(name, getattr(pa, kind)()) for name, (kind, *_) in _COLUMNS.items()]
+    for_pandas = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
+        for name, (_, kind, dtype) in _COLUMNS.items()
+    ]
+    metadata = {"index_columns": [], "column_indexes": [], "columns": for_pandas}
+    schema = pa.schema(fields, {"pandas": json.dumps(metadata)})
     lines = b"\n".join(map(msgspec.json.encode, samples))  # NaN becomes null
     table = pa.Table.from_batches([], schema)
     if lines:

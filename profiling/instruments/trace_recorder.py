@@ -16,7 +16,7 @@ from isal import igzip
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from dpscope.profiling.instruments.step_timer import RunStep, StepCounts, StepSample, StepTimer
+from dpscope.profiling.instruments.step_timer import RunStep, StepSample, StepTimer
 from dpscope.profiling.machine.host_memory import touched_heap
 from dpscope.profiling.store.files import atomic_path
 
@@ -63,12 +63,10 @@ class StepTrace:
     ) -> None:
         self.steps = WARMUP_STEPS + traced_steps + 1
         self.complete = False
-        self._path = path
-        self._synchronise = synchronise
-        self._replica_threads = replica_threads
+        self._path, self._synchronise, self._replica_threads = path, synchronise, replica_threads
         self._step = 0
         self._timer = StepTimer(device)
-        self._outcomes: list[StepCounts] = []
+        self._counts: list[int] = []
         self._heap = ExitStack()
         cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
         self._profiler = profile(
@@ -90,12 +88,12 @@ class StepTrace:
         if self._step >= WARMUP_STEPS:
             self._timer.batch_arrived()
 
-    def step_ended(self, outcome: StepCounts) -> bool:
-        """End a step and begin the next; returns whether it was the last one, after which the trace is saved."""
+    def step_ended(self, samples: int) -> bool:
+        """End a step with this number of samples and begin the next; returns whether it was the last: the trace is then saved."""
         step = self._step
         last = step == self.steps - 1
         if step >= WARMUP_STEPS:
-            self._outcomes.append(outcome)
+            self._counts.append(samples)
         if last:
             self._timer.boundary()
             self.complete = True
@@ -120,7 +118,7 @@ class StepTrace:
         A step's time runs from its start to the start of the next, the last one's to its end: what the tracer does during
         steps is in it, writing the trace is not. Its wait is missing if no batch's arrival was reported.
         """
-        return self._timer.samples("traced", self._outcomes, WARMUP_STEPS)
+        return self._timer.samples("traced", self._counts, WARMUP_STEPS)
 
 
 def record_trace(
@@ -142,10 +140,10 @@ def record_trace(
         trace.start()
         try:
             for step in range(trace.steps):
-                outcome = run_step(trace.batch_arrived)
+                samples = run_step(trace.batch_arrived)
                 if after_step is not None:
                     after_step(step)
-                trace.step_ended(outcome)
+                trace.step_ended(samples)
         finally:
             trace.stop()
     synchronise()

@@ -3,7 +3,7 @@
 Names hold units: `_us`, `_bytes`, `_gb_per_s` (1e9 bytes per second).
 """
 
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 
@@ -11,7 +11,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.matrix import Layout, parse_layout
 from dpscope.profiling.records.run import CellStatus, Environment, Host
-from dpscope.profiling.records.settings import Setting
+from dpscope.profiling.records.settings import Config, setting
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.typed_text import parse_size
 
@@ -95,22 +95,20 @@ MEASURED_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "
 """The collectives that `dpscope calibrate` times; nccl-tests' logs may hold others."""
 
 
-class CalibrationSettings(Stored, frozen=True):
+class CalibrationSettings(Config, frozen=True):
     """Settings of a calibration, all resolved."""
 
-    device: Annotated[Literal["cuda", "cpu"], Setting("auto, cuda or cpu")]
-    devices: Annotated[
-        tuple[int, ...], Setting("device counts, such as 2,4; 2x4 is 2 nodes with 4 each")
-    ]  # on one node, each a subgroup of the first ranks of one job
-    collectives: Annotated[tuple[Collective, ...], Setting("all_reduce,broadcast,... or some of them")] = (
-        MEASURED_COLLECTIVES  # type: ignore[assignment]
-    )
-    dtype: Annotated[str, Setting("float32, float16, bfloat16 or float64")] = "float32"
-    min_bytes: Annotated[int, Setting("smallest message", text=parse_size)] = 4 * 1024
-    max_bytes: Annotated[int, Setting("largest message; sizes double in between", text=parse_size)] = 256 * 1024**2
-    iterations: Annotated[int, Setting("timed calls of each size")] = 20
-    warmup_iterations: Annotated[int, Setting("untimed calls of each size", option="warmup")] = 5
-    timeout_s: Annotated[float, Setting("seconds the job may take", option="timeout")] = 900.0
+    device: Literal["cuda", "cpu"] = setting(msgspec.NODEFAULT, "auto, cuda or cpu")
+    devices: tuple[int, ...] = setting(
+        msgspec.NODEFAULT, "device counts, such as 2,4; 2x4 is 2 nodes with 4 each"
+    )  # on one node, each a subgroup of the first ranks of one job
+    collectives: tuple[Collective, ...] = setting(MEASURED_COLLECTIVES, "all_reduce,broadcast,... or some of them")
+    dtype: str = setting("float32", "float32, float16, bfloat16 or float64")
+    min_bytes: int = setting(4 * 1024, "smallest message", text=parse_size)
+    max_bytes: int = setting(256 * 1024**2, "largest message; sizes double in between", text=parse_size)
+    iterations: int = setting(20, "timed calls of each size")
+    warmup_iterations: int = setting(5, "untimed calls of each size", option="warmup")
+    timeout_s: float = setting(900.0, "seconds the job may take", option="timeout")
     chosen_sizes: tuple[int, ...] = ()  # bytes, ascending; instead of the doubling ones
     layouts: tuple[str, ...] = ()  # over several nodes, as 2x8; subgroups of the same job
     nccl_log: bool = False  # for NCCL's log: one call of each size, nothing is timed
@@ -243,16 +241,12 @@ class Calibration(Stored, frozen=True):
     fits: tuple[CollectiveFit, ...] = ()
     contention: tuple[Contention, ...] = ()  # by device count; none in logs and in calibrations of older versions
     interconnect: Interconnect | None = None
-    links: dict[int, LinkRate] = msgspec.field(
-        default_factory=dict
-    )  # by device count; a count whose link is unknown is not in it
+    links: dict[int, LinkRate] = msgspec.field(default_factory=dict)  # by device count, if the link is known
     findings: tuple[Finding, ...] = ()
     nodes: dict[int, int] = msgspec.field(default_factory=dict)  # hosts that each device count spans, if known
     nccl_engine: str | None = None  # class that ran NCCL; None: gloo, logs, or an older version of dpscope
     hosts: tuple[Host, ...] = ()  # of a calibration over several nodes
-    nccl: tuple[
-        CalibratedChoices, ...
-    ] = ()  # by device count; none on gloo, in logs and in calibrations of older versions
+    nccl: tuple[CalibratedChoices, ...] = ()  # by device count; none on gloo, in logs and from older versions
 
     def nodes_of(self, devices: int) -> int | None:
         """Hosts of the ranks of a device count: 1 if dpscope measured, else as the log reports; None: unknown."""
@@ -267,14 +261,13 @@ class Calibration(Stored, frozen=True):
         """The part that was timed on this number of hosts, or on an unknown number."""
         if all(one.nodes is None for one in self.points):
             return self
-        kept = {
+        parts = {
             name: tuple(
-                one for one in getattr(self, name) if (one.nodes or self.nodes_of(one.devices)) in (None, nodes)
+                msgspec.structs.replace(one, nodes=None)
+                for one in getattr(self, name)
+                if (one.nodes or self.nodes_of(one.devices)) in (None, nodes)
             )
             for name in ("points", "fits", "contention")
         }
-        parts = {
-            name: tuple(msgspec.structs.replace(one, nodes=None) for one in values) for name, values in kept.items()
-        }
-        spanned = dict.fromkeys((point.devices for point in kept["points"]), nodes)
+        spanned = dict.fromkeys((point.devices for point in parts["points"]), nodes)
         return msgspec.structs.replace(self, **parts, nodes={**self.nodes, **spanned})

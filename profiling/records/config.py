@@ -6,7 +6,7 @@ types hold no such `None`. For users the settings of all parts stand side by sid
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dpscope.profiling.records.matrix import Amp, Matrix, ResolvedMatrix, several_devices_idle
 from dpscope.profiling.records.settings import (
@@ -15,10 +15,10 @@ from dpscope.profiling.records.settings import (
     DATA,
     TARGETS,
     ConfigPart,
-    Setting,
     SettingError,
     at_least,
     holds,
+    setting,
 )
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.typed_text import words
@@ -65,60 +65,49 @@ class Workload(ConfigPart, frozen=True):
 
     heading: ClassVar[str] = DATA
 
-    device: Annotated[Literal["auto", "cuda", "cpu"], Setting("auto, cuda or cpu", heading=AMOUNT)] = "auto"
-    model: Annotated[
-        str,
-        Setting(
-            "auto, resnet18_cifar, resnet8_cifar, gpt_5m, a torchvision model, or your own package.module:function",
-            help_of={"train": "resnet8_cifar, resnet18_cifar, a torchvision model, or package.module:function"},
-        ),
-    ] = "auto"
-    data: Annotated[
-        Literal["synthetic", "fake", "digits", "cifar10"],
-        Setting("synthetic, fake, digits or cifar10", help_of={"train": "digits, cifar10 or fake"}),
-    ] = "synthetic"
-    data_dir: Annotated[str, Setting("where cifar10 lies", idle=_IN_FOLDER)] = "data"
-    download: Annotated[bool, Setting("fetch cifar10", idle=_IN_FOLDER)] = False
-    samples: Annotated[
-        int,
-        Setting(
-            "samples an epoch of synthetic and fake data",
-            help_of={"train": "samples an epoch of fake data"},
-            check=at_least(1, "an epoch needs 1 sample or more"),
-            idle=_GENERATED,
-        ),
-    ] = 50_000
-    workers: Annotated[
-        int,
-        Setting(
-            "loader workers per process",
-            check=at_least(0, "must be 0 or more; 0 loads in the training process"),
-            idle=_workers_idle,
-        ),
-    ] = 2
-    workers_total: Annotated[
-        int | None, Setting("loader workers per cell, shared by its processes", check=at_least(0), idle=_LOADED)
-    ] = None
-    pin_memory: Annotated[bool, Setting("copy batches to GPUs from page-locked memory", idle=_pinned_idle)] = False
-    transforms: Annotated[
-        Literal["per-batch", "per-image"],
-        Setting(
-            "images are transformed a batch at a time from memory, or one by one from PIL images by torchvision's transforms",
-            listed=True,
-            idle=_IMAGES,
-        ),
-    ] = "per-batch"
-    amp: Annotated[
-        Amp,
-        Setting(
-            "off, bf16 or fp16, or several: off,bf16",
-            heading=COMPARED,
-            text=_precisions,
-            sets=("amp_variants",),
-            joins=lambda _: True,
-        ),
-    ] = "off"
-    seed: Annotated[int, Setting("of weights and data", check=SEED_CHECK)] = 0
+    device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto, cuda or cpu", heading=AMOUNT)
+    model: str = setting(
+        "auto",
+        "auto, resnet18_cifar, resnet8_cifar, gpt_5m, a torchvision model, or your own package.module:function",
+        help_of={"train": "resnet8_cifar, resnet18_cifar, a torchvision model, or package.module:function"},
+    )
+    data: Literal["synthetic", "fake", "digits", "cifar10"] = setting(
+        "synthetic", "synthetic, fake, digits or cifar10", help_of={"train": "digits, cifar10 or fake"}
+    )
+    data_dir: str = setting("data", "where cifar10 lies", idle=_IN_FOLDER)
+    download: bool = setting(False, "fetch cifar10", idle=_IN_FOLDER)
+    samples: int = setting(
+        50_000,
+        "samples an epoch of synthetic and fake data",
+        help_of={"train": "samples an epoch of fake data"},
+        check=at_least(1, "an epoch needs 1 sample or more"),
+        idle=_GENERATED,
+    )
+    workers: int = setting(
+        2,
+        "loader workers per process",
+        check=at_least(0, "must be 0 or more; 0 loads in the training process"),
+        idle=_workers_idle,
+    )
+    workers_total: int | None = setting(
+        None, "loader workers per cell, shared by its processes", check=at_least(0), idle=_LOADED
+    )
+    pin_memory: bool = setting(False, "copy batches to GPUs from page-locked memory", idle=_pinned_idle)
+    transforms: Literal["per-batch", "per-image"] = setting(
+        "per-batch",
+        "images are transformed a batch at a time from memory, or one by one from PIL images by torchvision's transforms",
+        listed=True,
+        idle=_IMAGES,
+    )
+    amp: Amp = setting(
+        "off",
+        "off, bf16 or fp16, or several: off,bf16",
+        heading=COMPARED,
+        text=_precisions,
+        sets=("amp_variants",),
+        joins=lambda _: True,
+    )
+    seed: int = setting(0, "of weights and data", check=SEED_CHECK)
 
 
 class Optimizer(ConfigPart, frozen=True):
@@ -126,9 +115,9 @@ class Optimizer(ConfigPart, frozen=True):
 
     heading: ClassVar[str] = DATA
 
-    learning_rate: Annotated[float, Setting("SGD's learning rate", option="lr", check=ABOVE_0)] = 0.1
-    momentum: Annotated[float, Setting("SGD's momentum", check=BELOW_1)] = 0.9
-    weight_decay: Annotated[float, Setting("SGD's weight decay", check=_FROM_0)] = 5e-4
+    learning_rate: float = setting(0.1, "SGD's learning rate", option="lr", check=ABOVE_0)
+    momentum: float = setting(0.9, "SGD's momentum", check=BELOW_1)
+    weight_decay: float = setting(5e-4, "SGD's weight decay", check=_FROM_0)
 
 
 class Measurement(ConfigPart, frozen=True):
@@ -136,26 +125,22 @@ class Measurement(ConfigPart, frozen=True):
 
     heading: ClassVar[str] = AMOUNT
 
-    warmup_steps: Annotated[
-        int, Setting("untimed steps before anything is measured, 5 or more", option="warmup", check=at_least(1))
-    ] = 5
-    steps: Annotated[
-        int | None, Setting("timed steps per repeat", help_of={"equal": "steps under each strategy"}, check=at_least(1))
-    ] = None
-    epochs: Annotated[int | None, Setting("whole timed epochs instead, after one untimed", check=at_least(1))] = None
-    traced_steps: Annotated[int, Setting("whole traced steps; one more is traced", check=at_least(1))] = 3
-    repeats: Annotated[int | None, Setting("interleaved repeats of every cell", check=at_least(1))] = None
-    calibrate: Annotated[
-        bool,
-        Setting(
-            "time the collectives first, in seconds, unless the folder holds it",
-            heading=TARGETS,
-            idle=several_devices_idle,
-        ),
-    ] = True
-    timeout_s: Annotated[float, Setting("seconds one cell's job may take", option="timeout", check=TIMEOUT_CHECK)] = (
-        900.0
+    warmup_steps: int = setting(
+        5, "untimed steps before anything is measured, 5 or more", option="warmup", check=at_least(1)
     )
+    steps: int | None = setting(
+        None, "timed steps per repeat", help_of={"equal": "steps under each strategy"}, check=at_least(1)
+    )
+    epochs: int | None = setting(None, "whole timed epochs instead, after one untimed", check=at_least(1))
+    traced_steps: int = setting(3, "whole traced steps; one more is traced", check=at_least(1))
+    repeats: int | None = setting(None, "interleaved repeats of every cell", check=at_least(1))
+    calibrate: bool = setting(
+        True,
+        "time the collectives first, in seconds, unless the folder holds it",
+        heading=TARGETS,
+        idle=several_devices_idle,
+    )
+    timeout_s: float = setting(900.0, "seconds one cell's job may take", option="timeout", check=TIMEOUT_CHECK)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,24 +160,20 @@ class Reporting(ConfigPart, frozen=True):
 
     heading: ClassVar[str] = TARGETS
 
-    link: Annotated[
-        str | None,
-        Setting(
-            'the link between the devices, one way: 100Gb/s, 12.5GB/s, "PCIe 4.0 x16", "NVLink 3"',
-            idle=several_devices_idle,
-        ),
-    ] = None
-    target_efficiency: Annotated[
-        float | None,
-        Setting(
-            "judged in the findings: 0.8 is 80%",
-            check=holds(lambda share: 0 < share <= 1, "must be above 0 and at most 1; 0.8 is 80%"),
-            idle=several_devices_idle,
-        ),
-    ] = None
-    published: Annotated[
-        str | None, Setting("a CSV file of published values, which --tables shows next to the measured ones")
-    ] = None
+    link: str | None = setting(
+        None,
+        'the link between the devices, one way: 100Gb/s, 12.5GB/s, "PCIe 4.0 x16", "NVLink 3"',
+        idle=several_devices_idle,
+    )
+    target_efficiency: float | None = setting(
+        None,
+        "judged in the findings: 0.8 is 80%",
+        check=holds(lambda share: 0 < share <= 1, "must be above 0 and at most 1; 0.8 is 80%"),
+        idle=several_devices_idle,
+    )
+    published: str | None = setting(
+        None, "a CSV file of published values, which --tables shows next to the measured ones"
+    )
 
 
 class RunConfig(Stored, frozen=True):

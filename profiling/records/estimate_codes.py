@@ -1,128 +1,77 @@
 """Findings about tables of epoch times (`dpscope estimate`), which no trace supports."""
 
-from dpscope.profiling.records.finding import FindingCode, info, warning
+from dpscope.profiling.records.finding import FindingCode
 
 
 class EstimateCode(FindingCode):
-    UNKNOWN_COLUMN = warning(
-        "The table has columns that dpscope does not know and does not use.", "check their spelling"
-    )
-    RESOLUTION_UNKNOWN = info(
-        "The table does not give its clock's resolution, so times are taken as exact.",
-        "add resolution_s, the last printed digit or the clock's resolution in seconds",
-    )
-    NOTHING_TO_ESTIMATE = warning(
-        "The table has no row with several devices.", "add rows with devices above 1, and keep the single-device rows"
-    )
-    OUT_OF_MEMORY = info(
-        "Some rows ran out of memory and have no time, so their comparisons are unknown.",
-        "compare at the largest batch that fits on one device",
-    )
-    BATCH_MEANING_UNKNOWN = warning(
-        "Some rows do not say whether their batch is global or per device.",
-        "set batch_size_is to global or per_device; a sound baseline depends on it",
-    )
-    STEPS_CONTRADICT_BATCH = warning(
-        "The number of steps contradicts a row's batch_size_is.",
-        "correct batch_size_is: equal steps on 1 and on N devices mean a global batch",
-    )
-    BATCH_EXCEEDS_DATASET = warning(
-        "A batch is larger than the data set, so no step had the batch that the table gives.",
-        "remove these rows, or correct their batch size",
-    )
-    RUNS_DIFFER = warning(
-        "Runs of the same setting have different times.",
-        "repeat each run and show the spread; smaller differences may be chance",
-    )
-    SIGN_NOT_CERTAIN = warning(
-        "The clock is too coarse to say whether a time was added or saved.",
-        "time more epochs together, or with a finer clock",
-    )
-    RESOLUTION_TOO_COARSE = warning(
-        "The clock's resolution is a large part of some times.", "time more epochs together, or with a finer clock"
-    )
-    NO_SAME_LOCAL_BASELINE = warning(
-        "No single-device time at the same batch per device was measured, so the added time is unknown.",
-        "time one device at the same batch per device",
-    )
-    LITTLE_SPEEDUP = warning(
-        "Several devices are hardly faster than one, or slower than one.",
-        "find out what each step waits for; a larger batch per device spreads fixed costs",
-    )
-    SUPERLINEAR_SPEEDUP = warning(
-        "N devices are more than N times as fast as one.",
-        "the single-device time includes something the others do not: time both the same way",
-    )
-    DP_IS_NO_ALL_REDUCE = info(
-        "DataParallel runs no all-reduce, so the ring volume does not describe it.",
-        "model it as broadcast and reduce, or measure DistributedDataParallel",
-    )
-    TIMES_TYPED = warning(
-        "Times were typed by hand, and the output of the runs is not available.", "publish the output of the runs"
-    )
-    UNEVEN_EPOCH = info(
-        "The last batch of an epoch is far from full, so N devices take more than 1/N of the steps.",
-        "compare times per step, or samples that divide by the global batch",
-    )
-    NEGATIVE_COMMUNICATION = warning(
-        "A subtraction gives a negative time, so it cannot be communication.",
-        "compare with one device at the same batch per device (same_local_batch)",
-    )
+    UNKNOWN_COLUMN = """warning: The table has columns that dpscope does not know and does not use.
+        -> check their spelling"""
+    RESOLUTION_UNKNOWN = """info: The table does not give its clock's resolution, so times are taken as exact.
+        -> add resolution_s, the last printed digit or the clock's resolution in seconds"""
+    NOTHING_TO_ESTIMATE = """warning: The table has no row with several devices.
+        -> add rows with devices above 1, and keep the single-device rows"""
+    OUT_OF_MEMORY = """info: Some rows ran out of memory and have no time, so their comparisons are unknown.
+        -> compare at the largest batch that fits on one device"""
+    BATCH_MEANING_UNKNOWN = """warning: Some rows do not say whether their batch is global or per device.
+        -> set batch_size_is to global or per_device; a sound baseline depends on it"""
+    STEPS_CONTRADICT_BATCH = """warning: The number of steps contradicts a row's batch_size_is.
+        -> correct batch_size_is: equal steps on 1 and on N devices mean a global batch"""
+    BATCH_EXCEEDS_DATASET = """warning: A batch is larger than the data set, so no step had the batch that the table gives.
+        -> remove these rows, or correct their batch size"""
+    RUNS_DIFFER = """warning: Runs of the same setting have different times.
+        -> repeat each run and show the spread; smaller differences may be chance"""
+    SIGN_NOT_CERTAIN = """warning: The clock is too coarse to say whether a time was added or saved.
+        -> time more epochs together, or with a finer clock"""
+    RESOLUTION_TOO_COARSE = """warning: The clock's resolution is a large part of some times.
+        -> time more epochs together, or with a finer clock"""
+    NO_SAME_LOCAL_BASELINE = """warning: No single-device time at the same batch per device was measured, so the added time is
+        unknown.
+        -> time one device at the same batch per device"""
+    LITTLE_SPEEDUP = """warning: Several devices are hardly faster than one, or slower than one.
+        -> find out what each step waits for; a larger batch per device spreads fixed costs"""
+    SUPERLINEAR_SPEEDUP = """warning: N devices are more than N times as fast as one.
+        -> the single-device time includes something the others do not: time both the same way"""
+    DP_IS_NO_ALL_REDUCE = """info: DataParallel runs no all-reduce, so the ring volume does not describe it.
+        -> model it as broadcast and reduce, or measure DistributedDataParallel"""
+    TIMES_TYPED = """warning: Times were typed by hand, and the output of the runs is not available.
+        -> publish the output of the runs"""
+    UNEVEN_EPOCH = """info: The last batch of an epoch is far from full, so N devices take more than 1/N of the steps.
+        -> compare times per step, or samples that divide by the global batch"""
+    NEGATIVE_COMMUNICATION = """warning: A subtraction gives a negative time, so it cannot be communication.
+        -> compare with one device at the same batch per device (same_local_batch)"""
 
 
 class ClaimCode(FindingCode):
     """Findings about published values that were derived from epoch times."""
 
-    DEVICES_COUNTED_TWICE = warning(
-        "A speedup counts the devices twice: it multiplies a ratio of epoch times by their number.",
-        "use T_1/T_N for epoch times; N t_1/t_N is for step times",
-    )
-    NEGATIVE_CLAIM = warning(
-        "A claimed time or rate is negative.", "the method measures something else: use same_local_batch"
-    )
-    UNSOUND_SUBTRACTION = warning(
-        "A subtraction at a fixed global batch compares different batches per device.",
-        "subtract the time of one device at batch_size / devices",
-    )
-    BATCH_MEANING_CONTRADICTED = warning(
-        "One study treats its batch size as global in one place and as per device in another.",
-        "find out from the steps per epoch which one the runs used, and compare at the same batch per device",
-    )
-    SUBTRACTION_CALLED_MEASURED = warning(
-        "A value that is called measured is the result of a subtraction.",
-        "measure communication in a trace, and compare the subtraction with that",
-    )
-    OVERHEAD_AS_SERIAL_FRACTION = warning(
-        "A communication share is used as Amdahl's serial fraction.",
-        "fit a scaling law to measured speedups, and predict at most twice the largest device count",
-    )
-    LIMIT_COMPARED_WITH_MEASUREMENT = warning(
-        "A measurement on N devices is compared with the limit for infinitely many.",
-        "compare a measurement with a prediction for the same number of devices",
-    )
-    CLAIM_NOT_REPRODUCED = warning(
-        "A claimed value is not what its stated method gives.", "print one digit more than is to be used"
-    )
-    CLAIM_TRUNCATED = info(
-        "A claimed value was truncated instead of rounded.", "print one digit more than is to be used"
-    )
-    CLAIM_NOT_COMPUTABLE = info(
-        "A claimed value cannot be computed from the tables.", "add the rows it was derived from, or take it as stated"
-    )
-    ONE_VOLUME_PER_EPOCH = warning(
-        "A bandwidth divides the volume of one step by the time of an epoch.",
-        "multiply the volume of a step by the steps of an epoch",
-    )
-    ELEMENTS_AS_BYTES = warning("A volume counts elements but is given in bytes.", "multiply the volume by 4 bytes")
-    IMPOSSIBLE_PEAK = warning(
-        "A utilisation refers to a peak rate that the hardware does not have.",
-        "divide by the peak rate of the actual link, or better by a calibrated rate",
-    )
-    RING_FOR_DP = warning(
-        "The ring volume is used for DataParallel, which runs no all-reduce.",
-        "use 2 S a step for DataParallel, or measure DistributedDataParallel",
-    )
-    VOLUME_MISMATCH = warning(
-        "A stated volume is not what a ring all-reduce of the model moves.",
-        "compute the volume from the size S of the parameters: 2(N-1)/N S",
-    )
+    DEVICES_COUNTED_TWICE = """warning: A speedup counts the devices twice: it multiplies a ratio of epoch times by their
+        number.
+        -> use T_1/T_N for epoch times; N t_1/t_N is for step times"""
+    NEGATIVE_CLAIM = """warning: A claimed time or rate is negative.
+        -> the method measures something else: use same_local_batch"""
+    UNSOUND_SUBTRACTION = """warning: A subtraction at a fixed global batch compares different batches per device.
+        -> subtract the time of one device at batch_size / devices"""
+    BATCH_MEANING_CONTRADICTED = """warning: One study treats its batch size as global in one place and as per device in
+        another.
+        -> find out from the steps per epoch which one the runs used, and compare at the same batch per device"""
+    SUBTRACTION_CALLED_MEASURED = """warning: A value that is called measured is the result of a subtraction.
+        -> measure communication in a trace, and compare the subtraction with that"""
+    OVERHEAD_AS_SERIAL_FRACTION = """warning: A communication share is used as Amdahl's serial fraction.
+        -> fit a scaling law to measured speedups, and predict at most twice the largest device count"""
+    LIMIT_COMPARED_WITH_MEASUREMENT = """warning: A measurement on N devices is compared with the limit for infinitely many.
+        -> compare a measurement with a prediction for the same number of devices"""
+    CLAIM_NOT_REPRODUCED = """warning: A claimed value is not what its stated method gives.
+        -> print one digit more than is to be used"""
+    CLAIM_TRUNCATED = """info: A claimed value was truncated instead of rounded.
+        -> print one digit more than is to be used"""
+    CLAIM_NOT_COMPUTABLE = """info: A claimed value cannot be computed from the tables.
+        -> add the rows it was derived from, or take it as stated"""
+    ONE_VOLUME_PER_EPOCH = """warning: A bandwidth divides the volume of one step by the time of an epoch.
+        -> multiply the volume of a step by the steps of an epoch"""
+    ELEMENTS_AS_BYTES = "warning: A volume counts elements but is given in bytes. -> multiply the volume by 4 bytes"
+    IMPOSSIBLE_PEAK = """warning: A utilisation refers to a peak rate that the hardware does not have.
+        -> divide by the peak rate of the actual link, or better by a calibrated rate"""
+    RING_FOR_DP = """warning: The ring volume is used for DataParallel, which runs no all-reduce.
+        -> use 2 S a step for DataParallel, or measure DistributedDataParallel"""
+    VOLUME_MISMATCH = """warning: A stated volume is not what a ring all-reduce of the model moves.
+        -> compute the volume from the size S of the parameters: 2(N-1)/N S"""

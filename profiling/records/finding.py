@@ -1,7 +1,6 @@
 """Findings: observations as data, each with its meaning and a next step."""
 
 from enum import Enum
-from functools import partial
 from typing import Literal
 
 from dpscope.profiling.records.stored import Stored
@@ -26,22 +25,22 @@ class Finding(Stored, frozen=True, kw_only=True):
     next_step: str
 
 
-def _declared(
-    severity: Severity | None, meaning: str, next_step: str, *traits: Trait
-) -> tuple[Severity | None, str, str, tuple[Trait, ...]]:
-    """What is registered of a finding: its meaning in one sentence, a default next step, and further traits."""
-    return severity, meaning, next_step, traits
-
-
-error, warning, info = partial(_declared, "error"), partial(_declared, "warning"), partial(_declared, "info")
-varying = partial(_declared, None)  # of findings whose severity depends on the observation
+_SEVERITIES: dict[str, Severity | None] = {"info": "info", "warning": "warning", "error": "error", "varying": None}
 
 
 class FindingCode(Enum):
-    """Base of the enums that register every finding; docs/findings.md lists them all."""
+    """Base of the enums that register every finding; docs/findings.md lists them all.
 
-    def __init__(self, severity: Severity | None, meaning: str, next_step: str, traits: tuple[Trait, ...]) -> None:
-        self.severity, self.meaning, self.next_step, self.traits = severity, meaning, next_step, traits
+    A member is declared by its text: ``severity (traits): meaning in a sentence or two. -> next step``. The severity of a
+    `varying` one depends on the observation.
+    """
+
+    def __init__(self, declared: str) -> None:
+        head, _, text = " ".join(declared.split()).partition(": ")
+        severity, _, traits = head.removesuffix(")").partition(" (")
+        self.severity = _SEVERITIES[severity]
+        self.traits = tuple(traits.split(", ")) if traits else ()
+        self.meaning, _, self.next_step = text.partition(" -> ")
 
     @property
     def code(self) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -13,11 +13,11 @@ from dpscope.profiling.records.settings import (
     COMPARED,
     Check,
     ConfigPart,
-    Setting,
     SettingError,
     at_least,
     declarations,
     holds,
+    setting,
 )
 from dpscope.profiling.records.strategies import STRATEGY_LIST, Strategy, any_reducer, ddp_arguments, traits_of
 from dpscope.profiling.records.typed_text import MIB, parse_size, whole_numbers, words
@@ -38,7 +38,7 @@ SHARDED_HOOKS: tuple[CommHook, ...] = ("none", "fp16", "bf16")
 
 _LARGEST_BUCKET_MB = 1 << 20  # a TiB
 
-_LAYOUT = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s*")
+_PRODUCT = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s*")
 
 
 class Layout(NamedTuple):
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
 
 def parse_layout(text: str) -> Layout:
     """The layout that a text such as ``2x8`` names; raises ValueError for another text, less than two nodes and no device."""
-    found = _LAYOUT.fullmatch(text)
+    found = _PRODUCT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text.strip() or 'nothing'} is not a number of nodes times devices")
     layout = Layout(int(found[1]), int(found[2]))
@@ -85,18 +85,10 @@ def parse_counts_and_layouts(text: str) -> tuple[tuple[int, ...], tuple[str, ...
 
 
 def parse_batch_sizes(text: str) -> tuple[tuple[int, ...], int | None]:
-    """Batch sizes and growth factor from ``32,128`` (no growth) or ``32x4`` (32, 128, 512, ...).
-
-    Raises ValueError.
-    """
-    growing = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", text)
-    if growing:
+    """Batch sizes and growth factor from ``32,128`` (no growth) or ``32x4`` (32, 128, 512, ...); raises ValueError."""
+    if growing := _PRODUCT.fullmatch(text):
         return (int(growing[1]),), int(growing[2])
     return tuple(sorted(set(whole_numbers(text)))), None
-
-
-def _bucket_sizes(text: str) -> tuple[float | str, ...]:
-    return tuple(part if part == "default" else _mebibytes(part) for part in words(text))
 
 
 def _mebibytes(text: str) -> float:
@@ -148,55 +140,43 @@ class Variants(ConfigPart, frozen=True):
 
     heading: ClassVar[str] = COMPARED
 
-    overlap: Annotated[tuple[Switch, ...], Setting("on, off (one bucket, after backward), or on,off")] = ("on",)
-    accumulate: Annotated[
-        tuple[int, ...],
-        Setting(
-            "micro-batches a step, or several: 1,4",
-            example="1,4",
-            check=lambda counts: "" if min(counts, default=1) >= 1 else "must be 1 or more micro-batches",
-        ),
-    ] = (1,)
+    overlap: tuple[Switch, ...] = setting(("on",), "on, off (one bucket, after backward), or on,off")
+    accumulate: tuple[int, ...] = setting(
+        (1,),
+        "micro-batches a step, or several: 1,4",
+        example="1,4",
+        check=lambda counts: "" if min(counts, default=1) >= 1 else "must be 1 or more micro-batches",
+    )
     amp_variants: tuple[Amp, ...] = ()  # precisions other than the workload's: off,bf16 is its amp off and this (bf16,)
-    broadcast_buffers: Annotated[tuple[Switch, ...], Setting("on, off, or on,off")] = ("on",)
-    static_graph: Annotated[tuple[Switch, ...], Setting("DDP: the graph never changes", switch=True)] = ("off",)
-    gradient_as_bucket_view: Annotated[
-        tuple[Switch, ...], Setting("DDP: gradients live in the buckets", switch=True)
-    ] = ("off",)
-    comm_hook: Annotated[
-        tuple[CommHook, ...],
-        Setting("gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several", example="none,fp16"),
-    ] = ("none",)
-    ddp_args: Annotated[
-        tuple[str, ...],
-        Setting(
-            "more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE",
-            text=lambda text: tuple(" ".join(part.split()) for part in text.split(";")),
-            example="default;batched_grad_copy=true",
-            check=_readable(_other_arguments),
-        ),
-    ] = ("default",)  # NAME=VALUE NAME=VALUE, values as in JSON
-    nccl_engine: Annotated[
-        tuple[NcclEngine, ...],
-        Setting(
-            "torch's engine for NCCL: default, legacy or nccl2 (torch 2.15 or newer), or several",
-            example="default,legacy",
-        ),
-    ] = ("default",)
-    compile: Annotated[
-        tuple[CompileMode, ...],
-        Setting("torch.compile: off, a mode such as default, aot_eager, or several", example="off,default"),
-    ] = ("off",)  # each strategy but DataParallel
-    bucket_mb: Annotated[
-        tuple[float | Literal["default"], ...],
-        Setting(
-            "DDP's bucket cap in MiB, or with a unit (25MB), or default, or several",
-            text=_bucket_sizes,
-            joins=lambda sizes: any(isinstance(size, str) for size in sizes),
-            example="default,5",
-            check=_bucket_fix,
-        ),
-    ] = ("default",)  # default: 1 MiB, then 25 MiB
+    broadcast_buffers: tuple[Switch, ...] = setting(("on",), "on, off, or on,off")
+    static_graph: tuple[Switch, ...] = setting(("off",), "DDP: the graph never changes", switch=True)
+    gradient_as_bucket_view: tuple[Switch, ...] = setting(("off",), "DDP: gradients live in the buckets", switch=True)
+    comm_hook: tuple[CommHook, ...] = setting(
+        ("none",), "gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several", example="none,fp16"
+    )
+    ddp_args: tuple[str, ...] = setting(
+        ("default",),
+        "more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE",
+        text=lambda text: tuple(" ".join(part.split()) for part in text.split(";")),
+        example="default;batched_grad_copy=true",
+        check=_readable(_other_arguments),
+    )  # NAME=VALUE NAME=VALUE, values as in JSON
+    nccl_engine: tuple[NcclEngine, ...] = setting(
+        ("default",),
+        "torch's engine for NCCL: default, legacy or nccl2 (torch 2.15 or newer), or several",
+        example="default,legacy",
+    )
+    compile: tuple[CompileMode, ...] = setting(
+        ("off",), "torch.compile: off, a mode such as default, aot_eager, or several", example="off,default"
+    )  # each strategy but DataParallel
+    bucket_mb: tuple[float | Literal["default"], ...] = setting(
+        ("default",),
+        "DDP's bucket cap in MiB, or with a unit (25MB), or default, or several",
+        text=lambda text: tuple(part if part == "default" else _mebibytes(part) for part in words(text)),
+        joins=lambda sizes: any(isinstance(size, str) for size in sizes),
+        example="default,5",
+        check=_bucket_fix,
+    )  # default: 1 MiB, then 25 MiB
 
     def __post_init__(self) -> None:
         for name in VARIANTS:
@@ -225,10 +205,6 @@ def several_devices_idle(config: Any) -> str:
     return ""
 
 
-def _scaling_idle(config: Any) -> str:
-    return "on one device weak and strong are the same" if _one_device(config.matrix) else ""
-
-
 def _ddp_alone_idle(config: Any) -> str:
     matrix: Matrix = config.matrix
     if not any_reducer(matrix.strategies):
@@ -246,50 +222,42 @@ class Matrix(Variants, frozen=True):
     in the order of the report.
     """
 
-    strategies: Annotated[
-        tuple[Strategy, ...],
-        Setting(
-            f"{STRATEGY_LIST}, or several: single,ddp",
-            option="strategy",
-            check=holds(bool, f"no strategy; choose from {STRATEGY_LIST}"),
-        ),
-    ] = ("single", "dp", "ddp")
-    devices: Annotated[
-        tuple[int, ...] | None,
-        Setting(
-            "device counts, such as 1,2,4; 2x4 is 2 nodes with 4 each",
-            help_of={"equal": "devices of dp and ddp"},
-            text=parse_counts_and_layouts,
-            sets=("layouts",),
-            joins=lambda counts: any("x" in str(count) for count in counts),
-        ),
-    ] = None  # counts on one node, 1 for the single-device baseline
-    layouts: Annotated[tuple[str, ...], Setting(option="devices", check=_layouts_fix)] = ()  # 2x8: over two nodes
-    batch_sizes: Annotated[
-        tuple[int, ...] | None,
-        Setting(
-            "per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...",
-            help_of={
-                "train": "of a step over all devices (strong) or per device (weak): 32",
-                "equal": "global, over all devices",
-            },
-            option="batch_size",
-            text=parse_batch_sizes,
-            sets=("batch_growth",),
-            example="32,128 or 32x4",
-            check=holds(lambda sizes: len(sizes) > 0 and min(sizes) >= 1, "every batch size must be 1 or more"),
-        ),
-    ] = None
-    batch_growth: Annotated[int | None, Setting(check=at_least(2, "growth must be 2 or more"))] = None  # 32x4: 4
-    scaling: Annotated[
-        Literal["weak", "strong", "both"],
-        Setting(
-            "weak, strong or both",
-            help_of={"train": "strong: same global batch everywhere; weak: it grows"},
-            idle=_scaling_idle,
-        ),
-    ] = "weak"
-    ddp_alone: Annotated[bool | None, Setting("also measure DDP on one device", idle=_ddp_alone_idle)] = None
+    strategies: tuple[Strategy, ...] = setting(
+        ("single", "dp", "ddp"),
+        f"{STRATEGY_LIST}, or several: single,ddp",
+        option="strategy",
+        check=holds(bool, f"no strategy; choose from {STRATEGY_LIST}"),
+    )
+    devices: tuple[int, ...] | None = setting(
+        None,
+        "device counts, such as 1,2,4; 2x4 is 2 nodes with 4 each",
+        help_of={"equal": "devices of dp and ddp"},
+        text=parse_counts_and_layouts,
+        sets=("layouts",),
+        joins=lambda counts: any("x" in str(count) for count in counts),
+    )  # counts on one node, 1 for the single-device baseline
+    layouts: tuple[str, ...] = setting((), option="devices", check=_layouts_fix)  # 2x8: over two nodes
+    batch_sizes: tuple[int, ...] | None = setting(
+        None,
+        "per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...",
+        help_of={
+            "train": "of a step over all devices (strong) or per device (weak): 32",
+            "equal": "global, over all devices",
+        },
+        option="batch_size",
+        text=parse_batch_sizes,
+        sets=("batch_growth",),
+        example="32,128 or 32x4",
+        check=holds(lambda sizes: len(sizes) > 0 and min(sizes) >= 1, "every batch size must be 1 or more"),
+    )
+    batch_growth: int | None = setting(None, check=at_least(2, "growth must be 2 or more"))  # 32x4: 4
+    scaling: Literal["weak", "strong", "both"] = setting(
+        "weak",
+        "weak, strong or both",
+        help_of={"train": "strong: same global batch everywhere; weak: it grows"},
+        idle=lambda config: "on one device weak and strong are the same" if _one_device(config.matrix) else "",
+    )
+    ddp_alone: bool | None = setting(None, "also measure DDP on one device", idle=_ddp_alone_idle)
 
     def __post_init__(self) -> None:
         self._put_in_order()
@@ -322,14 +290,13 @@ class Matrix(Variants, frozen=True):
     def _check_variants_of_ddp(self) -> None:
         """Raise SettingError for a variant that only DDP has, or of gradients that FSDP does not have."""
         named, sharded = ",".join(self.strategies), any(traits_of(one).sharded for one in self.strategies)
-        for name, value in ((name, getattr(self, name)) for name in DDP_VARIANTS):
-            if value == getattr(_NO_VARIANTS, name):
+        for name in DDP_VARIANTS:
+            if (value := getattr(self, name)) == getattr(_NO_VARIANTS, name):
                 continue
             if name != "comm_hook" or not sharded:
                 only = "only DDP and FSDP have" if name == "comm_hook" else "only DDP has"
-                raise SettingError(
-                    f"{only} it, and ddp is not in --strategy {named}; add ddp, or omit it", **{name: value}
-                )
+                fix = f"{only} it, and ddp is not in --strategy {named}; add ddp, or omit it"
+                raise SettingError(fix, **{name: value})
             if unknown := set(self.comm_hook) - set(SHARDED_HOOKS):
                 raise SettingError(
                     f"FSDP reduces in a type, none, fp16 or bf16, and {unknown.pop()} is none; add ddp to --strategy {named}, "
@@ -366,9 +333,9 @@ def check_micro_batches(matrix: Matrix) -> None:
 
     Not every matrix has to hold it: that of cells measured by hand is their union, of which each alone was checked.
     """
-    counts = (
-        {1} if matrix.scaling == "weak" else {1, *(matrix.devices or ()), *(one.devices for one in layouts_of(matrix))}
-    )
+    counts = {1}
+    if matrix.scaling != "weak":
+        counts |= {*(matrix.devices or ()), *(one.devices for one in layouts_of(matrix))}
     sizes = matrix.batch_sizes or ()
     shares = [sorted({size // count for count in counts if size % count == 0}) for size in sizes]
     for share, count in itertools.product(itertools.chain(*shares), matrix.accumulate):

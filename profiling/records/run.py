@@ -19,8 +19,6 @@ from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, t
 SCHEMA_VERSION = 1
 
 CellStatus = Literal["ok", "out_of_memory", "crashed", "timed_out", "interrupted", "skipped"]
-
-
 SHORT_HASH_DIGITS = 10  # shown digits of a hash; git's short names have seven or more
 
 
@@ -186,9 +184,7 @@ class Environment(Stored, frozen=True):
     nccl_version: str | None
     driver_version: str | None
     accelerators: tuple[DeviceState, ...] = ()
-    settings: dict[str, str] = msgspec.field(
-        default_factory=dict
-    )  # set variables that affect times: NCCL_*, TORCH_*, ...
+    settings: dict[str, str] = msgspec.field(default_factory=dict)  # variables that affect times: NCCL_*, ...
     interconnect: Interconnect | None = None  # links of the visible GPUs; None: without NVML
     nccl_engine: str | None = None  # class that runs NCCL unless a cell chooses; None: no NCCL, or an older dpscope
     commit: Commit | None = None  # of the measured code; None: not in git, or an older dpscope
@@ -242,9 +238,7 @@ class Manifest(Stored, frozen=True):
     findings: tuple[Finding, ...] = ()
     normalisation: str | None = None  # of images, as text; None if unknown
     script: str | None = None  # the command of an attached script: of `config`, only model and windows apply then
-    repeats_by_cell: dict[str, int] = msgspec.field(
-        default_factory=dict
-    )  # chosen by --detect; default: config's repeats
+    repeats_by_cell: dict[str, int] = msgspec.field(default_factory=dict)  # by --detect; default: config's repeats
     published: tuple[PublishedValue, ...] = ()  # published values of these cells, if a table was given
     hosts: tuple[Host, ...] = ()  # of a run over several nodes, at its last start
 

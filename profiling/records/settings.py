@@ -1,6 +1,6 @@
 """Settings: what is declared about each, and the settings of a configuration by name. Imports no torch.
 
-A setting is a field of a part of a configuration; its `Setting` holds everything else about it: help, reading, check, and when
+A setting is a field of a part of a configuration, made by `setting` with everything else about it: help, reading, check, and when
 it has no effect. Flags, TOML files and older manifests know no parts, so names are unique within a configuration.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from inspect import get_annotations
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -27,60 +27,63 @@ Check = Callable[[Any], str]
 
 
 class Setting(msgspec.Struct, frozen=True, eq=False):
-    """The declaration of a setting, in the annotation of its field.
+    """The declaration of a setting, in place of its field's default; `declarations` adds what its configuration determines.
 
-    `text` reads the option's text; by default it follows from the field's type. Where the same text also sets other fields
-    (`sets`), it returns a tuple: a value for each. `idle` returns why the setting has no effect in a configuration, or nothing.
+    `text` reads the option's text. Where the same text also sets other fields (`sets`), it returns a tuple: a value for each.
+    `idle` returns why the setting has no effect in a configuration, or nothing.
     """
 
+    default: Any  # msgspec.NODEFAULT: none
     help: str = ""  # without it there is no option: the text of another one sets the field
     help_of: Mapping[str, str] = {}  # by command, where it differs
     option: str = ""  # the parameter's name, where it is not the field's
     heading: str = ""  # where it is not the part's
     switch: bool = False  # --x/--no-x in place of --x on,off
     listed: bool = False  # the command line refuses other values than the type's, and lists them
-    text: Callable[[str], Any] | None = None
+    text: Callable[[str], Any] | None = None  # where it does not follow from the type; None: a single value is no text
     sets: tuple[str, ...] = ()
     joins: Callable[[Sequence[object]], bool] = lambda _: False  # whether a file's list is read as text
-    example: str = ""  # of a list; where it is not 1,2,4 or, of switches, on,off
+    example: str = ""  # of a text; where it is not 1,2,4 or, of switches, on,off
     check: Check | None = None
     idle: Callable[[Any], str] | None = None
-
-
-class Declared(NamedTuple):
-    """A setting in its configuration."""
-
-    name: str
-    part: str | None  # None: the configuration itself
-    heading: str
-    option: str  # the name of its parameter
-    kind: Any  # the type of its values other than None
-    setting: Setting
-
-    @property
-    def item(self) -> Any:
-        """The type of a tuple's items; any other type."""
-        return get_args(self.kind)[0] if get_origin(self.kind) is tuple else self.kind
+    name: str = ""
+    part: str | None = None  # None: the configuration itself
+    kind: Any = None  # the type of its values other than None
+    moved: bool = False  # whether its heading is not the part's
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The words that are valid values; empty where others are, too."""
-        return get_args(self.item) if get_origin(self.item) is Literal else ()
+        item = get_args(self.kind)[0] if get_origin(self.kind) is tuple else self.kind
+        return get_args(item) if get_origin(item) is Literal else ()
 
-    @property
-    def example(self) -> str:
-        """How a text that cannot be read is to be written."""
-        switches = "on or off, or on,off to compare them" if self.choices == ("on", "off") else ""
-        return self.setting.example or switches or "1,2,4"
+    def declared_in(self, kind: type[msgspec.Struct], name: str, annotation: Any) -> "Setting":
+        """The same setting with what follows from its configuration, its field and the field's type."""
+        others = [part for part in get_args(annotation) if part is not NoneType]
+        plain = others[0] if get_origin(annotation) in (Union, UnionType) and len(others) == 1 else annotation
+        named = msgspec.structs.replace(self, name=name, kind=plain, option=self.option or name)
+        is_switch = named.choices == ("on", "off")
+        read = self.text
+        if read is None and get_origin(plain) is tuple:
+            read = whole_numbers if get_args(plain)[0] is int else switches if is_switch else words
+        example = self.example or ("on or off, or on,off to compare them" if is_switch else "1,2,4")
+        usual: str = getattr(kind, "heading", "")
+        heading = self.heading or usual
+        return msgspec.structs.replace(named, text=read, example=example, heading=heading, moved=heading != usual)
 
-    @property
-    def parse(self) -> Callable[[str], Any] | None:
-        """Reads a text; None for a setting that is a single value."""
-        if self.setting.text is not None or get_origin(self.kind) is not tuple:
-            return self.setting.text
-        if self.item is int:
-            return whole_numbers
-        return switches if self.choices == ("on", "off") else words
+
+setting: Callable[..., Any] = Setting
+"""A field that is a setting, of any type."""
+
+
+class _Declaring(msgspec.StructMeta):
+    """Takes the settings of a class from the defaults of its fields."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> "_Declaring":
+        own = {field: one for field, one in namespace.items() if isinstance(one, Setting)}
+        defaults = {field: one.default for field, one in own.items() if one.default is not msgspec.NODEFAULT}
+        others = {field: value for field, value in namespace.items() if field not in own}
+        return super().__new__(cls, name, bases, others | defaults | {"declared": own}, **options)
 
 
 def holds(condition: Callable[[Any], bool], fix: str) -> Check:
@@ -106,10 +109,15 @@ class SettingError(ValueError):
         return f"{given}: {self.fix}"
 
 
-class ConfigPart(Stored, frozen=True):
-    """Settings that belong together; raises SettingError for values that their declarations refuse."""
+class Config(Stored, frozen=True, metaclass=_Declaring):
+    """A record with fields that are made by `setting`."""
 
-    heading: ClassVar[str] = ""
+    heading: ClassVar[str] = ""  # of its settings in --help
+    declared: ClassVar[Mapping[str, Setting]]  # those of the class itself, by field
+
+
+class ConfigPart(Config, frozen=True):
+    """Settings that belong together; raises SettingError for values that their declarations refuse."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -118,13 +126,13 @@ class ConfigPart(Stored, frozen=True):
 def check_settings(part: msgspec.Struct) -> None:
     """Raise SettingError for the first value that the declaration of a setting refuses."""
     for name, one in declarations(type(part)).items():
-        if one.part is None and one.setting.check is not None and (fix := one.setting.check(getattr(part, name))):
+        if one.part is None and one.check is not None and (fix := one.check(getattr(part, name))):
             raise SettingError(fix, **{name: getattr(part, name)})
 
 
 def idle_settings(config: msgspec.Struct) -> dict[str, str]:
     """Settings that have no effect with the others as they are, and why."""
-    rules = {name: one.setting.idle for name, one in declarations(type(config)).items()}
+    rules = {name: one.idle for name, one in declarations(type(config)).items()}
     return {name: why for name, idle in rules.items() if idle is not None and (why := idle(config))}
 
 
@@ -167,19 +175,16 @@ def with_settings(config: _Config, **changed: object) -> _Config:
 
 
 @lru_cache
-def declarations(kind: type[msgspec.Struct]) -> dict[str, Declared]:
+def declarations(kind: type[msgspec.Struct]) -> dict[str, Setting]:
     """The settings of a type by name, those of its parts in the parts' place; a field that a subclass narrows keeps its own."""
-    found: dict[str, Declared] = {}
+    found: dict[str, Setting] = {}
     for base in (one for one in reversed(kind.__mro__) if issubclass(one, msgspec.Struct)):
+        own: Mapping[str, Setting] = vars(base).get("declared", {})
         annotations: dict[str, Any] = get_annotations(base)
         for name, inner in annotations.items():
             if isinstance(inner, type) and issubclass(inner, ConfigPart):
-                found |= {setting: one._replace(part=name) for setting, one in declarations(inner).items()}
+                found |= {field: msgspec.structs.replace(one, part=name) for field, one in declarations(inner).items()}
             elif name in kind.__struct_fields__:
-                inner, *metadata = get_args(inner) if get_origin(inner) is Annotated else (inner,)
-                setting = metadata[0] if metadata else found[name].setting if name in found else Setting()
-                heading = setting.heading or getattr(kind, "heading", "")
-                others = [one for one in get_args(inner) if one is not NoneType]
-                plain = others[0] if get_origin(inner) in (Union, UnionType) and len(others) == 1 else inner
-                found[name] = Declared(name, None, heading, setting.option or name, plain, setting)
+                one = own.get(name) or found.get(name, Setting(None))
+                found[name] = one.declared_in(kind, name, inner)
     return found

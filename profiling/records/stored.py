@@ -1,5 +1,7 @@
 """The base of all stored types, and earlier names of their fields. Imports no torch."""
 
+import re
+
 import msgspec
 
 
@@ -14,9 +16,5 @@ def with_current_names(content: object) -> object:
     {'links': [{'gb_per_s': 25.0, 'nvlink_gb_per_s': 300.0}]}
     """
     if isinstance(content, dict):
-        return {_current_name(name): with_current_names(value) for name, value in content.items()}
+        return {re.sub("(^|_)gbps$", r"\1gb_per_s", name): with_current_names(value) for name, value in content.items()}
     return [with_current_names(value) for value in content] if isinstance(content, list) else content
-
-
-def _current_name(name: str) -> str:
-    return f"{name.removesuffix('gbps')}gb_per_s" if name == "gbps" or name.endswith("_gbps") else name

@@ -11,7 +11,9 @@ They are in the folder of `dpscope run --out R`, so that accuracy can be compare
 percent, losses are means over samples, times are seconds.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+import msgspec
 
 from dpscope.profiling.records.config import (
     ABOVE_0,
@@ -25,7 +27,7 @@ from dpscope.profiling.records.config import (
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Matrix, ResolvedMatrix
 from dpscope.profiling.records.run import Cell, CellStatus, Environment, Host, PlannedCell
-from dpscope.profiling.records.settings import AMOUNT, DATA, Setting, at_least
+from dpscope.profiling.records.settings import AMOUNT, DATA, Config, at_least, setting
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.records.typed_text import whole_numbers
@@ -58,7 +60,7 @@ def _rate_scaling_idle(config: Any) -> str:
     return "" if grows else "under --scaling strong the global batch does not grow"
 
 
-class TrainConfig(Stored, frozen=True):
+class TrainConfig(Config, frozen=True):
     """The settings of `dpscope train`: the parts shared with `dpscope run`, and the settings of learning.
 
     Of `matrix`, `batch_sizes` are global under strong scaling, which is training's default, and per device under weak
@@ -71,52 +73,41 @@ class TrainConfig(Stored, frozen=True):
     workload: Workload
     optimizer: Optimizer
     matrix: Matrix
-    epochs: Annotated[int, Setting("epochs of every training", heading=AMOUNT, check=at_least(1))]
-    seeds: Annotated[
-        tuple[int, ...],
-        Setting("0,1,2: a training of every cell with each", text=_numbers, example="0,1,2", check=_seeds_fix),
-    ] = (0,)  # of weights, order of samples and augmentation
-    milestones: Annotated[
-        tuple[int, ...],
-        Setting(
-            "6,8: epochs after which it is multiplied by gamma",
-            text=_numbers,
-            example="6,8",
-            check=lambda epochs: "" if min(epochs, default=1) >= 1 else "every milestone must be 1 epoch or more",
-        ),
-    ] = ()
-    gamma: Annotated[float, Setting("factor at every milestone", check=ABOVE_0, idle=_gamma_idle)] = 0.1
-    learning_rate_scaling: Annotated[
-        LearningRateScaling, Setting("none, sqrt or linear in the growth of the global batch", idle=_rate_scaling_idle)
-    ] = "none"  # by the growth of the global batch over a single device's
-    warmup_epochs: Annotated[
-        int, Setting("epochs over which the learning rate grows, step by step", check=at_least(0))
-    ] = 0
-    label_smoothing: Annotated[float, Setting("of the training loss, 0 for none", check=BELOW_1)] = 0.0
-    augment: Annotated[
-        bool,
-        Setting(
-            "random shifts, and flips of cifar10",
-            idle=needs_data(("synthetic", "digits", "cifar10"), "fake images are random already"),
-        ),
-    ] = True
-    eval_batch_size: Annotated[int, Setting("samples a device tests at a time", heading=AMOUNT, check=at_least(1))] = (
-        256
+    epochs: int = setting(msgspec.NODEFAULT, "epochs of every training", heading=AMOUNT, check=at_least(1))
+    seeds: tuple[int, ...] = setting(
+        (0,), "0,1,2: a training of every cell with each", text=_numbers, example="0,1,2", check=_seeds_fix
+    )  # of weights, order of samples and augmentation
+    milestones: tuple[int, ...] = setting(
+        (),
+        "6,8: epochs after which it is multiplied by gamma",
+        text=_numbers,
+        example="6,8",
+        check=lambda epochs: "" if min(epochs, default=1) >= 1 else "every milestone must be 1 epoch or more",
     )
-    checkpoint_steps: Annotated[
-        int | None,
-        Setting(
-            "a checkpoint every so many steps, besides every epoch's",
-            heading=AMOUNT,
-            check=at_least(1, "must be 1 step or more"),
-        ),
-    ] = None
-    max_restarts: Annotated[
-        int, Setting("times torchrun restarts a failed training from its checkpoint", heading=AMOUNT, check=at_least(0))
-    ] = 0
-    timeout_s: Annotated[
-        float, Setting("seconds one training may take", option="timeout", heading=AMOUNT, check=TIMEOUT_CHECK)
-    ] = 7 * 24 * 3600.0
+    gamma: float = setting(0.1, "factor at every milestone", check=ABOVE_0, idle=_gamma_idle)
+    learning_rate_scaling: LearningRateScaling = setting(
+        "none", "none, sqrt or linear in the growth of the global batch", idle=_rate_scaling_idle
+    )  # by the growth of the global batch over a single device's
+    warmup_epochs: int = setting(0, "epochs over which the learning rate grows, step by step", check=at_least(0))
+    label_smoothing: float = setting(0.0, "of the training loss, 0 for none", check=BELOW_1)
+    augment: bool = setting(
+        True,
+        "random shifts, and flips of cifar10",
+        idle=needs_data(("synthetic", "digits", "cifar10"), "fake images are random already"),
+    )
+    eval_batch_size: int = setting(256, "samples a device tests at a time", heading=AMOUNT, check=at_least(1))
+    checkpoint_steps: int | None = setting(
+        None,
+        "a checkpoint every so many steps, besides every epoch's",
+        heading=AMOUNT,
+        check=at_least(1, "must be 1 step or more"),
+    )
+    max_restarts: int = setting(
+        0, "times torchrun restarts a failed training from its checkpoint", heading=AMOUNT, check=at_least(0)
+    )
+    timeout_s: float = setting(
+        7 * 24 * 3600.0, "seconds one training may take", option="timeout", heading=AMOUNT, check=TIMEOUT_CHECK
+    )
 
 
 class ResolvedTrainConfig(TrainConfig, frozen=True, kw_only=True):
@@ -225,8 +216,5 @@ class CheckpointDescription(Stored, frozen=True, kw_only=True):
     @property
     def place(self) -> str:
         """Such as ``epoch 3, after 40 steps``."""
-        return (
-            f"epoch {self.epochs + 1}, after {counted(self.step, 'step')}"
-            if self.step
-            else f"the end of epoch {self.epochs}"
-        )
+        after = f"epoch {self.epochs + 1}, after {counted(self.step, 'step')}"
+        return after if self.step else f"the end of epoch {self.epochs}"

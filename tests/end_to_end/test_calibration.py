@@ -17,7 +17,7 @@ from dpscope.analysis.costs.calibration_fit import find_fit
 from dpscope.analysis.report.calibration import calibration_tables, save_calibration
 from dpscope.launch.calibration.run import run_calibration
 from dpscope.launch.calibration.settings import CalibrationFlags
-from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration

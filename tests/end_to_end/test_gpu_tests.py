@@ -24,9 +24,9 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.launch.calibration.settings import CalibrationFlags
 from dpscope.launch.cli import app
 from dpscope.launch.jobs import devices
-from dpscope.launch.jobs.job_files import read_failures
+from dpscope.launch.jobs.job_outcome import read_failures
 from dpscope.launch.jobs.torchrun import torchrun_prefix
-from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts
+from dpscope.profiling.instruments.step_timer import BatchArrived
 from dpscope.profiling.records.run import Cell, DdpCounters, DeviceState
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import JobFolder, RunFolder
@@ -153,14 +153,14 @@ def test_data_parallel_traffic_per_device() -> None:
     assert copies[1, 0] == sum(outputs)
 
 
-def matmuls(side: int, products: int) -> Callable[[BatchArrived], StepCounts]:
+def matmuls(side: int, products: int) -> Callable[[BatchArrived], int]:
     matrix = torch.ones(side, side)
 
-    def step(batch_arrived: BatchArrived) -> StepCounts:
+    def step(batch_arrived: BatchArrived) -> int:
         batch_arrived()
         for _ in range(products):
             torch.mm(matrix, matrix)
-        return StepCounts(samples=1)
+        return 1
 
     return step
 

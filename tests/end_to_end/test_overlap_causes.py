@@ -9,7 +9,7 @@ import pytest
 
 from dpscope.analysis.findings.no_overlap import OverlapReason, no_overlap_finding, overlap_reasons
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.traced_run import traced_run
+from dpscope.analysis.runs.run_data import traced_run
 from tests.end_to_end.strategy_job import run_job
 from tests.user_models.planted_overlap import (
     BUFFER_ELEMENTS,

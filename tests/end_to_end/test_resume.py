@@ -19,9 +19,8 @@ from rich.console import Console
 
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.training.cells import TrainJob, load_train_config
-from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
+from dpscope.launch.training.checkpoints import CheckpointFolder, restore_progress, verify
 from dpscope.launch.training.planned_jobs import TrainDescription, plan_trainings
-from dpscope.launch.training.resume import restore_progress
 from dpscope.launch.training.run import open_train_manifest, run_trainings
 from dpscope.launch.training.train import run_training
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord

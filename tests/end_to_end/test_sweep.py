@@ -11,7 +11,7 @@ import pytest
 
 from dpscope.launch.jobs import torchrun
 from dpscope.launch.jobs.parent_death import RUN_TOKEN_VARIABLE
-from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder

@@ -131,7 +131,7 @@ def judged(run: RunData, name: str, options: CellOptions) -> list[Finding]:
     data, analysis = run.cells[name], traces_of(run, name)
     cell = Cell(strategy=data.planned.strategy, devices=2, batch_size=8, options=options)
     sizes, ranges = data.ranks[0][1].model, [summary.range_counts for summary in analysis.summaries]
-    return list(check_traffic(cell, sizes, analysis.steps, analysis.collectives, ranges, pd.DataFrame()).findings)
+    return check_traffic(cell, sizes, analysis.steps, analysis.collectives, ranges, pd.DataFrame())
 
 
 def test_a_trace_that_breaks_its_promise_is_reported(buckets: RunData, compressed: RunData) -> None:

@@ -23,7 +23,7 @@ from dpscope.launch.jobs.attended_job import attend_job
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
-from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts
+from dpscope.profiling.instruments.step_timer import BatchArrived
 from dpscope.profiling.machine.environment import collect_environment, torch_device_states, usable_device_states
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.nvml import NvmlRecorder, bare_uuid, open_nvml
@@ -86,11 +86,11 @@ def test_device_events_agree_with_the_wall_clock(side: int, products: int, recor
     device = torch.device("cuda", 0)
     matrix = torch.ones(side, side, device=device)
 
-    def step(batch_arrived: BatchArrived) -> StepCounts:
+    def step(batch_arrived: BatchArrived) -> int:
         batch_arrived()
         for _ in range(products):
             torch.mm(matrix, matrix)
-        return StepCounts(samples=1)
+        return 1
 
     difference = gpu_checks.events_over_wall(step, 50, device, lambda: torch.cuda.synchronize(device))
     record_property("difference", difference)

@@ -78,15 +78,15 @@ def compared(samples: Tensor, checkpointed: bool) -> float:
 
 
 def traced(samples: Tensor, folder: Path, all_threads: bool) -> None:
-    from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts
+    from dpscope.profiling.instruments.step_timer import BatchArrived
     from dpscope.profiling.instruments.trace_recorder import record_trace
 
     parallel = wrapped(move_to_first(model()))
 
-    def step(batch_arrived: BatchArrived) -> StepCounts:
+    def step(batch_arrived: BatchArrived) -> int:
         batch_arrived()
         parallel(samples).square().mean().backward()
-        return StepCounts(samples=len(samples))
+        return len(samples)
 
     path = folder / f"{'all' if all_threads else 'own'}.json.gz"
     record_trace(step, 1, path, torch.device("cpu"), all_threads, lambda: None)

@@ -8,6 +8,7 @@ OUT/results.json: by scenario its calls, each (what, device, ...), and the numbe
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,17 +95,17 @@ def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
 
 def steps(out: Path) -> dict[str, Any]:
     """Three steps of 2, 3 and 4 ms on device 3, batches there after 0.5 ms, the device idle before."""
-    from dpscope.profiling.instruments.step_timer import StepCounts, time_block
+    from dpscope.profiling.instruments.step_timer import time_block
 
     device = torch.device("cuda", 3)
     lengths = iter((2000.0, 3000.0, 4000.0))
 
-    def step(batch_arrived: Callable[[], None]) -> StepCounts:
+    def step(batch_arrived: Callable[[], None]) -> int:
         DEVICES.synchronise(device)
         DEVICES.host_us += 500
         batch_arrived()
         DEVICES.streams[3].queue(next(lengths) - 500)
-        return StepCounts(samples=4)
+        return 4
 
     _, samples = time_block(step, 3, device, lambda: DEVICES.synchronise(device))
     return {"step_us": [one.step_us for one in samples], "wait_us": [one.data_wait_us for one in samples]}
@@ -126,7 +127,7 @@ def attached(out: Path) -> dict[str, Any]:
 
 def failures(out: Path) -> dict[str, Any]:
     """What a process writes down where memory ran out, as torch, cuBLAS and NCCL say it, or a collective was given up."""
-    from dpscope.launch.jobs.job_files import read_failures, write_failure
+    from dpscope.launch.jobs.job_outcome import read_failures, write_failure
 
     gib = 1 << 30
     cublas = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
@@ -256,17 +257,17 @@ def doubles_in_place() -> Iterator[None]:
     """torch.cuda, torch.distributed and NVML doubled, tensors on the host, and a host's clock that only work moves."""
     install(DEVICES)
     GROUP.install()
-    from dpscope.launch.measuring import cell, cell_passes
+    from dpscope.launch.measuring import cell
     from dpscope.launch.workload import strategies
     from dpscope.profiling.instruments import trace_recorder
 
     DoubleDdp.double = DoubleDataParallel.double = DEVICES
     doubles: list[tuple[Any, str, Any]] = [
         (strategies, "DistributedDataParallel", DoubleDdp),
-        (cell_passes, "DistributedDataParallel", DoubleDdp),
+        (cell, "DistributedDataParallel", DoubleDdp),
         (strategies, "NamedDataParallel", DoubleDataParallel),
         (cell, "open_nvml", TwoGpuNvml),
-        (cell_passes, "time", SimpleNamespace(monotonic=lambda: DEVICES.host_us / 1e6)),
+        (cell, "time", SimpleNamespace(monotonic=lambda: DEVICES.host_us / 1e6, time=time.time)),
         (trace_recorder, "profile", _profile),
     ]
     for module, name, double in doubles:

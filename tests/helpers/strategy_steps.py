@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpscope.launch.jobs.process_group import synchronise
-from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
+from dpscope.profiling.instruments.step_timer import BatchArrived, nothing
 from dpscope.profiling.instruments.trace_recorder import named_range, record_trace
 from dpscope.profiling.records.range_names import BACKWARD, FORWARD, OPTIMIZER
 
@@ -22,7 +22,7 @@ class Steps:
         self.wrapped, self.inputs, self.after = wrapped, inputs, after
         self.optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
 
-    def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
+    def __call__(self, batch_arrived: BatchArrived = nothing) -> int:
         batch_arrived()
         with named_range(FORWARD):
             loss = self.wrapped(self.inputs).square().mean()
@@ -33,7 +33,7 @@ class Steps:
         with named_range(OPTIMIZER):
             self.optimizer.step()
             self.optimizer.zero_grad()
-        return StepCounts(len(self.inputs))
+        return len(self.inputs)
 
 
 def weights(module: nn.Module) -> list[Tensor]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
+from dpscope.analysis.traces.ranks.matching import RankOrigin
 from dpscope.analysis.traces.reading.table import Table, as_table
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any
 
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.rank_tables import Group, TraceIdentity
+from dpscope.analysis.traces.ranks.step_findings import listed
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.files import natural_order
@@ -53,11 +54,12 @@ class _Trace(TraceIdentity):
 _Part = list[_Trace]
 
 
-def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path]) -> FoundJobs:
+def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path], findings: Sequence[Finding] = ()) -> FoundJobs:
     """The jobs among traces; `places` are the files that hold them, whose folders name the jobs.
 
     A job is named by the folder that contains its files, ``.`` if these lie next to the others' folders. A single trace in a
-    folder with a job of several, but not of that job, is left out with a finding.
+    folder with a job of several, but not of that job, is left out with a finding. `findings` are on files of no job: the first
+    job has them, so that they are reported once.
     """
     originals: dict[object, _Trace] = {}
     copies: list[tuple[_Trace, _Trace]] = []
@@ -75,7 +77,7 @@ def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path]) -> FoundJ
     named = _named(jobs)
     job_of = {one.index: name for name, job in named.items() for one in job}
     first = next(iter(named))  # has the findings on traces of no job
-    found: dict[str, list[Finding]] = defaultdict(list)
+    found = defaultdict(list, {first: list(findings)})
     for copy, original in copies:
         which = "" if original.rank is None else f" of rank {original.rank}"
         message = f"{copy.source} holds the same trace{which} as {original.source}: it is counted once"
@@ -85,11 +87,19 @@ def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path]) -> FoundJ
         message = f"{stray.source} was left out, since it is of another job: {reason}"
         found[job_of[job[0].index]].append(TraceCode.TRACE_OF_ANOTHER_JOB.finding(message))
     for part in apart:
-        found[job_of.get(part[0].index, first)].append(_not_unique(part))
+        ranks = Counter(one.rank for one in part)
+        twice = sorted(rank for rank, count in ranks.items() if rank is not None and count > 1)
+        reasons = [f"several files are of rank {_joined(twice)}"] if twice else []
+        reasons += [f"{counted(ranks[None], 'file')} without a rank"] if ranks[None] else []
+        message = (
+            f"{' and '.join(reasons)}: nothing recorded shows which of them are of one job, so that each is analysed by itself "
+            f"({_files(part)})"
+        )
+        found[job_of.get(part[0].index, first)].append(TraceCode.RANKS_NOT_UNIQUE.finding(message))
     for name, job in named.items():
         elsewhere = {one.folder for other in jobs if other is not job for one in other}
         if not elsewhere.isdisjoint(one.folder for one in job):
-            message = f"{counted(len(job), 'trace')} in a folder with those of other jobs: {_listed(job)}"
+            message = f"{counted(len(job), 'trace')} in a folder with those of other jobs: {_files(job)}"
             differences = _differences(job, named[first], first) if name != first else ()
             found[name].append(TraceCode.SEVERAL_JOBS.finding("; ".join([message, *differences])))
     return FoundJobs({name: [one.index for one in job] for name, job in named.items()}, dict(found))
@@ -293,17 +303,5 @@ def _joined(values: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, values)))
 
 
-def _not_unique(part: _Part) -> Finding:
-    ranks = Counter(one.rank for one in part)
-    twice = sorted(rank for rank, count in ranks.items() if rank is not None and count > 1)
-    reasons = [f"several files are of rank {_joined(twice)}"] if twice else []
-    reasons += [f"{counted(ranks[None], 'file')} without a rank"] if ranks[None] else []
-    return TraceCode.RANKS_NOT_UNIQUE.finding(
-        f"{' and '.join(reasons)}: nothing recorded shows which of them are of one job, so that each is analysed by itself "
-        f"({_listed(part)})"
-    )
-
-
-def _listed(part: _Part) -> str:
-    more = len(part) - _NAMED_FILES
-    return ", ".join(Path(one.source).name for one in part[:_NAMED_FILES]) + (f" and {more} more" if more > 0 else "")
+def _files(part: _Part) -> str:
+    return listed([Path(one.source).name for one in part], _NAMED_FILES)

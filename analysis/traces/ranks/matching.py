@@ -2,7 +2,9 @@
 
 No clock is shared between ranks, and none is needed: collective j of a group is the same one on every rank, found by
 its sequence number, else by its order with the sizes checked. A rank that comes late shows a short duration and makes the
-others wait, so the shortest duration is the closest to the transfer itself (an upper bound of it).
+others wait, so the shortest duration is the closest to the transfer itself (an upper bound of it). Where no group is recorded,
+kinds, sizes and order also agree between groups that run the same program side by side, but not the moment of the end: a
+collective that synchronises ends on all its ranks at once.
 """
 
 from collections.abc import Sequence
@@ -13,18 +15,27 @@ import numpy.typing as npt
 
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.traces.ranks.step_findings import number_steps_alike
-from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin, of_several_groups
-from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table, Words, joined
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
 IntTable = npt.NDArray[np.int64]
+FloatTable = npt.NDArray[np.float64]
 
 ENOUGH_RANKS = 0.99  # of a group: the shortest duration among so many bounds the transfer
 _POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # between two ranks of a group, whatever its size
 MATCHED_COLUMNS = ("match", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s")
+
+
+@dataclass(frozen=True)
+class RankOrigin:
+    """The clock of a rank's trace: `zero_ns` is what its host's clock showed at the trace's time 0."""
+
+    rank: int
+    zero_ns: int
+    host: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
     sound = same_kind & (same_size | kind.isin(_VARIABLE_SIZE)) & one_each
     enough = (present[code] <= size) & (present[code] >= ENOUGH_RANKS * size)
     whole = enough & sound & (size > 1)
-    apart = of_several_groups(table, np.where(whole, code, UNKNOWN), origins)
+    apart = _of_several_groups(table, np.where(whole, code, UNKNOWN), origins)
     whole &= ~apart
     matched = whole & ~kind.isin(*ROOTED) & table.known("kind")
     shortest = groups.least(table["duration_us"])[code]
@@ -235,3 +246,77 @@ def _agree(reference: IntTable, own: IntTable, shift: int) -> bool:
     start, stop = max(0, shift), min(reference.shape[1], shift + own.shape[1])
     one, other = reference[:, start:stop], own[:, start - shift : stop - shift]
     return bool(((one == other) | (one == _ANY) | (other == _ANY)).all())
+
+
+_SMALLEST_DIVISIBLE = 4  # ranks: two or three are one group, if a group has two ranks or more
+_CLOSE_US = 20.0  # ends on GPUs of one host, in traces that state whole microseconds
+_CLOSE_SHARE = 0.1  # or of the transfer
+_CLOSE_TO_WAITS = 0.001  # or of the longest wait
+
+
+def _of_several_groups(table: Table, match: IntColumn, origins: Sequence[RankOrigin]) -> BoolColumn:
+    """Rows of unknown groups that were taken for one of all ranks and do not end together: marked all or none.
+
+    `match` numbers the collectives found on all their ranks, UNKNOWN elsewhere. Ranks of one host, and those that name none,
+    share a clock; of several hosts, and without `origins`, the distance of their ends must be steady while one rank or another
+    makes the others wait. gloo's ranges end when their thread has a core again: they stay as matched.
+    """
+    unknown = table.known("device") & ~table.known("group") & (match != UNKNOWN)
+    unknown &= table["group_size"] >= _SMALLEST_DIVISIBLE
+    if "group_ranks" in table:
+        unknown &= ~table.known("group_ranks")
+    rows = np.flatnonzero(unknown & ~table.words("kind").isin(*ROOTED) & table.known("kind"))
+    if not len(rows):
+        return np.zeros(len(table), dtype=bool)
+    _, collective = np.unique(match[rows], return_inverse=True)
+    ranks, rank = np.unique(table["rank"][rows], return_inverse=True)
+    ends, durations = np.full((2, collective.max() + 1, len(ranks)), np.nan)
+    durations[collective, rank] = table["duration_us"][rows]
+    ends[collective, rank] = table["start_us"][rows] + table["duration_us"][rows]
+    of_rank = {origin.rank: origin for origin in origins}
+    clocks = [of_rank.get(one) for one in ranks.tolist()]
+    return np.asarray(unknown & (not _end_together(ends, durations, clocks)), dtype=bool)
+
+
+def _end_together(ends: FloatTable, durations: FloatTable, clocks: Sequence[RankOrigin | None]) -> bool:
+    """Whether most collectives (rows) end at the same time on all ranks (columns).
+
+    Ends may be apart by _CLOSE_US, by _CLOSE_SHARE of the transfer, or by _CLOSE_TO_WAITS of the longest wait: the later a rank
+    arrives, the more the moment shows that the others waited for it. Without a common clock, and where a common one may be off, a
+    steady distance of ends is not enough, since groups that run the same program have that, too: then the transfer of ranks
+    that share a clock must also vary against that of the others, as it does where one rank makes all of them wait.
+    """
+    shortest, longest = durations.min(axis=1), durations.max(axis=1)
+    close = np.maximum(np.maximum(_CLOSE_US, _CLOSE_SHARE * shortest), _CLOSE_TO_WAITS * (longest - shortest))
+    hosts = {None if clock is None else clock.host for clock in clocks}
+    known = [clock for clock in clocks if clock is not None]
+    if len(known) == len(clocks) and len(hosts) == 1:
+        ends = ends + np.array([(clock.zero_ns - known[0].zero_ns) / 1e3 for clock in known])
+        if _mostly(np.ptp(ends, axis=1) <= close):
+            return True
+    steady_ends = ends - np.median(ends - ends[:, :1], axis=0)
+    if not _mostly(np.ptp(steady_ends, axis=1) <= close):
+        return False
+    together = [durations[:, block].min(axis=1) for block in _one_clock(ends, close, clocks)]
+    apart = [block - together[0] for block in together[1:]]
+    return any(_mostly(np.abs(one - np.median(one)) > close) for one in apart)
+
+
+def _one_clock(ends: FloatTable, close: FloatColumn, clocks: Sequence[RankOrigin | None]) -> list[list[int]]:
+    """Columns of ranks of one host whose ends fall together as recorded; a rank that records no clock stands alone."""
+    blocks: list[list[int]] = []
+    for column, clock in enumerate(clocks):
+        for block in blocks:
+            first = clocks[block[0]]
+            if clock is not None and first is not None and clock.host == first.host:
+                apart_us = ends[:, column] - ends[:, block[0]] + (clock.zero_ns - first.zero_ns) / 1e3
+                if _mostly(np.abs(apart_us) <= close):
+                    block.append(column)
+                    break
+        else:
+            blocks.append([column])
+    return blocks
+
+
+def _mostly(truths: BoolColumn) -> bool:
+    return bool(truths.mean() > 0.5)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -55,11 +54,8 @@ def files_as_read(
     that saves more than their start costs. The processes end with the generator, however it ends.
     """
     if executor is not None:
-        yield from _submitted(files, limits, executor)
-        return
-    with closing(_answers(partial(read_file, limits=limits), files, _worthwhile_processes(files, jobs))) as answers:
-        for place, answer in answers:
-            yield place, _unanswered(files[place], answer.how) if isinstance(answer, _Died) else answer
+        return _submitted(files, limits, executor)
+    return _answers(partial(read_file, limits=limits), files, files, jobs)
 
 
 def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[Path]) -> list[_Result]:
@@ -68,13 +64,10 @@ def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: 
     Raises what `work` raises, and DpscopeError for a process that ends without an answer.
     """
     results: dict[int, _Result] = {}
-    with closing(_answers(work, items, _worthwhile_processes(files))) as answers:
+    with closing(_answers(work, items, files)) as answers:
         for place, answer in answers:
-            if isinstance(answer, _Died):
-                raise DpscopeError(
-                    f"a process that was reading traces ended without an answer ({answer.how}); "
-                    "if memory ran out, take fewer files"
-                )
+            if isinstance(answer, DpscopeError):
+                raise answer
             results[place] = answer
     return [results[place] for place in range(len(items))]
 
@@ -129,20 +122,14 @@ def _usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@dataclass(frozen=True)
-class _Died:
-    """In place of a result: the process ended, killed or out of memory, while it worked on the item."""
-
-    how: str
-
-
 def _answers(
-    work: Callable[[_Item], _Result], items: Sequence[_Item], count: int
-) -> Generator[tuple[int, _Result | _Died]]:
-    """Each item's place and result as they come, by `count` processes, which end with the generator; by this one if it is 0.
+    work: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[Path], jobs: int | None = None
+) -> Generator[tuple[int, _Result | DpscopeError]]:
+    """Each item's place and result as they come, by as many processes as save time, which end with the generator.
 
-    A process that dies costs its item alone: another takes its place. Raises what `work` raises.
+    A process that dies costs its item alone, whose result is an error: another takes its place. Raises what `work` raises.
     """
+    count = _worthwhile_processes(files, jobs)
     if not count:
         yield from ((place, work(item)) for place, item in enumerate(items))
         return
@@ -150,22 +137,22 @@ def _answers(
     busy: dict[Connection, tuple[_Worker, int]] = {}
     with ExitStack() as ending:
 
-        def occupy(worker: _Worker | None) -> None:
+        def occupy(worker: _Worker | None = None) -> None:
             if (place := next(places, None)) is not None:
-                worker = worker or ending.enter_context(_Worker())
+                worker = worker or ending.enter_context(closing(_Worker()))
                 worker.send((work, items[place]))
                 busy[worker.connection] = worker, place
 
         for _ in range(count):
-            occupy(None)
+            occupy()
         while busy:
             for ready in [connection for connection in wait(list(busy)) if isinstance(connection, Connection)]:
                 worker, place = busy.pop(ready)
                 try:
                     succeeded, answer = ready.recv()
                 except (EOFError, OSError):
-                    occupy(None)
-                    yield place, _Died(worker.how_it_ended())
+                    occupy()
+                    yield place, _unanswered(files[place], worker.how_it_ended())
                     continue
                 if not succeeded:
                     raise answer
@@ -174,7 +161,7 @@ def _answers(
 
 
 class _Worker:
-    """A process that runs `pool_worker`, and the connection to it; it is gone when the `with` block ends.
+    """A process that runs `pool_worker`, and the connection to it.
 
     It has a separate process group: Ctrl-C on a terminal reaches only the caller, which then ends it.
     """
@@ -189,12 +176,10 @@ class _Worker:
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
             )
-
-    def __enter__(self) -> "_Worker":
         self.send(sys.path)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End it."""
         self.connection.close()
         self._process.kill()
         self._process.wait()

@@ -78,14 +78,15 @@ def uneven_steps(steps: Table) -> Iterator[Finding]:
     numbers = np.unique(whole["step"][many & whole.known("step")]).tolist()
     mean_us, median_us = float(whole["exposed_us"].mean()), float(np.median(whole["exposed_us"]))
     yield TraceCode.STEPS_UNEVEN.finding(
-        f"{counted(len(numbers), 'step')} (step {_listed(numbers, _NAMED_STEPS)}) {'holds' if len(numbers) == 1 else 'hold'} at "
+        f"{counted(len(numbers), 'step')} (step {listed(numbers, _NAMED_STEPS)}) {'holds' if len(numbers) == 1 else 'hold'} at "
         f"least {TIMES_AS_MANY:g} times as many collectives as usual: {counts[place]:.0f} in step {whole['step'][place]}, "
         f"{usual[place]:g} in the median step; exposed communication is {show_time(mean_us)} in the mean "
         f"over steps and {show_time(median_us)} in the median"
     )
 
 
-def _listed(values: Sequence[object], most: int) -> str:
+def listed(values: Sequence[object], most: int) -> str:
+    """The first values, and how many more there are."""
     return ", ".join(map(str, values[:most])) + (f" and {len(values) - most} more" if len(values) > most else "")
 
 
@@ -121,7 +122,7 @@ def number_steps_alike(table: Table) -> tuple[IntColumn, list[Finding]]:
             numbers_of[rank] = labels[rank]
     if len(numbers_of) == 1:
         return steps, []
-    named = _listed([f"rank {rank} {as_ranges(own)}" for rank, own in numbers_of.items()], _NAMED_RANKS)
+    named = listed([f"rank {rank} {as_ranges(own)}" for rank, own in numbers_of.items()], _NAMED_RANKS)
     finding = TraceCode.STEPS_NUMBERED_DIFFERENTLY.finding(
         f"the ranks number their steps differently: {named}; their series of collectives are equal, so "
         "steps were matched in order"

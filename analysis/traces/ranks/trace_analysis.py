@@ -18,19 +18,12 @@ from dpscope.analysis.traces.ranks.exposed_parts import (
 )
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
-from dpscope.analysis.traces.ranks.matching import match_windows, without_waits
+from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows, without_waits
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
-from dpscope.analysis.traces.ranks.rank_tables import (
-    TABLES,
-    RankTables,
-    Tables,
-    TraceSummary,
-    join_ranks,
-)
-from dpscope.analysis.traces.ranks.step_findings import idle_findings, step_times_apart, uneven_steps
+from dpscope.analysis.traces.ranks.rank_tables import TABLES, RankTables, Tables, TraceSummary, join_ranks
+from dpscope.analysis.traces.ranks.step_findings import idle_findings, listed, step_times_apart, uneven_steps
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, StepTimeline, drawn_ranks
-from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
@@ -156,70 +149,64 @@ def analyze_traces(
     `progress` is called with (files done, files in all). Raises DpscopeError when none can be read, or one that was named
     and not found in a folder, and where the traces are of several jobs.
     """
-    ranks, found, findings = _read(paths, limits, executor, progress)
+    ranks, found = _read(paths, limits, executor, progress)
     require_one_job(found.jobs, paths, "this analysis")
-    return _of_job(ranks, found, "", findings)
+    return _each_job(ranks, found)[""]
 
 
 def analyze_jobs(
     paths: Paths, limits: ReadLimits = DEFAULT_LIMITS, progress: FileProgress | None = None
 ) -> JobAnalyses:
     """As `analyze_traces` of each job whose traces are among the paths, by its name as in `find_jobs`; one job's is ``""``."""
-    ranks, found, findings = _read(paths, limits, None, progress)
-    return each_job(found, findings, lambda name, unread: _of_job(ranks, found, name, unread))
-
-
-def each_job(
-    found: FoundJobs, unread: Sequence[Finding], analyse: Callable[[str, Sequence[Finding]], TraceAnalysis]
-) -> JobAnalyses:
-    """Jobs by name; the first has the findings on files that could not be read, so that they are reported once."""
-    return {name: analyse(name, unread if place == 0 else ()) for place, name in enumerate(found.jobs)}
+    return _each_job(*_read(paths, limits, None, progress))
 
 
 def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None:
     """Raise DpscopeError naming the jobs where there are several; `what` takes one."""
     if (count := len(jobs)) > 1:
         hold = "hold" if len(as_paths(paths)) > 1 else "holds"
-        named = list(jobs)[: count if count == _NAMED_JOBS + 1 else _NAMED_JOBS]
-        listed = ", ".join(named) + (f" and {count - len(named)} more" if len(named) < count else "")
+        named = listed(list(jobs), count if count == _NAMED_JOBS + 1 else _NAMED_JOBS)
         raise DpscopeError(
-            f"{', '.join(map(str, as_paths(paths)))} {hold} the traces of {count} jobs ({listed}): {what} takes one job; "
+            f"{', '.join(map(str, as_paths(paths)))} {hold} the traces of {count} jobs ({named}): {what} takes one job; "
             "name that job's folder or files"
         )
 
 
 def _read(
     paths: Paths, limits: ReadLimits, executor: Executor | None, progress: FileProgress | None
-) -> tuple[list[RankTables], FoundJobs, list[Finding]]:
-    """The ranks of the files that could be read, their jobs, and findings on the other files; raises as `analyze_traces`."""
+) -> tuple[list[RankTables], FoundJobs]:
+    """The ranks of the files that could be read, and their jobs; raises as `analyze_traces`."""
     files, named = find_traces(paths), {path for path in as_paths(paths) if not path.is_dir()}
-    ranks: list[RankTables] = []
-    places: list[Path] = []
+    ranks: list[tuple[RankTables, Path]] = []
     unread: list[Finding] = []
     for file, outcome in zip(files, read_files(files, limits, executor, progress), strict=True):
         if not isinstance(outcome, DpscopeError):
-            ranks += outcome
-            places += [file] * len(outcome)
+            ranks += [(one, file) for one in outcome]
         elif file in named:
             raise outcome
         else:
             unread.append(not_read(str(outcome)))
     if not ranks:
-        raise DpscopeError(f"no trace could be read: {unread[0].message}; name torch.profiler traces")
-    return ranks, find_jobs([one.summaries[0].identity for one in ranks], places), unread
+        raise none_read(unread[0].message)
+    identities = [one.summaries[0].identity for one, _ in ranks]
+    return [one for one, _ in ranks], find_jobs(identities, [file for _, file in ranks], unread)
 
 
-def _of_job(ranks: Sequence[RankTables], found: FoundJobs, name: str, findings: Sequence[Finding]) -> TraceAnalysis:
-    job = join_ranks([ranks[place] for place in found.jobs[name]])
-    return analyze_job(job, [*findings, *found.of(name)], lambda rows: [job.timelines[row] for row in rows])
+def _each_job(ranks: Sequence[RankTables], found: FoundJobs) -> JobAnalyses:
+    return {
+        name: analyze_job(join_ranks([ranks[place] for place in places]), found.of(name))
+        for name, places in found.jobs.items()
+    }
 
 
 def analyze_job(
-    job: RankTables, findings: Sequence[Finding], timelines: Callable[[Sequence[int]], Sequence[StepTimeline | None]]
+    job: RankTables,
+    findings: Sequence[Finding],
+    timelines: Callable[[Sequence[int]], Sequence[StepTimeline | None]] | None = None,
 ) -> TraceAnalysis:
     """The analysis of a job's ranks; `findings` are of the files, and go first.
 
-    `timelines` gives the drawn steps of ranks by their places, once it is known which ranks are drawn.
+    `timelines` gives the drawn steps of ranks by their places, once it is known which are drawn; default: the job's own.
     """
     analysis = _analysis(job, findings)
     tables, summaries = analysis.tables, analysis.summaries
@@ -232,8 +219,8 @@ def analyze_job(
     ranks = [one.rank for one in summaries]
     many = len(ranks) > MOST_TO_DRAW  # else no rank is chosen by its waits, which take time to compute
     chosen = drawn_ranks(ranks, tables.steps_with_waits, tables.waits_caused) if many else range(len(ranks))
-    drawn = tuple(one for one in timelines(chosen) if one is not None)
-    return replace(analysis, job_findings=job_findings, timelines=drawn)
+    drawn = [job.timelines[place] for place in chosen] if timelines is None else timelines(chosen)
+    return replace(analysis, job_findings=job_findings, timelines=tuple(one for one in drawn if one is not None))
 
 
 def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
@@ -246,7 +233,7 @@ def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
             raise outcome
         found += outcome
     job = join_ranks(found)
-    return replace(_analysis(job, []), timelines=tuple(one for one in job.timelines if one is not None))
+    return replace(_analysis(job, ()), timelines=tuple(one for one in job.timelines if one is not None))
 
 
 def _analysis(job: RankTables, findings: Sequence[Finding]) -> TraceAnalysis:
@@ -290,3 +277,8 @@ def find_traces(paths: Paths) -> list[Path]:
 
 def not_read(message: str) -> Finding:
     return TraceCode.FILE_NOT_READ.finding(message=message)
+
+
+def none_read(message: str) -> DpscopeError:
+    """For files of which none could be read; `message` is why one of them could not."""
+    return DpscopeError(f"no trace could be read: {message}; name torch.profiler traces")

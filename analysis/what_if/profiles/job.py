@@ -17,10 +17,9 @@ import pandas as pd
 from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.kept_tables import code_digest, made_once
-from dpscope.analysis.traces.ranks.matching import match_windows
+from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.rank_tables import read_attributed, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
-from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, RUN_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import Attribution

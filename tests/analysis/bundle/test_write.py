@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.bundle.write import collect, reduce_trace, write
+from dpscope.analysis.bundle.write import collect, reduced_trace, write
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
@@ -92,13 +92,13 @@ def test_nothing_of_others_is_overwritten(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a100x2_ddp_resnet50_rank0", "v100x8_ddp_dlrm/rank0"])
 def test_a_real_trace_measures_the_same(name: str, tmp_path: Path) -> None:
     source = DATA / f"{name}.json.gz"
-    folder = tmp_path / "reduced"
-    reduce_trace(source, folder / source.name)
-    before, after = analyze_traces([source]), analyze_traces([folder / source.name])
+    target = tmp_path / source.name
+    target.write_bytes(reduced_trace(source))
+    before, after = analyze_traces([source]), analyze_traces([target])
     pd.testing.assert_frame_equal(after.steps, before.steps)
     pd.testing.assert_frame_equal(after.collectives, before.collectives)
     assert [finding.code for finding in after.findings] == [finding.code for finding in before.findings]
-    whole, reduced = read_trace(source), read_trace(folder / source.name)
+    whole, reduced = read_trace(source), read_trace(target)
     for name in ("zero_ns", "host", "rank", "world_size", "device_names"):
         assert getattr(reduced, name) == getattr(whole, name)
 
@@ -117,10 +117,8 @@ def test_only_what_is_read_is_kept_and_times_keep_their_nanoseconds(tmp_path: Pa
         '{"distributedInfo": {"rank": 0, "world_size": 2, "backend": "nccl", "pg_config": "n0417"}, '
         f'"traceName": "/home/erika/t", "host_name": "n0417", "baseTimeNanoseconds": 5, "traceEvents": [{events}]}}'
     )
-    target = tmp_path / "reduced.json.gz"
-    reduce_trace(source, target, lambda text: text.replace("n0417", "host0"))
-    content = json.loads(gzip.decompress(target.read_bytes()))
-    assert content == {
+    packed = reduced_trace(source, lambda text: text.replace("n0417", "host0"))
+    assert json.loads(gzip.decompress(packed)) == {
         "traceEvents": [
             {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 7, "tid": 7, "ts": 0.125, "dur": 2.5,
              "args": {"Input Dims": [[2]]}},
@@ -133,11 +131,10 @@ def test_only_what_is_read_is_kept_and_times_keep_their_nanoseconds(tmp_path: Pa
     }  # fmt: skip
 
 
-def test_an_invalid_trace_leaves_no_file_and_an_empty_member(run: Path, tmp_path: Path) -> None:
+def test_an_invalid_trace_is_an_empty_member(run: Path) -> None:
     broken = next(run.glob("cells/single-*/repeat0/traces/*.gz"))
     broken.write_bytes(b"no trace")
     packed = {member.name: member.content for member in collect(run, [], {}).members}
     assert packed[broken.relative_to(run).as_posix()] == b""  # which readers report again
     with pytest.raises(DpscopeError, match="not a torch"):
-        reduce_trace(broken, tmp_path / "y.json.gz")
-    assert not (tmp_path / "y.json.gz").exists()
+        reduced_trace(broken)

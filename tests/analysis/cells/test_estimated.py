@@ -7,9 +7,9 @@ import msgspec
 import pandas as pd
 import pytest
 
-from dpscope.analysis.cells.bandwidths import wire_bytes
 from dpscope.analysis.cells.cell_ledger import LEDGER
 from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.cells.estimated import wire_bytes
 from dpscope.analysis.cells.measured import summarise_cell
 from dpscope.analysis.cells.predicted import predict_cell
 from dpscope.analysis.cells.row import RowBuilder

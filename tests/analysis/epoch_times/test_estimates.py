@@ -1,7 +1,6 @@
 """Estimates from epoch times: of the published tables, and of tables computed by hand."""
 
 import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpscope.analysis.epoch_times.baselines import Bounded
 from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate, estimates
 from dpscope.analysis.epoch_times.table import EpochTime, read_epoch_times
 from tests.helpers.paths import PUBLISHED
@@ -46,10 +44,9 @@ def table(folder: Path, text: str) -> Sequence[EpochTime]:
     return read_epoch_times(path).rows
 
 
-def pick(found: list[EpochEstimate], quantity: str, method: str, devices: int = 2) -> EpochEstimate:
-    matching = [e for e in found if (e.quantity, e.method, e.devices) == (quantity, method, devices)]
-    assert len(matching) == 1
-    return matching[0]
+def pick(found: list[EpochEstimate], quantity: str, method: str, *setting: object) -> EpochEstimate:
+    (one,) = (e for e in found if (e.quantity, e.method) == (quantity, method) and e[: len(setting)] == setting)
+    return one
 
 
 def test_sound_communication_of_the_published_tables() -> None:
@@ -67,41 +64,35 @@ def test_shortcuts_are_never_sound() -> None:
     found = [e for e in estimates(ROWS) if e.method in ("ideal_split", "same_total")]
     assert len(found) == 32 * 3
     assert not any(e.sound for e in found)
-    negative = {e[:5]: e.value for e in found if e.value is not None and e.value < 0}
     # 10.108532428741455 - 19.66075325012207 of the sweep
-    assert negative["coursework_l4", "second", "dp", 512, 4] == pytest.approx(-9.552220821380615)
+    of_l4 = pick(found, "communication_seconds", "same_total", "coursework_l4", "second", "dp", 512, 4)
+    assert of_l4.value == pytest.approx(-9.552220821380615)
 
 
-def test_interval_is_the_resolution_of_both_clocks() -> None:
+def test_interval_is_the_resolution_of_both_clocks(tmp_path: Path) -> None:
     # Whole seconds: 9 +- 1 minus (13 +- 1)/2 is 2.5 +- 1.5.
-    found = [e for e in estimates(ROWS) if e[:5] == ("coursework_cluster", None, "dp", 512, 2)]
-    split = pick(found, "communication_seconds", "ideal_split")
-    assert (split.value, split.low, split.high) == (2.5, 1.0, 4.0)
-    # 13/9, from 12/10 to 14/8.
-    speedup = pick(found, "speedup", "strong")
-    assert (speedup.value, speedup.low, speedup.high) == (13 / 9, 1.2, 1.75)
-    total = pick(
-        [e for e in estimates(ROWS) if e[:5] == ("coursework_cluster", None, "dp", 128, 2)],
-        "communication_seconds",
-        "same_total",
-    )
-    assert (total.low, total.value, total.high) == (0.0, 2.0, 4.0)
+    found, of_512 = estimates(ROWS), ("coursework_cluster", None, "dp", 512, 2)
+    assert pick(found, "communication_seconds", "ideal_split", *of_512)[7:10] == (2.5, 1.0, 4.0)
+    assert pick(found, "speedup", "strong", *of_512)[7:10] == (13 / 9, 1.2, 1.75)  # 13/9, from 12/10 to 14/8
+    total = pick(found, "communication_seconds", "same_total", "coursework_cluster", None, "dp", 128, 2)
+    assert total[7:10] == (2.0, 0.0, 4.0)
     assert "sign is not certain" in total.reason
-
-
-def test_no_resolution_leaves_no_interval() -> None:
-    for estimate in estimates(ROWS):
-        if estimate.study == "benchmark_resnet50" and estimate.value is not None:
-            assert estimate.low == estimate.value == estimate.high
+    exact = [e for e in found if e.study == "benchmark_resnet50" and e.value is not None]
+    assert all(e.low == e.value == e.high and not e.uncertain for e in exact)  # without a resolution
+    # 2 +- 1 s over 1 +- 1 s: from 1/2, and unbounded above.
+    text = "strategy,batch_size,batch_size_is,devices,epoch_seconds,resolution_s\n"
+    rows = table(tmp_path, text + "single,8,global,1,2,1\nddp,8,global,2,1,1\n")
+    assert pick(estimates(rows), "speedup", "strong")[7:10] == (2.0, 0.5, None)
+    assert rows[1]._replace(epoch_seconds=0.4).seconds == (0.4, 0.0, 1.4)
 
 
 def test_ratios_use_the_runs_single_time_and_subtractions_its_sweep() -> None:
-    found = [e for e in estimates(ROWS) if e[:5] == ("coursework_l4", "second", "dp", 512, 4)]
-    assert pick(found, "speedup", "strong", 4).value == pytest.approx(19.77684736251831 / 10.108532428741455)
-    communication = pick(found, "communication_seconds", "same_local_batch", 4)
+    found, setting = estimates(ROWS), ("coursework_l4", "second", "dp", 512, 4)
+    assert pick(found, "speedup", "strong", *setting).value == pytest.approx(19.77684736251831 / 10.108532428741455)
+    communication = pick(found, "communication_seconds", "same_local_batch", *setting)
     assert communication.value == pytest.approx(10.108532428741455 - 17.627889394760132 / 4)
     assert "of run second_sweep" in communication.reason
-    compute = pick(found, "compute_seconds", "same_local_batch", 4)
+    compute = pick(found, "compute_seconds", "same_local_batch", *setting)
     assert compute.value == pytest.approx(17.627889394760132 / 4)
 
 
@@ -179,12 +170,6 @@ def test_the_baseline_may_be_another_run_or_the_strategy_on_one_device(tmp_path:
     other_data = "dataset" + head[3:] + "A,single,32,per_device,1,10\nB,ddp,32,per_device,2,6\n"
     for text in (two_runs, other_data):
         assert pick(estimates(table(tmp_path, text)), "communication_seconds", "same_local_batch").value is None
-
-
-def test_bounds_by_hand() -> None:
-    assert Bounded.clock_reading(0.4, 1.0) == (0.4, 0.0, 1.4)
-    assert Bounded.clock_reading(2.0, 1.0).per(Bounded.clock_reading(1.0, 1.0)) == (2.0, 0.5, math.inf)
-    assert not Bounded(0.0, 0.0, 0.0).straddles(0)
 
 
 _SECONDS = st.one_of(st.none(), st.floats(1e-3, 1e6))

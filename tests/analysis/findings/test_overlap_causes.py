@@ -14,7 +14,7 @@ import pytest
 
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.traced_run import traced_run
+from dpscope.analysis.runs.run_data import traced_run
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.launched import Launched, write_launched_job
 from tests.helpers.paths import DATA

@@ -116,7 +116,7 @@ def test_a_launch_bound_step_is_called_that(launch_bound: bool) -> None:
     found = answer(of, "cuda", {"ddp-d4-b32": (finding,)})
     assert found.cost.text.endswith("The step is launch-bound.") == launch_bound
     assert found.action.text.startswith("The step is launch-bound: choose a larger batch") == launch_bound
-    assert found.part == "idle time of the devices"
+    assert found.action.part == "idle time of the devices"
 
 
 def test_dp_is_recommended_where_it_wins_and_ddp_against_its_copies_only_where_it_was_not_measured() -> None:
@@ -177,7 +177,7 @@ def test_broadcasts_of_buffers_are_not_called_transfer() -> None:
     assert ": 5.0 ms waiting for late ranks, 6.0 ms transfer, 9.0 ms broadcast;" in found.cost.text
     assert found.action.text.startswith("Try DDP without broadcasting buffers (--broadcast-buffers off measures it)")
     assert found.action.text.endswith("This saves at most 9.00 ms of a 100.0 ms traced step (9%).")
-    assert (found.part, found.saves_us) == ("broadcasts of buffers", 9e3)
+    assert (found.action.part, found.action.saves_us) == ("broadcasts of buffers", 9e3)
     of_script = replace(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), of_script=True)
     action = answer(of_script, "cuda").action.text  # torch's argument rather than dpscope's option
     assert action.startswith("Try DDP without broadcasting buffers (DDP's broadcast_buffers=False): each step waits")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.hosts.topology import read_topology
+from dpscope.analysis.hosts.places import read_topology
 from dpscope.profiling.store.errors import DpscopeError
 
 TWO = {"n0": "s0", "n1": "s0"}

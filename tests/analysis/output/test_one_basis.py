@@ -93,7 +93,7 @@ def test_the_figure_has_the_tables_parts(report: Report) -> None:
 def test_the_verdict_is_of_the_ledger_and_its_intervals(report: Report) -> None:
     """What an action saves is a part of the ledger; values are the centres of their intervals."""
     verdict, ledger = report.verdict, known(report.verdict.ledger)
-    assert any(known(verdict.saves_us) == pytest.approx(part) for part in ledger.parts_us.values())
+    assert any(known(verdict.action.saves_us) == pytest.approx(part) for part in ledger.parts_us.values())
     assert "No faster link helps" not in verdict.action.text
     assert {"compute", "exposed_wait", "exposed_transfer", "idle", "tracer", "slowdown"} <= set(ledger.intervals)
     for name, bounds in ledger.intervals.items():

@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from dpscope.analysis.partials import file
 from dpscope.analysis.partials.file import (
     PARTIAL_SCHEMA,
     PARTIAL_VERSION,
@@ -21,11 +23,10 @@ from dpscope.analysis.partials.file import (
     analyze_partial_jobs,
     analyze_partials,
     read_partial,
-    timeline_column,
+    reduce_traces,
     write_partial,
 )
 from dpscope.analysis.partials.found import find_partials
-from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_jobs, analyze_traces
 from dpscope.launch.cli import app
 from dpscope.profiling.store.errors import DpscopeError
@@ -90,15 +91,15 @@ def test_a_changed_schema_has_another_version() -> None:
 
 def test_each_partial_s_timelines_are_read_once(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = reduce_traces(traces, tmp_path)
-    read: list[Path] = []
+    read: list[tuple[Path, bool]] = []
 
-    def noted(path: Path) -> pa.Table:
-        read.append(path)
-        return timeline_column(path)
+    def noted(path: Path, columns: Sequence[str]) -> Partial:
+        read.append((path, "timeline" in columns))
+        return read_partial(path, columns)
 
-    monkeypatch.setattr("dpscope.analysis.partials.file.timeline_column", noted)
+    monkeypatch.setattr(file, "read_partial", noted)
     assert len(analyze_partials(tmp_path).timelines) > 1
-    assert read == [made.path]
+    assert read == [(made.path, False), (made.path, True)]
 
 
 @pytest.mark.parametrize("kind", ["dp", "gloo"])

@@ -12,9 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from dpscope.analysis.partials import reduce as reducing
-from dpscope.analysis.partials.file import PARTIAL_SCHEMA, Partial, analyze_partials, read_partial, write_partial
-from dpscope.analysis.partials.reduce import Share, read_share, reduce_traces
+from dpscope.analysis.partials import file as reducing
+from dpscope.analysis.partials.file import (
+    PARTIAL_SCHEMA,
+    Partial,
+    Share,
+    analyze_partials,
+    read_partial,
+    read_share,
+    reduce_traces,
+    write_partial,
+)
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, files_as_read
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.launch.cli import app
@@ -71,7 +79,7 @@ def test_another_version_of_the_reader_reads_anew(
 ) -> None:
     reduce_traces(traces, tmp_path)
     read.clear()
-    monkeypatch.setattr(reducing, "_reader", lambda: "another")
+    monkeypatch.setattr(reducing, "reader_version", lambda: "another")
     assert reduce_traces(traces, tmp_path).read == RANKS == len(read)
 
 
@@ -145,6 +153,16 @@ def test_a_broken_trace_is_reported_and_the_rest_is_read(traces: Path, tmp_path:
     assert repeated.exit_code == 0
     assert "4 ranks, 3 of them already reduced" in repeated.output
     assert "file_not_read" not in {one.code for one in analyze_partials(tmp_path / "n0.dpscope").findings}
+
+
+def test_of_traces_none_of_which_can_be_read_nothing_is_written(traces: Path, tmp_path: Path) -> None:
+    for path in traces.iterdir():
+        path.write_bytes(b"no trace")
+    with pytest.raises(
+        DpscopeError, match=r"no trace could be read: .*0_0.pt.trace.json.gz.*; name torch.profiler traces"
+    ):
+        reduce_traces(traces, tmp_path / "partials" / "n0.dpscope")
+    assert [path.name for path in tmp_path.iterdir()] == ["traces"]
 
 
 def test_a_trace_that_is_cut_short_is_reduced_and_reported(traces: Path, tmp_path: Path) -> None:
@@ -251,7 +269,7 @@ def test_an_unwritable_output_is_reported(traces: Path, tmp_path: Path, monkeypa
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dpscope.analysis.partials.file.write_rows", full)
+    monkeypatch.setattr("dpscope.analysis.traces.ranks.rank_rows.write_rows", full)
     with pytest.raises(DpscopeError, match=r"cannot write .*: No space left on device; choose another"):
         reduce_traces(traces, tmp_path / "n0.dpscope")
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]

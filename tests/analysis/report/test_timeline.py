@@ -67,8 +67,8 @@ def test_a_collective_has_its_bytes_rate_and_wait() -> None:
     assert [bar.wait_us for bar in bars] == [20.0, 0.0]
     assert "does not wait" in bars[1].detail
     fills = {(lane.group, kind): spans for lane in view.lanes for kind, spans in lane.fills}
-    assert fills["rank 0", "hidden"] == ((50.0, 100.0),)  # exposed is drawn over its end
-    assert fills["rank 0", "exposed"] == ((80.0, 100.0),)
+    assert fills["rank 0", "hidden"] == ((50.0, 50.0),)  # start and duration; exposed is drawn over its end
+    assert fills["rank 0", "exposed"] == ((80.0, 20.0),)
 
 
 def test_an_incomplete_trace_has_a_note() -> None:

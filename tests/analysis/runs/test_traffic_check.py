@@ -1,6 +1,6 @@
 """What a strategy must have moved: a trace that lacks it never reads as "no communication"."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,14 @@ import msgspec
 import pandas as pd
 import pytest
 
-from dpscope.analysis.runs.traffic_check import check_sharded, check_traffic, expected_bytes, padded_bytes
+from dpscope.analysis.runs.traffic_check import check_traffic, expected_bytes, padded_bytes
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, replica_range
 from dpscope.profiling.records.run import Cell, CellOptions, ParameterSizes, ShardedUnit, TensorSize
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.generated_traces.generator import DdpOptions, GeneratedTrace, Trace, ddp_trace, dp_trace, write_trace
+from tests.helpers.known import known
 
 MIB = 1 << 20
 
@@ -40,17 +41,8 @@ def check(tmp_path: Path, cell: Cell, *ranks: GeneratedTrace) -> list[Finding]:
 
 
 def checked(cell: Cell, sizes: ParameterSizes, analysis: TraceAnalysis) -> list[Finding]:
-    checked = check_traffic(
-        cell,
-        sizes,
-        analysis.steps,
-        analysis.collectives,
-        [summary.range_counts for summary in analysis.summaries],
-        analysis.copies,
-    )
-    incomplete = [finding for finding in checked.findings if finding.code == "trace_incomplete"]
-    assert checked.complete == (not incomplete)
-    return list(checked.findings)
+    ranges = [summary.range_counts for summary in analysis.summaries]
+    return check_traffic(cell, sizes, analysis.steps, analysis.collectives, ranges, analysis.copies)
 
 
 def without(generated: GeneratedTrace, lost: Callable[[Trace], bool]) -> GeneratedTrace:
@@ -178,20 +170,22 @@ def of_tables(
     steps: pd.DataFrame,
     collectives: pd.DataFrame,
     *ranges: dict[str, dict[int | None, int]],
+    units: Sequence[ShardedUnit] = (),
 ) -> list[str]:
-    return [one.message for one in check_traffic(cell, sizes, steps, collectives, ranges, pd.DataFrame()).findings]
+    found = check_traffic(cell, sizes, steps, collectives, ranges, pd.DataFrame(), None, units)
+    assert {one.code for one in found} <= {"trace_incomplete"}
+    return [one.message for one in found]
 
 
 def test_dp_host_needs_every_replica_in_every_range() -> None:
     cell = Cell(strategy="dp-host", devices=2, batch_size=4)
-    sizes = ParameterSizes(parameter_count=1, parameter_bytes=4, gradient_bytes=4, buffer_bytes=0)
     steps = pd.DataFrame({"rank": [0, 0], "step": [1, 2]})
     ranges: dict[str, dict[int | None, int]] = {
         replica_range(phase, replica): {1: 1, 2: 1} for phase in DP_COMMUNICATION_PHASES for replica in range(2)
     }
-    assert of_tables(cell, sizes, steps, pd.DataFrame(), ranges) == []
+    assert of_tables(cell, SIZES, steps, pd.DataFrame(), ranges) == []
     del ranges["dpscope::dp_gather#1"]
-    (message,) = of_tables(cell, sizes, steps, pd.DataFrame(), ranges)
+    (message,) = of_tables(cell, SIZES, steps, pd.DataFrame(), ranges)
     assert "dpscope::dp_gather#1" in message
 
 
@@ -242,42 +236,32 @@ def test_a_parameter_is_padded_along_its_first_dimension_alone() -> None:
     assert padded_bytes((1,), 4, 8) == 8 * 4
 
 
-def tables(cell: Cell, **bytes_of: int | None) -> tuple[pd.DataFrame, pd.DataFrame]:
-    places = [(rank, step) for rank in range(cell.devices) for step in (1, 2)]
-    moved = [(rank, step, kind, size) for rank, step in places for kind, size in bytes_of.items()]
-    collectives = pd.DataFrame(moved, columns=["rank", "step", "kind", "bytes"]).astype({"bytes": "Int64"})
-    return pd.DataFrame(places, columns=["rank", "step"]), collectives
-
-
 CELL = Cell(strategy="fsdp", devices=2, batch_size=4)
-
-
-def test_a_trace_that_shows_all_is_sound() -> None:
-    assert not any(check_sharded(CELL, (BLOCK, ROOT), *tables(CELL, all_gather=284, reduce_scatter=132)))
-    assert not any(check_sharded(CELL, (BLOCK, ROOT), *tables(CELL, all_gather=290, reduce_scatter=130)))  # within 5%
-
-
+SIZES = ParameterSizes(parameter_count=1, parameter_bytes=4, gradient_bytes=4, buffer_bytes=0)
 NO_SCATTERS = "reduce-scatters of 132 B a step, the trace shows none with a size"
 
 
 @pytest.mark.parametrize(
-    ("moved", "lacking"),
+    ("ranks", "moved", "lacking"),
     [
+        (2, {"all_gather": 284, "reduce_scatter": 132}, None),
+        (2, {"all_gather": 290, "reduce_scatter": 130}, None),  # within 5%
         (
+            2,
             {"all_gather": 148, "reduce_scatter": 132},
             "all-gathers of 284 B a step, the trace shows 148 B (rank 0, step 1)",
         ),
-        ({"all_gather": 284}, NO_SCATTERS),
-        ({"all_gather": 284, "reduce_scatter": None}, NO_SCATTERS),
-        ({}, "all-gathers of 284 B"),
+        (2, {"all_gather": 284}, NO_SCATTERS),
+        (2, {"all_gather": 284, "reduce_scatter": None}, NO_SCATTERS),
+        (2, {}, "all-gathers of 284 B"),
+        (1, {"all_gather": 284, "reduce_scatter": 132}, "traces of 2 ranks"),
     ],
 )
-def test_a_trace_that_lacks_something_is_incomplete(moved: dict[str, int | None], lacking: str) -> None:
-    finding = next(check_sharded(CELL, (BLOCK, ROOT), *tables(CELL, **moved)))
-    assert finding.code == "trace_incomplete"
-    assert lacking in finding.message
-
-
-def test_a_rank_without_a_trace_is_reported() -> None:
-    of_rank_0 = (table[table["rank"] == 0] for table in tables(CELL, all_gather=284, reduce_scatter=132))
-    assert "traces of 2 ranks" in next(check_sharded(CELL, (BLOCK, ROOT), *of_rank_0)).message
+def test_sharded_traffic_that_is_not_shown(ranks: int, moved: dict[str, int | None], lacking: str | None) -> None:
+    places = [(rank, step) for rank in range(ranks) for step in (1, 2)]
+    steps = pd.DataFrame(places, columns=["rank", "step"]).assign(device=0, partial_window=False)
+    rows = [(rank, step, kind, size) for rank, step in places for kind, size in moved.items()]
+    collectives = pd.DataFrame(rows, columns=["rank", "step", "kind", "bytes"]).astype({"bytes": "Int64"})
+    messages = of_tables(CELL, SIZES, steps, collectives, units=(BLOCK, ROOT))
+    assert len(messages) == (lacking is not None)
+    assert all(known(lacking) in one for one in messages)

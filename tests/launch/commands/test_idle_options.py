@@ -128,7 +128,7 @@ def test_every_rule_is_about_options_that_exist_and_is_tested() -> None:
         flags = {parameter.name: parameter.opts[0] for parameter in command.params}
         assert {(command.name, flags[name]) for rule in command.idle for name in rule.parameters.split()} <= tested
     declared = {**declarations(RunConfig), **declarations(TrainConfig)}
-    settings = {flag_name(name) for name, one in declared.items() if one.setting.idle is not None}
+    settings = {flag_name(name) for name, one in declared.items() if one.idle is not None}
     assert settings <= {option for _, option in tested}
 
 

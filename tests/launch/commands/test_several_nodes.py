@@ -1,6 +1,5 @@
 """Every node derives the same jobs from the run folder that node 0 starts; a node's own part of the command line."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +8,8 @@ import pytest
 from dpscope.launch.calibration.settings import CalibrationFlags
 from dpscope.launch.commands.several_nodes import _plan
 from dpscope.launch.equality.run import equality_settings
-from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.torchrun import command_nodes
-from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.training.cells import load_train_config
@@ -73,12 +71,3 @@ def test_comparisons_and_calibrations(tmp_path: Path) -> None:
     first, *others = _plan(tmp_path, None)
     assert (first.title, first.command[-1], first.in_run) == ("calibration", str(folder), False)
     assert [one.title for one in others] == [job.cell.name for job in settings.jobs if job.cell.nodes > 1]
-
-
-def test_a_job_is_the_same_under_another_interpreter_and_another_with_other_arguments(tmp_path: Path) -> None:
-    def digest(*command: str) -> str:
-        return SeveralNodesJob("x", command, JobFolder(tmp_path), 1, in_run=True).digest
-
-    assert digest(sys.executable, "-m", "a") == digest("/other/python", "-m", "a")
-    assert digest("python", "-m", "a") != digest("python", "-m", "b")
-    assert digest("python", "-m", "a b") != digest("python", "-m", "a", "b")

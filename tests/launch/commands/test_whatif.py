@@ -6,6 +6,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -26,8 +27,22 @@ def whatif(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["whatif", *map(str, arguments)])
 
 
+def answer(*arguments: object) -> Any:
+    return json.loads(whatif(*arguments, "--format", "json").stdout)
+
+
+def printed(*arguments: object) -> str:
+    return " ".join(whatif(*arguments).stdout.split())
+
+
+def table_of(tmp_path: Path, content: str, name: str = "steps.csv") -> Path:
+    path = tmp_path / name
+    path.write_text(content)
+    return path
+
+
 def test_json_has_an_entry_per_configuration() -> None:
-    prediction = json.loads(whatif(V100, "--devices", "8,32,1024", "--format", "json").stdout)
+    prediction = answer(V100, "--devices", "8,32,1024")
     entries = prediction["predictions"]
     assert [entry["devices"] for entry in entries] == [8, 32, 1024] * 2
     assert {frozenset(entry) for entry in entries} == {frozenset({*KEYS, "series"})}
@@ -47,7 +62,7 @@ def test_measured_rows_are_predicted_in_their_order(tmp_path: Path) -> None:
     known, held = tmp_path / "known.csv", tmp_path / "held.csv"
     known.write_text("\n".join(line for line in rows if line.split(",")[1] not in ("8", "16")))
     held.write_text("\n".join([rows[0], *(line for line in rows[:0:-1] if line.split(",")[1] in ("8", "16"))]))
-    prediction = json.loads(whatif(known, "--measured", held, "--format", "json").stdout)
+    prediction = answer(known, "--measured", held)
     assert [entry["devices"] for entry in prediction["predictions"]] == [16, 8, 16, 8]
     assert [entry["step_us"] is None for entry in prediction["predictions"]] == [True, False, True, False]
     assert prediction["score"]["resnet50, 25"]["declined"] == 1
@@ -61,7 +76,7 @@ def test_predictions_do_not_depend_on_the_times_of_the_rows_predicted(tmp_path: 
     prediction = []
     for text in ("ranks,step_ms\n8,110\n4,106\n", "ranks,step_ms\n8,5\n4,\n", "ranks\n8\n4\n"):
         held.write_text(text)
-        prediction.append(json.loads(whatif(known, "--measured", held, "--format", "json").stdout))
+        prediction.append(answer(known, "--measured", held))
     assert prediction[0]["predictions"] == prediction[1]["predictions"] == prediction[2]["predictions"]
     assert [one["score"].get("all series", {}).get("rows") for one in prediction] == [2, 1, None]
     assert "measured [ms]" not in printed(known, "--measured", held)
@@ -84,41 +99,25 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(ended.exception)
 
 
-def printed(*arguments: object) -> str:
-    return " ".join(whatif(*arguments).stdout.split())
-
-
 def test_the_first_thing_said_is_the_answer(tmp_path: Path) -> None:
-    table = tmp_path / "steps.csv"
-    table.write_text("ranks,step_ms\n1,100\n2,104\n4,104\n8,104\n")
-    prediction = printed(table, "--devices", "16,128")
-    assert re.match(
-        r"16 devices: 10[456]\.\d ms a step \(90% band 9\d\.\d to 11\d\.\d\), 9[456]% of perfect scaling\. ", prediction
-    )
+    prediction = printed(table_of(tmp_path, "ranks,step_ms\n1,100\n2,104\n4,104\n8,104\n"), "--devices", "16,128")
+    first = r"16 devices: 10[456]\.\d ms a step \(90% band 9\d\.\d to 11\d\.\d\), 9[456]% of perfect scaling\. "
+    assert re.match(first, prediction)
     assert "128 devices: between 100.0 and " in prediction
-    refused = table.with_name("faster.csv")
-    refused.write_text("ranks,step_ms\n1,100\n2,80\n4,81\n")
-    assert printed(refused, "--devices", "8").startswith("8 devices: no number: 2 devices take 0.80x the time of one")
+    refused = printed(table_of(tmp_path, "ranks,step_ms\n1,100\n2,80\n4,81\n"), "--devices", "8")
+    assert refused.startswith("8 devices: no number: 2 devices take 0.80x the time of one")
 
 
-def test_rows_without_nodes_count_as_on_one_node_also_where_others_name_theirs(tmp_path: Path) -> None:
-    """8 devices on the fullest node, whether it is named or assumed: 16 are on two."""
-    table = tmp_path / "steps.csv"
-    table.write_text("nodes,ranks,step_ms\n,1,100\n,8,110\n2,4,120\n")
-    (entry,) = json.loads(whatif(table, "--devices", "16", "--format", "json").stdout)["predictions"]
-    assert entry["nodes"] == 2
-
-
-def test_a_table_that_names_no_nodes_is_asked_for_devices_alone(tmp_path: Path) -> None:
+def test_devices_are_on_the_nodes_that_a_table_names_or_on_one(tmp_path: Path) -> None:
+    # 8 devices on the fullest node, whether it is named or assumed: 16 are on two.
+    partly = table_of(tmp_path, "nodes,ranks,step_ms\n,1,100\n,8,110\n2,4,120\n")
+    assert [entry["nodes"] for entry in answer(partly, "--devices", "16")["predictions"]] == [2]
     # Nothing shows where the devices are, before or after: 16 are predicted from 2, 4 and 8, not refused as two nodes.
-    table = tmp_path / "steps.csv"
-    table.write_text("ranks,step_ms\n1,100\n2,104\n4,106\n8,109\n")
-    entry = json.loads(whatif(table, "--devices", "16", "--format", "json").stdout)["predictions"][0]
+    table = table_of(tmp_path, "ranks,step_ms\n1,100\n2,104\n4,106\n8,109\n")
+    entry = answer(table, "--devices", "16")["predictions"][0]
     assert (entry["nodes"], entry["reason"]) == (1, None)
     assert 105e3 < entry["step_us"] < 115e3
-    stated = json.loads(whatif(table, "--devices", "16", "--per-node", "8", "--format", "json").stdout)["predictions"][
-        0
-    ]
+    stated = answer(table, "--devices", "16", "--per-node", "8")["predictions"][0]
     assert (stated["nodes"], stated["step_us"]) == (2, None)
 
 
@@ -126,7 +125,7 @@ def test_a_column_or_a_batch_that_one_table_lacks_hinders_nothing(tmp_path: Path
     known, other = tmp_path / "known.csv", tmp_path / "other.csv"
     known.write_text("site,ranks,batch_per_rank,step_ms\na,1,32,100\na,2,32,104\na,4,32,106\n")
     other.write_text("day,ranks,step_ms\nmonday,8,110\n")
-    prediction = json.loads(whatif(known, "--measured", other, "--format", "json").stdout)
+    prediction = answer(known, "--measured", other)
     assert prediction["predictions"][0]["reason"] is None
     assert prediction["score"]["all series"]["step_error"] < 0.05
     other.write_text("day,ranks,step_ms\nmonday,8,110\nmonday,16,112\ntuesday,8,111\n")  # a setting
@@ -138,7 +137,7 @@ def test_bytes_of_gradients_tell_the_rate_of_the_link(tmp_path: Path) -> None:
     table = tmp_path / "steps.csv"
     steps = "".join(f"{n},{n},{40 + 400 * (n - 1) / n},{400 * (n - 1) / n - 60}\n" for n in (2, 4, 8))
     table.write_text(f"nodes,ranks,step_ms,sync_ms\n1,1,100,\n{steps}")
-    prediction = json.loads(whatif(table, "--devices", "16", "--gradient-bytes", "100MB", "--format", "json").stdout)
+    prediction = answer(table, "--devices", "16", "--gradient-bytes", "100MB")
     (rate,) = prediction["link_rates"]
     assert rate["link"] == "between nodes"
     assert rate["gb_per_s"] == pytest.approx(0.5, rel=0.2)
@@ -150,17 +149,15 @@ def test_bytes_of_gradients_tell_the_rate_of_the_link(tmp_path: Path) -> None:
 
 def test_series_of_one_label_stay_apart(tmp_path: Path) -> None:
     """A setting in one column or in another reads alike, but each series has the rate of its own link."""
-    table = tmp_path / "steps.csv"
-    table.write_text(
-        "".join(["model,net,ranks,step_ms\n", *(f"a,,{n},{100 + n}\n,a,{n},{200 + n}\n" for n in (1, 2, 4))])
-    )
-    found = json.loads(whatif(table, "--devices", "8", "--gradient-bytes", "100MB", "--format", "json").stdout)
+    rows = (f"a,,{n},{100 + n}\n,a,{n},{200 + n}\n" for n in (1, 2, 4))
+    table = table_of(tmp_path, "".join(["model,net,ranks,step_ms\n", *rows]))
+    found = answer(table, "--devices", "8", "--gradient-bytes", "100MB")
     assert [one["series"] for one in found["link_rates"]] == ["a", "a"]
 
 
 @pytest.mark.long
 def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
-    stated = json.loads(whatif(EXAMPLE_RUN, "--devices", "2,4", "--overlap", "on,off", "--format", "json").stdout)
+    stated = answer(EXAMPLE_RUN, "--devices", "2,4", "--overlap", "on,off")
     prediction = stated["predictions"]
     assert all(one.keys() >= KEYS for one in prediction)
     pairs = [(one["devices"], one["scenario"]["overlap"]) for one in prediction]
@@ -181,7 +178,7 @@ def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
 
 @pytest.mark.long
 def test_the_terminal_says_the_base_its_error_and_what_saves_most() -> None:
-    text = " ".join(whatif(EXAMPLE_RUN, "--devices", "4").stdout.split())
+    text = printed(EXAMPLE_RUN, "--devices", "4")
     assert "Base: ddp-d2-b8 on 2 devices" in text
     assert "typical traced steps (" in text
     assert "No other cell measures the method's error here: it is assumed (4%)." in text
@@ -204,13 +201,13 @@ def test_the_replayed_step_and_the_figure_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
-    text = " ".join(whatif(A100, "--devices", "4", "--jitter", "3%").stdout.split())
+    text = printed(A100, "--devices", "4", "--jitter", "3%")
     assert "1 of 2 ranks: transfers are upper bounds" in text
     # Its launches, of a step of 222 ms, from the README of the data: 169.1 ms are idle. Without them transfers, longer on 4
     # devices, are exposed, and the compute next to them is slower.
     assert "idle time of the devices saves 155.7 ms" in text
     assert "NA of wait, transfer: the traces of the base do not separate waiting from transfer" in text
-    refused = json.loads(whatif(A100, "--devices", "2", "--intra", "NVLink 3", "--format", "json").stdout)
+    refused = answer(A100, "--devices", "2", "--intra", "NVLink 3")
     assert refused["predictions"][0]["step_us"] is None
     assert "the host bounds this step" in refused["predictions"][0]["reason"]
     shown = whatif(A100, "--devices", "2,4", "--intra", "NVLink 3").stdout
@@ -221,9 +218,9 @@ def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
 
 @pytest.mark.long
 def test_the_inverse_is_answered_in_a_sentence() -> None:
-    text = " ".join(whatif(EXAMPLE_RUN, "--solve", "bucket-mb").stdout.split())
+    text = printed(EXAMPLE_RUN, "--solve", "bucket-mb")
     assert "MiB are alike" in text  # 1,072 bytes of gradients are one bucket, whatever the cap
-    text = " ".join(whatif(EXAMPLE_RUN, "--solve", "faster", "--need", "step-ms=0.001").stdout.split())
+    text = printed(EXAMPLE_RUN, "--solve", "faster", "--need", "step-ms=0.001")
     assert "cannot be reached at any device speed" in text
     need = ("--need", "efficiency=0.01")
     assert whatif(EXAMPLE_RUN, "--solve", "link", *need).stdout == whatif(EXAMPLE_RUN, "--solve", "intra", *need).stdout
@@ -236,28 +233,28 @@ def test_the_solution_is_next_to_the_base_in_every_format() -> None:
     shown = [line.split() for line in text.splitlines() if line.startswith("2 ")]
     assert [row[3:5] for row in shown[:2]] == [["as", "measured"], ["1.33", "20.0"]]
     assert "2 devices, faster 1.33  20.00" in text  # its ledger
-    arguments = (run, "--solve", "faster", "--need", "step-ms=20", "--format")
-    answer = json.loads(whatif(*arguments, "json").stdout)
-    solution = answer["solution"]
+    arguments = (run, "--solve", "faster", "--need", "step-ms=20")
+    found = answer(*arguments)
+    solution = found["solution"]
     assert (solution["variable"], solution["unit"]) == ("faster", "times as fast")
     assert solution["low"] < solution["value"] < solution["high"]
     assert solution["sentence"].startswith("A step of 20 ms on 2 devices needs a device ")
-    assert answer["predictions"][-1]["scenario"] == solution["scenario"]
-    assert answer["predictions"][-1]["step_us"] == pytest.approx(20e3, rel=0.01)
-    ended = whatif(*arguments, "csv")
+    assert found["predictions"][-1]["scenario"] == solution["scenario"]
+    assert found["predictions"][-1]["step_us"] == pytest.approx(20e3, rel=0.01)
+    ended = whatif(*arguments, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(ended.stdout)))
     assert [row["configuration"] for row in rows] == ["base: ddp-d2-b128", "2 devices", "2 devices, faster 1.33"]
-    assert float(rows[-1]["step_us"]) == pytest.approx(answer["predictions"][-1]["step_us"])
+    assert float(rows[-1]["step_us"]) == pytest.approx(found["predictions"][-1]["step_us"])
     assert ended.stderr == solution["sentence"] + "\n"
-    nothing = json.loads(whatif(run, "--solve", "faster", "--need", "step-ms=0.001", "--format", "json").stdout)
+    nothing = answer(run, "--solve", "faster", "--need", "step-ms=0.001")
     assert (nothing["solution"]["value"], nothing["solution"]["scenario"]) == (None, {})
     assert "cannot be reached" in nothing["solution"]["sentence"]
-    assert json.loads(whatif(run, "--devices", "4", "--format", "json").stdout)["solution"] is None
+    assert answer(run, "--devices", "4")["solution"] is None
 
 
 def test_the_csv_carries_the_ledgers_of_base_and_predictions() -> None:
     arguments = (EXAMPLE_RUN, "--devices", "2,4", "--overlap", "off", "--format")
-    content = json.loads(whatif(*arguments, "json").stdout)
+    content = answer(*arguments[:-1])
     rows = list(csv.DictReader(io.StringIO(whatif(*arguments, "csv").stdout)))
     assert [(row["devices"], row["overlap"]) for row in rows] == [("2", ""), ("2", "off"), ("4", "off")]
     for row, known in zip(rows, (content["base"], *content["predictions"]), strict=True):
@@ -267,15 +264,11 @@ def test_the_csv_carries_the_ledgers_of_base_and_predictions() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("placed", "level"), [(["--devices", "2"], "intra"), (["--devices", "4", "--per-node", "1"], "inter")]
-)
-def test_one_link_is_that_between_nodes_if_there_are_several_else_that_within_the_node(
-    placed: list[str], level: str
-) -> None:
+@pytest.mark.parametrize(("placed", "level"), [("--devices 2", "intra"), ("--devices 4 --per-node 1", "inter")])
+def test_one_link_is_that_between_several_nodes_else_that_within_the_node(placed: str, level: str) -> None:
     def predicted(*arguments: str) -> dict[str, object]:
-        answer = json.loads(whatif(EXAMPLE_RUN, *placed, *arguments, "--format", "json").stdout)
-        return {name: value for name, value in answer["predictions"][0].items() if name != "scenario"}
+        prediction = answer(EXAMPLE_RUN, *placed.split(), *arguments)["predictions"][0]
+        return {name: value for name, value in prediction.items() if name != "scenario"}
 
     assert predicted("--link", "1GB/s") == predicted(f"--{level}", "1GB/s") != predicted("--link", "2GB/s")
 

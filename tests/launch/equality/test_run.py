@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from dpscope.launch.equality.run import equality_settings, run_equality, samples_of_two_epochs
-from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
 from dpscope.profiling.store.errors import DpscopeError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpscope.launch.jobs.job_files import PROGRESS_NAME, read_failures, read_progress, remove_job_files, write_failure
+from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, read_failures, read_progress, remove_job_files, write_failure
 from dpscope.launch.jobs.out_folder import claim
 from dpscope.launch.jobs.parent_death import dying_with_process
 from dpscope.profiling.store.errors import DpscopeError

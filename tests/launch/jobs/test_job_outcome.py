@@ -11,8 +11,7 @@ from rich.console import Console
 
 from dpscope.launch.jobs import job_outcome as module
 from dpscope.launch.jobs.attended_job import attend_job, check_done
-from dpscope.launch.jobs.job_files import PROGRESS_NAME, FailureNote, write_failure
-from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome
+from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, FailureNote, JobOutcome, job_outcome, write_failure
 from dpscope.launch.jobs.process_group import collective_limit_s, join_limit_s
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.profiling.store.errors import DpscopeError

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.jobs.job_files import JOB_NAME, remove_job_files
+from dpscope.launch.jobs.job_outcome import JOB_NAME, remove_job_files
 from dpscope.launch.jobs.worker_process import TorchrunPlace, torchrun_place
 from dpscope.launch.measuring import worker_arguments
 from dpscope.launch.measuring.cell import _wait_for_all_files
-from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.measuring.worker_arguments import WorkerJob, chosen_repeat, job_from_arguments
 from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning.manifest import new_manifest

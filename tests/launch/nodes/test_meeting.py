@@ -19,7 +19,7 @@ from dpscope.profiling.store.files import write_json
 from tests.helpers.environments import environment
 from tests.launch.nodes.conftest import OPTIONS, Nodes
 
-STATED = Meeting("1", "n0", 2, {}, False, None, ("127.0.0.1",), 1, "secret")
+STATED = Meeting("n0", {"dpscope": "1"}, False, None, ("127.0.0.1",), 1, "secret")
 
 
 def failure(nodes: Nodes, wait_s: float = 20) -> str:
@@ -99,8 +99,8 @@ def test_a_folder_that_is_not_shared_is_reported_in_seconds(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"count": 3}, "was started as one of 3 nodes, node 0 as one of 2"),
-        ({"options": {}}, "with no --devices, node 0 with --devices 2x1: give the same command on all nodes"),
+        ({"count": 3}, "was started with node count 3, node 0 with node count 2"),
+        ({"options": {}}, "with no --devices, node 0 with --devices 2x1: give the same command, of the same"),
         ({"options": {**OPTIONS, "--seed": "1"}}, "was started with --seed 1, node 0 with no --seed"),
     ],
 )
@@ -112,7 +112,9 @@ def test_a_node_that_does_not_fit_ends_all_with_the_reason(nodes: Nodes, changes
 
 def test_nodes_need_the_same_version_and_the_same_kind_of_device(nodes: Nodes) -> None:
     start = nodes.at(1)
-    with pytest.raises(DpscopeError, match="node 0 has 1: install the same on all nodes"):
+    with pytest.raises(
+        DpscopeError, match=r"with dpscope .*, node 0 with dpscope 1: give the same command, of the same"
+    ):
         check_alike(start, STATED)
     with pytest.raises(DpscopeError, match=r"--device: node 0 \(n0\) has GPUs and node 1 \(.*\) has none"):
         check_devices(start, msgspec.structs.replace(STATED, on_gpus=True), on_gpus=False)

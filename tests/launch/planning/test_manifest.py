@@ -8,8 +8,7 @@ import pytest
 import torch  # noqa: F401 (its first import starts a process, which these tests may not)
 from rich.console import Console
 
-from dpscope.launch.measuring.planned_jobs import plan_run
-from dpscope.launch.measuring.run import run_sweep
+from dpscope.launch.measuring.run import plan_run, run_sweep
 from dpscope.launch.planning.manifest import commit_findings, host_findings, new_manifest
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.run import CellResult, Commit

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify, write_sealed
 from dpscope.launch.training.checkpoint_state import rng_states, set_rng_states
+from dpscope.launch.training.checkpoints import CheckpointFolder, verify, write_sealed
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.trainings import checkpoint

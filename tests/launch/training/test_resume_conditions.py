@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dpscope.launch.training.resume import check_same_learning, what_differs
+from dpscope.launch.training.checkpoints import check_same_learning, what_differs
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.records.training import CheckpointDescription

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.model_size import SIZES, ModelSize, checked_model_size, size_of
 from dpscope.launch.workload.models import build_model, check_model

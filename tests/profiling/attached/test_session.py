@@ -145,64 +145,54 @@ def test_steps_of_two_optimizers_end_with_the_first(tmp_path: Path, toggled: boo
     assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8 + 3, 4 * (6 + 3))  # of both models
 
 
-def test_a_step_with_a_validation_in_it_is_left_out(tmp_path: Path) -> None:
-    with attached(tmp_path, [], steps=5):
-        model, optimizer = net_with_sgd()
-        for step in range(WHOLE + 1):
-            train(model, optimizer, 1)
-            if step in (WARMUP + 2, UNTIMED + 1):  # in the trace, and between the second and third timed step
-                validate(model)
-    _, _, rank, samples = measured(tmp_path)
-    assert timed_steps(samples) == [0, 1, 3, 4]
-    assert (rank.blocks[0].steps, rank.blocks[0].samples) == (4, 32)
-    assert rank.blocks[0].duration_s == pytest.approx(samples["step_us"][:4].sum() / 1e6)
-    assert {"steps_left_out", "traced_beside_other_work"} <= codes(rank)
-
-
-def test_a_validation_in_every_step_is_part_of_the_step(tmp_path: Path) -> None:
+def test_an_optimizer_that_first_steps_within_the_windows_is_named_and_ends_no_step(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model, optimizer = net_with_sgd()
-        for _ in range(WHOLE):
-            validate(model)  # such as a policy's episode before it is trained
-            train(model, optimizer, 1)
-    _, _, rank, samples = measured(tmp_path)
-    assert len(timed_steps(samples)) == TIMED
-    assert "steps_left_out" not in codes(rank)
+        head = nn.Linear(3, 1)
+        late = torch.optim.Adam(head.parameters())
+        for step in range(WHOLE):
+            train(model, optimizer, 1, micro_batches=2)
+            if step > UNTIMED:
+                train(head, late, 1, samples=2)
+    cell, _, rank, samples = measured(tmp_path)
+    assert (cell.batch_size, cell.options.accumulate, len(timed_steps(samples))) == (8, 2, TIMED)
+    assert rank.model.parameter_count == 8
+    (message,) = (one.message for one in rank.findings if one.code == "steps_of_first_optimizer")
+    assert message == "2 optimizers in use (SGD, Adam): steps end with the first one's"
 
 
-@pytest.mark.parametrize(
-    ("sizes", "usual", "mean", "kept"),
-    [
-        ((8, 8, 3, 8), 8, "", [0, 1, 3]),  # a short last batch
-        ((8, 16, 8, 8), 8, "", [0, 2, 3]),
-        ((8, 7, 6, 3), 6, ", the mean of batches that change,", [0, 1, 2, 3]),
-    ],
-)
-def test_unusual_batches_are_left_out_and_changing_ones_count_as_their_mean(
-    tmp_path: Path, sizes: tuple[int, ...], usual: int, mean: str, kept: list[int]
+VALIDATION = 0
+IN_EACH = [VALIDATION, 8] * WHOLE  # such as a policy's episode before it is trained
+IN_TRACE = [*([8] * (WARMUP + 3)), VALIDATION, *([8] * (UNTIMED - WARMUP - 3))]
+BATCHES: list[tuple[list[int], int, list[int], str]] = [
+    ([*IN_TRACE, 8, 8, VALIDATION, 8, 8], 8, [0, 1, 3], ""),
+    (IN_EACH, 8, [0, 1, 2, 3], ""),
+    ([*([8] * UNTIMED), 8, 8, 3, 8], 8, [0, 1, 3], ""),  # a short last batch
+    ([*([8] * UNTIMED), 8, 16, 8, 8], 8, [0, 2, 3], ""),
+    ([*([8] * UNTIMED), 8, 7, 6, 3], 6, [0, 1, 2, 3], ", the mean of batches that change,"),
+    # The usual batch is that of steps that are kept: three with a validation, and one that is measured, with its batch.
+    ([*([8] * UNTIMED), VALIDATION, 8, VALIDATION, 8, 4, 4], 4, [2, 3], ""),
+]
+
+
+@pytest.mark.parametrize(("sizes", "usual", "kept", "mean"), BATCHES)
+def test_steps_with_validations_and_unusual_batches_are_left_out(
+    tmp_path: Path, sizes: list[int], usual: int, kept: list[int], mean: str
 ) -> None:
     with attached(tmp_path, []):
         model, optimizer = net_with_sgd()
-        for size in (*([8] * UNTIMED), *sizes):
-            train(model, optimizer, 1, size)
+        for size in sizes:
+            train(model, optimizer, 1, size) if size else validate(model)
     cell, _, rank, samples = measured(tmp_path)
-    assert (cell.batch_size, rank.blocks[0].samples) == (usual, usual * len(kept))
+    (block,) = rank.blocks
+    assert (cell.batch_size, block.steps, block.samples) == (usual, len(kept), usual * len(kept))
     assert timed_steps(samples) == kept
+    assert ("steps_left_out" in codes(rank)) == (len(kept) < TIMED)
+    assert ("traced_beside_other_work" in codes(rank)) == (sizes is BATCHES[0][0] or sizes is IN_EACH)
+    if len(kept) < TIMED:
+        assert block.duration_s == pytest.approx(samples["step_us"][: len(kept)].sum() / 1e6)
     (text,) = (finding.message for finding in rank.findings if finding.code == "batch_as_seen")
     assert text.startswith(f"a step of a process trains on {usual}{mean or ', by the first dimension'}")
-
-
-def test_the_usual_batch_is_that_of_a_kept_step(tmp_path: Path) -> None:
-    """The first of two timed steps contains a validation; the other one is measured, with its batch."""
-    with attached(tmp_path, [], steps=2):
-        model, optimizer = net_with_sgd()
-        train(model, optimizer, UNTIMED)
-        validate(model)
-        train(model, optimizer, 1, 8)
-        train(model, optimizer, 1, 4)
-    cell, _, rank, samples = measured(tmp_path)
-    assert (cell.batch_size, rank.blocks[0].steps, rank.blocks[0].samples) == (4, 1, 4)
-    assert timed_steps(samples) == [1]
 
 
 def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:

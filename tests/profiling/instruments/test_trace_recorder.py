@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dpscope.profiling.instruments.step_timer import SAMPLE_COLUMNS, StepCounts, save_samples, time_block
+from dpscope.profiling.instruments.step_timer import SAMPLE_COLUMNS, save_samples, time_block
 from dpscope.profiling.instruments.trace_recorder import (
     WARMUP_STEPS,
     StepTrace,
@@ -31,12 +31,12 @@ HOST = torch.device("cpu")
 STEP_S, WAIT_S = 0.02, 0.004
 
 
-def step(batch_arrived: Callable[[], None]) -> StepCounts:
+def step(batch_arrived: Callable[[], None]) -> int:
     time.sleep(WAIT_S)
     batch_arrived()
     time.sleep(STEP_S - WAIT_S)
     (torch.ones(8, 8) @ torch.ones(8, 8)).sum()
-    return StepCounts(samples=4)
+    return 4
 
 
 def test_a_block_is_its_steps() -> None:
@@ -105,12 +105,12 @@ class SimulatedGpu:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
 
-    def step(self, loading_ms: float, computing_ms: float) -> Callable[[Callable[[], None]], StepCounts]:
-        def run(batch_arrived: Callable[[], None]) -> StepCounts:
+    def step(self, loading_ms: float, computing_ms: float) -> Callable[[Callable[[], None]], int]:
+        def run(batch_arrived: Callable[[], None]) -> int:
             self.now_ms += loading_ms
             batch_arrived()
             self.done_ms = max(self.now_ms, self.done_ms) + computing_ms
-            return StepCounts(samples=1)
+            return 1
 
         return run
 
@@ -126,7 +126,7 @@ def test_on_cuda_a_wait_hidden_by_queued_work_does_not_count(monkeypatch: pytest
 
 
 def test_a_failing_step_leaves_no_trace(tmp_path: Path) -> None:
-    def failing(batch_arrived: Callable[[], None]) -> StepCounts:
+    def failing(batch_arrived: Callable[[], None]) -> int:
         raise ArithmeticError("on purpose")
 
     with pytest.raises(ArithmeticError):
@@ -159,12 +159,12 @@ def test_a_trace_that_is_stopped_before_its_last_step_is_not_saved(tmp_path: Pat
         path = tmp_path / f"{steps}.pt.trace.json.gz"
         trace = StepTrace(1, path, HOST, all_threads=False, synchronise=lambda: None)
         trace.start()
-        assert not any(trace.step_ended(StepCounts(samples=1)) for _ in range(steps))
+        assert not any(trace.step_ended(1) for _ in range(steps))
         trace.stop()
         assert not path.exists()
     trace = StepTrace(1, path, HOST, all_threads=False, synchronise=lambda: None)
     trace.start()
-    ends = [trace.step_ended(StepCounts(samples=3)) for _ in range(WARMUP_STEPS + 2)]
+    ends = [trace.step_ended(3) for _ in range(WARMUP_STEPS + 2)]
     trace.stop()
     assert ends == [False, False, False, True]
     assert path.exists()
@@ -179,8 +179,8 @@ def test_a_finished_trace_holds_nothing(tmp_path: Path) -> None:
         def synchronise(self) -> None:
             pass
 
-        def step(self, batch_arrived: Callable[[], None]) -> StepCounts:
-            return StepCounts(samples=1)
+        def step(self, batch_arrived: Callable[[], None]) -> int:
+            return 1
 
     first, process = Process(), Process()
     record_trace(first.step, 1, tmp_path / "first.gz", HOST, False, first.synchronise)  # torch keeps its frames

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.clock_alignment import align_clocks
-from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
+from dpscope.analysis.traces.ranks.matching import RankOrigin
 
 
 def collectives(*ends_us: list[float | None], transfer_us: float | None = 1.0) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import pytest
 
 from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.findings.ledger_text import cost_text
-from dpscope.analysis.output.traces import contention_of_traces, to_tables
+from dpscope.analysis.output.traces import to_tables, trace_content
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, Contention, contentions
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
@@ -43,7 +43,7 @@ def test_intervals_hold_the_planted_slowdown(tmp_path: Path, factor: float, shap
 
 def test_without_noise_the_factor_and_the_cost_are_exact(tmp_path: Path) -> None:
     analysis = analyze_traces(write_contended_job(tmp_path, Contended(factor=1.3, noise=0.0)))
-    every, *operators = contention_of_traces(analysis)
+    every, *operators = trace_content(analysis)["contention"]
     assert every["contention_ratio"] == pytest.approx(1.3)
     hidden_us = every["hidden_us"]
     assert isinstance(hidden_us, float)
@@ -65,7 +65,7 @@ def test_kernels_that_never_run_free_are_unknown_with_a_reason(tmp_path: Path) -
     analysis = analyzed(tmp_path, *(ddp_trace(rank, 2, DdpOptions()) for rank in range(2)))
     assert analysis.contentions.every is None
     assert analysis.contentions.reason.startswith(NOTHING_FREE)
-    (record,) = contention_of_traces(analysis)
+    (record,) = trace_content(analysis)["contention"]
     assert (record["contention_us"], record["contention_ratio"]) == (None, None)
     assert record["missing"] == analysis.contentions.reason
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.verdict import run_verdict
-from dpscope.analysis.runs.traced_run import traced_run, traces_text
+from dpscope.analysis.runs.run_data import traced_run, traces_text
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading.table import Table

@@ -69,8 +69,8 @@ def test_the_largest_saving_is_the_part_that_the_report_advises_to_remove() -> N
     action = run_verdict(run, compare(run))
     question = base_of_loaded(run, action.cell)
     largest = savings(question.base, Scenario(), question.costs)[0]
-    assert (largest.change, action.part) == (WAITING, WAITING)
-    assert largest.saved_us <= known(action.saves_us) * (1 + 1e-9)  # which is what removing it saves at most
+    assert (largest.change, action.action.part) == (WAITING, WAITING)
+    assert largest.saved_us <= known(action.action.saves_us) * (1 + 1e-9)  # which is what removing it saves at most
 
 
 @pytest.mark.long

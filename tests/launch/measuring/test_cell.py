@@ -15,9 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.launch.measuring import cell_passes
-from dpscope.launch.measuring.cell import precision_findings
-from dpscope.launch.measuring.cell_passes import CellProcess
+from dpscope.launch.measuring import cell as measured_cell
+from dpscope.launch.measuring.cell import CellProcess, precision_findings
 from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.profiling.records.config import Measurement, RunConfig
 from dpscope.profiling.records.run import Cell, DeviceState
@@ -60,10 +59,10 @@ def steps_taken(
     model = nn.Linear(2, 2)
     cell = Cell(strategy=strategy, devices=1 if strategy == "single" else 2, batch_size=4)
     process = process_of(cell, device, DistributedDataParallel(model) if strategy == "ddp" else model, Step(), config)
-    monkeypatch.setattr(cell_passes, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    monkeypatch.setattr(cell_passes, "synchronise", lambda devices: None)
-    monkeypatch.setattr(cell_passes, "rank_0_value", lambda number, _: number)
-    cell_passes._warm_up(process)
+    monkeypatch.setattr(measured_cell, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(measured_cell, "synchronise", lambda devices: None)
+    monkeypatch.setattr(measured_cell, "rank_0_value", lambda number, _: number)
+    measured_cell._warm_up(process)
     return taken[0]
 
 
@@ -131,8 +130,8 @@ def process_on(device: Device, kind: DeviceType) -> CellProcess:
 def test_states_are_sampled_several_times_while_steps_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host queues its steps at once, the device works on them for a second: every state is from that second."""
     device = Device()
-    monkeypatch.setattr(cell_passes, "synchronise", device.synchronise)
-    (state,) = cell_passes._states_under_load(process_on(device, "cuda"), QUEUED_S)
+    monkeypatch.setattr(measured_cell, "synchronise", device.synchronise)
+    (state,) = measured_cell._states_under_load(process_on(device, "cuda"), QUEUED_S)
     assert device.steps == 17  # 1 s over 60 ms, rounded up
     assert len(device.looks) >= 4
     assert (state.sm_clock_mhz, state.throttle_reasons) == (1500, ("sw_power_cap",))
@@ -140,10 +139,10 @@ def test_states_are_sampled_several_times_while_steps_run(monkeypatch: pytest.Mo
 
 def test_a_long_step_is_sampled_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
-    monkeypatch.setattr(cell_passes, "synchronise", device.synchronise)
-    assert len(cell_passes._states_under_load(process_on(device, "cuda"), 30.0)) == 1
+    monkeypatch.setattr(measured_cell, "synchronise", device.synchronise)
+    assert len(measured_cell._states_under_load(process_on(device, "cuda"), 30.0)) == 1
     assert device.steps == 2
-    assert cell_passes._states_under_load(process_on(device, "cpu"), QUEUED_S) == ()
+    assert measured_cell._states_under_load(process_on(device, "cpu"), QUEUED_S) == ()
     assert device.steps == 2
 
 

@@ -1,23 +1,144 @@
-"""Resuming from a checkpoint: whether its settings are the same, and what differs under another cell. Imports no torch."""
+"""Checkpoints as files, and whether a training can continue from one: what must be the same, and what differs. Imports no torch.
 
+They are written atomically, sealed, kept with their predecessor and verified before reading. A checkpoint is a zip archive of
+`torch.save`. The archive's comment, which `torch.load` ignores, is its seal: a line that identifies the file, the SHA-256 of
+everything before the comment and of the description, and the description as JSON. The zip format's checksums cover neither its
+directory nor a truncated file. `torch.distributed.checkpoint.save` writes a folder with a file per rank, without a digest, which
+is not replaced as a whole.
+"""
+
+import hashlib
 import math
+import os
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO
+
+import msgspec
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.planning.run_config import flag_name
-from dpscope.launch.training.cells import TrainJob
-from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
 from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import settings_of, top_level_settings, value_text
-from dpscope.profiling.records.training import TRAINING_MAY_CHANGE, CheckpointDescription, TrainConfig
-from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import write_json
+from dpscope.profiling.records.training import (
+    CHECKPOINT_FORMAT_VERSION,
+    TRAINING_MAY_CHANGE,
+    CheckpointDescription,
+    TrainConfig,
+)
+from dpscope.profiling.store.errors import DpscopeError, unreadable
+from dpscope.profiling.store.files import atomic_path, decoded, write_json
 from dpscope.profiling.store.training_folders import TrainingFolder
+
+_MARK = b"dpscope checkpoint\n"
+_LONGEST_COMMENT_BYTES = 0xFFFF
+_WHAT_TO_DO = "give --resume-from previous for the one before it, another file, or --fresh to start over"
+
+
+class CheckpointFolder:
+    """The checkpoints of one training."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last, self.previous, self.best = path / "last.pt", path / "previous.pt", path / "best.pt"
+
+    def write(self, description: CheckpointDescription, write: Callable[[BinaryIO], None], best: bool) -> None:
+        """Write the last checkpoint and keep the previous one; with `best` it is also the best one.
+
+        Once `last.pt` has been written, it is complete at every moment.
+        """
+        if self.last.exists():
+            _give_name(self.last, self.previous)
+        write_sealed(self.last, description, write)
+        if best:
+            _give_name(self.last, self.best)
+
+    def go_back(self) -> CheckpointDescription:
+        """Replace the last checkpoint by the previous one; raises DpscopeError unless that exists and is complete."""
+        description = verify(self.previous)
+        _give_name(self.previous, self.last)
+        return description
+
+    def remove_unfinished(self) -> None:
+        """Remove unfinished files of a killed process."""
+        for path in self.path.glob(".tmp-*"):
+            path.unlink(missing_ok=True)
+
+
+def write_sealed(path: Path, description: CheckpointDescription, write: Callable[[BinaryIO], None]) -> None:
+    """Write and seal a checkpoint atomically; `write` writes a zip archive without a comment."""
+    encoded = msgspec.json.encode(description)
+    with atomic_path(path) as temporary, open(temporary, "w+b") as file:
+        write(file)
+        file.seek(-2, os.SEEK_END)
+        body_bytes = file.tell()
+        assert file.read() == b"\0\0", "an archive without a comment ends with its length, 0"
+        comment = _MARK + _digest(file, body_bytes, encoded) + b"\n" + encoded
+        assert len(comment) <= _LONGEST_COMMENT_BYTES
+        file.seek(body_bytes)
+        file.write(len(comment).to_bytes(2, "little") + comment)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _give_name(file: Path, name: Path) -> None:
+    """Give a file a second name, replacing any file of that name; copies it where links are not supported."""
+    with atomic_path(name) as temporary:
+        temporary.unlink()
+        try:
+            os.link(file, temporary)
+        except OSError:
+            shutil.copyfile(file, temporary)
+
+
+def verify(path: Path) -> CheckpointDescription:
+    """The description of a complete and unchanged checkpoint; raises DpscopeError for any other file."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LONGEST_COMMENT_BYTES - 2))
+            before, mark, seal = file.read().rpartition(_MARK)
+            comment_bytes = len(mark + seal)
+            digest, _, encoded = seal.partition(b"\n")
+            length = comment_bytes.to_bytes(4, "little")[:2]
+            whole = before.endswith(length) and _digest(file, size - comment_bytes - 2, encoded) == digest
+    except OSError as error:
+        raise DpscopeError(f"the checkpoint: {unreadable(path, error)}; check the path") from error
+    if not mark:
+        raise DpscopeError(f"{path} is no checkpoint of dpscope's, or is torn: its end is missing; {_WHAT_TO_DO}")
+    if not whole:
+        raise DpscopeError(f"{path} is damaged or torn: its bytes are not those that were written; {_WHAT_TO_DO}")
+    version = msgspec.json.decode(encoded, type=_Version)
+    try:  # with a correct digest, one that cannot be decoded was written by another version
+        if version.format_version == CHECKPOINT_FORMAT_VERSION:
+            return decoded(encoded, CheckpointDescription)
+        reason = f"it has format {version.format_version}, this dpscope reads {CHECKPOINT_FORMAT_VERSION}"
+    except msgspec.ValidationError as error:
+        reason = str(error)
+    raise DpscopeError(f"{path} was written by dpscope {version.dpscope_version} ({reason}); go on with that version")
+
+
+def _digest(file: BinaryIO, body_bytes: int, encoded: bytes) -> bytes:
+    """Hexadecimal SHA-256 of a file's first bytes and the description."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while block := file.read(min(body_bytes - file.tell(), 1 << 20)):
+        digest.update(block)
+    digest.update(encoded)
+    return digest.hexdigest().encode()
+
+
+class _Version(msgspec.Struct):
+    """Fields that every version's description has."""
+
+    format_version: int
+    dpscope_version: str
+
 
 # What must be the same for a training to be the one that was begun. How batches are loaded and which cells there are
 # may change, and so may the number of epochs: learning rates do not depend on it.
@@ -27,11 +148,6 @@ _OF_LEARNING = (
     *(name for name in top_level_settings(TrainConfig) if name not in (*TRAINING_MAY_CHANGE, "eval_batch_size")),
 )
 
-PREVIOUS = "previous"
-"""Instead of a checkpoint's path: the one before a training's last one."""
-
-OwnCheckpoint = Literal["last", "previous", "none"]
-
 
 @dataclass(frozen=True)
 class Resumption:
@@ -40,34 +156,6 @@ class Resumption:
     path: Path
     had: CheckpointDescription
     findings: tuple[Finding, ...]  # what differs since
-
-
-def resumption(job: TrainJob, own: OwnCheckpoint = "last") -> Resumption | None:
-    """The verified checkpoint that a training continues from; None if it starts from the beginning.
-
-    This is a checkpoint of this training, chosen by `own`, or, if it has none, the job's `resume_from`. Raises DpscopeError for
-    a checkpoint that is incomplete or has other settings.
-    """
-    mine, path = job.checkpoints, job.resume_from
-    if own == PREVIOUS and mine.previous.exists():
-        path = mine.previous
-    elif own != "none" and mine.last.exists():
-        if own == PREVIOUS:
-            raise DpscopeError(
-                f"--resume-from {PREVIOUS}: {mine.path} holds none before its last one; remove {job.folder.path} to start this "
-                "training over"
-            )
-        path = mine.last
-    if path is None:
-        return None
-    had = verify(path)
-    check_same_learning(path, had, job.config, job.cell, job.seed)
-    if path == job.resume_from and had.epochs >= job.config.epochs:
-        raise DpscopeError(
-            f"--resume-from {path}: it is at {had.place} already, and --epochs {job.config.epochs} leaves nothing to "
-            "train; give more epochs"
-        )
-    return Resumption(path=path, had=had, findings=what_differs(had, job.cell, job.kind, job.threads))
 
 
 def restore_progress(found: Resumption, folder: TrainingFolder) -> None:

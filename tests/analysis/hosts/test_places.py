@@ -8,10 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.analysis.figures.step import wait_strips
-from dpscope.analysis.hosts.folds import RankSpread, fold, rank_means, spreads
-from dpscope.analysis.hosts.topology import rank_places
+from dpscope.analysis.hosts.places import fold, rank_means, rank_places, spreads
 from dpscope.analysis.partials.file import analyze_partials
-from dpscope.analysis.runs.traced_run import traced_run
+from dpscope.analysis.runs.run_data import traced_run
 from dpscope.analysis.traces.ranks.timeline import drawn_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.launch.cli import app
@@ -157,9 +156,6 @@ def test_missing_ranks_are_reported(left_out: int, known: bool, tmp_path: Path) 
 
 
 def test_places_without_hosts_are_unknown(analysis: TraceAnalysis) -> None:
-    places = rank_places(analysis.summaries)
+    places = rank_places(analysis.summaries, {})
     assert places["local_rank"].tolist() == [rank % PER_NODE for rank in range(RANKS)]
-    means = rank_means(analysis)
-    nowhere = places.assign(host=None)
-    assert not len(fold(analysis, means, nowhere, "host"))
-    assert all(isinstance(one, RankSpread) for one in spreads(means))
+    assert not len(fold(analysis, rank_means(analysis), places.assign(host=None), "host"))

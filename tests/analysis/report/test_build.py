@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.report.all_tables import projected_links, projection_table
+from dpscope.analysis.report.build import projected_links, projection_table
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.profiling.records.run import Cell, ParameterSizes
 from tests.helpers.known import known
@@ -23,27 +23,29 @@ def test_rates_are_one_direction() -> None:
     assert len(links) == 13
 
 
-def test_the_gradients_on_a_ring_whole_half_and_a_quarter() -> None:
-    """4 MB on 4 devices: 2 x 3/4 x 4 MB = 6 MB over 0.125 GB/s: 48 ms."""
+@pytest.mark.parametrize(
+    ("size_bytes", "headings", "slowest", "fastest"),
+    [
+        # 2 x 3/4 x 4 MB = 6 MB: 48 ms at 0.125 GB/s, 6.7 us at 900 GB/s; most links take less than a millisecond
+        (4_000_000, ("4.00 MB [µs]", "2.00 MB [µs]", "1.00 MB [µs]"), ("48000.0", "24000.0", "12000.0"), "6.7"),
+        (400_000_000, ("400.0 MB [ms]", "200.0 MB [ms]", "100.0 MB [ms]"), ("4800.0", "2400.0", "1200.0"), "0.7"),
+        (4000, ("4.00 kB [µs]", "2.00 kB [µs]", "1.00 kB [µs]"), ("48.000", "24.000", "12.000"), "0.007"),
+    ],
+)
+def test_the_gradients_on_a_ring_whole_half_and_a_quarter(
+    monkeypatch: pytest.MonkeyPatch, size_bytes: int, headings: tuple[str, ...], slowest: tuple[str, ...], fastest: str
+) -> None:
+    sizes = ParameterSizes(parameter_count=1, parameter_bytes=size_bytes, gradient_bytes=size_bytes, buffer_bytes=0)
+    monkeypatch.setattr("dpscope.analysis.report.build.model_sizes", lambda _: sizes)
     table = known(projection_table(run_of(measured(Cell(strategy="ddp", devices=4, batch_size=8)))))
     assert table.title.startswith("Predicted, not measured: ring all-reduce")
-    assert table.headings[2:] == ("4.00 MB [ms]", "2.00 MB [ms]", "1.00 MB [ms]")
-    assert {row[0]: row[2:] for row in table.rows}["Ethernet 1 Gb/s"] == ("48.000", "24.000", "12.000")
+    assert table.headings[2:] == headings
+    assert {row[0]: row[2:] for row in table.rows}["Ethernet 1 Gb/s"] == slowest
+    assert next(row[2] for row in table.rows if "B200" in row[0]) == fastest
 
 
 def test_dataparallel_sends_and_reduces() -> None:
     """4 MB out and 4 MB back at 1.25 GB/s: 6.4 ms; no multi-device cell, no table."""
     table = known(projection_table(run_of(measured(Cell(strategy="dp", devices=2, batch_size=8)))))
-    assert {row[0]: row[2] for row in table.rows}["Ethernet 10 Gb/s"] == "6.400"
+    assert {row[0]: row[2] for row in table.rows}["Ethernet 10 Gb/s"] == "6400.0"
     assert projection_table(run_of(measured(Cell(strategy="single", devices=1, batch_size=8)))) is None
-
-
-def test_a_small_model_is_shown_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 kB on 4 devices: 6 kB over 0.125 GB/s: 48 us; over NVLink 5 (900 GB/s) 0.007 us."""
-    small = ParameterSizes(parameter_count=1000, parameter_bytes=4000, gradient_bytes=4000, buffer_bytes=0)
-    monkeypatch.setattr("dpscope.analysis.report.all_tables.model_sizes", lambda _: small)
-    table = known(projection_table(run_of(measured(Cell(strategy="ddp", devices=4, batch_size=8)))))
-    assert table.headings[2] == "4.00 kB [µs]"
-    rows = {row[0]: row[2] for row in table.rows}
-    assert rows["Ethernet 1 Gb/s"] == "48.000"
-    assert next(time for name, time in rows.items() if "B200" in name) == "0.007"

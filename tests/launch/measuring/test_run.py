@@ -13,8 +13,8 @@ from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
 from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.launch.measuring import planned_jobs, worker_arguments
-from dpscope.launch.measuring.planned_jobs import PlanDescription, describe_plan, plan_run
+from dpscope.launch.measuring import run, worker_arguments
+from dpscope.launch.measuring.run import PlanDescription, describe_plan, plan_run
 from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
 from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import manifest
@@ -72,7 +72,7 @@ def test_the_commands_of_jobs_that_are_done_are_not_printed(tmp_path: Path, monk
     """They would be refused: the repeat is measured already."""
     planned = plan_run(load_config(None, TINY), tmp_path / "run")
     jobs = tuple(replace(job, done=job.repeat == 0) for job in planned.jobs)
-    monkeypatch.setattr(planned_jobs, "plan_run", lambda *_, **__: replace(planned, jobs=jobs))
+    monkeypatch.setattr(run, "plan_run", lambda *_, **__: replace(planned, jobs=jobs))
     _, _, commands = described(tmp_path / "run")
     assert [command[-2:] for command in commands] == [["--repeat", "1"]] * 3
 
