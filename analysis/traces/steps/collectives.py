@@ -4,7 +4,6 @@ Matching across ranks is `ranks/matching`'s.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -265,7 +264,7 @@ def _compute_shares(
     """
     events = attribution.events
     done, compiled = np.full((2, len(rows)), np.nan)
-    graphs = np.flatnonzero(events.is_category(Category.CPU_OP) & events.named(lambda name: name == _GRAPH))
+    graphs = np.flatnonzero(events.is_category(Category.CPU_OP) & events.named(_GRAPH.__eq__))
     graphs = graphs[np.argsort(events.end_us[graphs], kind="stable")]
     called_us = attribution.launch_us if attribution.on_device else events.start_us
     for own, here in _by_step_and_device(attribution, rows, np.isfinite(ready_us), _before_optimizer(attribution)):
@@ -317,11 +316,10 @@ def _on_compute_stream(attribution: Attribution, rows: IntColumn) -> BoolColumn:
     """For each collective (event rows) whether its stream is one on which its device computes: then nothing hides it."""
     events = attribution.events
     computing = np.flatnonzero(attribution.rows(Kind.COMPUTE))
-    times, totals = defaultdict[tuple[int, int], float](float), defaultdict[int, float](float)
-    streams = np.stack((events.device[computing], events.thread[computing]), axis=1)
-    for device, thread in np.unique(streams, axis=0).tolist():
-        own = computing[(streams == (device, thread)).all(axis=1)]
-        times[device, thread] = float(events.duration_us[own].sum())
-        totals[device] += times[device, thread]
-    places = zip(events.device[rows].tolist(), events.thread[rows].tolist(), strict=True)
-    return np.array([times[place] >= _COMPUTES * totals[place[0]] > 0.0 for place in places], dtype=np.bool_)
+    every, count = np.concatenate((rows, computing)), len(rows)
+    table = Table.of(device=events.device[every], thread=events.thread[every])
+    spent = np.append(np.zeros(count), events.duration_us[computing])
+    times, totals = (
+        one.sums(spent)[one.code[:count]] for one in (table.group("device", "thread"), table.group("device"))
+    )
+    return (totals > 0) & (times >= _COMPUTES * totals)
