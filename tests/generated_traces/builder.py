@@ -5,9 +5,10 @@ side is placed: each kernel and copy comes with its own start and duration. All 
 the trace's zero.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from tests.generated_traces.model import Trace
@@ -17,17 +18,11 @@ BASE_TIME_NANOSECONDS = 1711964646000000000
 ENTER_US = 0.5
 CALL_US = 3.0
 
-_CUDA_CALLS = {
-    "kernel": ("cudaLaunchKernel", 211),
-    "collective": ("cudaLaunchKernelExC", 430),
-    "gpu_memcpy": ("cudaMemcpyAsync", 41),
-    "gpu_memset": ("cudaMemsetAsync", 51),
-}
-_HIP_CALLS = {
-    "kernel": ("hipLaunchKernel", 211),
-    "collective": ("hipExtLaunchKernel", 430),
-    "gpu_memcpy": ("hipMemcpyWithStream", 41),
-    "gpu_memset": ("hipMemsetAsync", 51),
+_CALLS = {  # of CUDA, of HIP
+    "kernel": ("cudaLaunchKernel", "hipLaunchKernel", 211),
+    "collective": ("cudaLaunchKernelExC", "hipExtLaunchKernel", 430),
+    "gpu_memcpy": ("cudaMemcpyAsync", "hipMemcpyWithStream", 41),
+    "gpu_memset": ("cudaMemsetAsync", "hipMemsetAsync", 51),
 }
 
 
@@ -53,7 +48,7 @@ class TraceBuilder:
         self.pid = pid
         self.events: list[Trace] = []
         self.clock: dict[int, float] = {}
-        self._calls = _HIP_CALLS if hip else _CUDA_CALLS
+        self._hip = hip
         self._operators: dict[int, list[int]] = {}
         self._correlation = 19000
         self._external_id = 0
@@ -99,6 +94,24 @@ class TraceBuilder:
             self._runtime_event(work, thread)
             self.clock[thread] += CALL_US
 
+    def collective(
+        self,
+        thread: int,
+        kind: str,
+        *works: DeviceWork,
+        fields: Mapping[str, object] = MappingProxyType({}),
+        shapes: Mapping[str, object] = MappingProxyType({}),
+        tensors: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """A collective's operator, torch's record of it, its `nccl:` range, and the launch in it; what each records."""
+        operator, annotation, _ = OPERATORS[kind]
+        with (
+            self.op(operator, thread, **tensors),
+            self.op("record_param_comms", thread, **tensors, **fields),
+            self.annotation(annotation, thread, **shapes),
+        ):
+            self.launch(thread, *works)
+
     def unlaunched(self, work: DeviceWork) -> None:
         """A device event that was launched before the trace began."""
         self._correlation += 1
@@ -112,10 +125,9 @@ class TraceBuilder:
             self._flow_event("f", self._correlation, (device, stream, work.start))
 
     def _runtime_event(self, work: DeviceWork, thread: int) -> None:
-        is_collective = "nccl" in work.name
-        name, cbid = self._calls["collective" if is_collective else work.category]
+        cuda, hip, cbid = _CALLS["collective" if "nccl" in work.name else work.category]
         args = self._external(thread) | {"cbid": cbid, "correlation": self._correlation}
-        start = self.clock[thread]
+        start, name = self.clock[thread], hip if self._hip else cuda
         self.events.append(_complete("cuda_runtime", name, self.pid, thread, start, CALL_US, args))
         self._flow_event("s", self._correlation, (self.pid, thread, start))
 
@@ -126,17 +138,15 @@ class TraceBuilder:
     def synchronize(self, thread: int, until: float) -> None:
         """The thread waits for the devices."""
         self._correlation += 1
-        start = self.clock[thread] + ENTER_US
+        start, call = self.clock[thread] + ENTER_US, ("cuda_runtime", "cudaDeviceSynchronize", self.pid, thread)
         args: dict[str, object] = {"cbid": 165, "correlation": self._correlation}
-        name = "cudaDeviceSynchronize"
-        self.events.append(_complete("cuda_runtime", name, self.pid, thread, start, until - start, args))
+        self.events.append(_complete(*call, start, until - start, args))
         self.clock[thread] = until
 
     def device_annotation(self, name: str, device: int, stream: int, span: tuple[float, float]) -> None:
         """A range as Kineto mirrors it onto the device's timeline."""
         args: dict[str, object] = {"External id": self._external_id}
-        category = "gpu_user_annotation"
-        self.events.append(_complete(category, name, device, stream, span[0], span[1] - span[0], args))
+        self.events.append(_complete("gpu_user_annotation", name, device, stream, span[0], span[1] - span[0], args))
 
     def at(self, category: str, name: str, thread: int, span: tuple[float, float], **args: object) -> None:
         """A CPU event at a given place, independent of the thread's clock."""
@@ -185,14 +195,9 @@ class TraceBuilder:
 def one_group(rank: int, ranks: int, backend: str = "nccl") -> Trace:
     """The `distributedInfo` of a rank whose only group is that of all ranks."""
     engine = f"{'cuda' if backend == 'nccl' else 'cpu'}:{backend}"
-    group = {
-        "pg_name": "0",
-        "pg_desc": "default_pg",
-        "backend_config": engine,
-        "pg_size": ranks,
-        "ranks": [*range(ranks)],
-    }
-    return {"backend": backend, "rank": rank, "world_size": ranks, "pg_count": 1, "pg_config": [group]}
+    group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": engine, "pg_size": ranks}
+    config = [group | {"ranks": [*range(ranks)]}]
+    return {"backend": backend, "rank": rank, "world_size": ranks, "pg_count": 1, "pg_config": config}
 
 
 def _complete(
@@ -286,8 +291,16 @@ OPERATORS: dict[str, tuple[str, str, str]] = {
 }
 
 
-def all_reduce_of_two(elements: int, **more: object) -> dict[str, object]:
-    """What is recorded of an all-reduce of ranks 0 and 1."""
-    sizes = {"In msg nelems": elements, "Out msg nelems": elements, "Group size": 2, "dtype": "Float"}
-    group = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
-    return {"Collective name": OPERATORS["all_reduce"][2], **sizes, **group, **more}
+def recorded(
+    kind: str,
+    sent: int,
+    received: int,
+    dtype: str = "Float",
+    group: str = "0",
+    ranks: Sequence[int] = (0, 1),
+    **more: object,
+) -> dict[str, object]:
+    """What is recorded of a collective; sizes in elements."""
+    sizes = {"In msg nelems": sent, "Out msg nelems": received, "Group size": len(ranks), "dtype": dtype}
+    names = {"Process Group Name": group, "Process Group Ranks": str(list(ranks))}
+    return {"Collective name": OPERATORS[kind][2], **sizes, **names, **more}

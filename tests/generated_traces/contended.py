@@ -5,14 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.generated_traces.builder import (
-    KERNEL_NAMES,
-    OPERATORS,
-    DeviceWork,
-    TraceBuilder,
-    all_reduce_of_two,
-    one_group,
-)
+from tests.generated_traces.builder import KERNEL_NAMES, DeviceWork, TraceBuilder, one_group, recorded
 from tests.generated_traces.model import Trace
 from tests.generated_traces.writing import write_trace
 
@@ -83,14 +76,8 @@ def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, gener
         with builder.op("aten::mm", MAIN, **shown):
             builder.launch(MAIN, DeviceWork(rank, COMPUTE, name, now, duration, metadata=dict(launch)))
         if overlapped[place] and options.overlap:
-            _all_reduce(builder, rank, now + late_us, duration - late_us)
+            fields, reduce = recorded("all_reduce", 1000, 1000), KERNEL_NAMES["nccl_2_19"]["all_reduce"]
+            work = DeviceWork(rank, OWN, reduce, now + late_us, duration - late_us, metadata=fields)
+            builder.collective(MAIN, "all_reduce", work, fields=fields)
         now += duration + 2.0
     return now
-
-
-def _all_reduce(builder: TraceBuilder, rank: int, start: float, duration: float) -> None:
-    operator, _, _ = OPERATORS["all_reduce"]
-    fields = all_reduce_of_two(1000)
-    with builder.op(operator, MAIN), builder.op("record_param_comms", MAIN, **fields):
-        name = KERNEL_NAMES["nccl_2_19"]["all_reduce"]
-        builder.launch(MAIN, DeviceWork(rank, OWN, name, start, duration, metadata=fields))

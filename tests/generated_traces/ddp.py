@@ -8,7 +8,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from tests.generated_traces.builder import KERNEL_NAMES, OPERATORS, ZERO_US, DeviceWork, Generation, TraceBuilder
+from tests.generated_traces.builder import (
+    KERNEL_NAMES,
+    ZERO_US,
+    DeviceWork,
+    Generation,
+    TraceBuilder,
+    one_group,
+    recorded,
+)
 from tests.generated_traces.model import Expected, ExpectedCollective, GeneratedTrace, Trace
 from tests.generated_traces.raster import device_steps
 
@@ -270,9 +278,11 @@ class _Program:
                 self.sequence[collective.group] += 1
 
     def _collective(self, collective: Collective, thread: int) -> None:
-        operator, annotation, _ = OPERATORS[collective.kind]
         metadata = self.options.metadata
-        fields = self._fields(collective)
+        sequence = {} if metadata == "no_sequence" else {"Seq": self.sequence[collective.group]}
+        group, ranks = self._group(collective.group)
+        sizes = collective.in_elements, collective.out_elements
+        fields = recorded(collective.kind, *sizes, collective.dtype[0], group, ranks, **sequence)
         shapes, tensor_list = self._shapes(collective)
         start, duration = TIMES[self.role][collective.key]
         if self.role == "even" and collective.key == "bucket2":
@@ -281,14 +291,9 @@ class _Program:
         on_kernel = metadata in ("kernel", "no_sequence") or (metadata == "partial" and collective.key not in PARTIAL)
         name, stream = KERNEL_NAMES[self.options.kernel_names][collective.kind], self.streams[collective.group]
         kernel = DeviceWork(self.device, stream, name, start, duration, metadata=fields if on_kernel else {})
-        recorded = fields if metadata in ("kernel", "no_sequence", "partial") else {}
-        with (
-            self.builder.op(operator, thread, **tensor_list),
-            self.builder.op("record_param_comms", thread, **tensor_list, **recorded),
-            self.builder.annotation(annotation, thread, **shapes),
-        ):
-            if self.options.communication:
-                self.builder.launch(thread, kernel)
+        on_record = fields if metadata in ("kernel", "no_sequence", "partial") else {}
+        works = [kernel] if self.options.communication else []
+        self.builder.collective(thread, collective.kind, *works, fields=on_record, shapes=shapes, tensors=tensor_list)
         self.collectives.append(self._expected(collective, start, duration))
 
     def _expected(self, one: Collective, start: float, duration: float) -> ExpectedCollective:
@@ -302,10 +307,10 @@ class _Program:
             self.device,
             self.step,
             one.kind,
-            group=self._group_name(one.group) if has_group else None,
+            group=self._group(one.group)[0] if has_group else None,
             sequence=self.sequence[one.group] if has_group and metadata != "no_sequence" else None,
             bytes=one.bytes if has_size else None,
-            group_size=len(self._group_ranks(one.group)) if has_group_size else None,
+            group_size=len(self._group(one.group)[1]) if has_group_size else None,
             start_us=start,
             duration_us=duration,
             transfer_us=transfer,
@@ -326,37 +331,17 @@ class _Program:
         dims = [[[elements]], [], [], []]
         return shapes, {"Input Dims": dims, "Input type": ["TensorList", "", "", "Scalar"]}
 
-    def _fields(self, collective: Collective) -> dict[str, object]:
-        ranks = self._group_ranks(collective.group)
-        fields: dict[str, object] = {
-            "Collective name": OPERATORS[collective.kind][2],
-            "In msg nelems": collective.in_elements,
-            "Out msg nelems": collective.out_elements,
-            "Group size": len(ranks),
-            "dtype": collective.dtype[0],
-            "Process Group Name": self._group_name(collective.group),
-            "Process Group Ranks": str(ranks),
-        }
-        return fields if self.options.metadata == "no_sequence" else fields | {"Seq": self.sequence[collective.group]}
-
-    def _group_ranks(self, group: str) -> list[int]:
-        first = self.rank // 2 * 2
-        return list(range(self.world_size)) if group == "world" else [first, first + 1]
-
-    def _group_name(self, group: str) -> str:
-        return "0" if group == "world" else str(1 + self.rank // 2)
+    def _group(self, group: str) -> tuple[str, list[int]]:
+        """Its name and ranks."""
+        pair = self.rank // 2
+        return ("0", list(range(self.world_size))) if group == "world" else (str(1 + pair), [2 * pair, 2 * pair + 1])
 
     def trace(self) -> Trace:
         is_rocm = self.options.kernel_names == "rccl"
         names = ["AMD Instinct MI250X"] * 8 if is_rocm else ["NVIDIA A100-SXM4-80GB"] * self.world_size
-        groups = ["world", "pair"] if self.options.extra_groups else ["world"]
-        config = [self._group_config(group) for group in groups]
-        distributed: Trace = {"backend": "nccl", "rank": self.rank, "world_size": self.world_size}
-        distributed |= {"pg_count": len(config), "pg_config": config, "nccl_version": "2.27.5"}
+        distributed = one_group(self.rank, self.world_size) | {"nccl_version": "2.27.5"}
+        if self.options.extra_groups:
+            name, ranks = self._group("pair")
+            pair = {"pg_name": name, "pg_desc": "pair_pg", "backend_config": "cuda:nccl", "pg_size": 2, "ranks": ranks}
+            distributed |= {"pg_count": 2, "pg_config": [*distributed["pg_config"], pair]}
         return self.builder.trace(names, distributed)
-
-    def _group_config(self, group: str) -> dict[str, object]:
-        ranks = self._group_ranks(group)
-        description = "default_pg" if group == "world" else "pair_pg"
-        name = {"pg_name": self._group_name(group), "pg_desc": description}
-        return {**name, "backend_config": "cuda:nccl", "pg_size": len(ranks), "ranks": ranks}

@@ -10,7 +10,7 @@ never pass it (torch/_utils.py, _take_tensors), so 6 | 6 + 3.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
@@ -171,20 +171,18 @@ def dp_trace(
     steps = _expected_steps(devices, transport, inputs)
     if not named_ranges:
         steps = {place: replace(step, range_us={}) for place, step in steps.items()}
-    program = _Program(devices, transport, inputs, named_ranges, rccl, reused_threads)
     gradients, buffers = sum(DP_REDUCE_BYTES), sum(DP_BROADCAST_BYTES[2:])
     expected = Expected(ZERO_US, steps, gradient_bytes=gradients, parameter_bytes=gradients, buffer_bytes=buffers)
-    return GeneratedTrace(program.run(lag, rccl), expected)
+    return GeneratedTrace(_Program(devices, transport, inputs, named_ranges, lag, rccl, reused_threads).run(), expected)
 
 
 @cache
 def _expected_steps(devices: int, transport: Transport, inputs: Inputs) -> Steps:
     """Of the plain trace: with named ranges and names that identify collectives."""
-    program = _Program(devices, transport, inputs, named_ranges=True, rccl=False, reused_threads=False)
-    return device_steps(program.run(lag=False, rccl=False))
+    return device_steps(_Program(devices, transport, inputs).run())
 
 
-def as_rocm_names(trace: Trace) -> None:
+def _as_rocm_names(trace: Trace) -> None:
     """Kernels of RCCL, copies of ROCm's tracer, and the calls that launch copies between devices."""
     between = set()
     for event in trace["traceEvents"]:
@@ -205,19 +203,18 @@ def _dims(*elements: int) -> dict[str, object]:
     return {"Input Dims": dims, "Input type": ["", *(["float"] * len(elements))]}
 
 
+@dataclass
 class _Program:
     """The training loop; each method is one part of a step and launches that part's work."""
 
-    def __init__(
-        self, devices: int, transport: Transport, inputs: Inputs, named_ranges: bool, rccl: bool, reused_threads: bool
-    ) -> None:
-        self.reused_threads = reused_threads
-        self.builder = TraceBuilder(pid=MAIN, hip=rccl)
-        self.devices = devices
-        self.transport = transport
-        self.inputs = inputs
-        self.named_ranges = named_ranges
-        self.builder.clock[MAIN] = -18.0
+    devices: int
+    transport: Transport
+    inputs: Inputs
+    named_ranges: bool = True
+    lag: bool = False
+    rccl: bool = False
+    reused_threads: bool = False
+    builder: TraceBuilder = field(init=False)
 
     def _range(self, phase: str) -> AbstractContextManager[None]:
         return self.builder.annotation(f"dpscope::{phase}", MAIN) if self.named_ranges else nullcontext()
@@ -226,15 +223,17 @@ class _Program:
         with self.builder.op(name, thread):
             self.builder.launch(thread, *works)
 
-    def run(self, lag: bool, rccl: bool) -> Trace:
+    def run(self) -> Trace:
+        self.builder = TraceBuilder(pid=MAIN, hip=self.rccl)
+        self.builder.clock[MAIN] = -18.0
         for index, step in enumerate(STEPS):
-            self._step(index, step, lag)
-        trace = self.builder.trace(["AMD Instinct MI300X" if rccl else "NVIDIA A100-SXM4-80GB"] * self.devices)
-        if rccl:
-            as_rocm_names(trace)
+            self._step(index, step)
+        trace = self.builder.trace(["AMD Instinct MI300X" if self.rccl else "NVIDIA A100-SXM4-80GB"] * self.devices)
+        if self.rccl:
+            _as_rocm_names(trace)
         return trace
 
-    def _step(self, index: int, step: int, lag: bool) -> None:
+    def _step(self, index: int, step: int) -> None:
         plan = StepPlan(self.devices, index)
         builder = self.builder
         with builder.annotation(f"ProfilerStep#{step}", MAIN):
@@ -249,7 +248,7 @@ class _Program:
                 self._backward(plan)
             with self._range("optimizer"), builder.annotation("Optimizer.step#SGD.step", MAIN):
                 self._op("aten::_foreach_add_", MAIN, *plan.optimizer())
-            if not lag or index == len(STEPS) - 1:
+            if not self.lag or index == len(STEPS) - 1:
                 builder.synchronize(MAIN, WINDOW_ENDS_US[index] + 4.0)
         span = (ORIGINS_US[index] + 6.0, WINDOW_ENDS_US[index])
         builder.device_annotation(f"ProfilerStep#{step}", 0, COMPUTE_STREAM, span)
@@ -274,19 +273,15 @@ class _Program:
         with self._range("dp_parallel_apply"):
             self._parallel_apply(plan)
         with self._range("dp_gather"), self.builder.op("Gather", MAIN):
-            own = plan.copy(OWN_OUTPUT, OUTPUT_BYTES, 0, 0)
-            self._op("aten::copy_", MAIN, own)
+            self._op("aten::copy_", MAIN, plan.copy(OWN_OUTPUT, OUTPUT_BYTES, 0, 0))
             for source in range(1, self.devices):
-                output = plan.copy(GATHER[source], OUTPUT_BYTES, source, 0)
-                self._op("aten::copy_", MAIN, output)
+                self._op("aten::copy_", MAIN, plan.copy(GATHER[source], OUTPUT_BYTES, source, 0))
 
     def _scatter(self, plan: StepPlan) -> list[DeviceWork]:
-        size = INPUT_BYTES
         if self.inputs == "device":  # the first chunk stays where it is
             targets = range(1, self.devices)
-            return [plan.copy(SCATTER_FROM_ROOT[target], size, 0, target) for target in targets]
-        row = SCATTER_FROM_HOST
-        return [plan.from_host(row[d], size, d, COPY_STREAM) for d in range(self.devices)]
+            return [plan.copy(SCATTER_FROM_ROOT[target], INPUT_BYTES, 0, target) for target in targets]
+        return [plan.from_host(SCATTER_FROM_HOST[d], INPUT_BYTES, d, COPY_STREAM) for d in range(self.devices)]
 
     def _replicate(self, plan: StepPlan) -> None:
         """Parameters go through the autograd function Broadcast, buffers do not."""
@@ -299,12 +294,10 @@ class _Program:
     def _broadcast(self, plan: StepPlan, chunk: int) -> None:
         self._flatten(plan, MAIN, BROADCAST_CONCATENATIONS[chunk], (0,))
         if self.transport == "nccl":
-            works = plan.kernels(BROADCAST, BROADCASTS[chunk])
-            self.builder.launch(MAIN, *works)
+            self.builder.launch(MAIN, *plan.kernels(BROADCAST, BROADCASTS[chunk]))
             return
         for target in range(1, self.devices):
-            slot = BROADCAST_COPIES[chunk][target]
-            copy = plan.copy(slot, DP_BROADCAST_BYTES[chunk], 0, target)
+            copy = plan.copy(BROADCAST_COPIES[chunk][target], DP_BROADCAST_BYTES[chunk], 0, target)
             self._op("aten::copy_", MAIN, copy)
 
     def _flatten(self, plan: StepPlan, thread: int, slot: Slot | None, devices: tuple[int, ...]) -> None:
@@ -336,9 +329,7 @@ class _Program:
             self.builder.launch(root, plan.kernel("nll_loss_backward", LOSS_BACKWARD))
         with self._node("GatherBackward", root), self.builder.op("Scatter", root):
             for target in range(1, self.devices):
-                slot = GRADIENT_SCATTER[target]
-                copy = plan.copy(slot, OUTPUT_BYTES, 0, target)
-                self._op("aten::copy_", root, copy)
+                self._op("aten::copy_", root, plan.copy(GRADIENT_SCATTER[target], OUTPUT_BYTES, 0, target))
         self.builder.join(*threads)
         nodes = ("AddmmBackward0", "CudnnBatchNormBackward0", "ConvolutionBackward0")
         for device, thread in enumerate(threads):
@@ -359,19 +350,12 @@ class _Program:
             self.builder.op("BroadcastBackward", thread),
             self.builder.op("ReduceAddCoalesced", thread, **_dims(*gradients)),
         ):
-            for chunk in range(len(DP_REDUCE_BYTES)):
-                devices = tuple(range(self.devices))
-                self._flatten(plan, thread, REDUCE_CONCATENATIONS[chunk], devices)
-                self._reduce_chunk(plan, thread, chunk)
-
-    def _reduce_chunk(self, plan: StepPlan, thread: int, chunk: int) -> None:
-        if self.transport == "nccl":
-            works = plan.kernels(REDUCE, REDUCES[chunk])
-            self.builder.launch(thread, *works)
-            return
-        for source in range(1, self.devices):
-            slot = REDUCE_COPIES[chunk][source]
-            copy = plan.copy(slot, DP_REDUCE_BYTES[chunk], source, 0)
-            self._op("aten::_to_copy", thread, copy)
-            addition = plan.kernel(ADD, REDUCE_ADDITIONS[chunk][source])
-            self._op("aten::add" if source == 1 else "aten::add_", thread, addition)
+            for chunk, size in enumerate(DP_REDUCE_BYTES):
+                self._flatten(plan, thread, REDUCE_CONCATENATIONS[chunk], tuple(range(self.devices)))
+                if self.transport == "nccl":
+                    self.builder.launch(thread, *plan.kernels(REDUCE, REDUCES[chunk]))
+                    continue
+                for source in range(1, self.devices):
+                    self._op("aten::_to_copy", thread, plan.copy(REDUCE_COPIES[chunk][source], size, source, 0))
+                    addition = plan.kernel(ADD, REDUCE_ADDITIONS[chunk][source])
+                    self._op("aten::add" if source == 1 else "aten::add_", thread, addition)

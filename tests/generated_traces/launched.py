@@ -7,16 +7,16 @@ are worked out by hand in the tests that use it.
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.generated_traces.builder import (
     CALL_US,
     ENTER_US,
     KERNEL_NAMES,
-    OPERATORS,
     DeviceWork,
     TraceBuilder,
-    all_reduce_of_two,
     one_group,
+    recorded,
 )
 from tests.generated_traces.model import Trace
 from tests.generated_traces.writing import write_trace
@@ -99,15 +99,10 @@ class _Program:
         stream = COMPUTE if self.options.on_compute_stream else OWN
         self._after(self.free[COMPUTE], stream)
         self.sequence += 1
-        operator, annotation, _ = OPERATORS["all_reduce"]
-        fields = all_reduce_of_two(ELEMENTS, Seq=self.sequence)
-        with (
-            self.builder.op(operator, AUTOGRAD),
-            self.builder.op("record_param_comms", AUTOGRAD, **fields),
-            self.builder.annotation(annotation, AUTOGRAD),
-        ):
-            name = KERNEL_NAMES["nccl_2_19"]["all_reduce"]
-            self.builder.launch(AUTOGRAD, self._work(AUTOGRAD, name, REDUCE_US, stream, fields=fields))
+        fields = recorded("all_reduce", ELEMENTS, ELEMENTS, Seq=self.sequence)
+        called = self.builder.clock[AUTOGRAD] + 3 * ENTER_US  # within operator, record and range
+        work = self._work(called, KERNEL_NAMES["nccl_2_19"]["all_reduce"], REDUCE_US, stream, metadata=fields)
+        self.builder.collective(AUTOGRAD, "all_reduce", work, fields=fields)
         if self.options.waits:
             self._after(self.free[stream])
 
@@ -115,22 +110,14 @@ class _Program:
         self, operator: str, thread: int, name: str, duration: float, stream: int, category: str = "kernel"
     ) -> None:
         with self.builder.op(operator, thread):
-            self.builder.launch(thread, self._work(thread, name, duration, stream, category))
+            called = self.builder.clock[thread]
+            self.builder.launch(thread, self._work(called, name, duration, stream, category=category))
 
-    def _work(
-        self,
-        thread: int,
-        name: str,
-        duration: float,
-        stream: int,
-        category: str = "kernel",
-        fields: Trace | None = None,
-    ) -> DeviceWork:
+    def _work(self, called: float, name: str, duration: float, stream: int, **more: Any) -> DeviceWork:
         """Begins when its launch has ended, its stream is free, and what the stream waits for is done."""
-        called = self.builder.clock[thread] + ENTER_US + CALL_US
-        start = max(called, self.free.get(stream, 0.0))
+        start = max(called + ENTER_US + CALL_US, self.free.get(stream, 0.0))
         self.free[stream] = start + duration
-        return DeviceWork(self.rank, stream, name, start, duration, category, bytes=4096, metadata=fields or {})
+        return DeviceWork(self.rank, stream, name, start, duration, bytes=4096, **more)
 
     def _after(self, moment: float, stream: int = COMPUTE) -> None:
         """Have a stream wait until then."""

@@ -6,7 +6,7 @@ launch. `Call` states the collective's expected numbers.
 
 from typing import Literal, NamedTuple
 
-from tests.generated_traces.builder import KERNEL_NAMES, OPERATORS, ZERO_US, DeviceWork, TraceBuilder
+from tests.generated_traces.builder import KERNEL_NAMES, ZERO_US, DeviceWork, TraceBuilder, recorded
 from tests.generated_traces.model import Expected, ExpectedCollective, GeneratedTrace, Trace
 from tests.generated_traces.raster import device_steps
 
@@ -214,40 +214,17 @@ def _run(
     call = work.call
     sequence[call.group] += 1
     number = sequence[call.group] - 1
-    operator, annotation, _ = OPERATORS[call.kind]
-    metadata = _metadata(job, rank, call, number)
+    group, ranks = groups(job, rank)[call.group]
+    fields = recorded(call.kind, call.sent, call.received, call.dtype, group, ranks, Seq=number)
     name = KERNEL_NAMES["nccl_2_19"][call.kind]
     stream = STREAMS["dp"] if call.kind == "reduce_scatter" else STREAMS[call.group]
-    kernel = DeviceWork(rank, stream, name, start, work.duration, metadata=metadata)
-    with (
-        builder.op(operator, thread),
-        builder.op("record_param_comms", thread, **metadata),
-        builder.annotation(annotation, thread),
-    ):
-        builder.launch(thread, kernel)
-    return [_row(job, rank, step, start, work.duration, call, number)]
-
-
-def _metadata(job: Job, rank: int, call: Call, number: int) -> dict[str, object]:
-    name, ranks = groups(job, rank)[call.group]
-    return {
-        "Collective name": OPERATORS[call.kind][2],
-        "In msg nelems": call.sent,
-        "Out msg nelems": call.received,
-        "Group size": len(ranks),
-        "dtype": call.dtype,
-        "Process Group Name": name,
-        "Process Group Ranks": str(ranks),
-        "Seq": number,
-    }
-
-
-def _row(job: Job, rank: int, step: int, start: float, duration: float, call: Call, number: int) -> ExpectedCollective:
-    name, ranks = groups(job, rank)[call.group]
-    return ExpectedCollective(
-        rank, rank, step, call.kind, name, number, call.bytes, len(ranks), start, duration,
+    kernel = DeviceWork(rank, stream, name, start, work.duration, metadata=fields)
+    builder.collective(thread, call.kind, kernel, fields=fields)
+    row = ExpectedCollective(
+        rank, rank, step, call.kind, group, number, call.bytes, len(ranks), start, work.duration,
         call.transfer_us, call.wait_us, call.algbw_gb_per_s, call.busbw_gb_per_s,
     )  # fmt: skip
+    return [row]
 
 
 def _trace(builder: TraceBuilder, job: Job, rank: int) -> Trace:

@@ -27,6 +27,7 @@ PHASES = (
     "host_to_device", "scatter", "replicate", "parallel_apply", "gather", "loss_backward", "gradient_reduce", "optimizer",
     OTHER,
 )  # fmt: skip
+_OF_MODEL = {PHASES.index("replicate"): "broadcast", PHASES.index("gradient_reduce"): "reduce"}  # by NCCL
 
 _NODE = r"autograd::engine::evaluate_function: "
 _REDUCES = re.compile(rf"^(?:{_NODE})?(?:BroadcastBackward|ReduceAddCoalesced)$")
@@ -40,13 +41,11 @@ _FORWARD_OPERATOR = re.compile(r"^(?:Scatter|Broadcast|Gather)$")
 
 def launch_phases(attribution: Attribution) -> IntColumn:
     """Phase of every device event of a step, an index in PHASES; what has no launch is OTHER. -1 for all other events."""
-    phase = np.full(len(attribution.events), -1, dtype=np.int64)
+    phase, from_host = np.full(len(attribution.events), -1), attribution.events.named(_FROM_HOST.search)
     rows = np.flatnonzero(attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0))
     phase[rows] = PHASES.index(OTHER)
     rows = rows[attribution.launch_row[rows] >= 0]
-    for name, where in _rules(
-        attribution, attribution.launch_row[rows], attribution.events.named(_FROM_HOST.search)[rows]
-    ):
+    for name, where in _rules(attribution, attribution.launch_row[rows], from_host[rows]):
         phase[rows[where]] = PHASES.index(name)  # later rules win
     return phase
 
@@ -59,13 +58,13 @@ def _rules(attribution: Attribution, launch: IntColumn, from_host: BoolColumn) -
 
     def inside(matches: Callable[[str], object], ranges: BoolColumn) -> BoolColumn:
         """In a range of such a name on its own thread."""
-        return np.asarray(innermost(events, launch, ranges & events.named(matches)) >= 0)
+        return innermost(events, launch, ranges & events.named(matches)) >= 0
 
     def during(name: str) -> BoolColumn:
         """In a user range of that name, with or without a replica's index, on any thread."""
         ranges = np.flatnonzero(annotations & events.named(lambda one: phases.base_name(one) == name))
         ranges = ranges[np.argsort(events.start_us[ranges], kind="stable")]
-        return np.asarray(intervals.index_at(events.start_us[ranges], events.end_us[ranges], times) >= 0)
+        return intervals.index_at(events.start_us[ranges], events.end_us[ranges], times) >= 0
 
     starts, ends, threads = _forward_calls(attribution)
     updated_us = np.sort(events.end_us[annotations & events.named(_OPTIMIZER.match)])
@@ -94,11 +93,9 @@ def _rules(attribution: Attribution, launch: IntColumn, from_host: BoolColumn) -
 
 def _ended_in_step(times: FloatColumn, steps_us: FloatColumn, ends: FloatColumn, marks: FloatColumn) -> BoolColumn:
     """Whether a range has ended before each time, and the last one has its mark, such as its start, in the same step."""
-    if not len(ends):
-        return np.zeros(len(times), dtype=bool)
     last = np.searchsorted(ends, times, side="right") - 1
     step = np.searchsorted(steps_us, times, side="right") - 1
-    return np.asarray((last >= 0) & (marks[np.maximum(last, 0)] >= steps_us[np.maximum(step, 0)]))
+    return np.append(marks, np.nan)[last] >= steps_us[np.maximum(step, 0)]
 
 
 def _forward_calls(attribution: Attribution) -> tuple[FloatColumn, FloatColumn, IntColumn]:
@@ -129,22 +126,16 @@ def peer_copies(attribution: Attribution) -> Table:
     """
     events = attribution.events
     rows = np.flatnonzero(attribution.rows(Kind.PEER_COPY) & (attribution.step >= 0))
-    copies = Table.of(
-        rank=np.zeros(len(rows), dtype=np.int64),
-        device=events.device[rows],
-        step=[attribution.steps.numbers[step] for step in attribution.step[rows]],
-    )
+    steps = [attribution.steps.numbers[step] for step in attribution.step[rows]]
+    copies = Table.of(rank=attribution.trace.rank, device=events.device[rows], step=steps)
     places = copies.group("device", "step", in_order=True)
-    sizes, of_model = events.bytes[rows], np.zeros(len(rows), dtype=bool)
+    of_model = np.zeros(len(rows), dtype=bool)
     if len(rows) and is_data_parallel(attribution):
-        moving = [PHASES.index(name) for name in ("replicate", "gradient_reduce")]
-        of_model = np.isin(launch_phases(attribution)[rows], moving)
+        of_model = np.isin(launch_phases(attribution)[rows], list(_OF_MODEL))
     totals = np.zeros((2, len(places)), dtype=np.int64)
-    np.add.at(totals[0], places.code, sizes)
-    np.add.at(totals[1], places.code, np.where(of_model, sizes, 0))
-    return copies.take(places.first).assign(
-        rank=attribution.trace.rank, bytes=totals[0], model_bytes=totals[1], count=places.sizes
-    )
+    np.add.at(totals[0], places.code, events.bytes[rows])
+    np.add.at(totals[1], places.code, np.where(of_model, events.bytes[rows], 0))
+    return copies.take(places.first).assign(bytes=totals[0], model_bytes=totals[1], count=places.sizes)
 
 
 COLUMNS = (
@@ -177,7 +168,7 @@ def is_data_parallel(attribution: Attribution) -> bool:
     device = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
     if len(np.unique(events.device[device])) < 2:
         return False
-    return any(_DP_NAME.match(name) for name in events.names)
+    return any(map(_DP_NAME.match, events.names))
 
 
 def collective_kinds(attribution: Attribution) -> dict[int, str]:
@@ -189,18 +180,16 @@ def collective_kinds(attribution: Attribution) -> dict[int, str]:
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     if not len(rows) or not attribution.on_device or not is_data_parallel(attribution):
         return {}
-    kinds = {PHASES.index("replicate"): "broadcast", PHASES.index("gradient_reduce"): "reduce"}
     codes = launch_phases(attribution)[rows].tolist()
-    return {row: kinds[code] for row, code in zip(rows.tolist(), codes, strict=True) if code in kinds}
+    return {row: _OF_MODEL[code] for row, code in zip(rows.tolist(), codes, strict=True) if code in _OF_MODEL}
 
 
 def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     if not is_data_parallel(attribution):
         return
     events, windows, phase = attribution.events, attribution.windows, launch_phases(attribution)
-    coalesced = innermost(
-        events, attribution.launch_row, events.is_category(Category.CPU_OP) & events.named(_COALESCED.match)
-    )
+    operators = events.is_category(Category.CPU_OP) & events.named(_COALESCED.match)
+    coalesced = innermost(events, attribution.launch_row, operators)
     communicates, computes = attribution.rows(*COMMUNICATION_KINDS), (phase >= 0) & attribution.rows(Kind.COMPUTE)
     devices = np.unique(events.device[phase >= 0]).tolist()
     compute = {device: intervals.of_events(events, computes & (events.device == device)) for device in devices}
@@ -246,18 +235,17 @@ def phase_means(phases: Table) -> Table:
     """Means over whole steps: a row per (rank, device, replica), a column `{phase}_us` per phase, NaN where none."""
     wanted = [name for name in PHASES if name != OTHER or phases.words("phase").isin(OTHER).any()]
     of_rank, step = phases.group("rank"), phases.real("step")
-    first, last = (found[of_rank.code] for found in (of_rank.least(step), of_rank.most(step)))
-    partial = np.where(phases.known("device"), first, last)  # as in `step_table`
-    whole = (step != partial) & np.isfinite(step)
+    partial = np.where(phases.known("device"), of_rank.least(step)[of_rank.code], of_rank.most(step)[of_rank.code])
+    whole = (step != partial) & np.isfinite(step)  # as in `step_table`
     used = phases.take(whole) if whole.any() else phases
-    steps = len(used.group("step"))
     places = used.group("rank", "device", "replica", in_order=True)
     table = used.take(places.first).select(("rank", "device", "replica"))
     for name in wanted:
         own = used.words("phase").isin(name)
-        seen = np.bincount(places.code, weights=own, minlength=len(places)) > 0
-        sums = places.sums(np.where(own, used["time_us"], 0.0))
-        table = table.assign(**{f"{name}_us": np.where(seen, sums / max(steps, 1), np.nan)})
+        means_us = places.sums(np.where(own, used["time_us"], 0.0)) / max(len(used.group("step")), 1)
+        table = table.assign(
+            **{f"{name}_us": np.where(np.isin(range(len(places)), places.code[own]), means_us, np.nan)}
+        )
     return table
 
 

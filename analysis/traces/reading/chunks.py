@@ -16,6 +16,7 @@ import stat
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -267,20 +268,14 @@ def decode_chunk(
     Where text `goes_on` behind it, an event that seems to as well is left `unfinished`. A damaged chunk of a `hopeless`
     file is repaired only if there is an event at its end.
     """
-    try:
+    with suppress(*_UNREADABLE):
         return DecodedChunk(codec.chunk(chunk))
-    except _UNREADABLE:
-        pass
-    end = chunk.rfind(b"\n  ]") if kineto_layout else -1
-    if end >= 0:
-        try:
+    if kineto_layout and (end := chunk.rfind(b"\n  ]")) >= 0:
+        with suppress(*_UNREADABLE):
             return DecodedChunk(codec.chunk(chunk[:end] + b"]"), tail=bytes(chunk[end:-1]))
-        except _UNREADABLE:
-            pass
-    try:
+    with suppress(*_UNREADABLE):
         return DecodedChunk(codec.lax_chunk(chunk))
-    except _UNREADABLE:
-        text = bytes(chunk[1:-1])
+    text = bytes(chunk[1:-1])
     if hopeless:
         last = _Repair(text[-_LOOKED_AT:], kineto_layout, codec).decoded(goes_on=False)
         if last.tail is None and not any(codec.is_event(event) for event in last.events):
@@ -319,25 +314,21 @@ class _Repair(Generic[_Event]):
             if event is not None:
                 result.events.append(event)
                 result.repaired += self._stray[last] and result.tail is None
-            elif index == 0 and self._piece(0).lstrip().startswith(b"]"):  # no event at all
+            elif index == 0 and self._text[: self._ends[0]].lstrip().startswith(b"]"):  # no event at all
                 result.tail = self._text
-            elif index + 1 < len(self._starts) or self._piece(index).rstrip().endswith((b"}", b"]")):
+            elif index + 1 < len(self._starts) or self._text[self._starts[index] :].rstrip().endswith((b"}", b"]")):
                 result.skipped += 1
             index = last + 1
         return result
 
-    def _piece(self, index: int) -> bytes:
-        return self._text[self._starts[index] : self._ends[index]]
-
     def _event(self, start: int, end: int) -> _Event | None:
         piece = self._text[start:end]
-        try:
+        with suppress(*_UNREADABLE):
             return self._codec.one(piece)
-        except _UNREADABLE:
-            event, field = self._codec.lenient(piece) if len(piece) <= _MOST_LENIENT else None, self._codec.field
-            if event is not None:
-                self._result.repaired += None not in (field(event, "ts"), field(event, "dur"))
-            return event
+        event, field = self._codec.lenient(piece) if len(piece) <= _MOST_LENIENT else None, self._codec.field
+        if event is not None:
+            self._result.repaired += None not in (field(event, "ts"), field(event, "dur"))
+        return event
 
     def _tried_again(self, start: int, end: int) -> _Event | None:
         """The event that this text is, as long as there is an allowance for it."""

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from dpscope.profiling.records.finding import Finding
 FloatColumn = npt.NDArray[np.float64]
 IntColumn = npt.NDArray[np.int64]
 BoolColumn = npt.NDArray[np.bool_]
+CodeColumn = npt.NDArray[np.uint8]
 
 _LONGEST_US = 2.0**36  # 19 hours: within it a float of microseconds keeps 5 decimals
 
@@ -31,8 +32,6 @@ class Category(IntEnum):
 
 
 HOST = (Category.RUNTIME, Category.USER_ANNOTATION, Category.CPU_OP)
-
-
 _RUNTIME = (
     "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver", "mtia_runtime",
     "privateuse1_runtime", "privateuse1_driver", "runtime", "driver",
@@ -87,7 +86,7 @@ def is_annotation(name: object) -> bool:
     return name == DEVICE_ANNOTATION or category_of(name) is Category.USER_ANNOTATION
 
 
-def is_among(codes: npt.NDArray[np.uint8], wanted: Iterable[int]) -> BoolColumn:
+def is_among(codes: CodeColumn, wanted: Iterable[int]) -> BoolColumn:
     """Which of the codes are wanted: `np.isin`, by looking each one up."""
     truths = np.zeros(1 << 8, dtype=np.bool_)
     truths[list(wanted)] = True
@@ -120,13 +119,14 @@ class EventTable:
 
     start_us: FloatColumn
     duration_us: FloatColumn
-    category: npt.NDArray[np.uint8]
+    category: CodeColumn
     name: IntColumn  # index into `names`
     thread: IntColumn  # CPU thread, or the device's stream as the trace numbers it
     device: IntColumn
     correlation: IntColumn
     bytes: IntColumn
     shape: IntColumn  # equal for equal input sizes of an operator, and for equal grids and blocks of a kernel
+    # Not columns:
     names: list[str]
     communication: dict[int, CommunicationArgs]  # row -> its arguments
 
@@ -148,8 +148,7 @@ class EventTable:
 
     def rows(self, kept: IntColumn) -> "EventTable":
         """These rows, given in ascending order, with the names they use."""
-        columns = {name: column[kept] for name, column in vars(self).items() if isinstance(column, np.ndarray)}
-        columns.pop("end_us", None)
+        columns = {one.name: getattr(self, one.name)[kept] for one in fields(self)[:-2]}
         used, columns["name"] = np.unique(columns["name"], return_inverse=True)
         places = {old: new for new, old in enumerate(kept.tolist()) if old in self.communication}
         communication = {places[old]: args for old, args in self.communication.items() if old in places}

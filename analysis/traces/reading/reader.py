@@ -99,9 +99,8 @@ def _fields(text: TraceText, path: Path, report: ReportFinding) -> dict[str, Any
                 return value
         else:
             return {name: _value(bytes(raw[name])) for name in _FIELDS if name in raw}
-    report(
-        TraceCode.HEADER_UNREADABLE.finding(f"the header of {path} is not readable: rank and world size are unknown")
-    )
+    unreadable = f"the header of {path} is not readable: rank and world size are unknown"
+    report(TraceCode.HEADER_UNREADABLE.finding(unreadable))
     return {}
 
 

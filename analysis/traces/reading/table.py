@@ -131,11 +131,6 @@ class Table:
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        column = self.column(name)
-        assert isinstance(column, np.ndarray), f"{name} holds words"
-        return column
-
     @property
     def names(self) -> tuple[str, ...]:
         """The columns, in order."""
@@ -144,8 +139,13 @@ class Table:
     def column(self, name: str) -> Column:
         return self._columns[name]
 
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        column = self._columns[name]
+        assert isinstance(column, np.ndarray), f"{name} holds words"
+        return column
+
     def words(self, name: str) -> Words:
-        column = self.column(name)
+        column = self._columns[name]
         assert isinstance(column, Words), f"{name} holds numbers"
         return column
 
@@ -227,11 +227,10 @@ def _values(column: Column, kind: Kind) -> list[Any]:
     plain: list[Any] = column.tolist()
     if isinstance(column, Words):
         return plain
-    if kind == "real":
-        return plain if np.isfinite(column).all() else [value if np.isfinite(value) else None for value in plain]
+    known = np.isfinite(column) if kind == "real" else column != UNKNOWN
     if kind == "truth":
-        return [None if value == UNKNOWN else bool(value) for value in plain]
-    return [None if value == UNKNOWN else value for value in plain] if (column == UNKNOWN).any() else plain
+        plain = list(map(bool, plain))
+    return plain if known.all() else [value if own else None for value, own in zip(plain, known.tolist(), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -254,9 +253,7 @@ class Groups:
         code, first = _without_gaps(code, count)
         if not in_order:
             order = np.argsort(first, kind="stable")
-            place = np.empty(len(order), dtype=np.int64)
-            place[order] = np.arange(len(order))
-            first, code = first[order], place[code]
+            first, code = first[order], np.argsort(order)[code]
         return cls(code, first)
 
     def __len__(self) -> int:
@@ -297,8 +294,7 @@ class Groups:
         """The place of each row among those of its group, from 0."""
         order = np.argsort(self.code, kind="stable")
         place = np.empty(len(order), dtype=np.int64)
-        starts = np.cumsum(self.sizes) - self.sizes
-        place[order] = np.arange(len(order)) - starts[self.code[order]]
+        place[order] = np.arange(len(order)) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
         return place
 
     def rows(self) -> list[IntColumn]:

@@ -2,7 +2,7 @@
 
 import re
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,8 +30,6 @@ _NAMESPACES = re.compile(r"c10::|at::|torch::|torch\.|std::|numpy\.")
 # Source: torch/csrc/distributed/c10d/Ops.cpp.
 _OUTPUT_THEN_INPUT = re.compile(r"^c10d::(?:_?all_?gather|_?reduce_scatter|all_?to_?all|gather_|scatter_)")
 
-_OUTPUT_IS_N_INPUTS = frozenset({"all_gather"})
-_INPUT_IS_N_OUTPUTS = frozenset({"reduce_scatter"})
 _DEEPEST = 8  # lists in lists of shapes: torch records two
 _LONGEST = 1 << 20  # bytes of JSON: shapes of some 100,000 tensors
 _MOST_BYTES = 2**63  # beyond, a size is damage
@@ -57,16 +55,11 @@ def group_size(args: CommunicationArgs, kind: str | None) -> int | None:
     """
     if args.group_size is not None and args.group_size > 0:
         return args.group_size
-    if kind not in _OUTPUT_IS_N_INPUTS | _INPUT_IS_N_OUTPUTS:
+    if kind not in ("all_gather", "reduce_scatter"):
         return None
-    sent, received = args.input_elements, args.output_elements
-    if sent is None or received is None:
-        sent, received = buffer_sizes(args)
-    if kind in _INPUT_IS_N_OUTPUTS:
-        sent, received = received, sent
-    if not sent or not received or received % sent:
-        return None  # ranks may hold unequal parts
-    return received // sent
+    sizes = args.input_elements, args.output_elements
+    one, of_all = (sizes if None not in sizes else buffer_sizes(args))[:: 1 if kind == "all_gather" else -1]
+    return of_all // one if one and of_all and not of_all % one else None  # ranks may hold unequal parts
 
 
 def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | None) -> int | None:
@@ -79,7 +72,7 @@ def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | No
     one = sent if received is None else received if sent is None else max(sent, received)
     if one is None or (kind in _ONE_SIDED and None in (sent, received)):
         return None
-    if (kind in _OUTPUT_IS_N_INPUTS and received is None) or (kind in _INPUT_IS_N_OUTPUTS and sent is None):
+    if (kind == "all_gather" and received is None) or (kind == "reduce_scatter" and sent is None):
         if not group_size:
             return None
         one *= group_size
@@ -125,35 +118,27 @@ def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Communi
         return _buffers(second, first)
     if name.startswith("c10d::") or name == "record_param_comms":
         return _buffers(first, first if name.startswith("c10d::") else None)
-    return _buffers(_together([one for one in arguments if one is not None]), None)  # a range: every tensor an argument
+    return _buffers(_together(arguments), None)  # a range: every tensor an argument
 
 
 def _buffers(sent: _Tensor | None, received: _Tensor | None) -> CommunicationArgs:
     """Elements and their one type, or bytes where types are mixed."""
     dtypes = {one.dtype for one in (sent, received) if one is not None} - {None}
-
-    def size(one: _Tensor | None) -> tuple[int | None, int | None]:
-        mixed = one is not None and (len(dtypes) > 1 or one.dtype is None)
-        if one is None or (mixed and one.bytes is not None):
-            return None, None if one is None else one.bytes
-        return None if len(dtypes) > 1 else one.elements, None
-
-    (input_elements, input_bytes), (output_elements, output_bytes) = size(sent), size(received)
-    return CommunicationArgs(
-        input_elements=input_elements,
-        output_elements=output_elements,
-        dtype=dtypes.pop() if len(dtypes) == 1 else None,
-        input_bytes=input_bytes,
-        output_bytes=output_bytes,
-    )
+    sizes: dict[str, Any] = {"dtype": next(iter(dtypes)) if len(dtypes) == 1 else None}
+    for name, one in (("input", sent), ("output", received)):
+        if one is not None and one.bytes is not None and (len(dtypes) > 1 or one.dtype is None):
+            sizes[f"{name}_bytes"] = one.bytes
+        elif one is not None and len(dtypes) <= 1:
+            sizes[f"{name}_elements"] = one.elements
+    return CommunicationArgs(**sizes)
 
 
-def _together(tensors: list[_Tensor]) -> _Tensor | None:
+def _together(arguments: list[_Tensor | None]) -> _Tensor | None:
+    tensors = [one for one in arguments if one is not None]
     if not tensors:
         return None
-    dtypes = {tensor.dtype for tensor in tensors}
-    sizes = [tensor.bytes for tensor in tensors if tensor.bytes is not None]
-    total = sum(sizes) if len(sizes) == len(tensors) else None
+    dtypes, sizes = {tensor.dtype for tensor in tensors}, [tensor.bytes for tensor in tensors]
+    total = None if None in sizes else sum(size or 0 for size in sizes)
     return _Tensor(sum(tensor.elements for tensor in tensors), dtypes.pop() if len(dtypes) == 1 else None, total)
 
 
@@ -163,13 +148,11 @@ def _tensor(shape: object, kind: object, depth: int = 0) -> _Tensor | None:
         return None
     if shape and all(isinstance(extent, list) for extent in shape):  # a list of tensors, or of lists of them
         types = kind if isinstance(kind, list) and len(kind) == len(shape) else [None] * len(shape)
-        inner = [_tensor(one, of_one, depth + 1) for one, of_one in zip(shape, types, strict=True)]
-        return _together([one for one in inner if one is not None])
-    size = element_bytes(kind) if isinstance(kind, str) else None
-    if isinstance(kind, str) and size is None:  # a scalar, a device, a process group
-        return None
-    if not shape and size is None:
+        return _together([_tensor(one, of_one, depth + 1) for one, of_one in zip(shape, types, strict=True)])
+    dtype = kind if isinstance(kind, str) else None
+    size = element_bytes(dtype)
+    if size is None and (dtype is not None or not shape):  # a scalar, a device, a process group
         return None
     # A tensor without dimensions holds one element.
     count = prod(extent if isinstance(extent, int) and extent >= 0 else 0 for extent in shape)
-    return _Tensor(count, kind if isinstance(kind, str) else None, count * size if size is not None else None)
+    return _Tensor(count, dtype, count * size if size is not None else None)

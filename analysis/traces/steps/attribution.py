@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from dpscope.analysis.traces.reading.event_table import (
     BoolColumn,
     Category,
+    CodeColumn,
     EventTable,
     FloatColumn,
     IntColumn,
@@ -17,18 +17,8 @@ from dpscope.analysis.traces.reading.event_table import (
     is_among,
 )
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
-from dpscope.analysis.traces.steps import intervals
-from dpscope.analysis.traces.steps.event_kind import (
-    COPY_KINDS,
-    DEVICE_KINDS,
-    Kind,
-    collective_kind,
-    cpu_event_kinds,
-    event_kinds,
-    named_annotations,
-    nccl_ranges,
-    with_peer_calls,
-)
+from dpscope.analysis.traces.steps import event_kind, intervals
+from dpscope.analysis.traces.steps.event_kind import COPY_KINDS, DEVICE_KINDS, Kind, collective_kind, named_annotations
 from dpscope.analysis.traces.steps.gloo import ended_in_their_pass
 from dpscope.analysis.traces.steps.intervals import innermost
 
@@ -62,7 +52,7 @@ class Windows:
         return intervals.lengths_within(spans, self.start_us, self.end_us)
 
 
-def windows_of(events: EventTable, kind: npt.NDArray[np.uint8], step: IntColumn, count: int) -> Windows:
+def windows_of(events: EventTable, kind: CodeColumn, step: IntColumn, count: int) -> Windows:
     """Windows of `count` steps, at least one, from the device events that each of them launched (`step`, NO_STEP for none)."""
     rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (step >= 0))
     ends, hidden = _ends(events, step, rows, count)
@@ -93,14 +83,14 @@ def _ends(events: EventTable, step: IntColumn, rows: IntColumn, count: int) -> t
 _HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Host", re.IGNORECASE)
 
 
-def with_engine_copies(events: EventTable, kind: npt.NDArray[np.uint8], launch_row: IntColumn) -> npt.NDArray[np.uint8]:
+def _with_engine_copies(events: EventTable, kind: CodeColumn, launch_row: IntColumn) -> CodeColumn:
     """The kinds, with the copies of collectives that copy engines carry out marked as such.
 
     These are the copies between device buffers launched in an `nccl:` range that launched no NCCL kernel on that device;
     next to a kernel a copy only packs or unpacks, and in a group of one rank it only copies. The first copy of a range and
     device is the COLLECTIVE, the others are its COLLECTIVE_PARTs.
     """
-    ranges = nccl_ranges(events)
+    ranges = event_kind.nccl_ranges(events)
     if not ranges.any():
         return kind
     between_devices = events.is_category(Category.MEMCPY) & ~events.named(_HOST_COPY.search)
@@ -114,11 +104,10 @@ def with_engine_copies(events: EventTable, kind: npt.NDArray[np.uint8], launch_r
     kernels = np.flatnonzero((kind == Kind.COLLECTIVE) & (launch_row >= 0))
     kernel_range = innermost(events, launch_row[kernels], ranges)
     with_kernel = set(zip(kernel_range.tolist(), events.device[kernels].tolist(), strict=True))
-    places = list(zip(copy_range.tolist(), events.device[copies].tolist(), strict=True))
-    marked = kind.copy()
-    begun: set[tuple[int, int]] = set()
+    marked, begun = kind.copy(), set[tuple[int, int]]()
     for index in np.argsort(events.start_us[copies], kind="stable").tolist():
-        if moves[index] and (place := places[index]) not in with_kernel:
+        place = int(copy_range[index]), int(events.device[copies[index]])
+        if moves[index] and place not in with_kernel:
             marked[copies[index]] = Kind.COLLECTIVE_PART if place in begun else Kind.COLLECTIVE
             begun.add(place)
     return marked
@@ -155,7 +144,7 @@ class Attribution:
 
     trace: Trace
     steps: StepRanges
-    kind: npt.NDArray[np.uint8]
+    kind: CodeColumn
     launch_row: IntColumn  # the runtime call that launched a device event, -1 for none
     launch_us: FloatColumn  # when; NaN for none
     step: IntColumn
@@ -189,8 +178,7 @@ def empty_steps(attribution: Attribution) -> IntColumn:
     if not steps.marked:
         return np.empty(0, dtype=np.int64)
     if attribution.on_device:
-        known = np.isfinite(attribution.windows.end_us) | attribution.windows.hidden
-        return np.flatnonzero(~known)
+        return np.flatnonzero(~(np.isfinite(attribution.windows.end_us) | attribution.windows.hidden))
     rows = np.flatnonzero(~named_annotations(events, "ProfilerStep#"))
     begun = np.isin(np.arange(len(steps)), attribution.step[rows])
     starts, ends = events.start_us[rows], events.end_us[rows]
@@ -211,60 +199,53 @@ def attribute(trace: Trace) -> Attribution:
     if not trace.has_accelerator:
         events = ended_in_their_pass(events)
         trace = replace(trace, events=events)
-        kind = cpu_event_kinds(events)
+        kind, step = event_kind.cpu_event_kinds(events), steps.index_at(events.start_us)
         none, never = np.full(len(events), -1, dtype=np.int64), np.full(len(events), np.nan)
-        by_time = np.zeros(len(events), dtype=bool)
-        step = steps.index_at(events.start_us)
-        return Attribution(trace, steps, kind, none, never, step, by_time, windows_of(events, kind, none, len(steps)))
-    kind = event_kinds(events)
+        windows = windows_of(events, kind, none, len(steps))
+        return Attribution(trace, steps, kind, none, never, step, np.zeros(len(events), dtype=bool), windows)
+    kind = event_kind.event_kinds(events)
     launch_row = _launch_rows(events, is_among(kind, DEVICE_KINDS))
-    kind = with_peer_calls(events, kind, launch_row)
+    kind = event_kind.with_peer_calls(events, kind, launch_row)
     if trace.world_size != 1:
-        kind = with_engine_copies(events, kind, launch_row)
-    launch_us = np.where(launch_row >= 0, events.start_us[np.maximum(launch_row, 0)], np.nan)
+        kind = _with_engine_copies(events, kind, launch_row)
+    launch_us = np.append(events.start_us, np.nan)[launch_row]
     launched = steps.index_at(launch_us)
     step, windows = _with_those_of_no_launch(events, kind, steps, launched)
     return Attribution(trace, steps, kind, launch_row, launch_us, step, (launched == NO_STEP) & (step >= 0), windows)
 
 
 def _with_those_of_no_launch(
-    events: EventTable, kind: npt.NDArray[np.uint8], steps: StepRanges, launched: IntColumn
+    events: EventTable, kind: CodeColumn, steps: StepRanges, launched: IntColumn
 ) -> tuple[IntColumn, Windows]:
     """Steps of all events, device events that no step launched given to the one they ran in, and the steps' windows.
 
     Where no steps are marked all belong to the one there is. A step that launched nothing takes what began
     during its range, and so gets a window; the rest goes by the windows. What was launched before the trace belongs to none.
     """
-    rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (launched == NO_STEP))
+    on_device = is_among(kind, DEVICE_KINDS)
+    rows, with_launch = np.flatnonzero(on_device & (launched == NO_STEP)), np.flatnonzero(on_device & (launched >= 0))
     step = launched.copy()
     if not steps.marked:
         step[rows] = 0
     if not steps.marked or not len(rows):
         return step, windows_of(events, kind, step, len(steps))
     rows = rows[~_launched_before(events, rows)]
-    silent = np.ones(len(steps), dtype=bool)
-    silent[launched[is_among(kind, DEVICE_KINDS) & (launched >= 0)]] = False
+    silent = np.ones(len(steps) + 1, dtype=bool)
+    silent[launched[with_launch]] = silent[NO_STEP] = False
     during = steps.index_at(events.start_us[rows])
-    step[rows] = np.where((during >= 0) & silent[np.maximum(during, 0)], during, NO_STEP)
+    step[rows] = np.where(silent[during], during, NO_STEP)
     windows = windows_of(events, kind, step, len(steps))
     rest = rows[step[rows] == NO_STEP]
     during = windows.index_of(events.end_us[rest])
     first = during == np.argmax(np.isfinite(windows.end_us))
-    step[rest] = np.where(first & _began_before(events, rest, rows, kind, launched), NO_STEP, during)
-    return step, windows
-
-
-def _began_before(
-    events: EventTable, rest: IntColumn, without: IntColumn, kind: npt.NDArray[np.uint8], launched: IntColumn
-) -> BoolColumn:
-    """Which of the events were launched before the trace: a stream works in order, and theirs lacks no later launch."""
-    _, stream = np.unique(np.stack((events.device, events.thread)), axis=1, return_inverse=True)
-    with_launch = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (launched >= 0))
+    # Launched before the trace, too: a stream works in order, and theirs lacks no later launch.
+    stream = np.unique(np.stack((events.device, events.thread)), axis=1, return_inverse=True)[1].ravel()
     last_without, first_with = np.full(len(events), -np.inf), np.full(len(events), np.inf)
-    np.maximum.at(last_without, stream.ravel()[without], events.start_us[without])
-    np.minimum.at(first_with, stream.ravel()[with_launch], events.start_us[with_launch])
+    np.maximum.at(last_without, stream[rows], events.start_us[rows])
+    np.minimum.at(first_with, stream[with_launch], events.start_us[with_launch])
     before = (last_without <= first_with) & np.isfinite(first_with)
-    return np.asarray(before[stream.ravel()[rest]], dtype=bool)
+    step[rest] = np.where(first & before[stream[rest]], NO_STEP, during)
+    return step, windows
 
 
 def _launched_before(events: EventTable, rows: IntColumn) -> BoolColumn:
@@ -291,12 +272,12 @@ def step_ranges(events: EventTable) -> StepRanges:
             longest.setdefault(int(match[1]), row)
     if not longest:
         return StepRanges((None,), np.array([-np.inf]), np.array([np.inf]))
-    ordered = sorted(longest, key=lambda number: (events.start_us[longest[number]], events.end_us[longest[number]]))
-    own = [longest[number] for number in ordered]
-    return StepRanges(tuple(ordered), events.start_us[own], events.end_us[own])
+    ordered = sorted(longest.items(), key=lambda step: (events.start_us[step[1]], events.end_us[step[1]]))
+    own = [row for _, row in ordered]
+    return StepRanges(tuple(number for number, _ in ordered), events.start_us[own], events.end_us[own])
 
 
-def _launch_rows(events: EventTable, device_rows: npt.NDArray[np.bool_]) -> IntColumn:
+def _launch_rows(events: EventTable, device_rows: BoolColumn) -> IntColumn:
     """For each device event the row of the runtime call with its correlation id, else -1."""
     launch = np.full(len(events), -1, dtype=np.int64)
     calls = np.flatnonzero(events.is_category(Category.RUNTIME) & (events.correlation >= 0))

@@ -36,34 +36,36 @@ def exposed_stretches(attribution: Attribution) -> Table:
     stretches = _exposed_on_devices if attribution.on_device else _exposed_on_cpu
     found = [] if communication_lost(attribution) else list(stretches(attribution))
     bounds = np.concatenate([intervals.EMPTY, *(kept for _, _, kept in found)])
-    places = Table.of(device=[device for device, _, _ in found], step=[step for _, step, _ in found])
+    numbers = attribution.steps.numbers
+    places = Table.of(device=[device for device, _, _ in found], step=[numbers[index] for _, index, _ in found])
     table = places.take(np.repeat(np.arange(len(found)), [len(kept) for _, _, kept in found]))
     table = table.assign(rank=attribution.trace.rank, start_us=bounds[:, 0], end_us=bounds[:, 1])
     return table.select(EXPOSED_COLUMNS)
 
 
-def _exposed_on_devices(attribution: Attribution) -> Iterator[tuple[int, int | None, Intervals]]:
-    events = attribution.events
-    starts, ends = attribution.windows.start_us, attribution.windows.end_us
-    launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
-    for device in np.unique(events.device[launched]):
-        own = launched & (events.device == device)
-        compute = intervals.of_events(events, own & attribution.rows(Kind.COMPUTE))
-        communication = intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS))
+def _exposed_on_devices(attribution: Attribution) -> Iterator[tuple[int, int, Intervals]]:
+    windows = attribution.windows
+    for device, _, compute, communication in _devices(attribution):
         exposed = intervals.difference(communication, compute)
-        for index in np.flatnonzero(np.isfinite(ends)):
-            kept = intervals.clip(exposed, float(starts[index]), float(ends[index]))
-            if len(kept):
-                yield int(device), attribution.steps.numbers[index], kept
+        for index in np.flatnonzero(np.isfinite(windows.end_us)).tolist():
+            yield device, index, intervals.clip(exposed, float(windows.start_us[index]), float(windows.end_us[index]))
 
 
-def _exposed_on_cpu(attribution: Attribution) -> Iterator[tuple[None, int | None, Intervals]]:
+def _exposed_on_cpu(attribution: Attribution) -> Iterator[tuple[None, int, Intervals]]:
     compute = cpu_compute(attribution)
     for index, (start, end), rows in _cpu_steps(attribution):
         communication = intervals.clip(intervals.of_events(attribution.events, rows), start, end)
-        kept = intervals.difference(communication, intervals.clip(compute, start, end))
-        if len(kept):
-            yield None, attribution.steps.numbers[index], kept
+        yield None, index, intervals.difference(communication, intervals.clip(compute, start, end))
+
+
+def _devices(attribution: Attribution) -> Iterator[tuple[int, BoolColumn, Intervals, Intervals]]:
+    """Each device with its events of all steps, and when it computed and communicated in them."""
+    events = attribution.events
+    in_a_step = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
+    computes, communicates = attribution.rows(Kind.COMPUTE), attribution.rows(*COMMUNICATION_KINDS)
+    for device in np.unique(events.device[in_a_step]).tolist():
+        own = in_a_step & (events.device == device)
+        yield device, own, *(intervals.of_events(events, own & one) for one in (computes, communicates))
 
 
 def _cpu_steps(attribution: Attribution) -> Iterator[tuple[int, tuple[float, float], IntColumn]]:
@@ -106,18 +108,16 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     if attribution.trace.unread and shows_no_device(attribution):
         for number in attribution.steps.numbers:  # of which nothing is known
             yield {"step": number}
-    in_a_step = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
     phase_of_row = _phase_of_launch(attribution)
-    for device in np.unique(events.device[in_a_step]):
-        own = in_a_step & (events.device == device)
-        inside = _lengths_in_windows(attribution, own)
+    for device, own, compute, communication in _devices(attribution):
+        inside = _lengths_in_windows(attribution, own, compute, communication)
         by_time_us = windows.lengths_of(intervals.of_events(events, own & attribution.by_time))
         own_of_step = attribution.by_step(own)
         for index in np.flatnonzero(np.isfinite(windows.end_us) | windows.hidden):
             in_step, start_us = own_of_step[index], windows.start_us[index]
             early = in_step[(events.start_us[in_step] < start_us) & ~attribution.by_time[in_step]]
             row: dict[str, object] = {
-                "device": int(device),
+                "device": device,
                 "step": attribution.steps.numbers[index],
                 "clipped_us": intervals.length(intervals.clip(intervals.of_events(events, early), -np.inf, start_us)),
                 "partial_window": not windows.whole[index] or windows.hidden[index],
@@ -137,16 +137,15 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             yield row
 
 
-def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, FloatColumn]:
+def _lengths_in_windows(
+    attribution: Attribution, own: BoolColumn, compute: Intervals, communication: Intervals
+) -> dict[str, FloatColumn]:
     """What one device did in each window, by column: microseconds, NaN for a step without a window."""
     events, windows = attribution.events, attribution.windows
-    compute = intervals.of_events(events, own & attribution.rows(Kind.COMPUTE))
-    communication = intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS))
     host_copies = intervals.of_events(events, own & attribution.rows(Kind.HOST_COPY))
     copies = intervals.of_events(events, own & attribution.rows(*COPY_KINDS))
     either = intervals.merge(compute, communication)
-    compute_us, communication_us = windows.lengths_of(compute), windows.lengths_of(communication)
-    either_us = windows.lengths_of(either)
+    compute_us, communication_us, either_us = map(windows.lengths_of, (compute, communication, either))
     with_host_copies_us = windows.lengths_of(intervals.merge(either, host_copies))
     step_us = windows.end_us - windows.start_us
     # From the begin of the call that launched it: the time that a launch takes is none in which nothing was launched.
@@ -188,15 +187,16 @@ def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]
     events, found = attribution.events, dict[int | None, list[float]]()
     passes = np.zeros(len(events), dtype=np.int64)  # the forward pass that each event follows
     if attribution.on_device:
-        phase = _phase_of_launch(attribution)
+        if (phase := _phase_of_launch(attribution)) is None:
+            return found
         launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0) & ~attribution.by_time
-        last = launched & (phase == phases.STEP_PHASES.index(phases.BACKWARD)) if phase is not None else launched[:0]
+        last = launched & (phase == phases.STEP_PHASES.index(phases.BACKWARD))
     else:
         last = events.named(_COPY_OUT.__eq__)
         passes = np.searchsorted(np.sort(events.start_us[named_annotations(events, _DDP_FORWARD)]), events.start_us)
     for number, rows in zip(attribution.steps.numbers, attribution.by_step(last), strict=True):
         if len(rows):
-            reduced = [rows[passes[rows] == one] for one in np.unique(passes[rows])]
+            reduced = (rows[passes[rows] == one] for one in np.unique(passes[rows]))
             found[number] = sorted(float(events.end_us[own].max()) for own in reduced)
     return found
 
@@ -216,7 +216,8 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
         compute_us = intervals.length_within(compute, np.array([[start, end]]))
         communication_us = intervals.length(communication)
         hidden_us = intervals.length_within(compute, communication)
-        row: dict[str, object] = {
+        in_ranges = {name: intervals.of_events(events, of_step[index]) for name, of_step in ranges_of_step.items()}
+        yield {
             "step": numbers[index],
             "step_us": end - start,
             "compute_us": compute_us,
@@ -227,10 +228,8 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "clipped_us": intervals.length(own) - communication_us,
             "partial_window": numbers[index] is None or index == len(numbers) - 1 > 0,
             "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
+            **{name: intervals.length_within(compute, spans) for name, spans in in_ranges.items()},
         }
-        for column, of_step in ranges_of_step.items():
-            row[column] = intervals.length_within(compute, intervals.of_events(events, of_step[index]))
-        yield row
 
 
 def cpu_compute(attribution: Attribution) -> Intervals:
@@ -241,17 +240,15 @@ def cpu_compute(attribution: Attribution) -> Intervals:
     taken out with all that is inside.
     """
     events = attribution.events
-    compute = np.flatnonzero(attribution.rows(Kind.COMPUTE))
-    copies = np.flatnonzero(attribution.rows(Kind.HOST_RANGE))
-    calls = np.flatnonzero(attribution.rows(Kind.COMMUNICATION_CALL))
+    kinds = (Kind.COMPUTE, Kind.HOST_RANGE, Kind.COMMUNICATION_CALL)
+    compute, copies, calls = (np.flatnonzero(attribution.rows(kind)) for kind in kinds)
     waiting_threads, waits = _waits_in_callers(attribution)
     parts = []
     for thread in np.unique(events.thread[compute]).tolist():
-        operators = intervals.spans(events, compute[events.thread[compute] == thread])
-        own_calls = intervals.spans(events, calls[events.thread[calls] == thread])
-        own = _innermost(operators, np.concatenate((own_calls, waits[waiting_threads == thread])))
-        taken_out = intervals.of_events(events, copies[events.thread[copies] == thread])
-        parts.append(intervals.difference(own, taken_out))
+        own_compute, own_copies, own_calls = (rows[events.thread[rows] == thread] for rows in (compute, copies, calls))
+        own_waits = np.concatenate((intervals.spans(events, own_calls), waits[waiting_threads == thread]))
+        own = _innermost(intervals.spans(events, own_compute), own_waits)
+        parts.append(intervals.difference(own, intervals.of_events(events, own_copies)))
     return intervals.merge(*parts)
 
 

@@ -4,7 +4,6 @@ Matching across ranks is `ranks/matching`'s.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -22,10 +21,9 @@ from dpscope.analysis.traces.reading.event_table import (
 )
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, group_size
-from dpscope.analysis.traces.steps import intervals
+from dpscope.analysis.traces.steps import gloo, intervals
 from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations, nccl_ranges
-from dpscope.analysis.traces.steps.gloo import created_us, creators, in_flight, queue_us
 from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records import range_names as phases
 
@@ -45,14 +43,10 @@ def in_mesh(named: Sequence[NamedCollective], groups: Sequence[ProcessGroup]) ->
     if (len(shard), len(replicate), len(groups)) != (1, 1, 3) or any(args.group is not None for args, _ in named):
         return list(named)
     within, between = shard[0], replicate[0]
-    gathered = [
-        kind in ("all_gather", "reduce_scatter") and group_size(args, kind) == len(within.ranks) for args, kind in named
-    ]
-    shards = {
-        min(args.input_elements or 0, args.output_elements or 0)
-        for (args, kind), own in zip(named, gathered, strict=True)
-        if own and kind == "reduce_scatter"
-    }
+    moving = ("all_gather", "reduce_scatter")
+    gathered = [kind in moving and group_size(args, kind) == len(within.ranks) for args, kind in named]
+    scattered = [args for (args, kind), own in zip(named, gathered, strict=True) if own and kind == "reduce_scatter"]
+    shards = {min(args.input_elements or 0, args.output_elements or 0) for args in scattered}
     found = []
     for (args, kind), own in zip(named, gathered, strict=True):
         group = within if own else between if kind == "all_reduce" and args.input_elements in shards else None
@@ -101,30 +95,27 @@ def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = 
     assumed = None if set(sizes) - {None, 1, trace.world_size} else trace.world_size
     ranks = [size or assumed for size in sizes]
     performed = [collective_kind(events.names[code]) for code in events.name[rows].tolist()]
-    devices = events.device[rows] if on_device else np.full(len(rows), -1)
     numbers = (*attribution.steps.numbers, None)  # NO_STEP is the last
-    ready = ready_us(attribution, rows)
-    done, compiled = compute_shares(attribution, rows, ready)
+    ready = _ready_us(attribution, rows)
+    done, compiled = _compute_shares(attribution, rows, ready)
     table = Table.of(
         rank=trace.rank,
-        device=np.where(devices >= 0, devices, UNKNOWN),
+        device=np.where((events.device[rows] >= 0) & on_device, events.device[rows], UNKNOWN),
         step=[numbers[step] for step in attribution.step[rows].tolist()],
         kind=kinds,
         moved_as=kinds if on_device else [moved or kind for moved, kind in zip(performed, kinds, strict=True)],
-        group=[args.group for args, _ in known],
-        group_ranks=[args.group_ranks for args, _ in known],
-        sequence=[args.sequence for args, _ in known],
+        **{name: [getattr(args, name) for args, _ in known] for name in ("group", "group_ranks", "sequence")},
         bytes=[buffer_bytes(args, kind, size) for (args, kind), size in zip(known, ranks, strict=True)],
         group_size=ranks,
         start_us=events.start_us[rows],
         duration_us=_ends(attribution, rows) - events.start_us[rows],
-        queue_us=np.full(len(rows), np.nan) if on_device else queue_us(events, rows),
+        queue_us=None if on_device else gloo.queue_us(events, rows),
         ready_us=ready,
-        concurrent=concurrent(attribution, rows),
+        concurrent=_concurrent(attribution, rows),
         compute_done=done,
-        compute_stream=on_compute_stream(attribution, rows),
+        compute_stream=_on_compute_stream(attribution, rows),
         compiled_share=compiled,
-        held_us=held_us(attribution, rows, kinds),
+        held_us=_held_us(attribution, rows, kinds),
     )
     return table.assign(order=table.group("group", "group_ranks").places).select(COLUMNS)
 
@@ -136,7 +127,13 @@ def _named(attribution: Attribution, rows: IntColumn) -> Iterator[NamedCollectiv
     before the kernel's own name.
     """
     events = attribution.events
-    sources = _sources(attribution, rows)
+    # What each was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range; -1 for none.
+    if attribution.on_device:
+        operators = events.is_category(Category.CPU_OP)
+        candidates = (*(operators & events.named(one.match) for one in (_RECORD, _OPERATOR)), nccl_ranges(events))
+        sources = [innermost(events, attribution.launch_row[rows], one) for one in candidates]
+    else:
+        sources = [gloo.creators(events, rows)]  # only the operator is known
     shared = [_shared(events, source, rows) for source in sources]
     for index, row in enumerate(rows):
         linked = [int(source[index]) for source in sources]
@@ -149,19 +146,6 @@ def _named(attribution: Attribution, rows: IntColumn) -> Iterator[NamedCollectiv
         names = [events.names[events.name[one]] for one in (*linked, row) if one >= 0]
         kinds = (collective_kind(name) for name in (args.collective_name, *names) if name)
         yield args, next((kind for kind in kinds if kind is not None), None)
-
-
-def _sources(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
-    """What each collective was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range; -1 for none.
-
-    Of gloo's collectives only the operator is known.
-    """
-    events = attribution.events
-    if not attribution.on_device:
-        return [creators(events, rows)]
-    operators = events.is_category(Category.CPU_OP)
-    candidates = (*(operators & events.named(one.match) for one in (_RECORD, _OPERATOR)), nccl_ranges(events))
-    return [innermost(events, attribution.launch_row[rows], one) for one in candidates]
 
 
 def _shared(events: EventTable, source: IntColumn, rows: IntColumn) -> BoolColumn:
@@ -181,21 +165,16 @@ def _ends(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     parts = np.flatnonzero(attribution.rows(Kind.COLLECTIVE_PART))
     if not len(parts):
         return ends
-    ranges = nccl_ranges(events)
-    part_range = innermost(events, attribution.launch_row[parts], ranges)
-    own_range = innermost(events, attribution.launch_row[rows], ranges)
-    last: dict[tuple[int, int], float] = {}
-    for part, place in zip(parts.tolist(), part_range.tolist(), strict=True):
-        key = (place, int(events.device[part]))
-        last[key] = max(last.get(key, -np.inf), float(events.end_us[part]))
+    every = np.concatenate((rows, parts))
+    ranges = innermost(events, attribution.launch_row[every], nccl_ranges(events))
+    _, place = np.unique(np.stack((ranges, events.device[every])), axis=1, return_inverse=True)
+    last = np.full(len(every), -np.inf)
+    np.maximum.at(last, place.ravel()[len(rows) :], events.end_us[parts])
     by_copies = events.category[rows] == Category.MEMCPY
-    for index in np.flatnonzero(by_copies):
-        key = (int(own_range[index]), int(events.device[rows[index]]))
-        ends[index] = max(ends[index], last.get(key, -np.inf))
-    return ends
+    return np.where(by_copies, np.maximum(ends, last[place.ravel()[: len(rows)]]), ends)
 
 
-def ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
+def _ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     """For each collective (event rows) when its data were ready, microseconds after the trace's start; NaN if unknown.
 
     On a device the collective's stream waits for an event recorded at its launch, that is for all compute kernels launched
@@ -204,7 +183,7 @@ def ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     """
     events = attribution.events
     if not attribution.on_device:
-        return created_us(events, rows)
+        return gloo.created_us(events, rows)
     ready = np.full(len(rows), np.nan)
     compute = attribution.rows(Kind.COMPUTE) & np.isfinite(attribution.launch_us)
     for device in np.unique(events.device[rows]):
@@ -218,12 +197,13 @@ def ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     return ready
 
 
-def concurrent(attribution: Attribution, rows: IntColumn) -> IntColumn:
+def _concurrent(attribution: Attribution, rows: IntColumn) -> IntColumn:
     """For each collective (event rows) how many others were in flight on its device at the same time."""
     events = attribution.events
-    spans = intervals.spans(events, rows) if attribution.on_device else in_flight(events, rows)
-    others = np.zeros(len(rows), dtype=np.int64)
-    devices = events.device[rows] if attribution.on_device else np.zeros(len(rows), dtype=np.int64)
+    spans = intervals.spans(events, rows) if attribution.on_device else gloo.in_flight(events, rows)
+    others, devices = np.zeros((2, len(rows)), dtype=np.int64)
+    if attribution.on_device:
+        devices = events.device[rows]
     for device in np.unique(devices):
         own = np.flatnonzero(devices == device)
         begun = np.searchsorted(np.sort(spans[own, 0]), spans[own, 1], side="left")
@@ -246,7 +226,7 @@ def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:
 REDUCING = frozenset({"all_reduce", "reduce_scatter"})
 
 
-def held_us(attribution: Attribution, rows: IntColumn, kinds: list[str | None]) -> FloatColumn:
+def _held_us(attribution: Attribution, rows: IntColumn, kinds: list[str | None]) -> FloatColumn:
     """For each reduction (event rows) how long during it the device computed nothing although computing had been launched.
 
     Counted are kernels that were launched before the last reduction of the step was: nothing that waits for a gradient is
@@ -272,7 +252,9 @@ _COMPUTES = 0.1
 _GRAPH = "CompiledFunctionBackward"  # autograd's node of what AOTAutograd compiled (torch 2.0 and later)
 
 
-def compute_shares(attribution: Attribution, rows: IntColumn, ready_us: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+def _compute_shares(
+    attribution: Attribution, rows: IntColumn, ready_us: FloatColumn
+) -> tuple[FloatColumn, FloatColumn]:
     """For each collective (event rows) two shares, 0..1, of its step's computing: done when it was ready, and by its graph.
 
     On its device, without the optimizer's work, which waits for the last gradient. What remains could hide it. The second is
@@ -282,7 +264,7 @@ def compute_shares(attribution: Attribution, rows: IntColumn, ready_us: FloatCol
     """
     events = attribution.events
     done, compiled = np.full((2, len(rows)), np.nan)
-    graphs = np.flatnonzero(events.is_category(Category.CPU_OP) & events.named(lambda name: name == _GRAPH))
+    graphs = np.flatnonzero(events.is_category(Category.CPU_OP) & events.named(_GRAPH.__eq__))
     graphs = graphs[np.argsort(events.end_us[graphs], kind="stable")]
     called_us = attribution.launch_us if attribution.on_device else events.start_us
     for own, here in _by_step_and_device(attribution, rows, np.isfinite(ready_us), _before_optimizer(attribution)):
@@ -330,15 +312,14 @@ def _before_optimizer(attribution: Attribution) -> BoolColumn:
     return computing & ~(called_us >= begins[np.maximum(attribution.step, 0)])
 
 
-def on_compute_stream(attribution: Attribution, rows: IntColumn) -> BoolColumn:
+def _on_compute_stream(attribution: Attribution, rows: IntColumn) -> BoolColumn:
     """For each collective (event rows) whether its stream is one on which its device computes: then nothing hides it."""
     events = attribution.events
     computing = np.flatnonzero(attribution.rows(Kind.COMPUTE))
-    times, totals = defaultdict[tuple[int, int], float](float), defaultdict[int, float](float)
-    streams = np.stack((events.device[computing], events.thread[computing]), axis=1)
-    for device, thread in np.unique(streams, axis=0).tolist():
-        own = computing[(streams == (device, thread)).all(axis=1)]
-        times[device, thread] = float(events.duration_us[own].sum())
-        totals[device] += times[device, thread]
-    places = zip(events.device[rows].tolist(), events.thread[rows].tolist(), strict=True)
-    return np.array([times[place] >= _COMPUTES * totals[place[0]] > 0.0 for place in places], dtype=np.bool_)
+    every, count = np.concatenate((rows, computing)), len(rows)
+    table = Table.of(device=events.device[every], thread=events.thread[every])
+    spent = np.append(np.zeros(count), events.duration_us[computing])
+    times, totals = (
+        one.sums(spent)[one.code[:count]] for one in (table.group("device", "thread"), table.group("device"))
+    )
+    return (totals > 0) & (times >= _COMPUTES * totals)

@@ -5,9 +5,15 @@ from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn, is_among
+from dpscope.analysis.traces.reading.event_table import (
+    BoolColumn,
+    Category,
+    CodeColumn,
+    EventTable,
+    IntColumn,
+    is_among,
+)
 from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, base_name
 
@@ -123,7 +129,7 @@ def collective_kind(name: str) -> str | None:
     return next((kind for kind in _COLLECTIVES if kind.replace("_", "") in letters), None)
 
 
-def with_peer_calls(events: EventTable, kind: npt.NDArray[np.uint8], launch_row: IntColumn) -> npt.NDArray[np.uint8]:
+def with_peer_calls(events: EventTable, kind: CodeColumn, launch_row: IntColumn) -> CodeColumn:
     """The kinds, with copies that a call for two devices launched (hipMemcpyPeerAsync) as peer copies, whatever their names.
 
     ROCm's tracer calls a copy from one device to another and one within a device alike: CopyDeviceToDevice. What
@@ -131,9 +137,8 @@ def with_peer_calls(events: EventTable, kind: npt.NDArray[np.uint8], launch_row:
     device (libkineto, RocprofActivity_inl.h, RoctracerActivity_inl.h).
     """
     launched = (launch_row >= 0) & events.named(_PEER_COPY.search)[launch_row]
-    return np.where(
-        launched & is_among(kind, COPY_KINDS) & events.is_category(Category.MEMCPY), np.uint8(Kind.PEER_COPY), kind
-    )
+    copies = is_among(kind, COPY_KINDS) & events.is_category(Category.MEMCPY)
+    return np.where(launched & copies, np.uint8(Kind.PEER_COPY), kind)
 
 
 def is_peer_copy(name: str) -> bool:
@@ -141,7 +146,7 @@ def is_peer_copy(name: str) -> bool:
     return bool(_PEER_COPY.search(name))
 
 
-def event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
+def event_kinds(events: EventTable) -> CodeColumn:
     """The Kind of every row of a trace with a device timeline."""
     kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
     kernels, copies = events.is_category(Category.KERNEL), events.is_category(Category.MEMCPY)
@@ -153,7 +158,7 @@ def event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
     return kinds
 
 
-def cpu_event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
+def cpu_event_kinds(events: EventTable) -> CodeColumn:
     """The Kind of every row of a trace without a device: operators compute, gloo's annotations communicate."""
     kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
     annotations, operators = events.is_category(Category.USER_ANNOTATION), events.is_category(Category.CPU_OP)

@@ -9,14 +9,9 @@ import numpy as np
 from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs
 from dpscope.analysis.traces.reading.reader import launching_calls
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
+from dpscope.analysis.traces.steps import event_kind
 from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution, empty_steps
-from dpscope.analysis.traces.steps.event_kind import (
-    COMMUNICATION_KINDS,
-    DEVICE_KINDS,
-    Kind,
-    collective_kind,
-    may_communicate,
-)
+from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -24,7 +19,6 @@ _WHOLE_FILE = "the file was cut short: read a whole copy of it, or trace again"
 _LEAST_SHARE = 0.01  # of device time, in events of no step: less is usual at a trace's edges
 _NAMED = 3  # kernels of unknown libraries that are named
 _LONGEST_NAME = 80
-_NO_ARGS = CommunicationArgs()
 # Operators of torch.distributed, records of what they move, and a backend's ranges (gloo:all_reduce, mpi:broadcast, ...).
 _COMMUNICATES = re.compile(
     r"^(?:c10d::(?!barrier)|record_param_comms(?!barrier)|[a-z]\w*:(?!:)(?!barrier)_?(?:all|reduce|broadcast|gather|scatter|send|recv))"
@@ -46,29 +40,28 @@ def communication_lost(attribution: Attribution) -> bool:
         return False
     events = attribution.events
     asking = events.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & events.named(_COMMUNICATES.match)
-    rows = np.flatnonzero(asking).tolist()
-    records = [events.communication.get(row, _NO_ARGS) for row in rows]
-    named = [(args, collective_kind(args.collective_name or "")) for args in records]
+    records = [events.communication.get(row, CommunicationArgs()) for row in np.flatnonzero(asking).tolist()]
+    named = [(args, event_kind.collective_kind(args.collective_name or "")) for args in records]
     sizes = [group_size(args, kind) for args, kind in named if kind not in (None, "barrier")]
-    return any(size != 1 for size in sizes) if sizes else len(rows) > 0
+    return any(size != 1 for size in sizes) if sizes else len(records) > 0
 
 
 def attribution_findings(attribution: Attribution) -> list[Finding]:
     """Findings about a trace's devices, steps and communication."""
     trace = attribution.trace
-    cut = trace.cut_short  # what such a file does not show may only have been lost since
-    source = f"what could be read of {trace.source}" if cut else trace.source
-    if not len(trace.events) and not cut and not trace.unread:
-        return [TraceCode.NO_EVENTS.finding(f"{source} holds no event with a duration")]
-    found = [*_device_findings(attribution, source, cut), *_step_findings(attribution)]
-    return [*found, *_unknown_communication(attribution)]
+    if not len(trace.events) and not trace.cut_short and not trace.unread:
+        return [TraceCode.NO_EVENTS.finding(f"{trace.source} holds no event with a duration")]
+    parts = (_device_findings, _events_of_no_step, _step_findings, _unknown_communication)
+    return [finding for part in parts for finding in part(attribution)]
 
 
-def _device_findings(attribution: Attribution, source: str, cut: bool) -> Iterator[Finding]:
+def _device_findings(attribution: Attribution) -> Iterator[Finding]:
     """What is lacking of the device's work, and of communication."""
     trace, on_device = attribution.trace, attribution.on_device
+    cut = trace.cut_short  # what such a file does not show may only have been lost since
+    source = f"what could be read of {trace.source}" if cut else trace.source
     no_kernels = on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
-    next_step: str | None
+    next_step: str | None = None
     if trace.unread:
         categories = ", ".join(f"{count:,} {name}" for name, count in trace.unread)
         yield TraceCode.DEVICE_NOT_READ.finding(
@@ -78,7 +71,6 @@ def _device_findings(attribution: Attribution, source: str, cut: bool) -> Iterat
         )
     elif no_kernels:
         message = f"{source} holds calls that launch work on a device but no kernel: nothing is known of the device"
-        next_step = None
         if not launching_calls(attribution.events).any():
             message = f"{source} holds collectives of NCCL and nothing of a device: it records the CPU alone"
             next_step = "trace again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
@@ -100,7 +92,6 @@ def _device_findings(attribution: Attribution, source: str, cut: bool) -> Iterat
 
 def _step_findings(attribution: Attribution) -> Iterator[Finding]:
     trace, steps, windows = attribution.trace, attribution.steps, attribution.windows
-    yield from _events_of_no_step(attribution)
     if attribution.on_device and not steps.marked:
         yield TraceCode.NO_STEPS.finding(f"{trace.source} marks no ProfilerStep: its whole length is taken as one step")
     if len(empty := empty_steps(attribution)) and not shows_no_device(attribution):
@@ -129,21 +120,18 @@ def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
     own_us, all_us = float(durations_us[either].sum()), float(durations_us[own].sum())
     if not either.any() or (on_device and all_us > 0 and own_us / all_us <= _LEAST_SHARE):
         return
-    parts = []
-    for rows, text in (
-        (attribution.by_time, "are counted in the step during which they ran (by_time_us)"),
-        (outside, "are not in any step's sums"),
-    ):
-        if count := int(rows.sum()):
-            collectives = int((rows & attribution.rows(Kind.COLLECTIVE)).sum())
-            total_us = float(durations_us[rows].sum())
-            parts.append(f"{count} ({total_us:,.1f} µs, {collectives} of them collectives) {text}")
+    counted_in = "are counted in the step during which they ran (by_time_us)"
+    parts = [
+        f"{int(rows.sum())} ({float(durations_us[rows].sum()):,.1f} µs, "
+        f"{int((rows & attribution.rows(Kind.COLLECTIVE)).sum())} of them collectives) {text}"
+        for rows, text in ((attribution.by_time, counted_in), (outside, "are not in any step's sums"))
+        if rows.any()
+    ]
     what = "device events" if on_device else "communication ranges"
+    often = "usual at a trace's edges; if they are many, call profiler.step() after each training step"
     yield TraceCode.EVENTS_OF_NO_STEP.finding(
         f"{what} of {attribution.trace.source} were launched in no traced step: {'; '.join(parts)}",
-        None
-        if on_device
-        else "usual at a trace's edges; if they are many, call profiler.step() after each training step",
+        None if on_device else often,
     )
 
 
@@ -154,7 +142,7 @@ def _unknown_communication(attribution: Attribution) -> Iterator[Finding]:
         return
     if world_size is None and not attribution.rows(*COMMUNICATION_KINDS).any():
         return
-    rows = np.flatnonzero(attribution.rows(Kind.COMPUTE) & events.named(may_communicate))
+    rows = np.flatnonzero(attribution.rows(Kind.COMPUTE) & events.named(event_kind.may_communicate))
     if not len(rows):
         return
     counts = Counter(events.names[code] for code in events.name[rows].tolist())

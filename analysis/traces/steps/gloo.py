@@ -18,8 +18,8 @@ from dpscope.profiling.records import range_names as phases
 
 def queue_us(events: EventTable, rows: IntColumn) -> FloatColumn:
     """For each `gloo:` range the time from its creation until a worker was free for it; NaN if unknown."""
-    created = created_us(events, rows)
-    return np.clip(_taken_up(events, rows) - created, 0.0, events.end_us[rows] - created)
+    created, taken_up = created_us(events, rows), in_flight(events, rows)[:, 0]
+    return np.clip(taken_up - created, 0.0, events.end_us[rows] - created)
 
 
 def created_us(events: EventTable, rows: IntColumn) -> FloatColumn:
@@ -29,26 +29,23 @@ def created_us(events: EventTable, rows: IntColumn) -> FloatColumn:
     operator that created it.
     """
     starts = events.start_us[rows]
-    operators = creators(events, rows)
-    by_operator = np.where(operators >= 0, np.append(events.end_us, np.nan)[operators], np.nan)
-    begins_created = np.where(_taken_up(events, rows) > starts, starts, np.nan)
+    by_operator = np.append(events.end_us, np.nan)[creators(events, rows)]
+    begins_created = np.where(in_flight(events, rows)[:, 0] > starts, starts, np.nan)
     return np.where(np.isfinite(by_operator), np.minimum(by_operator, starts), begins_created)
 
 
 def in_flight(events: EventTable, rows: IntColumn) -> FloatColumn:
-    """When each `gloo:` range's worker carried it out: shape (rows, 2), from its taking up to its end."""
-    return np.stack((_taken_up(events, rows), events.end_us[rows]), axis=1)
+    """When each `gloo:` range's worker carried it out: shape (rows, 2), from its taking up to its end.
 
-
-def _taken_up(events: EventTable, rows: IntColumn) -> FloatColumn:
-    """When each range's worker was done with the one before, or the range's start if that is later."""
+    It takes up a work when it is done with the one before, or at the range's start if that is later.
+    """
     starts, ends, threads = events.start_us[rows], events.end_us[rows], events.thread[rows]
     taken_up = starts.copy()
     for thread in np.unique(threads):
         own = np.flatnonzero(threads == thread)
         own = own[np.argsort(ends[own], kind="stable")]
         taken_up[own[1:]] = np.maximum(starts[own[1:]], ends[own[:-1]])
-    return taken_up
+    return np.stack((taken_up, ends), axis=1)
 
 
 def creators(events: EventTable, rows: IntColumn) -> IntColumn:
@@ -60,18 +57,19 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
     one's (torch up to 2.11).
     """
     found = np.full(len(rows), -1, dtype=np.int64)
-    kinds = [collective_kind(name) if name.startswith(("c10d::", "gloo:")) else None for name in events.names]
-    carried_out = {kinds[code] for code in events.name[rows]} - {None}
+    kinds = np.array(
+        [collective_kind(name) if name.startswith(("c10d::", "gloo:")) else None for name in events.names], dtype=object
+    )
+    carried_out = set(kinds[events.name[rows]].tolist()) - {None}
     if "reduce_scatter" not in carried_out:
-        kinds = ["all_reduce" if kind == "reduce_scatter" else kind for kind in kinds]
+        kinds[kinds == "reduce_scatter"] = "all_reduce"
     operator = named_operators(events, "c10d::")
     elements = np.zeros(len(events), dtype=np.int64)  # 0 if not recorded
     for row, args in events.communication.items():
         elements[row] = args.input_elements or 0
     for kind in carried_out:
-        of_kind = np.array([one == kind for one in kinds], dtype=bool)
-        own = np.flatnonzero(of_kind[events.name[rows]])
-        operators = np.flatnonzero(operator & of_kind[events.name])
+        own = np.flatnonzero(kinds[events.name[rows]] == kind)
+        operators = np.flatnonzero(operator & (kinds == kind)[events.name])
         if len(operators) != len(own) or len(np.unique(elements[rows[own]] > 0)) > 1:
             found[own] = _around(events, rows[own], operators)
             continue
@@ -85,13 +83,11 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
 
 def _around(events: EventTable, rows: IntColumn, operators: IntColumn) -> IntColumn:
     """The operator during which each range began; -1 for none, and for those that several ranges began in."""
-    if not len(operators):
-        return np.full(len(rows), -1, dtype=np.int64)
-    operators = operators[np.argsort(events.start_us[operators], kind="stable")]
-    place = np.searchsorted(events.start_us[operators], events.start_us[rows], side="right") - 1
-    chosen = operators[np.maximum(place, 0)]
-    within = (place >= 0) & (events.start_us[rows] <= events.end_us[chosen])
-    alone = np.bincount(place[within], minlength=len(operators))[np.maximum(place, 0)] == 1
+    operators = np.append(operators[np.argsort(events.start_us[operators], kind="stable")], -1)
+    place = np.searchsorted(events.start_us[operators[:-1]], events.start_us[rows], side="right") - 1
+    chosen = operators[place]
+    within = (chosen >= 0) & (events.start_us[rows] <= events.end_us[chosen])
+    alone = np.bincount(place[within], minlength=len(operators))[place] == 1
     return np.where(within & alone, chosen, -1)
 
 

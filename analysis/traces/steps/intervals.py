@@ -4,8 +4,6 @@ A set of intervals is an array of shape (n, 2), float64: [start, end) rows, sort
 otherwise. Times are microseconds here, but any unit serves.
 """
 
-from typing import cast
-
 import numpy as np
 import numpy.typing as npt
 
@@ -83,10 +81,9 @@ def length_before(intervals: Intervals, times: FloatColumn) -> FloatColumn:
     if not len(intervals):
         return np.zeros_like(times, dtype=np.float64)
     cumulative = np.concatenate(([0.0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
-    index = np.searchsorted(intervals[:, 0], times, side="right")
-    last = np.maximum(index - 1, 0)
+    last = np.searchsorted(intervals[:, 0], times, side="right") - 1
     inside = np.minimum(times, intervals[last, 1]) - intervals[last, 0]
-    return cast(FloatColumn, np.where(index == 0, 0.0, cumulative[last] + inside))
+    return np.asarray(np.where(last < 0, 0.0, cumulative[last] + inside))
 
 
 def lengths_within(intervals: Intervals, starts: FloatColumn, ends: FloatColumn) -> FloatColumn:
@@ -101,10 +98,8 @@ def length_within(intervals: Intervals, windows: Intervals) -> float:
 
 def index_at(starts: FloatColumn, ends: FloatColumn, times: FloatColumn) -> IntColumn:
     """For each time the last interval, in order of `starts`, that has begun; -1 if there is none or it has ended."""
-    if not len(starts):
-        return np.full(len(times), -1, dtype=np.int64)
     index = np.searchsorted(starts, times, side="right") - 1
-    return np.where((index >= 0) & (times < ends[np.maximum(index, 0)]), index, -1)
+    return np.where(times < np.append(ends, -np.inf)[index], index, -1)
 
 
 def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) -> IntColumn:
@@ -113,22 +108,19 @@ def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) ->
     Ranges of a thread nest: two of them never overlap in part.
     """
     result = np.full(len(at_rows), -1, dtype=np.int64)
-    ranges = np.flatnonzero(candidates)
-    known = at_rows >= 0
-    if not len(ranges) or not known.any():
-        return result
-    threads = np.where(known, events.thread[np.maximum(at_rows, 0)], -1)
-    for thread in np.intersect1d(threads[known], events.thread[ranges]):
+    ranges, known = np.flatnonzero(candidates), np.flatnonzero(at_rows >= 0)
+    threads = events.thread[at_rows[known]]
+    for thread in np.intersect1d(threads, events.thread[ranges]):
         own = ranges[events.thread[ranges] == thread]
         own = own[np.lexsort((-events.duration_us[own], events.start_us[own]))]
-        mine = np.flatnonzero(known & (threads == thread))
+        mine = known[threads == thread]
         times = events.start_us[at_rows[mine]]
         index = np.searchsorted(events.start_us[own], times, side="right") - 1
-        parents = None
-        while (outside := (index >= 0) & (times > events.end_us[own[np.maximum(index, 0)]])).any():
+        ends, parents = np.append(events.end_us[own], np.inf), None
+        while (outside := times > ends[index]).any():
             parents = _parents(events.start_us[own], events.end_us[own]) if parents is None else parents
             index[outside] = parents[index[outside]]
-        result[mine] = np.where(index >= 0, own[np.maximum(index, 0)], -1)
+        result[mine] = np.append(own, -1)[index]
     return result
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.table import UNKNOWN, Table, Words
+from dpscope.analysis.traces.reading.table import Table, Words
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
@@ -56,20 +56,18 @@ def _kernels(attribution: Attribution) -> Table:
     else:
         rows = rows[_is_leaf(attribution, operators)[rows]]
         operator = rows
-    hashes = np.array([zlib.crc32(name.encode()) for name in events.names], dtype=np.int64)
-    caller = np.maximum(operator, 0)
+    hashes = np.array([*(zlib.crc32(name.encode()) for name in events.names), -1], dtype=np.int64)
+    called = np.append(events.name, -1)[operator]  # -1 for none: the last
     kernels = Table.of(
-        device=events.device[rows] if attribution.on_device else np.full(len(rows), UNKNOWN),
+        device=events.device[rows] if attribution.on_device else None,
         step=attribution.step[rows],
         time_us=events.duration_us[rows],
         overlap_us=_overlap_us(attribution, rows),
-        operator=Words.coded(
-            np.where(operator >= 0, events.name[caller], len(events.names)), [*events.names, "unknown"]
-        ),
+        operator=Words.coded(called, [*events.names, "unknown"]),
         kernel_name=hashes[events.name[rows]],
-        operator_name=np.where(operator >= 0, hashes[events.name[caller]], -1),
+        operator_name=hashes[called],
         launch=events.shape[rows],
-        sizes=np.where(operator >= 0, events.shape[caller], -1),
+        sizes=np.append(events.shape, -1)[operator],
     )
     steps = kernels.group("device", "step")
     position, count = steps.places, steps.sizes[steps.code]
@@ -94,10 +92,9 @@ def _hashes(columns: Sequence[IntColumn]) -> IntColumn:
 
 def _has_many_places(kernels: Table) -> bool:
     """Whether places are enough as independent observations: of overlapped kernels, and of free ones beyond one per class."""
-    own = kernels.truths("overlapped")
-    overlapped, free = kernels.take(own), kernels.take(~own)
-    places = len(overlapped.group("device", "kernel_class", "place"))
-    spare = len(free.group("device", "kernel_class", "place")) - len(free.group("device", "kernel_class"))
+    own, place = kernels.truths("overlapped"), ("device", "kernel_class", "place")
+    free, places = kernels.take(~own), len(kernels.take(own).group(*place))
+    spare = len(free.group(*place)) - len(free.group(*place[:2]))
     return bool((kernels["sizes"] >= 0).all()) and (min(places, spare) if places else spare) >= _FEWEST_UNITS
 
 
@@ -108,20 +105,17 @@ def _overlap_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     result = np.zeros(len(rows))
     devices = events.device if attribution.on_device else np.zeros(len(events), dtype=np.int64)
     for device in np.unique(devices[rows]).tolist():
-        own = communication & (devices == device)
         here = devices[rows] == device
-        starts, ends = events.start_us[rows[here]], events.end_us[rows[here]]
-        result[here] = intervals.lengths_within(intervals.of_events(events, own), starts, ends)
+        own, kernels = intervals.of_events(events, communication & (devices == device)), rows[here]
+        result[here] = intervals.lengths_within(own, events.start_us[kernels], events.end_us[kernels])
     return np.where(result > 1e-6, result, 0.0)
 
 
 def _is_leaf(attribution: Attribution, operators: BoolColumn) -> BoolColumn:
     """Operators in which no other operator of their thread begins."""
-    events = attribution.events
+    events, leaf = attribution.events, operators.copy()
     rows = np.flatnonzero(operators)
     rows = rows[np.lexsort((-events.end_us[rows], events.start_us[rows], events.thread[rows]))]
-    leaf = np.zeros(len(events), dtype=bool)
     follows = events.thread[rows[1:]] == events.thread[rows[:-1]]
-    holds_next = follows & (events.start_us[rows[1:]] < events.end_us[rows[:-1]])
-    leaf[rows] = ~np.concatenate((holds_next, [False])) if len(rows) else False
+    leaf[rows[:-1]] = ~(follows & (events.start_us[rows[1:]] < events.end_us[rows[:-1]]))
     return leaf

@@ -63,8 +63,8 @@ def refused(paths: list[Path], output: Path) -> str:
     return message
 
 
-def test_a_mistake_is_one_line_and_status_2(tmp_path: Path) -> None:
-    trace = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
+def test_mistakes(tmp_path: Path) -> None:
+    trace, output = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json"), tmp_path / "merged.json"
     before = trace.read_bytes()
     done = merge(trace, "-o", trace)
     assert (done.returncode, done.stdout) == (2, "")
@@ -72,11 +72,6 @@ def test_a_mistake_is_one_line_and_status_2(tmp_path: Path) -> None:
         f"dpscope: {trace} is one of the traces to merge and is not overwritten; choose another place with -o\n"
     )
     assert trace.read_bytes() == before
-
-
-def test_other_mistakes(tmp_path: Path) -> None:
-    trace = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
-    output = tmp_path / "merged.json"
     (tmp_path / "a.json").mkdir()
     assert "does not exist or is not a folder; create it" in refused([trace], tmp_path / "missing" / "merged.json")
     assert "is named *.json or *.json.gz" in refused([trace], tmp_path / "merged.pftrace")
@@ -101,9 +96,7 @@ def test_a_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
 def test_cells_and_repeats_are_chosen_by_name() -> None:
     chosen = traces_of_run(RUN, "dp-host-d2-b8", 1)
     assert (chosen.cell.name, chosen.repeat) == ("dp-host-d2-b8", 1)
-    assert [file.relative_to(RUN).as_posix() for file in chosen.files] == [
-        "cells/dp-host-d2-b8/repeat1/traces/0_0.pt.trace.json.gz"
-    ]
+    assert chosen.files == (RUN / "cells/dp-host-d2-b8/repeat1/traces/0_0.pt.trace.json.gz",)
     with pytest.raises(DpscopeError, match=r"did you mean ddp-d2-b8\? Name one of single-d1-b8, dp-host-d2-b8, ddp"):
         traces_of_run(RUN, "ddp-d4-b8")
     with pytest.raises(DpscopeError, match="no finished repeat 7; name one of 0, 1 with --repeat"):

@@ -25,21 +25,18 @@ GLOO = sorted((EXAMPLE_RUN / "cells/ddp-d2-b8/repeat0/traces").glob("*.json.gz")
 Event = dict[str, Any]
 
 
-def load(path: Path) -> dict[str, Any]:
-    raw = path.read_bytes()
-    loaded = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-    assert isinstance(loaded, dict)
-    return loaded
+Merged = tuple[dict[str, Any], MergedTrace]
 
 
-def merged(files: Sequence[Path], folder: Path) -> "Merged":
+def load(path: Path) -> Any:
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def merged(files: Sequence[Path], folder: Path) -> Merged:
     made = merge_traces(files, folder / "merged.json.gz")
     trace = load(made.path)
     assert violations(trace) == []
     return trace, made
-
-
-Merged = tuple[dict[str, Any], MergedTrace]
 
 
 @pytest.fixture(scope="module")
@@ -53,37 +50,31 @@ def written(folder: Path, *traces: dict[str, Any]) -> list[Path]:
 
 
 def processes(trace: dict[str, Any]) -> dict[int, str]:
-    events = trace["traceEvents"]
-    return {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    return {one["pid"]: one["args"]["name"] for one in trace["traceEvents"] if one["name"] == "process_name"}
 
 
 def added(trace: dict[str, Any], track: str) -> dict[str, list[Event]]:
     """The events of an added track, its further lanes among them, by the name of its process."""
-    events = trace["traceEvents"]
-    threads = {
-        event["tid"] for event in events if event["name"] == "thread_name" and event["args"]["name"].startswith(track)
-    }
+    events, names = trace["traceEvents"], processes(trace)
+    named = [event for event in events if event["name"] == "thread_name"]
+    threads = {event["tid"] for event in named if event["args"]["name"].startswith(track)}
     found: dict[str, list[Event]] = {}
     for event in events:
         if event["ph"] == "X" and event["tid"] in threads and event["cat"] == "dpscope":
-            found.setdefault(processes(trace)[event["pid"]], []).append(event)
+            found.setdefault(names[event["pid"]], []).append(event)
     return found
 
 
 def contents(events: Sequence[Event]) -> Counter[tuple[object, ...]]:
     """What no merge may change of events: phase, category, name, duration and arguments that are no ids."""
     ids = {"correlation", "External id", "wait_on_cuda_event_record_corr_id"}
-    return Counter(
-        (
-            event["ph"],
-            event.get("cat"),
-            event["name"],
-            round(float(event.get("dur", 0)), 3),
-            json.dumps({key: value for key, value in event.get("args", {}).items() if key not in ids}, sort_keys=True),
-        )
-        for event in events
-        if event["ph"] != "M" and event.get("cat") != "dpscope"
-    )
+    found = Counter[tuple[object, ...]]()
+    for event in events:
+        if event["ph"] != "M" and event.get("cat") != "dpscope":
+            args = {key: value for key, value in event.get("args", {}).items() if key not in ids}
+            what = event["ph"], event.get("cat"), event["name"], round(float(event.get("dur", 0)), 3)
+            found[*what, json.dumps(args, sort_keys=True)] += 1
+    return found
 
 
 @pytest.mark.long
@@ -108,17 +99,8 @@ def test_nothing_is_lost_and_all_measures_stay(files: list[Path], tmp_path: Path
     pd.testing.assert_frame_equal(one, other, rtol=0, atol=0.002)
     pd.testing.assert_series_equal(before.steps["unlaunched_us"], after.steps["unlaunched_us"], rtol=0, atol=0.1)
     columns = [
-        "rank",
-        "device",
-        "step",
-        "kind",
-        "sequence",
-        "bytes",
-        "group_size",
-        "duration_us",
-        "transfer_us",
-        "wait_us",
-    ]
+        "rank", "device", "step", "kind", "sequence", "bytes", "group_size", "duration_us", "transfer_us", "wait_us",
+    ]  # fmt: skip
     pd.testing.assert_frame_equal(before.collectives[columns], after.collectives[columns], rtol=0, atol=0.002)
 
 
@@ -139,26 +121,19 @@ def test_correlations_stay_with_their_launches_and_flows(v100: Merged) -> None:
 
 def test_ranks_are_named_and_in_order(v100: Merged) -> None:
     trace, _ = v100
-    order = {
-        event["pid"]: event["args"]["sort_index"]
-        for event in trace["traceEvents"]
-        if event["name"] == "process_sort_index"
-    }
-    shown = [name for pid, name in sorted(processes(trace).items(), key=lambda item: order[item[0]])]
+    sorting = [event for event in trace["traceEvents"] if event["name"] == "process_sort_index"]
+    names = processes(trace)
+    shown = [names[event["pid"]] for event in sorted(sorting, key=lambda event: int(event["args"]["sort_index"]))]
     assert shown == [f"rank {rank} {part}" for rank in range(8) for part in ("CPU", f"GPU {rank}", "profiler")]
     assert min(event["ts"] for event in trace["traceEvents"]) == 0
 
 
 def test_added_tracks_come_before_the_streams(v100: Merged) -> None:
     # Perfetto orders the threads of a process by their numbers.
-    events = v100[0]["traceEvents"]
-    process = next(pid for pid, name in processes(v100[0]).items() if name == "rank 3 GPU 3")
-    named = {
-        event["tid"]: event["args"]["name"]
-        for event in events
-        if event["name"] == "thread_name" and event["pid"] == process
-    }
-    shown = [name for _, name in sorted(named.items())]
+    trace, names = v100[0], processes(v100[0])
+    named = [event for event in trace["traceEvents"] if event["name"] == "thread_name"]
+    own = [event for event in named if names[event["pid"]] == "rank 3 GPU 3"]
+    shown = [event["args"]["name"] for event in sorted(own, key=lambda event: int(event["tid"]))]
     assert shown[:3] == ["communication", "wait", "transfer"]
     assert sorted(shown[3:]) == ["stream 22", "stream 24", "stream 7", "stream 84"]
 
@@ -256,12 +231,14 @@ def test_gloo_on_two_ranks(tmp_path: Path) -> None:
 
 def test_the_absolute_time_is_kept(tmp_path: Path) -> None:
     trace, _ = merged(GLOO, tmp_path)
-    original = load(GLOO[0])
-    step = next(event for event in original["traceEvents"] if event["name"] == "ProfilerStep#2" and event["ph"] == "X")
-    same = next(event for event in trace["traceEvents"] if event["name"] == "ProfilerStep#2" and event["ph"] == "X")
     # 4359019... us after a base of whole seconds; compared as nanoseconds since 1970, which are whole numbers.
-    recorded = original["baseTimeNanoseconds"] + round(step["ts"] * 1000)
-    assert trace["baseTimeNanoseconds"] + round(same["ts"] * 1000) == recorded
+    begins = [
+        one["baseTimeNanoseconds"] + round(event["ts"] * 1000)
+        for one in (load(GLOO[0]), trace)
+        for event in one["traceEvents"]
+        if event["name"] == "ProfilerStep#2" and event["ph"] == "X"
+    ]
+    assert begins[0] == begins[1]
 
 
 @pytest.mark.process

@@ -18,24 +18,17 @@ from dpscope.analysis.traces.reading import chunks
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import codes
-
-Event = dict[str, Any]
+from tests.helpers.made_traces import Event, launch, on_device, step
 
 
 def events(steps: int = 5, **args: object) -> list[Event]:
     """Per step its range, a launch and a kernel; `args` are put into every event."""
     found = []
-    for step in range(steps):
-        start = 1000.0 * step + 1000
-        common = {"ph": "X", "pid": 10, "tid": 10}
-        found += [
-            {**common, "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": start, "dur": 900.0, "args": args},
-            {**common, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": start + 10, "dur": 5.0,
-             "args": {"correlation": step + 1, **args}},
-            {**common, "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": start + 20, "dur": 100.0,
-             "args": {"correlation": step + 1, "device": 0, "stream": 7, **args}},
-        ]  # fmt: skip
-    return found
+    for number in range(steps):
+        start = 1000.0 * number + 1000
+        found += [step(number, start, 900), launch(number + 1, start + 10)]
+        found.append(on_device("gemm", start + 20, 100, number + 1))
+    return [{**one, "args": one["args"] | args} for one in found]
 
 
 def one_line(found: list[Event]) -> str:
@@ -53,7 +46,8 @@ def analyzed(path: Path, text: str | bytes) -> TraceAnalysis:
 
 
 def compute(analysis: TraceAnalysis) -> list[float]:
-    return [float(value) for value in analysis.steps["compute_us"]]
+    values: list[float] = analysis.steps["compute_us"].to_list()
+    return values
 
 
 def damage(analysis: TraceAnalysis) -> set[str]:
@@ -80,11 +74,8 @@ def test_arguments_may_hold_objects_wherever_a_chunk_is_cut(tmp_path: Path, fram
 
 
 def test_a_cut_is_no_place_within_a_name(tmp_path: Path) -> None:
-    found = events(600)
-    for event in found:
-        if event["name"] == "gemm":
-            event["name"] = "void k<{lambda(int)#1}, {lambda(float)#2}>" + "x" * 300
-    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
+    name = "void k<{lambda(int)#1}, {lambda(float)#2}>" + "x" * 300
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(events(600)).replace("gemm", name))
     assert compute(analysis) == [100.0] * 600
     assert damage(analysis) == set()
 
@@ -150,7 +141,7 @@ BROKEN = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", BROKEN)
 def test_repair_is_linear_whatever_is_broken(tmp_path: Path, name: str) -> None:
-    """2 to 4 MB on one line in the middle of the events: it costs seconds at most, and the events around it are there."""
+    """2 to 4 MB on one line amid the events: it costs seconds at most, and the events around it are there."""
     before, after = json.dumps(events(60))[1:-1], json.dumps(events(120)[180:])[1:-1]
     path = tmp_path / "0_0.pt.trace.json"
     path.write_text('{"traceEvents": [' + ", ".join([before, BROKEN[name], after]) + "]}")
@@ -269,18 +260,16 @@ def test_bytes_behind_padding_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
-    mark = b"\xef\xbb\xbf"
-    whole = json.dumps({"distributedInfo": {"rank": 3, "world_size": 4}, "traceEvents": events()}).encode()
-    analysis = analyzed(tmp_path / "trace.json", mark + whole)
-    assert (analysis.summaries[0].rank, compute(analysis)) == (3, [100.0] * 5)
-    assert compute(analyzed(tmp_path / "trace.json", mark + json.dumps(events()).encode())) == [100.0] * 5
+    for whole in ({"distributedInfo": {"rank": 3, "world_size": 4}, "traceEvents": events()}, events()):
+        analysis = analyzed(tmp_path / "trace.json", b"\xef\xbb\xbf" + json.dumps(whole).encode())
+        assert compute(analysis) == [100.0] * 5
+        assert isinstance(whole, list) or analysis.summaries[0].rank == 3
 
 
 def test_an_event_without_end_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 200 kB where 50 kB are allowed: one event is lost and reported, the others are there."""
-    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.EVENT_BYTES", 50_000)
-    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.CHUNK_BYTES", 10_000)
-    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.BLOCK_BYTES", 5_000)
+    for name, size in (("EVENT_BYTES", 50_000), ("CHUNK_BYTES", 10_000), ("BLOCK_BYTES", 5_000)):
+        monkeypatch.setattr(chunks, name, size)
     found = events(300)
     found[-1]["args"]["x"] = "y" * 200_000
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line([found[-1], *found[:-1]]))
@@ -293,7 +282,7 @@ def test_an_event_without_end_is_let_go(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_brace_too_many_costs_one_event(tmp_path: Path, layout: Any, place: float) -> None:
     """The event's own text is lost, and nothing behind it."""
     text = layout(events())
-    brace = text.index('{"correlation"', int(place * len(text)))
+    brace = text.index('{"', int(place * len(text)))  # where arguments begin
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", text[:brace] + "{" + text[brace:])
     assert "1 event of" in " ".join(one.message for one in analysis.findings if one.code == "events_unreadable")
     assert len(read_trace(tmp_path / "0_0.pt.trace.json").events) == 14
@@ -329,7 +318,5 @@ def test_the_surest_cut_is_found_however_far_it_is_from_the_chunks_end(behind: i
     text = f'{first}, {{"ph": "X", "args": [{inner}'.encode()
     assert chunks._last_cut(bytearray(text), chunks._cuts(text), 0) == len(first) - 1
 
-
-def test_objects_without_the_first_events_key_are_cut_at_the_last() -> None:
-    text = b'{"": 0}, ' * 30_000
+    text = b'{"": 0}, ' * 30_000  # without the first event's key: at the last object
     assert chunks._last_cut(bytearray(text), chunks._cuts(b'{"ph": "X"}'), 0) == 29_998 * 9 + 6

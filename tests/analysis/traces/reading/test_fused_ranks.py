@@ -7,13 +7,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace, read_traces
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, gloo_trace, write_trace
 from tests.generated_traces.relabeling import Marking, fused_trace, renumbered
 from tests.helpers.generated_checks import check_job, check_steps
 from tests.helpers.known import codes
+from tests.helpers.made_traces import launch, on_device, step
 
 
 @pytest.mark.parametrize(
@@ -55,65 +56,46 @@ def test_read_trace_names_the_function_for_it(tmp_path: Path) -> None:
     with pytest.raises(DpscopeError, match=r"holds the traces of 2 ranks; read it with read_traces"):
         read_trace(path)
     assert [trace.rank for trace in read_traces(path)] == [0, 1]
-    assert all(isinstance(trace.events.start_us.min(), float) for trace in read_traces(path))
 
 
 def test_one_launch_that_names_another_process_is_damage_and_no_rank(tmp_path: Path) -> None:
-    trace = ddp_trace(0, 2).trace
-    calls = [event for event in trace["traceEvents"] if event.get("cat") == "cuda_runtime"]
-    calls[5]["pid"] = 51000
-    assert len(read_traces(write_trace(trace, tmp_path / "one.json"))) == 1
-    calls[6]["pid"] = 51000
-    operators = [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
-    operators[5]["pid"] = 51000
-    assert len(read_traces(write_trace(trace, tmp_path / "one_operator.json"))) == 1
-    operators[6]["pid"] = 51000
-    assert len(read_traces(write_trace(trace, tmp_path / "two.json"))) == 2
-
-
-Numbers = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-@pytest.fixture(scope="module")
-def split_jobs() -> dict[Numbers, TraceAnalysis]:
-    """Jobs in a file for each rank, by their devices' and processes' numbers: each is read once."""
-    return {}
+    trace, path = ddp_trace(0, 2).trace, tmp_path / "0_0.pt.trace.json"
+    calls, operators = (
+        [event for event in trace["traceEvents"] if event.get("cat") == category]
+        for category in ("cuda_runtime", "cpu_op")
+    )
+    for changed, ranks in ((calls[5:6], 1), ((calls[6], operators[5]), 1), (operators[6:7], 2)):
+        for event in changed:
+            event["pid"] = 51000
+        assert len(read_traces(write_trace(trace, path))) == ranks
 
 
 MARKINGS: tuple[Marking, ...] = ("args_rank", "label", "device_label", "plain")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("marking", MARKINGS)
 @pytest.mark.parametrize(
     ("devices", "processes"),
     [((0, 2, 1), (5100, 6100, 7100)), ((1, 0, 2), (7100, 5100, 6100)), ((1, 2, 0), (2, 3, 1)), ((2, 0, 1), (3, 1, 2))],
 )
-def test_a_fused_file_is_its_ranks_files(
-    tmp_path: Path,
-    split_jobs: dict[Numbers, TraceAnalysis],
-    marking: Marking,
-    devices: tuple[int, ...],
-    processes: tuple[int, ...],
-) -> None:
+def test_a_fused_file_is_its_ranks_files(tmp_path: Path, devices: tuple[int, ...], processes: tuple[int, ...]) -> None:
     """Ranks 0 to 2 of four, whatever their devices' and processes' numbers are, those of other ranks among them."""
-    if marking == "plain":
-        processes = tuple(sorted(processes))  # ranks without a name are numbered in the order of their processes
-    ranks = [
-        renumbered(ddp_trace(rank, 4, DdpOptions(straggler=1)).trace, processes[rank], devices[rank])
-        for rank in range(3)
-    ]
-    if (devices, processes) not in split_jobs:
-        paths = [write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json") for rank, trace in enumerate(ranks)]
-        split_jobs[devices, processes] = analyze_traces(paths)
-    fused_file = fused_trace(ranks, marking)
-    fused_file["distributedInfo"]["world_size"] = 4
-    fused = analyze_traces([write_trace(fused_file, tmp_path / "all.json")])
-    split = split_jobs[devices, processes]
-    assert len(split.steps) == 9
-    pd.testing.assert_frame_equal(fused.steps, split.steps, rtol=0, atol=1e-9)
-    pd.testing.assert_frame_equal(fused.collectives, split.collectives, rtol=0, atol=1e-9)
-    assert codes(fused) == codes(split) | {"fused_ranks"}
+    options, split = DdpOptions(straggler=1), None
+    for marking in MARKINGS:
+        if marking == "plain" and processes != tuple(sorted(processes)):
+            # Ranks without a name are numbered in the order of their processes.
+            processes, split = tuple(sorted(processes)), None
+        ranks = [renumbered(ddp_trace(rank, 4, options).trace, processes[rank], devices[rank]) for rank in range(3)]
+        if split is None:
+            paths = [write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json") for rank, trace in enumerate(ranks)]
+            split = analyze_traces(paths)
+        fused_file = fused_trace(ranks, marking)
+        fused_file["distributedInfo"]["world_size"] = 4
+        fused = analyze_traces([write_trace(fused_file, tmp_path / "all.json")])
+        assert len(split.steps) == 9
+        pd.testing.assert_frame_equal(fused.steps, split.steps, rtol=0, atol=1e-9)
+        pd.testing.assert_frame_equal(fused.collectives, split.collectives, rtol=0, atol=1e-9)
+        assert codes(fused) == codes(split) | {"fused_ranks"}
 
 
 def rank_events(rank: int, process: int, device: int, kernel_us: float, **changed: Any) -> list[Trace]:
@@ -121,23 +103,17 @@ def rank_events(rank: int, process: int, device: int, kernel_us: float, **change
 
     `args` are in every event, correlations begin at `first_id`, all times at `start_us`.
     """
-    args = changed.get("args", {})
+    args, host = changed.get("args", {}), {"pid": process, "tid": process}
     events: list[Trace] = []
-    for step in range(2):
-        host: Trace = {"ph": "X", "pid": process, "tid": process}
-        start = 1000.0 * step + changed.get("start_us", 0.0)
-        name = f"ProfilerStep#{step}"
-        events.append({**host, "cat": "user_annotation", "name": name, "ts": start, "dur": 900.0, "args": args})
-        for launch in range(2):
-            ids = {"correlation": changed.get("first_id", 1) + 10 * step + launch, **args}
-            began = start + 10 + 200 * launch
-            events.append(
-                {**host, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": began, "dur": 5.0, "args": ids}
-            )
-            place: Trace = {"ph": "X", "cat": "kernel", "name": f"gemm{rank}", "pid": device, "tid": 7}
-            place |= {"ts": began + changed.get("delay_us", 20.0), "dur": kernel_us}
-            events.append({**place, "args": {"device": device, "stream": 7, **ids}})
-    return events
+    for number in range(2):
+        start = 1000.0 * number + changed.get("start_us", 0.0)
+        events.append(step(number, start, 900.0) | host)
+        for index in range(2):
+            identity, began = changed.get("first_id", 1) + 10 * number + index, start + 10 + 200 * index
+            events.append(launch(identity, began) | host)
+            kernel = on_device(f"gemm{rank}", began + changed.get("delay_us", 20.0), kernel_us, identity, device=device)
+            events.append(kernel | {"pid": device})
+    return [{**event, "args": event["args"] | args} for event in events]
 
 
 def label(process: int, name: str) -> Trace:
@@ -209,8 +185,7 @@ def test_launches_that_began_too_late_are_no_ranks(tmp_path: Path) -> None:
     first = rank_events(0, 50, 0, 100.0)
     second = rank_events(1, 60, 1, 30.0, start_us=60e6)
     found, reported = computed(tmp_path / "all.json", first, second)
-    assert (0, 0) in found
-    assert found[0, 0] == [200.0] * 2
+    assert found.get((0, 0)) == [200.0] * 2
     assert "fused_events_unowned" in reported  # the second's kernels have launches of both before them
 
 
@@ -239,13 +214,11 @@ def test_more_processes_than_any_job_has_are_damage(tmp_path: Path) -> None:
 def test_a_process_that_only_calls_the_runtime_is_no_rank(tmp_path: Path) -> None:
     """MTIA's tracer gives a rank's calls of its runtime another process id than its operators."""
     generated = ddp_trace(0, 2)
-    events = generated.trace["traceEvents"]
-    calls = [event for event in events if event.get("cat") == "cuda_runtime"]
+    calls = [event for event in generated.trace["traceEvents"] if event.get("cat") == "cuda_runtime"]
     assert len(calls) > 4
     for call in calls[: len(calls) // 2]:
         call["pid"] = 4711
-    path = write_trace(generated.trace, tmp_path / "0_0.pt.trace.json")
-    analysis = analyze_traces([path])
+    analysis = analyze_traces([write_trace(generated.trace, tmp_path / "0_0.pt.trace.json")])
     assert len(analysis.summaries) == 1
     assert "fused_ranks" not in codes(analysis)
     check_steps(analysis.steps, 0, generated)

@@ -3,7 +3,6 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, Layout, ddp_trace, trace_text, write_trace
 from tests.helpers.known import codes
-from tests.helpers.made_traces import operator, step, write
+from tests.helpers.made_traces import Event, event, operator, step, write
 
 GENERATED = ddp_trace(0, 2)
 LAYOUTS: tuple[Layout, ...] = ("kineto", "one_line", "indented")
@@ -40,11 +39,11 @@ def test_every_layout_reads_alike(tmp_path: Path, layout: Layout, compressed: bo
     assert (trace.rank, trace.world_size, trace.backend) == (0, 2, "nccl")
     found = events_of(trace)
     assert len(found) == len(plain) > 100
-    base = float(np.floor(min(event["ts"] for event in plain)))
-    for (start, duration, name), event in zip(found, plain, strict=True):
-        assert name == event["name"]
-        assert start + base == pytest.approx(event["ts"], abs=1e-3)
-        assert duration == pytest.approx(event["dur"], abs=1e-9)
+    base = float(np.floor(min(one["ts"] for one in plain)))
+    for (start, duration, name), one in zip(found, plain, strict=True):
+        assert name == one["name"]
+        assert start + base == pytest.approx(one["ts"], abs=1e-3)
+        assert duration == pytest.approx(one["dur"], abs=1e-9)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -67,13 +66,6 @@ def kernel_event(name: str = "gemm", duration: str = "194", start: str = "100", 
     )
 
 
-def written(tmp_path: Path, *events: str) -> Path:
-    path = tmp_path / "0_0.pt.trace.json"
-    text = '{\n  "schemaVersion": 1,\n  "traceEvents": [\n' + ",\n".join(events) + "\n  ]\n}\n"
-    path.write_bytes(text.encode(errors="surrogateescape"))
-    return path
-
-
 @pytest.mark.parametrize(
     ("damaged", "code", "kept"),
     [
@@ -90,11 +82,12 @@ def written(tmp_path: Path, *events: str) -> Path:
     ],
 )
 def test_one_damaged_event_costs_no_other(tmp_path: Path, damaged: str, code: str | None, kept: int) -> None:
-    trace = read_trace(written(tmp_path, kernel_event(name="first"), damaged, kernel_event(name="last")))
+    path, events = tmp_path / "0_0.pt.trace.json", (kernel_event(name="first"), damaged, kernel_event(name="last"))
+    text = '{\n  "schemaVersion": 1,\n  "traceEvents": [\n' + ",\n".join(events) + "\n  ]\n}\n"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    trace = read_trace(path)
     names = [name for *_, name in events_of(trace)]
-    assert len(names) == kept
-    assert names[0] == "first"
-    assert names[-1] == "last"
+    assert (names[0], len(names), names[-1]) == ("first", kept, "last")
     assert codes(trace) == ({code} if code else set())
 
 
@@ -189,9 +182,7 @@ def test_chunks_of_a_large_file_join_without_loss(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.BLOCK_BYTES", 700)
     for layout in LAYOUTS:
         trace = read_trace(write_trace(GENERATED.trace, tmp_path / "small.json", layout))
-        assert events_of(trace) == whole
-        assert trace.rank == 0
-        assert not trace.findings
+        assert (events_of(trace), trace.rank, trace.findings) == (whole, 0, ())
 
 
 # As the programs write them: horovod/common/timeline.cc, torch/autograd/profiler_util.py (export_chrome_trace),
@@ -225,27 +216,19 @@ OTHER = [{"name": "frame", "cat": "devtools.timeline", "ph": "X", "ts": 1, "dur"
         (OTHER[:1], "a trace of another program", "1 event "),
     ],
 )
-@pytest.mark.parametrize("bare", [True, False])
-def test_files_of_other_programs_are_named(
-    tmp_path: Path, events: list[dict[str, Any]], named: str, count: str, bare: bool
-) -> None:
+def test_files_of_other_programs_are_named(tmp_path: Path, events: list[Event], named: str, count: str) -> None:
     path = tmp_path / "timeline.json"
-    path.write_text(json.dumps(events if bare else {"traceEvents": events}))
-    with pytest.raises(DpscopeError, match=f"timeline.json is {named}, not by torch.profiler: none of its {count}"):
-        read_trace(path)
-
-
-def test_among_traces_they_are_left_out_with_a_finding(tmp_path: Path) -> None:
-    write(tmp_path, [step(1, 0, 100), operator("aten::mm", 10, 50)], world_size=1)
-    (tmp_path / "timeline.json").write_text(json.dumps(HOROVOD))
+    for content in ({"traceEvents": events}, events):
+        path.write_text(json.dumps(content))
+        with pytest.raises(DpscopeError, match=f"timeline.json is {named}, not by torch.profiler: none of its {count}"):
+            read_trace(path)
+    write(tmp_path, [step(1, 0, 100), operator("aten::mm", 10, 50)], world_size=1)  # among traces they are left out
     (finding,) = [one for one in analyze_traces([tmp_path]).findings if one.code == "file_not_read"]
-    assert "is a timeline by Horovod" in finding.message
+    assert f"is {named}" in finding.message
 
 
 def test_a_trace_of_torch_profiler_without_its_own_work_is_still_one(tmp_path: Path) -> None:
     """What Kineto itself adds: the span of the trace, python frames, the profiler's overhead."""
-    own = [{"ph": "X", "cat": cat, "name": "n", "pid": 0, "tid": 0, "ts": 1, "dur": 5} for cat in ("Trace", "overhead")]
-    path = tmp_path / "empty.json"
-    path.write_text(json.dumps({"traceEvents": [*own, {**own[0], "cat": "python_function"}]}))
+    path = write(tmp_path, [event(category, "n", 1, 5) for category in ("Trace", "overhead", "python_function")])
     assert not len(read_trace(path).events)
-    assert "no_events" in {finding.code for finding in analyze_traces([path]).findings}
+    assert "no_events" in codes(analyze_traces([path]))

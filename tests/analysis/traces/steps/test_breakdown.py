@@ -49,13 +49,7 @@ OPTIONS: dict[str, DdpOptions] = {
     "straggler": DdpOptions(straggler=1),
     "extra groups": DdpOptions(extra_groups=True),
 }
-MATCHED = (
-    "plain",
-    "no_sequence metadata",
-    "none metadata",
-    "straggler",
-    "extra groups",
-)  # what a rank alone does not show
+MATCHED = ("plain", "no_sequence metadata", "none metadata", "straggler", "extra groups")  # what one rank does not show
 
 
 @pytest.mark.parametrize(
@@ -65,15 +59,13 @@ MATCHED = (
 )
 def test_ddp(tmp_path: Path, world_size: int, options: DdpOptions) -> None:
     ranks = [ddp_trace(rank, world_size, options) for rank in range(world_size)]
-    analysis = analyzed(tmp_path, *ranks)
-    check_job(analysis, ranks)
+    check_job(analyzed(tmp_path, *ranks), ranks)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_gloo(tmp_path: Path, world_size: int) -> None:
     ranks = [gloo_trace(rank, world_size) for rank in range(world_size)]
-    analysis = analyzed(tmp_path, *ranks)
-    check_job(analysis, ranks)
+    check_job(analyzed(tmp_path, *ranks), ranks)
 
 
 def test_operators_that_communicate_without_kernels_never_read_as_no_communication(tmp_path: Path) -> None:
@@ -89,9 +81,7 @@ def test_events_of_no_step_are_counted_and_left_out(tmp_path: Path) -> None:
     generated = ddp_trace(0, 2, DdpOptions(unlaunched=True))
     (finding,) = [one for one in analyzed(tmp_path, generated).findings if one.code == "events_of_no_step"]
     assert f": {generated.expected.unlaunched_count} ({generated.expected.unlaunched_us:.1f} µs" in finding.message
-    other = tmp_path / "other"
-    other.mkdir()
-    assert "events_of_no_step" not in {one.code for one in analyzed(other, ddp_trace(0, 2)).findings}
+    assert "events_of_no_step" not in {one.code for one in analyzed(tmp_path, ddp_trace(0, 2)).findings}
 
 
 def test_columns_keep_their_types_whether_known_or_not(tmp_path: Path) -> None:
@@ -177,47 +167,35 @@ def test_a_step_without_work_of_a_device(tmp_path: Path, communicates: bool) -> 
     work = [launch(1, 105), on_device(name, 110, 50, 1), launch(3, 305), on_device(name, 310, 50, 3)]
     analysis = analyzed_steps(tmp_path, *work, world_size=2)
     assert analysis.steps["step"].tolist() == [1, 3]
-    assert analysis.steps["step_us"].tolist() == [
-        50.0,
-        50.0,
-    ]  # from their first events: where step 2 ended is not known
+    # From their first events: where step 2 ended is not known.
+    assert analysis.steps["step_us"].tolist() == [50.0, 50.0]
     assert analysis.steps["partial_window"].tolist() == [True, True]
     assert empty(analysis) == [("warning", "2 hold no work of a device (step 2, 4): their times are not given")]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("Memcpy HtoD (Pageable -> Device)", Kind.HOST_COPY),
-        ("Memcpy DtoH (Device -> Pinned)", Kind.HOST_COPY),
-        ("Memcpy DtoD (Device -> Device)", Kind.DEVICE_COPY),
-        ("Memcpy PtoP (Device -> Device)", Kind.PEER_COPY),
-        ("CopyHostToDevice", Kind.HOST_COPY),
-        ("CopyDeviceToHost", Kind.HOST_COPY),
-        ("CopyDeviceToDevice", Kind.DEVICE_COPY),
-        ("Memcpy M2D(Memory -> Device)", Kind.HOST_COPY),
-        ("Memcpy D2M(Device -> Memory)", Kind.HOST_COPY),
-        ("Memcpy D2D(Device -> Device)", Kind.DEVICE_COPY),
-        ("Memset (Device)", Kind.DEVICE_COPY),
-    ],
-)
-def test_a_copys_name_has_its_direction(tmp_path: Path, name: str, kind: Kind) -> None:
-    category = "gpu_memset" if "set" in name else "gpu_memcpy"
-    assert kinds_of(tmp_path, (category, name, {})) == [kind]
+COPIES: dict[Kind, tuple[str | int | None, ...]] = {
+    Kind.HOST_COPY: (
+        "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pinned)", "CopyHostToDevice", "CopyDeviceToHost",
+        "Memcpy M2D(Memory -> Device)", "Memcpy D2M(Device -> Memory)", "HtoD", 2,
+    ),
+    Kind.PEER_COPY: ("Memcpy PtoP (Device -> Device)", "PtoP", 10),
+    Kind.DEVICE_COPY: (
+        "Memcpy DtoD (Device -> Device)", "CopyDeviceToDevice", "Memcpy D2D(Device -> Device)", "Memset (Device)", "DtoD", 8,
+        99, None,
+    ),
+}  # fmt: skip
 
 
-def test_the_direction_may_be_an_argument(tmp_path: Path) -> None:
-    """As tracers on CUPTI write it that call every copy "Memcpy": by name, or by CUPTI's number (10 is PtoP)."""
-    copies = [("gpu_memcpy", "Memcpy", {"copy kind": kind}) for kind in ("PtoP", 10, "HtoD", 2, "DtoD", 8, 99)]
-    assert kinds_of(tmp_path, *copies, ("gpu_memcpy", "Memcpy", {})) == [
-        Kind.PEER_COPY, Kind.PEER_COPY, Kind.HOST_COPY, Kind.HOST_COPY, *[Kind.DEVICE_COPY] * 4,
-    ]  # fmt: skip
-
-
-def kinds_of(folder: Path, *copies: tuple[str, str, dict[str, Any]]) -> list[int]:
-    events = [on_device(one[1], 10.0 * at, 5.0, category=one[0], **one[2]) for at, one in enumerate(copies)]
-    kinds: list[int] = event_kinds(read_trace(write(folder, events)).events).tolist()
-    return kinds
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_copys_name_or_argument_has_its_direction(tmp_path: Path, kind: Kind) -> None:
+    """Tracers on CUPTI call every copy "Memcpy" and state the kind as an argument, by name or by CUPTI's number (10: PtoP)."""
+    events = []
+    for at, one in enumerate(COPIES[kind]):
+        name = one if isinstance(one, str) and len(one) > 4 else "Memcpy"
+        category = "gpu_memset" if "set" in name else "gpu_memcpy"
+        args: dict[str, Any] = {"copy kind": one} if name == "Memcpy" and one is not None else {}
+        events.append(on_device(name, 10.0 * at, 5.0, category=category, **args))
+    assert set(event_kinds(read_trace(write(tmp_path, events)).events).tolist()) == {kind}
 
 
 def test_a_real_trace_without_copies_from_the_host_has_none() -> None:

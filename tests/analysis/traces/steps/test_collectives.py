@@ -1,5 +1,6 @@
 """Collectives that do not look like the usual ones: copy engines, graphs, generic kernels, queues; when each was ready."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,19 +8,13 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from tests.generated_traces.builder import Generation
-from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, dp_trace, write_trace
-from tests.helpers.generated_checks import check_job, parallelism
+from tests.generated_traces.builder import Generation, recorded
+from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace
+from tests.helpers.generated_checks import analyzed, check_job, parallelism
 from tests.helpers.made_traces import ALL_REDUCE, MAIN, Event, event, launch, on_device, operator, step, write
 
 NCCL = 40
 GENERIC = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
-
-
-def analyzed(tmp_path: Path, *traces: Trace) -> TraceAnalysis:
-    for rank, trace in enumerate(traces):
-        write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json")
-    return analyze_traces([tmp_path])
 
 
 def of_events(folder: Path, events: list[Event], world_size: int = 4, **header: Any) -> TraceAnalysis:
@@ -71,19 +66,15 @@ def test_collectives_by_copy_engines(tmp_path: Path) -> None:
 
 
 def test_ranges_of_the_second_engine_are_known_without_their_prefix(tmp_path: Path) -> None:
-    """The same trace, within operators of c10d: 60 us by copy engines and 30 by a kernel, as above."""
-    around = [
-        operator(f"c10d::{name}_", start, 9) for name, start in (("_all_gather_base", 5), ("_reduce_scatter_base", 20))
-    ]
+    """The same trace, within operators of c10d: 60 us by copy engines and 30 by a kernel, as above.
+
+    With no operator around them and no record within, the copies only copy, and the kernel is identified by its name.
+    """
+    around = [operator("c10d::_all_gather_base_", 5, 9), operator("c10d::_reduce_scatter_base_", 20, 9)]
     table = of_events(tmp_path, copy_engines("") + around).collectives
     assert table["kind"].tolist() == ["all_gather", "reduce_scatter"]
     assert table["duration_us"].tolist() == [60.0, 30.0]
-
-
-def test_a_range_that_somebody_named_so_is_no_collective(tmp_path: Path) -> None:
-    """No operator of c10d around it and no record within: the copies only copy, and the kernel is identified by its name."""
-    table = of_events(tmp_path, copy_engines("")).collectives
-    assert table["kind"].tolist() == ["reduce_scatter"]
+    assert of_events(tmp_path, copy_engines("")).collectives["kind"].tolist() == ["reduce_scatter"]
 
 
 @pytest.mark.parametrize("kernel_names", ["nccl_2_19", "symmetric", "rccl"])
@@ -95,8 +86,7 @@ def test_ddp_on_the_second_engine(tmp_path: Path, kernel_names: Generation) -> N
             if found.get("cat") in ("user_annotation", "gpu_user_annotation"):
                 found["name"] = found["name"].removeprefix("nccl:")
             found.get("args", {}).pop("Process Group Ranks", None)
-    analysis = analyzed(tmp_path, *(one.trace for one in ranks))
-    check_job(analysis, ranks)
+    check_job(analyzed(tmp_path, *ranks), ranks)
 
 
 def test_a_copy_at_world_size_one_is_no_communication(tmp_path: Path) -> None:
@@ -128,15 +118,11 @@ def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> Non
 
 def generic(enclosing: str) -> list[Event]:
     """RCCL's generic kernel, which names no collective, on device 2, in a step that only `enclosing` identifies."""
-    fields: dict[str, Any] = {
-        "Collective name": "_allgather_base",
-        "In msg nelems": 10,
-        "Out msg nelems": 40,
-        "dtype": "BFloat16",
-    }
     around = {"operator": [operator("c10d::allreduce_", 10, 9)], "range": [in_range("nccl:reduce_scatter", 10)]}
+    stated: dict[str, Any] = (
+        recorded("all_gather", 10, 40, "BFloat16", ranks=range(4)) if enclosing == "metadata" else {}
+    )
     kernels = [on_device("Cijk_Ailk_Bljk_SB", 50, 100, 1, 0, device=2)]
-    stated = fields | {"Group size": 4} if enclosing == "metadata" else {}
     kernels.append(on_device(GENERIC, 100, 100, 2, NCCL, device=2, **stated))
     return [step(1, 0, 400), launch(1, 2), *around.get(enclosing, []), launch(2, 11), *kernels]
 
@@ -204,41 +190,34 @@ def test_several_groups(tmp_path: Path, world_size: int, metadata: str) -> None:
     """An all-to-all of all, and an all-gather and a reduce-scatter of pairs, as FSDP and DLRM have them."""
     options = DdpOptions(extra_groups=True, metadata=metadata)  # type: ignore[arg-type]
     ranks = [ddp_trace(rank, world_size, options) for rank in range(world_size)]
-    analysis = analyzed(tmp_path, *(rank.trace for rank in ranks))
+    analysis = analyzed(tmp_path, *ranks)
     check_job(analysis, ranks)
     assert "sharded" in parallelism(analysis)
     assert "process groups" in parallelism(analysis)
 
 
 def test_sizes_of_gathers_and_scatters_from_their_operators(tmp_path: Path) -> None:
-    """Shapes alone: output and input are both recorded, and their types; the larger counts."""
-    generated = ddp_trace(0, 2, DdpOptions(extra_groups=True, metadata="ops"))
-    table = analyzed(tmp_path, generated.trace).collectives
-    expected = {
-        one.kind: one.bytes for one in ddp_trace(0, 2, DdpOptions(extra_groups=True)).expected.collectives
-        if one.kind in ("all_gather", "reduce_scatter", "all_to_all")
-    }  # fmt: skip
-    assert len(expected) == 3
-    for kind, size in expected.items():
+    """Shapes alone: output and input are both recorded, and their types; the larger counts, which the kernels state as well."""
+    table = analyzed(tmp_path, ddp_trace(0, 2, DdpOptions(extra_groups=True, metadata="ops"))).collectives
+    for kind, size in {"all_gather": 200_000, "reduce_scatter": 400_000, "all_to_all": 40_000}.items():
         assert set(table.loc[table["kind"] == kind, "bytes"]) == {size}
 
 
 @pytest.mark.long
 def test_the_parallelism_is_reported_with_its_evidence(tmp_path: Path) -> None:
-    ddp = analyzed(tmp_path, *(ddp_trace(rank, 2).trace for rank in range(2)))
-    assert parallelism(ddp).startswith("DDP-like; seen in 2 traces: 18 all_reduce")
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    dp = analyzed(tmp_path / "a", dp_trace(2).trace)
+    dp = analyzed(tmp_path, dp_trace(2))
     assert parallelism(dp).startswith("DataParallel")
-    trace = ddp_trace(0, 2).trace
-    reducing = ("allreduce", "all_reduce", "AllReduce")
-    forward_only = [
-        event for event in trace["traceEvents"]
-        if not any(word in f"{event['name']} {event.get('args', {}).get('Collective name')}" for word in reducing)
-    ]  # fmt: skip
-    other = analyzed(tmp_path / "b", {**trace, "traceEvents": forward_only})
-    assert parallelism(other).startswith("not DDP: it all-reduces no gradients")
+    ranks = [ddp_trace(rank, 2) for rank in range(2)]
+    assert parallelism(analyzed(tmp_path, *ranks)).startswith("DDP-like; seen in 2 traces: 18 all_reduce")
+    for one in ranks:
+        one.trace["traceEvents"][:] = [
+            event
+            for event in one.trace["traceEvents"]
+            if not re.search(
+                "all_?reduce", f"{event['name']} {event.get('args', {}).get('Collective name')}", re.IGNORECASE
+            )
+        ]
+    assert parallelism(analyzed(tmp_path, *ranks)).startswith("not DDP: it all-reduces no gradients")
 
 
 def test_groups_made_by_splitting_share_a_name(tmp_path: Path) -> None:
@@ -248,7 +227,7 @@ def test_groups_made_by_splitting_share_a_name(tmp_path: Path) -> None:
         for found in generated.trace["traceEvents"]:
             if found.get("args", {}).get("Process Group Name") == "2":
                 found["args"]["Process Group Name"] = "1"
-    analysis = analyzed(tmp_path, *(rank.trace for rank in ranks))
+    analysis = analyzed(tmp_path, *ranks)
     gathered = analysis.collectives[analysis.collectives["kind"] == "all_gather"]
     assert set(gathered["group"]) == {"1"}
     assert set(gathered["group_ranks"]) == {"[0, 1]", "[2, 3]"}
@@ -264,7 +243,7 @@ DONE = {"broadcast": {0.0}, "all_reduce": {402 / COMPUTED, 502 / COMPUTED, 1.0}}
 
 @pytest.mark.parametrize("named_ranges", [True, False])
 def test_what_was_computed_when_each_bucket_was_ready(tmp_path: Path, named_ranges: bool) -> None:
-    ranks = [ddp_trace(rank, options=DdpOptions(named_ranges=named_ranges)).trace for rank in (0, 1)]
+    ranks = [ddp_trace(rank, options=DdpOptions(named_ranges=named_ranges)) for rank in (0, 1)]
     table = analyzed(tmp_path, *ranks).collectives
     assert len(table) == 2 * 3 * 5
     for kind, expected in DONE.items():  # torch's own range identifies the optimizer's kernels as dpscope's does
@@ -274,11 +253,11 @@ def test_what_was_computed_when_each_bucket_was_ready(tmp_path: Path, named_rang
 
 
 def test_collectives_on_the_stream_of_kernels_are_known(tmp_path: Path) -> None:
-    trace = ddp_trace().trace
-    for found in trace["traceEvents"]:
+    generated = ddp_trace()
+    for found in generated.trace["traceEvents"]:
         if found.get("cat") == "kernel" and "AllReduce" in found["name"]:
             found["tid"] = found["args"]["stream"] = 7
-    table = analyzed(tmp_path, trace).collectives
+    table = analyzed(tmp_path, generated).collectives
     on_stream = table.groupby("kind")["compute_stream"].agg(["any", "all"])
     assert on_stream.loc["all_reduce"].all()
     assert not on_stream.loc["broadcast"].any()

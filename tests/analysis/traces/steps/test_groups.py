@@ -14,8 +14,6 @@ from dpscope.analysis.traces.steps.collectives import NamedCollective, in_mesh
 from tests.helpers.known import codes
 from tests.helpers.made_traces import Event, event, launch, on_device, operator, record, step, write
 
-FLOATS: dict[str, Any] = {"dtype": "Float"}
-
 
 def gathered_by_copy(sizes: dict[str, Any]) -> list[Event]:
     """An all-gather of 300 us that a copy carries out, launched in its `nccl:` range, after a kernel of 200 us."""
@@ -26,14 +24,13 @@ def gathered_by_copy(sizes: dict[str, Any]) -> list[Event]:
     return events
 
 
+def elements(sent: int, received: int) -> dict[str, Any]:
+    return {"In msg nelems": sent, "Out msg nelems": received, "dtype": "Float"}
+
+
 @pytest.mark.parametrize(
     ("sizes", "communication_us"),
-    [
-        ({"Group size": 2}, 300),
-        ({"Group size": 1}, 0),
-        ({"In msg nelems": 4096, "Out msg nelems": 8192, **FLOATS}, 300),
-        ({"In msg nelems": 4096, "Out msg nelems": 4096, **FLOATS}, 0),
-    ],
+    [({"Group size": 2}, 300), ({"Group size": 1}, 0), (elements(4096, 8192), 300), (elements(4096, 4096), 0)],
 )
 def test_a_copy_within_one_rank_is_no_communication(
     tmp_path: Path, sizes: dict[str, Any], communication_us: float
@@ -56,40 +53,30 @@ def test_all_reduces_within_one_rank_need_no_kernel(tmp_path: Path, size: int, i
     assert ("trace_incomplete" in codes(analyze_traces([tmp_path]))) is incomplete
 
 
-def of_kernel(folder: Path, name: str, **args: Any) -> pd.Series:
-    """The one collective of rank 3 of 16, with these arguments on its kernel."""
-    events = [step(1, 0, 100), launch(1, 10), on_device(f"ncclDevKernel_{name}", 20, 70, 1, **args)]
-    write(folder, events, rank=3, world_size=16)
-    return analyze_traces([folder]).collectives.iloc[0]
-
-
-def test_the_ratio_of_shapes_is_the_size_of_the_group(tmp_path: Path) -> None:
-    """65,536 / 8,192 = 8 ranks, not 16; 4 B each: 262,144 B."""
-    one = of_kernel(tmp_path, "ReduceScatter", **{"In msg nelems": 65_536, "Out msg nelems": 8_192, **FLOATS})
-    assert (one["kind"], one["group_size"], one["bytes"]) == ("reduce_scatter", 8, 262_144)
-
-
 @pytest.mark.parametrize(
-    ("name", "args", "size"),
+    ("name", "args", "size", "bytes_moved"),
     [
-        ("AllGather", {"In msg nelems": 8_192, "Out msg nelems": 32_768}, 4),
-        ("AllGather", {"In msg nelems": 8_192, "Out msg nelems": 32_768, "Group size": 16}, 16),  # recorded
-        ("ReduceScatter", {"In msg nelems": 8_191, "Out msg nelems": 1_000}, 16),  # unequal parts: taken for the job
-        ("AllReduce", {"In msg nelems": 8_192, "Out msg nelems": 8_192}, 16),  # no evidence
-        ("ReduceScatter", {}, 16),
+        ("ReduceScatter", elements(65_536, 8_192), 8, 262_144),  # by the ratio, and not 16; 4 B each
+        ("AllGather", elements(8_192, 32_768), 4, 131_072),
+        ("AllGather", elements(8_192, 32_768) | {"Group size": 16}, 16, 131_072),  # recorded
+        ("ReduceScatter", elements(8_191, 1_000), 16, 32_764),  # unequal parts: taken for the job
+        ("AllReduce", elements(8_192, 8_192), 16, 32_768),  # no evidence
+        ("ReduceScatter", {}, 16, None),
     ],
 )
-def test_other_evidence_of_the_size_of_the_group(tmp_path: Path, name: str, args: dict[str, Any], size: int) -> None:
-    assert of_kernel(tmp_path, name, **FLOATS, **args)["group_size"] == size
+def test_evidence_of_the_size_of_the_group(
+    tmp_path: Path, name: str, args: dict[str, Any], size: int, bytes_moved: int | None
+) -> None:
+    """One collective of rank 3 of 16, with these arguments on its kernel."""
+    events = [step(1, 0, 100), launch(1, 10), on_device(f"ncclDevKernel_{name}", 20, 70, 1, **args)]
+    write(tmp_path, events, rank=3, world_size=16)
+    one = analyze_traces([tmp_path]).collectives.iloc[0]
+    assert (one["group_size"], None if pd.isna(one["bytes"]) else one["bytes"]) == (size, bytes_moved)
 
 
 def test_beside_smaller_groups_an_untold_one_is_not_taken_for_the_job(tmp_path: Path) -> None:
-    events = [step(1, 0, 100), launch(1, 10), launch(2, 12)]
-    sizes: dict[str, Any] = {"In msg nelems": 65_536, "Out msg nelems": 8_192, **FLOATS}
-    events += [
-        on_device("ncclDevKernel_ReduceScatter", 20, 30, 1, **sizes),
-        on_device("ncclDevKernel_AllReduce", 60, 9, 2),
-    ]
+    events = [step(1, 0, 100), launch(1, 10), launch(2, 12), on_device("ncclDevKernel_AllReduce", 60, 9, 2)]
+    events.append(on_device("ncclDevKernel_ReduceScatter", 20, 30, 1, **elements(65_536, 8_192)))
     write(tmp_path, events, world_size=16)
     assert analyze_traces([tmp_path]).collectives["group_size"].tolist() == [8, pd.NA]
 
@@ -114,27 +101,18 @@ def test_shards_move_within_a_group_and_their_sums_between_groups() -> None:
     assert places([GATHER, SCATTER, REDUCE]) == [within, within, across]
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [
-        (),
-        (ALL,),
-        (ALL, WITHIN),
-        (ALL, ACROSS, WITHIN, ProcessGroup("5", "mine", (0, 3))),
-        (ALL, ACROSS, ProcessGroup("3", "mesh_tp", (0, 1))),
-    ],
-)
+OTHER = ProcessGroup("5", "mine", (0, 3)), ProcessGroup("3", "mesh_tp", (0, 1))
+
+
+@pytest.mark.parametrize("groups", [(), (ALL,), (ALL, WITHIN), (*GROUPS, OTHER[0]), (ALL, ACROSS, OTHER[1])])
 def test_other_groups_are_no_evidence(groups: tuple[ProcessGroup, ...]) -> None:
     assert places([GATHER, SCATTER, REDUCE], groups) == [(None, None, None)] * 3
 
 
-def test_an_all_reduce_of_something_else_and_a_gather_over_all_ranks_stay_untold() -> None:
+def test_what_the_mesh_does_not_explain_is_left_as_it_is() -> None:
     loss: NamedCollective = (CommunicationArgs(input_elements=1), "all_reduce")
     over_all: NamedCollective = (CommunicationArgs(input_elements=10, output_elements=40), "all_gather")
     assert places([SCATTER, loss, over_all])[1:] == [(None, None, None)] * 2
-
-
-def test_a_trace_that_names_groups_is_left_as_it_is() -> None:
     named: NamedCollective = (CommunicationArgs(input_elements=1, group="7"), "all_reduce")
     assert places([GATHER, named]) == [(None, None, None), ("7", None, None)]
 
