@@ -209,17 +209,20 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         counter_checks=tuple(checks),
         communication_known=communication_known,
     )
-    every = [rank for _, rank in ranks]
-    findings += input_findings(cell, [rank for number, rank in ranks if number == ranks[0][0]])
-    findings += counter_findings(cell, every, checks)
-    if communication_known:
-        findings += engine_findings(cell, every, data.whole_windows, data.collectives)
-    findings += compilation_findings(cell, every)
-    findings += spread_findings(cell.name, data.step_samples())
+    return replace(data, findings=tuple(dict.fromkeys((*findings, *_findings_over_repeats(cell, data)))))
+
+
+def _findings_over_repeats(cell: Cell, data: CellData) -> Iterator[Finding]:
+    ranks = [rank for _, rank in data.ranks]
+    yield from input_findings(cell, [rank for number, rank in data.ranks if number == data.ranks[0][0]])
+    yield from counter_findings(cell, ranks, data.counter_checks)
+    if data.communication_known:
+        yield from engine_findings(cell, ranks, data.whole_windows, data.collectives)
+    yield from compilation_findings(cell, ranks)
+    yield from spread_findings(cell.name, data.step_samples())
     waits_us = [wait_us for waits in data.step_samples("data_wait_us", "traced") for wait_us in waits]
     known = bool(waits_us) and not any(map(math.isnan, waits_us))  # else the wait for the loader was not recorded
-    findings += idle_findings(as_table(data.steps), cell.name, statistics.fmean(waits_us) if known else None)
-    return replace(data, findings=tuple(dict.fromkeys(findings)))
+    yield from idle_findings(as_table(data.steps), cell.name, statistics.fmean(waits_us) if known else None)
 
 
 def tables_of(repeats: Sequence[tuple[int, TraceAnalysis]]) -> dict[str, Any]:
