@@ -321,9 +321,9 @@ def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
     where = "between" if batches[0] <= row.batch_size <= batches[-1] else "beyond"
     basis = {
         f"{counted(len(counts), 'row')} {LINKS[row.link]}, {span} devices": True,
-        "t_1 was not measured and is part of the fit": not fit.single.measured,
+        "t_1 from the fit, as it was not measured": not fit.single.measured,
         f"t_1 {where} measured batches": row.batch_size not in batches,
-        "the band is assumed, because one device count shows no error": not fit.errors,
+        "an assumed band, because one device count shows no error": not fit.errors,
     }
     if row.single:
         basis = {f"t_1, measured at {', '.join(f'{one:.0f}' for one in batches)} samples per device": True}
