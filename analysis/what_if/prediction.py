@@ -78,7 +78,7 @@ def grounds(predictions: Iterable[Prediction]) -> list[str]:
     for (is_reason, clause), of in counts.items():
         grouped.setdefault((is_reason, tuple(sorted(of))), []).append(clause)
     found = []
-    for (is_reason, devices), clauses in sorted(grouped.items(), key=lambda one: (-len(one[0][1]), one[0][1])):
+    for (is_reason, devices), clauses in sorted(grouped.items(), key=lambda one: (one[0][1][0], -len(one[0][1]))):
         listed = ", ".join(map(str, devices)) if len(devices) <= _MOST_COUNTS else f"{devices[0]} to {devices[-1]}"
         where = f"{listed} device{'' if devices == (1,) else 's'}"
         found.append(f"{where}: {'' if is_reason else 'basis: '}{'; '.join(clauses)}")

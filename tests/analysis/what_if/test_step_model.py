@@ -100,7 +100,7 @@ def test_without_one_device_there_is_no_efficiency() -> None:
     fit = fitted(row(2, 240, nodes=2), row(4, 340, nodes=4))
     prediction = predict_step(fit, at(8, 8))
     assert prediction.efficiency is None
-    assert "t_1 was not measured" in str(prediction.rests_on)
+    assert "t_1 from the fit, as it was not measured" in str(prediction.rests_on)
     assert predict_step(fit, at(1)).reason == "no row of one device"
 
 
