@@ -79,9 +79,8 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beat: int = 0  # increases as long as the node lives
     info: NodeInfo | None = None  # once it has joined
     attempt: int = 0  # at a job, counted by node 0
-    job: str | None = (
-        None  # node 0: digest of its command in the plan of every node; None: end earlier commands' leftovers
-    )
+    # Node 0: digest of the job's command, as every node derives it from its plan; None: end leftovers of earlier commands.
+    job: str | None = None
     port: int = 0  # node 0: of its torchrun
     grace_s: float | None = None  # node 0: the attempt must end; it has this time to end by itself
     ended: bool = False  # its part of the attempt is over
