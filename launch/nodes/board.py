@@ -259,8 +259,8 @@ def found_meeting(start: NodeStart) -> Found:
             reasons[address] = answer or _NOT_NODE_0
             if not answer and now_s - (unseen_s := unseen_s or now_s) > SEEN_WITHIN_S:
                 raise DpscopeError(
-                    f"--out {out}: {start.name} does not see what node 0 at {address} wrote there (it looked in "
-                    f"{out.absolute()}); name one folder that all nodes share"
+                    f"--out {out}: {start.name} does not see or cannot read what node 0 at {address} wrote there (it looked in "
+                    f"{out.absolute()}); name one folder that all nodes share, and install the same dpscope on all of them"
                 )
         seen = ", ".join(f"{address}: {why}" for address, why in reasons.items()) or f"no trace of it in {out}"
         if now_s - noted_s > NOTE_EVERY_S:
