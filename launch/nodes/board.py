@@ -79,9 +79,8 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beat: int = 0  # increases as long as the node lives
     info: NodeInfo | None = None  # once it has joined
     attempt: int = 0  # at a job, counted by node 0
-    job: str | None = (
-        None  # node 0: digest of its command in the plan of every node; None: end earlier commands' leftovers
-    )
+    # Node 0: digest of the job's command, as every node derives it from its plan; None: end leftovers of earlier commands.
+    job: str | None = None
     port: int = 0  # node 0: of its torchrun
     grace_s: float | None = None  # node 0: the attempt must end; it has this time to end by itself
     ended: bool = False  # its part of the attempt is over
@@ -260,8 +259,8 @@ def found_meeting(start: NodeStart) -> Found:
             reasons[address] = answer or _NOT_NODE_0
             if not answer and now_s - (unseen_s := unseen_s or now_s) > SEEN_WITHIN_S:
                 raise DpscopeError(
-                    f"--out {out}: {start.name} does not see what node 0 at {address} wrote there (it looked in "
-                    f"{out.absolute()}); name one folder that all nodes share"
+                    f"--out {out}: {start.name} does not see or cannot read what node 0 at {address} wrote there (it looked in "
+                    f"{out.absolute()}); name one folder that all nodes share, and install the same dpscope on all of them"
                 )
         seen = ", ".join(f"{address}: {why}" for address, why in reasons.items()) or f"no trace of it in {out}"
         if now_s - noted_s > NOTE_EVERY_S:

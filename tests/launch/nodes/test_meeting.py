@@ -12,7 +12,7 @@ import pytest
 
 from dpscope.launch.jobs.node_place import Address
 from dpscope.launch.nodes import board
-from dpscope.launch.nodes.board import Meeting, check_alike, check_devices, found_meeting
+from dpscope.launch.nodes.board import Meeting, check_alike, check_devices, found_meeting, opened_meeting
 from dpscope.profiling.machine.interfaces import free_port
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -92,7 +92,7 @@ def test_a_folder_that_is_not_shared_is_reported_in_seconds(
     assert time.monotonic() - began_s < 15
     host = socket.gethostname()
     assert str(seen[0]).startswith(
-        f"--out {tmp_path / 'elsewhere'}: node 1 ({host}) does not see what node 0 at 127.0.0.1"
+        f"--out {tmp_path / 'elsewhere'}: node 1 ({host}) does not see or cannot read what node 0 at 127.0.0.1"
     )
 
 
@@ -121,6 +121,16 @@ def test_nodes_need_the_same_version_and_the_same_kind_of_device(nodes: Nodes) -
     with pytest.raises(DpscopeError, match=r"--device: node 1 \(.*\) has GPUs and node 0 \(n0\) has none"):
         check_devices(start, STATED, on_gpus=True)
     check_devices(start, STATED, on_gpus=False)
+
+
+def test_a_meeting_in_the_form_of_another_version_is_reported(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "SEEN_WITHIN_S", 0.2)
+    nodes.out.mkdir()
+    with opened_meeting(nodes.at(0), on_gpus=False):
+        (file,) = nodes.out.iterdir()
+        write_json(file, {"dpscope": "0.1", "count": 2, "options": {}})
+        with pytest.raises(DpscopeError, match=r"cannot read what .*, and install the same dpscope on all of them"):
+            found_meeting(nodes.at(1))
 
 
 def test_a_duplicate_node_rank_is_an_error_on_the_second_node(nodes: Nodes) -> None:
