@@ -264,7 +264,12 @@ def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -
     state = None
     if options.comm_hook == "powersgd":
         # torch's defaults: rank 1, error feedback, no compression of what shrinks by less than half.
-        state = PowerSGDState(None, POWERSGD_RANK, _PLAIN_POWERSGD_STEPS, POWERSGD_LEAST_COMPRESSION)
+        state = PowerSGDState(
+            None,
+            matrix_approximation_rank=POWERSGD_RANK,
+            start_powerSGD_iter=_PLAIN_POWERSGD_STEPS,
+            min_compression_rate=POWERSGD_LEAST_COMPRESSION,
+        )
     if options.comm_hook != "none":
         wrapped.register_comm_hook(state, _HOOKS[options.comm_hook])
     return wrapped
