@@ -74,7 +74,7 @@ def _target(axes: Axes, comparison: Comparison) -> None:
 
 def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool, from_one: bool = True) -> None:
     """Speedups, or `by_devices` efficiencies in percent, with intervals as whiskers; connected from one device on."""
-    points = [(1, Estimate(1.0, None, None, 0))] * from_one + [(one.devices, one.speedup) for one in series.points]
+    points = [(1, Estimate(1.0, 1.0, 1.0, 0))] * from_one + [(one.devices, one.speedup) for one in series.points]
     devices, speedups = np.array([count for count, _ in points], dtype=float), [one for _, one in points]
     scale = 100 / devices if by_devices else np.ones(len(devices))
     values = [one.value or np.nan for one in speedups]

@@ -54,9 +54,9 @@ def headline(figure: "Figure", title: str) -> None:
 def whiskers(
     values: "Sequence[float | None]", low: "Sequence[float | None]", high: "Sequence[float | None]"
 ) -> "np.ndarray":
-    """How far the ends of intervals lie below and above their values, as error bars take it; 0 where one is unknown."""
+    """How far the ends of intervals lie below and above their values, as error bars take it; NaN, not drawn, where unknown."""
     ends = np.array([low, high], dtype=float) - np.array(values, dtype=float)
-    found: np.ndarray = np.nan_to_num(ends * np.array([[-1.0], [1.0]]), nan=0.0).clip(min=0.0)
+    found: np.ndarray = (ends * np.array([[-1.0], [1.0]])).clip(min=0.0)
     return found
 
 

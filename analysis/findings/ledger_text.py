@@ -1,5 +1,6 @@
 """A ledger in words: the rank that a job waits for, what communication costs, what to do next and what that saves at most."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -248,7 +249,7 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
 
 
 def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Answer | None:
-    """A larger batch per device of the same strategy and devices, if its measured throughput is clearly higher."""
+    """A larger batch per device of the same strategy and devices, if its throughput is clearly higher by both intervals."""
     chosen = situation.chosen
     rate, batch = chosen.samples_per_s, chosen.batch_size
     if rate is None or batch is None:
@@ -258,7 +259,7 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Answer | Non
         for row in rows
         if (row.strategy, row.devices) == (chosen.strategy, chosen.devices)
         and (row.batch_size or 0) > batch
-        and (row.number("samples_per_s_low") or 0.0) > BATCH_GAIN * (chosen.number("samples_per_s_high") or rate)
+        and (row.number("samples_per_s_low") or 0.0) > BATCH_GAIN * (chosen.number("samples_per_s_high") or math.inf)
     ]
     if not alike:
         return None

@@ -163,7 +163,7 @@ def collective_table(
     )
     notes = [*_table_notes(shown, slowest, calibrated)]
     if left_out := len(comparison.predictions) - len(shown):
-        notes.append(f"{left_out} smaller sizes are not shown")
+        notes.append(f"{left_out} other sizes are not shown")
     times = [time for one in shown for time in (one.measured_us, one.expected_us)]
     return table_of("Predicted and measured, per collective (median transfer)", fields, shown, notes, times=times)
 

@@ -155,13 +155,15 @@ def _schedule(data: CellData, sources: CostSources) -> str:
     """The schedule in words, with the buckets of one rank's step; the prediction is the mean over all ranks and steps."""
     keys = ["repeat", "rank", "device", "step"]
     step = data.collectives.merge(data.whole_windows[keys].head(1), on=keys)  # the first rank's first whole step
-    load, ready = model.step_load(data, sources, step), model.ready_column(step)
+    load = model.step_load(data, sources, step)
     shared = f"one of gloo's {load.servers} workers, which share the link, is free"
     rule = (
         f"each all-reduce starts when it is ready and {'the previous one has ended' if load.servers == 1 else shared}; exposed: "
         "what runs after the last one is ready, plus every other collective"
     )
-    buckets = step[step["kind"] == "all_reduce"].sort_values(ready, kind="stable")
+    buckets = step[step["kind"] == "all_reduce"]
+    ready = model.ready_column(buckets)  # as in `bucket_schedule`: of other collectives it may be unknown
+    buckets = buckets.sort_values(ready, kind="stable")
     costs = [sources.cost(*key) for key in model.cost_keys(buckets)]
     known = [cost for cost in costs if cost is not None]
     if not known or len(known) < len(costs) or len(known) > 2 * MOST_COLLECTIVES:

@@ -42,7 +42,7 @@ class Bar(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A row of the drawing: `fills` are unnamed unions of spans (start, end) by kind, on the page (start, duration)."""
+    """A row of the drawing: `fills` are unnamed unions of spans by kind, (start, end) or on the page (start, duration)."""
 
     group: str
     label: str
@@ -52,7 +52,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True)
 class TimelineView:
-    """One step of one cell, in tenths of a microsecond; `notes` describe what is drawn and how clocks were aligned."""
+    """One step of one cell, as the page draws it; `notes` describe what is drawn and how clocks were aligned."""
 
     cell: str
     length_us: float

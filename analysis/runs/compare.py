@@ -18,7 +18,7 @@ _VERDICTS: dict[stats.Verdict, str] = {  # of a ratio of times, as they are show
     "below": "faster",
     "above": "slower",
     "no_difference_shown": "none shown",
-    "too_few_samples": "too few samples",
+    "too_few_samples": "no interval",
 }
 
 STEP = "step"
@@ -61,7 +61,7 @@ class Change:
         if self.quantity not in JUDGED:
             return ""
         if self.verdict == "too_few_samples":
-            return "no interval: too few samples"
+            return "no interval: too few steps or repeats"
         if self.unseen_share is not None:
             return f"a slowdown of {_share(self.unseen_share)} would not show, only one of {_share(self.detectable)}"
         return ""
@@ -144,12 +144,20 @@ def detection_text(changes: Iterable[Change]) -> str | None:
         return None
     largest, widest = max(seen, key=lambda one: one[0])
     assert widest.noises is not None
-    more = max(_MORE_REPEATS, 2 * max(noise.repeats for noise in widest.noises))
+    more = _more_repeats(widest.noises)
     with_more = detectable_change(*(with_repeats(noise, more) for noise in widest.noises))
-    measured = f"{more} jobs per side" if widest.quantity == TRACED_STEP else f"--repeats {more} in both runs"
+    measured = _measured(more, widest.quantity)
     return (
         f"A change under {_share(largest)} would not show in {widest.cell}; {measured} would show {_share(with_more)}."
     )
+
+
+def _more_repeats(noises: Sequence[stats.Noise]) -> int:
+    return max(_MORE_REPEATS, 2 * max(noise.repeats for noise in noises))
+
+
+def _measured(repeats: int, quantity: str) -> str:
+    return f"{repeats} jobs per side" if quantity == TRACED_STEP else f"--repeats {repeats} in both runs"
 
 
 def _share(value: float | None) -> str:
@@ -168,6 +176,9 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
             "one traced job per side does not show how much identical jobs differ: trace the same job three times per side, each "
             "into a separate folder, and name the two parent folders; or measure with dpscope run --repeats 3"
         )
+    if apart := [one for one in steps if one.verdict == "too_few_samples" and one.noises]:  # beyond stats.WIDEST
+        more = _measured(max(_more_repeats(one.noises) for one in apart if one.noises), apart[0].quantity)
+        next_step = f"the repeats lie too far apart for an interval: measure {more} or more"
     if len(without) == len(steps):
         nothing = "no step has an interval, so none can be called slower or faster"
         yield RunCode.NOTHING_COMPARED.finding(nothing, next_step)

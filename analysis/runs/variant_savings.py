@@ -94,7 +94,7 @@ def _finding(saving: VariantSaving, on_cpu: bool) -> tuple[str, str]:
     pair, what = f"{saving.having} against {saving.without}", saving.what
     if saved.low is None or saved.high is None or share.low is None or share.high is None:
         message = f"{pair}: {what} seems to save {_signed(saved.value)} a step, but {missing_evidence(saved)}"
-        return message, "time two repeats or more (--repeats), of five steps in all or more (--steps)"
+        return message, "time more repeats (--repeats), of five steps in all or more (--steps)"
     amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
     ends = f"{_signed(saved.low)} to {_signed(saved.high)}, {share.low:.1%} to {share.high:.1%}"
     interval = f"95% interval {ends}; {counted(saved.count, 'step')}"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
@@ -10,6 +11,7 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
 from dpscope.analysis.figures.scaling import draw_study
+from dpscope.analysis.figures.style import whiskers
 from dpscope.analysis.stats.samples import Estimate
 
 # Strong scaling of a global batch of 64: 1.6x on 2 and 2.5x on 4 devices. Karp-Flatt on 4: (1/2.5 - 1/4) / (3/4) = 0.2.
@@ -62,3 +64,9 @@ def test_speedup_efficiency_and_accuracy_stand_side_by_side() -> None:
 def test_a_study_needs_both_speedups_and_accuracies() -> None:
     assert draw_study(comparison(TRAINED, scaling=())) is None
     assert draw_study(comparison(TRAINED[2:])) is None
+
+
+def test_an_interval_that_is_not_known_has_no_whisker() -> None:
+    """Not one of no length, which would be an exact value."""
+    found = whiskers([2.0, 3.0, 4.0], [1.5, None, 4.5], [4.0, None, 5.0])
+    np.testing.assert_array_equal(found, [[0.5, np.nan, 0.0], [2.0, np.nan, 1.0]])

@@ -66,4 +66,4 @@ def test_the_collective_that_a_note_is_about_is_shown_however_small() -> None:
     assert "-80% off" in note
     table = known(collective_table(comparison))
     assert [row[2] for row in table.rows] == [f"{size}.00 MB" for size in (9, 8, 7, 6, 5, 4, 2)]
-    assert table.notes[-1] == "2 smaller sizes are not shown"
+    assert table.notes[-1] == "2 other sizes are not shown"

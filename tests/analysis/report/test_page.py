@@ -184,6 +184,18 @@ def test_formulas_hold_the_numbers_that_give_their_result() -> None:
     assert ring[4] == "4.00 ms"
 
 
+def test_a_schedule_begins_with_the_first_bucket_where_other_collectives_have_no_time_of_readiness() -> None:
+    """A broadcast whose launch is unknown in front of an all-reduce of 2010 us, as calibrated, that is ready at 5000 us."""
+    data = exchanging()
+    reduced = data.collectives.assign(ready_us=5000.0)
+    broadcast = reduced.assign(kind="broadcast", bytes=4000, ready_us=np.nan, start_us=50.0, duration_us=10.0)
+    run = run_of(replace(data, collectives=pd.concat([broadcast, reduced], ignore_index=True)))
+    sources = CostSources(None, calibration({"all_reduce": (10.0, 2.0), "broadcast": (10.0, 2.0)}))
+    table = formula_table(run, compare(run, calibration=sources.calibration), sources)
+    (schedule,) = [row[2] for row in table.rows if row[1].startswith("DDP's schedule")]
+    assert "ready 0.0 µs, takes 2.01 ms alone, ends 2.01 ms" in schedule
+
+
 def test_broadcasts_have_a_note_where_transfer_and_wait_do_not_add_up(example: Report) -> None:
     (reduced, *_) = [one for one in example.comparison.predictions if one.kind == "all_reduce"]
     broadcast = replace(reduced, kind="broadcast")

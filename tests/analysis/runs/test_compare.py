@@ -16,6 +16,7 @@ from dpscope.analysis.runs.compare import (
     STEP,
     compare_runs,
     detection_text,
+    mark_unseen,
     parse_share,
     regressions,
     setting_findings,
@@ -99,6 +100,20 @@ def test_one_repeat_alone_is_told_to_decide_nothing(before: RunData) -> None:
     (finding,) = undecided_findings(changes)
     assert (finding.code, finding.severity) == ("nothing_compared", "warning")
     assert not list(undecided_findings(compare_runs(before, before)))
+
+
+def test_repeats_too_far_apart_for_an_interval_decide_nothing(before: RunData) -> None:
+    """Two repeats at 1 and 5 ms, then ten times that: logarithms spread by 1.14, so 4.303 x 1.14 = 4.9 is more than ln 10."""
+    changes = compare_runs(with_levels(before, 1e3, 5e3, cells=1), with_levels(before, 1e4, 5e4, cells=1))
+    (step,) = [change for change in changes if change.quantity == STEP]
+    assert (step.ratio.low, step.ratio.high, step.ratio.count) == (None, None, 20)
+    assert (step.verdict, step.detectable, step.chance_slower) == ("too_few_samples", None, None)
+    assert mark_unseen([step], 0.05) == [step]
+    assert regressions([step], 0.05) == []
+    assert step.not_judged == "no interval: too few steps or repeats"
+    (finding,) = undecided_findings([step])
+    assert finding.code == "nothing_compared"
+    assert finding.next_step.startswith("the repeats lie too far apart for an interval: measure --repeats 5 in both")
 
 
 @pytest.mark.process
