@@ -132,7 +132,7 @@ def gap_sentence(gap: StrategyGap) -> str:
         text, faster_by = faster
         return f"{text}{in_brackets(faster_by)}."
     if ratio.low is None:
-        more = f"--steps {FEWEST_SAMPLES} or more" if ratio.count < FEWEST_SAMPLES else "--repeats 3"
+        more = f"--steps {FEWEST_SAMPLES} or more" if ratio.count < FEWEST_SAMPLES else "more repeats (--repeats)"
         return f"DDP's step looks {ratio.value:.2f}x as fast as {dp}'s, but {missing_evidence(ratio)}: use {more}."
     return f"DDP against {dp}: not significant (step ratio {ratio.value:.2f}, {bounds(ratio)})."
 

@@ -185,7 +185,7 @@ def test_broadcasts_of_buffers_are_not_called_transfer() -> None:
 def test_the_reason_for_a_missing_interval_is_stated() -> None:
     for count, ending in (
         (4, "but fewer than five steps cannot show it: use --steps 5 or more."),
-        (5, "but too few repeats cannot show it: use --repeats 3."),
+        (5, "but too few repeats cannot show it: use more repeats (--repeats)."),
     ):
         assert verdict_on(DP, DDP, ratio=Estimate(1.3, None, None, count)).which.text.endswith(ending)
 
