@@ -205,9 +205,9 @@ def _findings(observed: Observed) -> Iterator[Finding]:
     if observed.traced is not None and (steps := observed.traced.interrupted_steps):
         message = f"in {steps} traced steps the model was called in evaluation mode"
         yield AttachCode.TRACED_BESIDE_OTHER_WORK.finding(message)
-    if len(optimizers := [*observed.warm_up.optimizers, *observed.warm_up.late_optimizers]) > 1:
-        kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
-        in_use = f"{counted(len(optimizers), 'optimizer')} in use ({kinds})"
+    if len(kinds := [*map(type, observed.warm_up.optimizers), *observed.warm_up.late_optimizers.values()]) > 1:
+        names = ", ".join(dict.fromkeys(one.__name__ for one in kinds))
+        in_use = f"{counted(len(kinds), 'optimizer')} in use ({names})"
         yield AttachCode.STEPS_OF_FIRST_OPTIMIZER.finding(f"{in_use}: steps end with the first one's")
     if detected.group_size is not None and detected.group_size < detected.devices:
         message = f"gradients are reduced among {detected.group_size} of {detected.devices}"

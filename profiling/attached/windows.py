@@ -38,7 +38,8 @@ class WarmUp:
         self.stays_gathered = False  # whether fully_shard leaves all parameters gathered after the forward pass
         self.trained_ids: set[int] = set()  # of parameters that required a gradient when their optimizer stepped
         self.optimizers: list[Optimizer] = []  # those that stepped, in the order of their first steps
-        self.late_optimizers: list[Optimizer] = []  # those that first stepped after the warm-up
+        # Of those that first stepped after the warm-up, by id: a script may make and drop one in every step.
+        self.late_optimizers: dict[int, type[Optimizer]] = {}
         self._settings = settings
         self._wrappers = wrappers
         self._end_step = step_ended
@@ -70,11 +71,13 @@ class WarmUp:
             self.optimizers = self.optimizers or [optimizer]
             self._since_first = 0
             return True
-        known = self.optimizers if warming_up else self.late_optimizers
-        if all(optimizer is not one for one in (*self.optimizers, *known)):
-            known.append(optimizer)
+        is_new = all(optimizer is not one for one in self.optimizers)
         if not warming_up:
+            if is_new:
+                self.late_optimizers[id(optimizer)] = type(optimizer)
             return False
+        if is_new:
+            self.optimizers.append(optimizer)
         self._since_first += 1
         most = max(_MAX_OTHER_STEPS, self._settings.warmup_steps)
         if self._settings.steps_by != "optimizer" or self._since_first <= most:
@@ -89,7 +92,7 @@ class WarmUp:
         self.stop()
         if self.calls is not None:
             self.calls.stop()
-        self.calls, self.optimizers, self.late_optimizers = None, [], []
+        self.calls, self.optimizers, self.late_optimizers = None, [], {}
 
     def step_ended(self) -> bool:
         """Called at the end of each step; returns whether the warm-up is over."""

@@ -161,6 +161,24 @@ def test_an_optimizer_that_first_steps_within_the_windows_is_named_and_ends_no_s
     assert message == "2 optimizers in use (SGD, Adam): steps end with the first one's"
 
 
+def test_an_optimizer_that_is_made_anew_in_each_step_is_not_kept_within_the_windows(tmp_path: Path) -> None:
+    with attached(tmp_path, []):
+        model, optimizer = net_with_sgd()
+        for step in range(WHOLE):
+            train(model, optimizer, 1)
+            if step >= WARMUP:  # as in meta-learning; kept, it would add its parameters to the memory of the steps
+                head = nn.Linear(3, 1)
+                own = torch.optim.Adam(head.parameters())
+                train(head, own, 1, samples=2)
+                parameter = weakref.ref(head.weight)
+                del head, own
+                gc.collect()
+                assert parameter() is None
+    _, _, rank, samples = measured(tmp_path)
+    assert len(timed_steps(samples)) == TIMED
+    assert "steps_of_first_optimizer" in codes(rank)
+
+
 VALIDATION = 0
 IN_EACH = [VALIDATION, 8] * WHOLE  # such as a policy's episode before it is trained
 IN_TRACE = [*([8] * (WARMUP + 3)), VALIDATION, *([8] * (UNTIMED - WARMUP - 3))]

@@ -51,7 +51,7 @@ def test_generated_steps_are_replayed_exactly(tmp_path: Path, options: DdpOption
 
 
 def test_a_straggler_s_lateness_is_read_off_the_other_rank(tmp_path: Path) -> None:
-    # rank 1 begins its backward 500 us late (tests/generated_traces/ddp_schedule.py)
+    # rank 1 begins its backward 500 us late (tests/generated_traces/ddp.py)
     job = of_two_ranks(tmp_path, DdpOptions(straggler=1))
     waiting = next(one for one in job.profiles if one.rank == 0)
     assert waiting.buckets[0].late_us == pytest.approx(500, abs=1)
