@@ -273,7 +273,8 @@ def reduce_traces(
 
     Traces already in `out` with the same size, modification time and reader are not read again, even if the earlier call was
     killed. Files are read in `jobs` local processes, or by `executor`, whose workers must see the same paths. Raises
-    DpscopeError if there is nothing to reduce, none of it can be read, or the partial cannot be written.
+    DpscopeError if there is nothing to reduce, none of it can be read, or the partial cannot be written. A share of which
+    nothing can be read is written all the same: joined with the others it tells of the traces that are missing.
     """
     place = Path(out)
     if place.suffix != SUFFIX:  # a share's file is named by its number, since another host may continue it
@@ -312,7 +313,7 @@ def reduce_traces(
                 write_partial(partial(), unfinished)
                 saved_at = time.monotonic()
                 saving_s = saved_at - began
-    if unread and not any(table.num_rows for table in tables):
+    if unread and share is None and not any(table.num_rows for table in tables):
         raise none_read(min(unread).message)
     made = _written(partial(), place, len(missing) - len(unread), kept)
     unfinished.unlink(missing_ok=True)

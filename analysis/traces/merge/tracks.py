@@ -156,12 +156,9 @@ class TrackScan:
         timed = [event for event in events if event.ts is not None and abs(event.ts) < MOST_US]
         self.first_us = min([self.first_us, *(event.ts for event in timed if event.ph != "M" and event.ts is not None)])
         codes = self._tracks
-        complete = [
-            (codes.setdefault((event.pid, event.tid), len(codes)), event.ts, event.dur)
-            for event in timed
-            if event.ph == "X" and event.dur is not None and 0 <= event.dur < MOST_US
-        ]
-        self._complete.append(np.array(complete, dtype=np.float64).reshape(-1, 3))
+        own = [one for one in timed if one.ph == "X" and one.dur is not None and 0 <= one.dur < MOST_US]
+        track = [codes.setdefault((one.pid, one.tid), len(codes)) for one in own]
+        self._complete.append(np.array([track, [one.ts for one in own], [one.dur for one in own]], dtype=np.float64).T)
 
     def moved(self) -> dict[EventPlace, int]:
         """The lane, 1 or higher, of each event that must move to another lane."""

@@ -57,7 +57,7 @@ HEAD_BYTES = 64 << 20  # in which the events must begin
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_ARRAY = re.compile(rb"\s{0,4096}\[")  # Chrome's other form
 _Cut = tuple[bytes, re.Pattern[bytes]]  # what must be somewhere in the text, and the end of an event, from its brace on
-_KINETO_CUT: _Cut = b"\n  },", re.compile(rb"(?<=\n  )\},")
+_KINETO_CUT: _Cut = b"\n  },", re.compile(rb"\}(?<=\n  \}),")  # begins with a text that is searched for fast
 _ANY_CUT: _Cut = b"{", re.compile(rb'\}\s*,\s*(?=\{\s*")')  # a quote within a string would be escaped
 _WINDOWS = (1 << 12, 1 << 16, 1 << 40)  # bytes at a chunk's end in which its last event is looked for, in turn
 _LONGEST_CUT = 4096  # bytes; one with more blanks is found when the text behind it is

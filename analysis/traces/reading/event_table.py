@@ -150,8 +150,10 @@ class EventTable:
         """These rows, given in ascending order, with the names they use."""
         columns = {one.name: getattr(self, one.name)[kept] for one in fields(self)[:-2]}
         used, columns["name"] = np.unique(columns["name"], return_inverse=True)
-        places = {old: new for new, old in enumerate(kept.tolist()) if old in self.communication}
-        communication = {places[old]: args for old, args in self.communication.items() if old in places}
+        noted = np.fromiter(self.communication, dtype=np.int64, count=len(self.communication))
+        noted = noted[np.isin(noted, kept)]
+        places = zip(np.searchsorted(kept, noted).tolist(), noted.tolist(), strict=True)
+        communication = {new: self.communication[old] for new, old in places}
         return EventTable(**columns, names=[self.names[code] for code in used.tolist()], communication=communication)
 
     def from_its_start(self) -> tuple["EventTable", int]:

@@ -347,6 +347,14 @@ def test_tasks_of_a_shared_folder_write_a_partial_each(traces: Path, tmp_path: P
     assert len(analyze_partials(tmp_path / "partials").summaries) == RANKS
 
 
+def test_a_share_of_which_nothing_can_be_read_tells_of_it(traces: Path, tmp_path: Path) -> None:
+    (traces / "0_1.pt.trace.json.gz").write_bytes(b"no trace")
+    made = [reduce_traces(traces, tmp_path / "partials", Share(task, RANKS)) for task in range(RANKS)]
+    assert [(one.ranks, len(one.unread)) for one in made] == [(1, 0), (0, 1), (1, 0), (1, 0)]
+    (finding,) = [one for one in analyze_partials(tmp_path / "partials").findings if one.code == "file_not_read"]
+    assert "0_1.pt.trace.json.gz" in finding.message
+
+
 def other_traces(traces: Path, place: Path) -> None:
     reduce_traces(traces, place)
     (traces / "0_3.pt.trace.json.gz").unlink()

@@ -68,6 +68,7 @@ def test_kernels_that_were_launched_or_traced_on_the_cpu_alone(tmp_path: Path) -
     finding = next(one for one in analysis.findings if one.code == "no_kernels")
     assert "records the CPU alone" in finding.message
     assert "ProfilerActivity.CUDA" in finding.next_step
+    assert "CUPTI" not in finding.next_step
 
 
 @pytest.mark.parametrize(
