@@ -122,6 +122,8 @@ def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeyp
     [
         ("run --model resnet1", "--model resnet1"),
         ("run --device cpu --devices 4000", "--devices 4000"),
+        ("run --batch-size 0", "--batch-size 0"),
+        ("run --config no_such.toml", "no_such.toml"),
         ("run --data cifar10 --data-dir nowhere", "nowhere"),
         ("analyze no_such_folder", "no_such_folder"),
         ("analyze .", "no trace"),

@@ -1,5 +1,6 @@
 """Parts of a configuration, and settings by name; tests/launch/planning/test_run_config.py shows what they refuse."""
 
+import msgspec
 import pytest
 
 from dpscope.profiling.records.config import RunConfig
@@ -19,6 +20,12 @@ def test_a_matrix_is_kept_in_order_without_repetition() -> None:
     matrix = Matrix(strategies=("ddp", "single", "ddp"), devices=(4, 1, 4), bucket_mb=(25.0, "default", 5.0))
     assert (matrix.strategies, matrix.devices) == (("single", "ddp"), (1, 4))
     assert matrix.bucket_mb == ("default", 5.0, 25.0)
+
+
+@pytest.mark.parametrize("kind", [RunConfig, TrainConfig])
+def test_each_default_has_the_type_of_its_setting(kind: type[RunConfig | TrainConfig]) -> None:
+    """`setting` hides a default from mypy: what is stored of it must be readable as the field's type."""
+    assert msgspec.convert(msgspec.to_builtins(kind()), kind) == kind()
 
 
 def test_a_setting_that_is_changed_is_checked() -> None:
