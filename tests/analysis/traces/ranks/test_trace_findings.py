@@ -210,7 +210,7 @@ def test_every_code_has_its_case() -> None:
     }
     assert found == set(CASES).union(*ELSEWHERE.values())
     for file, codes in ELSEWHERE.items():
-        text = (Path(__file__).parents[1] / file).read_text()
+        text = (ROOT / "tests/analysis/traces" / file).read_text()
         assert [code for code in codes if f'"{code}"' not in text] == [], file
 
 
