@@ -15,8 +15,16 @@ from dpscope.analysis.traces.reading.reader import read_trace, read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import exposed_stretches
 from dpscope.analysis.traces.steps.event_kind import Kind, event_kinds
-from tests.generated_traces.generator import DdpOptions, Inputs, Metadata, Transport, ddp_trace, dp_trace, gloo_trace
-from tests.generated_traces.grid import GENERATIONS
+from tests.generated_traces.generator import (
+    DdpOptions,
+    Generation,
+    Inputs,
+    Metadata,
+    Transport,
+    ddp_trace,
+    dp_trace,
+    gloo_trace,
+)
 from tests.helpers.generated_checks import analyzed, check_job, check_steps
 from tests.helpers.made_traces import Event, analyzed_events, event, launch, on_device, operator, step, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
@@ -43,7 +51,7 @@ def test_data_parallel_without_named_ranges(tmp_path: Path) -> None:
 OPTIONS: dict[str, DdpOptions] = {
     "plain": DdpOptions(),
     **{f"{metadata} metadata": DdpOptions(metadata=metadata) for metadata in get_args(Metadata)[1:]},
-    **{names: DdpOptions(kernel_names=names) for names in GENERATIONS},
+    **{names: DdpOptions(kernel_names=names) for names in get_args(Generation)},
     "lag": DdpOptions(lag=True),
     "unlaunched": DdpOptions(unlaunched=True),
     "straggler": DdpOptions(straggler=1),
