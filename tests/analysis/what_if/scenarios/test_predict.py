@@ -210,7 +210,7 @@ def test_refusals_say_why() -> None:
     assert "ran on one device" in reason(replace(BASE, devices=1), devices=4)
     separate = "2 micro-batches, which its trace does not separate: give --accumulate 2 or a multiple"
     for scenario in ({"accumulate": 1}, {"accumulate": 3}, {"accumulate": 1, "batch_size": 8}):
-        assert separate in reason(TWO, **scenario)
+        assert separate in reason(TWO, COSTS, **scenario)
     assert "7 samples cannot be cut into 2 equal micro-batches" in reason(accumulate=2, batch_size=7)
     huge = "a forward pass of 100,000 samples is too far from what one device was measured"
     assert huge in reason(HEAVY, batch_size=100_000)
