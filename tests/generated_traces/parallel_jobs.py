@@ -151,6 +151,7 @@ SPANS: dict[Job, tuple[tuple[float, float], ...]] = {
     "pipeline": ((10, 400), (10, 300)),
 }
 """By rank: when a step's first event begins and its last one ends."""
+RANKS = {job: len(spans) for job, spans in SPANS.items()}
 
 
 def works(job: Job, rank: int) -> list[Work]:
@@ -170,7 +171,7 @@ def groups(job: Job, rank: int) -> dict[str, tuple[str, list[int]]]:
     if job == "tensor_data_parallel":
         pair, column = rank // 2, rank % 2
         return {"tp": (str(1 + pair), [2 * pair, 2 * pair + 1]), "dp": (str(3 + column), [column, column + 2])}
-    everyone = list(range(len(SPANS[job])))
+    everyone = list(range(RANKS[job]))
     return dict.fromkeys(("world", "tp", "pp"), ("0", everyone))
 
 
@@ -228,7 +229,7 @@ def _run(
 
 
 def _trace(builder: TraceBuilder, job: Job, rank: int) -> Trace:
-    world_size = len(SPANS[job])
+    world_size = RANKS[job]
     names = dict(groups(job, rank).values()) if job == "tensor_data_parallel" else {}
     config = [{"pg_name": name, "pg_size": len(ranks), "ranks": ranks} for name, ranks in names.items()]
     distributed: Trace = {"backend": "nccl", "rank": rank, "world_size": world_size, "pg_count": 1 + len(config)}

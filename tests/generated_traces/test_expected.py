@@ -1,5 +1,7 @@
-"""What must be found in the generated traces: steps worked out by hand against the raster."""
+"""What must be found in the generated traces: steps worked out by hand against the raster; how the traces are built."""
 
+import re
+from itertools import pairwise
 from operator import attrgetter
 
 import pytest
@@ -7,9 +9,11 @@ import pytest
 from tests.generated_traces.ddp import DdpOptions, ddp_trace
 from tests.generated_traces.dp import dp_trace
 from tests.generated_traces.gloo import gloo_trace
-from tests.generated_traces.model import ExpectedPhase
-from tests.generated_traces.parallel_jobs import Job, parallel_trace
+from tests.generated_traces.model import ExpectedPhase, GeneratedTrace
+from tests.generated_traces.parallel_jobs import RANKS, Job, parallel_trace
+from tests.generated_traces.raster import DEVICE_CATEGORIES, by_step, complete_events, launch_calls, span
 from tests.helpers.generated_checks import TIMES
+from tests.helpers.paths import ROOT
 
 # By hand from the schedules, in us: step, compute, communication, hidden, exposed, host copies, device copies, idle, clipped.
 #
@@ -175,3 +179,49 @@ def test_steps_on_gloo_by_hand() -> None:
         assert [step.window_us for step in steps.values()] == [(0, 1000), (1005, 2005), (2010, 3050)]
         assert [step.partial_window for step in steps.values()] == [False, False, True]
         assert {step.collective_count for step in steps.values()} == {5}
+
+
+TRACES: dict[str, GeneratedTrace] = {
+    **{f"ddp, {name}": ddp_trace(rank, 2, options) for name, (options, rank, _) in DDP.items()},
+    "dp": dp_trace(2),
+    "dp, peer copies": dp_trace(4, "peer_copy", "device"),
+    "dp, lag": dp_trace(lag=True),
+    **{job: parallel_trace(job, ranks - 1) for job, ranks in RANKS.items()},
+    **{f"gloo, rank {rank}": gloo_trace(rank, size) for rank, size in ((0, 2), (3, 4))},
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_launches_come_first_threads_nest_and_streams_run_one_thing_at_a_time(name: str) -> None:
+    trace = TRACES[name].trace
+    calls, unlaunched = launch_calls(trace), 0
+    streams: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in complete_events(trace, *DEVICE_CATEGORIES):
+        call = calls.get(event["args"]["correlation"])
+        unlaunched += call is None
+        assert call is None or call["ts"] <= event["ts"]
+        assert event["tid"] == event["args"]["stream"]
+        streams.setdefault((event["pid"], event["tid"]), []).append(span(event))
+    assert unlaunched == TRACES[name].expected.unlaunched_count
+    for spans in streams.values():
+        assert all(end <= start for (_, end), (start, _) in pairwise(sorted(spans)))
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in complete_events(trace, "cpu_op", "user_annotation", "cuda_runtime"):
+        if "gloo:" not in event["name"]:  # these overlap: they begin when the work is created
+            threads.setdefault((event["pid"], event["tid"]), []).append(span(event))
+    for spans in threads.values():
+        open_ends: list[float] = []
+        for start, end in sorted(spans, key=lambda times: (times[0], -times[1])):
+            open_ends = [other for other in open_ends if other > start]
+            assert all(end <= other for other in open_ends)
+            open_ends.append(end)
+    if "lag" in name:  # devices are more than a step behind
+        steps = by_step(trace)
+        last_launch = max(calls[event["args"]["correlation"]]["ts"] for event in steps[7])
+        assert last_launch < max(span(event)[1] for event in steps[5])
+
+
+def test_the_generator_shares_no_code_with_dpscope() -> None:
+    sources = [path.read_text() for path in (ROOT / "tests" / "generated_traces").glob("*.py")]
+    assert len(sources) > 10
+    assert [text for text in sources if re.search(r"^ *(from|import) dpscope", text, re.MULTILINE)] == []

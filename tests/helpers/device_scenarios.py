@@ -16,10 +16,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from coverage import Coverage
 
-from tests.helpers.executed_lines import executed_lines
 from tests.helpers.nvml_records import TwoGpuNvml
-from tests.helpers.paths import USER_MODELS
+from tests.helpers.paths import ROOT, USER_MODELS
 from tests.helpers.recorded_group import DoubleDataParallel, DoubleDdp, RecordedGroup
 from tests.helpers.recording_device import OnRecordingDevices, RecordingDevices, install
 
@@ -282,16 +282,17 @@ def main() -> None:
     out = Path(sys.argv[1])
     os.environ["KINETO_LOG_LEVEL"] = "99"
     sys.path.insert(0, str(USER_MODELS))
-    executed: dict[str, set[int]] = {}
+    coverage = Coverage(data_file=None, config_file=False, include=[f"{ROOT}/launch/*", f"{ROOT}/profiling/*"])
     results: dict[str, Any] = {}
-    with executed_lines(executed), doubles_in_place():
+    with coverage.collect(), doubles_in_place():
         for name, scenario in SCENARIOS.items():
             folder = out / name
             folder.mkdir()
             DEVICES.taken()
             result = scenario(folder)
             results[name] = {**result, "calls": DEVICES.taken()}
-    results["executed"] = {path: sorted(lines) for path, lines in executed.items()}
+    executed = coverage.get_data()
+    results["executed"] = {path: executed.lines(path) for path in executed.measured_files()}
     (out / "results.json").write_text(json.dumps(results))
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+
 Event = dict[str, Any]
 
 HOST = 100
@@ -70,3 +72,11 @@ def write(folder: Path, events: list[Event], rank: int = 0, world_size: int = 2,
     path = folder / f"0_{rank}.pt.trace.json"
     path.write_text(json.dumps({**info, **header, "traceEvents": events}))
     return path
+
+
+def analyzed_events(
+    folder: Path, events: list[Event], rank: int = 0, world_size: int = 2, **header: Any
+) -> TraceAnalysis:
+    """The analysis of a folder to which the trace of this rank is added."""
+    write(folder, events, rank, world_size, **header)
+    return analyze_traces([folder])

@@ -6,11 +6,13 @@ from dataclasses import replace
 import msgspec
 import pandas as pd
 
+from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
     Calibration,
+    CalibrationPoint,
     Collective,
     CollectiveFit,
     FitPiece,
@@ -129,6 +131,28 @@ def calibration(
         schema_version=CALIBRATION_SCHEMA_VERSION, dpscope_version="0", created_at="2026-01-01T00:00:00+00:00",
         source="measured", settings=None, backend="gloo", environment=None, device_names=(), points=(), fits=tuple(fits),
     )  # fmt: skip
+
+
+def timed(
+    devices: int,
+    alpha_us: float,
+    gb_per_s: float,
+    sizes: Sequence[int],
+    kind: Collective = "all_reduce",
+    nodes: int | None = None,
+) -> list[CalibrationPoint]:
+    """For each size five calls that take exactly alpha + S/B."""
+    times_us = {size: (alpha_us + size / gb_per_s / 1e3,) * 5 for size in sizes}
+    return [
+        CalibrationPoint(kind, devices, size, size // 4, "float32", times, nodes=nodes)
+        for size, times in times_us.items()
+    ]
+
+
+def fitted(*points: Sequence[CalibrationPoint], **changes: object) -> Calibration:
+    """A calibration with lines through these points."""
+    every = tuple(point for part in points for point in part)
+    return fit_calibration(msgspec.structs.replace(calibration({}), points=every, **changes))
 
 
 def with_ranks(data: CellData, **changes: object) -> CellData:

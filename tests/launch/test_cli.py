@@ -1,8 +1,10 @@
 """The entry point: versions; mistakes, damaged traces, a full disk, long names, a closed output: one line, exit status 2."""
 
 import importlib.metadata
+import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -140,15 +142,54 @@ def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeyp
         ("train --data cifar10 --data-dir nowhere", "cifar-10-batches-py does not exist"),
         ("train --device cpu --amp fp16", "--amp fp16 on the CPU"),
         ("train --device cpu --devices 2 --batch-size 5", "a global batch of 5 cannot be split over 2"),
+        ("bundle RUN -o b.tar", "b.tar does not end in .zip"),
+        ("bundle nowhere", "nowhere does not exist"),
+        *(
+            (f"analyze RUN --flops={text}", f"--flops {text}: give the FLOPs of one step on one device, such as")
+            for text in ("", "0", "-1T", "1.2X", "fast", "1T:int8", "1e400", "nan")
+        ),
+        ("whatif TABLE", "name what to predict"),
+        ("whatif TABLE --devices 4 --measured TABLE", "one of them"),
+        ("whatif TABLE --devices 4,x", "--devices 'x': give whole numbers"),
+        ("whatif TABLE --devices 4 --batch-size 0", "--batch-size '0': give whole numbers"),
+        ("whatif TABLE --devices 1025", "beyond 64 times the largest measured count (16); give 1024 or fewer"),
+        ("whatif none.csv --devices 4", "does not exist"),
+        ("whatif . --devices 4", "holds no trace"),
+        ("whatif RUN --inter 100Gb/s", "--inter changes nothing: all of it is on one node; add --per-node"),
+        ("whatif RUN --devices 4 --per-node 1 --intra 9GB/s", "--intra changes nothing: every node has one device"),
+        ("whatif RUN --inter 100", "--inter: '100' has no unit: write 100GB/s"),
+        ("whatif RUN --link 100", "--link: '100' has no unit: write 100GB/s"),
+        ("whatif RUN --link 1GB/s --inter 1GB/s", "--link and --inter state the same link"),
+        ("whatif RUN --overlap offf", "--overlap 'offf': did you mean off? Choose from on, off"),
+        ("whatif RUN --overlap maybe", "--overlap 'maybe': choose from on, off"),
+        ("whatif RUN --jitter 3", "--jitter '3' has no unit: write 3%"),
+        ("whatif RUN --devices 0", "--devices '0': give whole numbers of 1 or more"),
+        ("whatif RUN --devices 4,9999999", "beyond 64 times the largest measured count (2); give 128 or fewer"),
+        ("whatif RUN --bucket-mb -1", "--bucket-mb -1: give a size above 0, such as 25 (MiB)"),
+        ("whatif RUN --solve buckt-mb", "did you mean bucket-mb?"),
+        ("whatif RUN --solve luck", "--solve 'luck': choose from link, inter"),
+        ("whatif RUN --solve inter", "--solve inter needs a target"),
+        ("whatif RUN --need step_ms=3 --solve faster", "did you mean step-ms?"),
+        ("whatif RUN --solve inter --need efficiency=95", "an efficiency is at most 1"),
+        ("whatif RUN --solve inter --need speed=2", "give efficiency=0.95 or step-ms=100"),
+        ("whatif RUN --solve bucket-mb --bucket-mb 5", "--solve bucket-mb finds that itself: leave --bucket-mb out"),
+        ("whatif RUN --solve bucket-mb --devices 2,4", "--solve answers for one scenario"),
+        ("whatif RUN --cell ddp-d8-b8", "has no measured cell ddp-d8-b8; did you mean ddp-d2-b8? It has"),
+        ("whatif RUN --cell single-d1-b8", "cannot be the base"),
+        ("whatif RUN --trace step.txt", "must end in .json"),
+        ("whatif RUN --figure nowhere/x.png", "nowhere does not exist"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, message: str
 ) -> None:
     monkeypatch.chdir(USER_MODELS)
-    words = command.split()
+    places = {"RUN": EXAMPLE_RUN, "TABLE": DATA / "scaling" / "ddp_v100_pytorch_benchmark.csv"}
+    words = [places.get(word, word) for word in shlex.split(command)]
     out = ["--out", str(tmp_path / "run")] if words[0] in ("run", "train") else []
+    monkeypatch.setattr(sys, "stdout", printed := io.StringIO())
     assert message in error_line(monkeypatch, capsys, *words, *out)
+    assert printed.getvalue() == ""  # nothing is answered first
     assert not list(tmp_path.iterdir())
 
 

@@ -1,9 +1,11 @@
-"""A ring's rate as stated, reported by NVML or calibrated, by hand from data sheets; ratios of contention with intervals."""
+"""Rates of links as stated, by NVML or calibrated; costs over several nodes; ratios of contention. By hand."""
 
 import msgspec
 import pytest
 
+from dpscope.analysis.costs.calibration_fit import find_fit
 from dpscope.analysis.costs.sources import CostSources, contention_of, contention_ratios
+from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Contention
@@ -11,7 +13,7 @@ from dpscope.profiling.records.links import Interconnect
 from tests.helpers.known import known
 from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
-from tests.helpers.run_cells import calibration
+from tests.helpers.run_cells import calibration, fitted, timed
 
 
 def recorded(machine: str) -> Interconnect:
@@ -80,6 +82,29 @@ def test_a_log_of_two_nodes_predicts_cells_over_two_and_none_on_one() -> None:
     assert (sources.on_nodes(1).source(4), sources.on_nodes(2).source(4)) == (None, "calibration")
     untold = CostSources(None, msgspec.structs.replace(log, nodes={}))  # the user's word
     assert [untold.on_nodes(nodes).source(4) for nodes in (1, 2)] == ["calibration", "calibration"]
+
+
+SIZES = (100_000, 200_000, 400_000)
+BOTH = fitted(timed(2, 0.0, 1.0, SIZES), timed(2, 0.0, 0.025, SIZES, nodes=2))  # within a node, and between two
+
+
+def test_cells_are_predicted_from_times_on_the_same_number_of_hosts() -> None:
+    assert BOTH.spans(2) == {1, 2}
+    sources, plain = CostSources(calibration=BOTH), fitted(timed(2, 0.0, 1.0, SIZES))
+    assert sources.cost("all_reduce", 2, 300_000) == pytest.approx(300)
+    assert sources.on_nodes(2).cost("all_reduce", 2, 300_000) == pytest.approx(12_000)
+    assert sources.on_nodes(3).calibrated(2) is None
+    fits = [known(find_fit(BOTH.on_nodes(nodes), "all_reduce", 2)) for nodes in (1, 2)]
+    assert [fit.pieces[0].bandwidth_gb_per_s for fit in fits] == pytest.approx([1.0, 0.025])
+    assert plain.on_nodes(1) is plain
+    assert CostSources(calibration=plain).on_nodes(2).calibrated(2) is None
+
+
+def test_tables_name_the_layout() -> None:
+    titles = [table.title for table in calibration_tables(BOTH)]
+    assert titles[:2] == ["all_reduce on 2 devices", "all_reduce on 2x1 devices"]
+    (fits,) = [table for table in calibration_tables(BOTH) if table.title.startswith("Fit")]
+    assert [row[1] for row in fits.rows] == ["2", "2x1"]
 
 
 # medians 100, 160, 250 and 10, 13 us

@@ -18,7 +18,7 @@ from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run_codes import RunCode
 from tests.generated_traces.generator import Job, parallel_trace, write_trace
-from tests.generated_traces.grid import RANKS
+from tests.generated_traces.parallel_jobs import RANKS
 from tests.helpers.made_traces import event, launch, on_device, step, write
 
 # DDP's args, dpscope's options for them, and buckets of gradients.

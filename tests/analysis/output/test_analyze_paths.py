@@ -10,18 +10,15 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import SETTINGS_NAME
 
 
-def test_a_run_without_its_manifest_is_no_training(tmp_path: Path) -> None:
-    (tmp_path / "cells" / "single-d1-b4").mkdir(parents=True)
-    with pytest.raises(
-        DpscopeError, match=f"{tmp_path}: manifest.json is missing or not dpscope's, which lists its cells"
-    ):
-        analyze(AnalyzeRequest(flags={}, given={}, paths=[tmp_path]))
-
-
-def test_a_comparison_of_what_strategies_learn_is_no_trace(tmp_path: Path) -> None:
-    (tmp_path / EQUALITY_FOLDER).mkdir()
-    (tmp_path / EQUALITY_FOLDER / SETTINGS_NAME).write_text("{}")
-    with pytest.raises(
-        DpscopeError, match=f"dpscope equal, without traces: read {tmp_path}/equality.json or the table"
-    ):
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("cells/single-d1-b4/samples.json", "{}: manifest.json is missing or not dpscope's, which lists its cells"),
+        (f"{EQUALITY_FOLDER}/{SETTINGS_NAME}", "dpscope equal, without traces: read {}/equality.json or the table"),
+    ],
+)
+def test_what_is_no_folder_of_traces_is_named(tmp_path: Path, made: str, message: str) -> None:
+    (tmp_path / made).parent.mkdir(parents=True)
+    (tmp_path / made).write_text("{}")
+    with pytest.raises(DpscopeError, match=message.format(tmp_path)):
         analyze(AnalyzeRequest(flags={}, given={}, paths=[tmp_path]))

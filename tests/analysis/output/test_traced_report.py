@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.findings.answers import ONE_JOB
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.output.traced_report import (
@@ -35,12 +34,13 @@ from dpscope.analysis.report.comparison_tables import shown_views
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
-from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Collective, Contention
+from dpscope.profiling.records.calibration import Calibration, Collective, Contention
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.files import write_json
 from tests.generated_traces.generator import dp_trace, parallel_trace, write_ddp_job, write_trace
 from tests.helpers.made_traces import launch, on_device, operator, step, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
+from tests.helpers.run_cells import fitted, timed
 from tests.helpers.several_jobs import write_job
 
 LINK = parse_link("50GB/s")
@@ -64,19 +64,8 @@ def row_of(report: Report) -> dict[str, object]:
 
 def calibration(*kinds: Collective) -> Calibration:
     """100 us + S / 100 GB/s for each kind on two devices."""
-    points = tuple(
-        CalibrationPoint(
-            collective=kind, devices=2, size_bytes=size, count=size // 4, dtype="float32", times_us=(100 + size / 1e5,)
-        )
-        for kind in kinds
-        for size in (1_000, 100_000, 10_000_000, 20_000_000)
-    )
-    return fit_calibration(
-        Calibration(
-            schema_version=1, dpscope_version="0", created_at="2026-01-01T00:00:00+00:00", source="measured",
-            settings=None, backend="nccl", environment=None, device_names=("a", "b"), points=points,
-        )
-    )  # fmt: skip
+    points = (timed(2, 100.0, 100.0, (1_000, 100_000, 10_000_000, 20_000_000), kind) for kind in kinds)
+    return fitted(*points, backend="nccl", device_names=("a", "b"))
 
 
 def printed(*paths: Path, request: TraceRequest | None = None) -> list[str]:

@@ -226,7 +226,7 @@ def test_a_second_call_reads_only_what_is_new_or_changed_unless_the_reader_is(
     third = reduce_traces(traces, tmp_path / "n0.dpscope")
     assert (third.ranks, third.read, third.kept) == (4, 2, 2)
     assert read == ["0_1.pt.trace.json.gz", "0_3.pt.trace.json.gz"]
-    assert read_partial(third.path).rows.column("rank").to_pylist() == [0, 1, 2, 3]
+    assert pq.read_table(third.path).column("rank").to_pylist() == [0, 1, 2, 3]
     monkeypatch.setattr(partials, "reader_version", lambda: "another")
     assert reduce_traces(traces, third.path).read == RANKS == len(read) - 2
 
@@ -415,11 +415,3 @@ def test_an_unwritable_output_is_reported(traces: Path, tmp_path: Path, monkeypa
     with pytest.raises(DpscopeError, match=r"cannot write .*: No space left on device; choose another"):
         reduce_traces(traces, tmp_path / "n0.dpscope")
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]
-
-
-def test_any_parquet_reader_shows_a_partial(traces: Path, tmp_path: Path) -> None:
-    table = pq.read_table(reduce_traces(traces, tmp_path / "n0.dpscope").path)
-    assert table.column("rank").to_pylist() == [0, 1, 2, 3]
-    steps = table.column("steps").to_pylist()[0]
-    assert {"step", "step_us", "exposed_us"} <= set(steps[0])
-    assert pa.types.is_list(table.schema.field("collectives").type)

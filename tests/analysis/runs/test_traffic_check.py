@@ -15,7 +15,15 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, replica_range
 from dpscope.profiling.records.run import Cell, CellOptions, ParameterSizes, ShardedUnit, TensorSize
 from dpscope.profiling.records.strategies import CellStrategy
-from tests.generated_traces.generator import DdpOptions, GeneratedTrace, Trace, ddp_trace, dp_trace, write_trace
+from tests.generated_traces.generator import (
+    DdpOptions,
+    GeneratedTrace,
+    Trace,
+    Transport,
+    ddp_trace,
+    dp_trace,
+    write_trace,
+)
 from tests.helpers.known import known
 
 MIB = 1 << 20
@@ -52,38 +60,70 @@ def without(generated: GeneratedTrace, lost: Callable[[Trace], bool]) -> Generat
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=4)
 DP = Cell(strategy="dp", devices=2, batch_size=4)
+TRANSPORTS: tuple[Transport, ...] = ("nccl", "peer_copy")
 
 
-def test_ddp_that_reduces_its_gradients_passes(tmp_path: Path) -> None:
-    assert check(tmp_path, DDP, *(ddp_trace(rank, 2) for rank in range(2))) == []
+TWO_RANKS = [ddp_trace(rank, 2) for rank in range(2)]
+
+
+def from_device_2() -> GeneratedTrace:
+    """Devices need not begin at 0, as in traces of ROCm."""
+    generated = dp_trace(2, "nccl")
+    for event in generated.trace["traceEvents"]:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            event["pid"] += 2
+            places = {name: event["args"][name] + 2 for name in ("device", "inDevice") if name in event["args"]}
+            event["args"] = event["args"] | places
+    return generated
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "ranks",
+    [TWO_RANKS, *([dp_trace(devices, transport)] for devices in (2, 4) for transport in TRANSPORTS), [from_device_2()]],
+)
+def test_what_moved_is_enough(tmp_path: Path, ranks: list[GeneratedTrace], frozen: bool) -> None:
+    """DataParallel also reduces the zeros of frozen parameters: of 15 MiB 6 are trained."""
+    cell = DDP if ranks is TWO_RANKS else Cell("dp", devices=len(ranks[0].expected.steps) // 3, batch_size=4)
+    if frozen and cell.strategy == "dp":
+        ranks = [replace(ranks[0], expected=replace(ranks[0].expected, gradient_bytes=6 * MIB))]
+    assert check(tmp_path, cell, *ranks) == []
 
 
 def last_bucket_lost() -> list[GeneratedTrace]:
-    ranks = [ddp_trace(rank, 2) for rank in range(2)]
-    events = ranks[1].trace["traceEvents"]
+    events = TWO_RANKS[1].trace["traceEvents"]
     last = [event for event in events if event.get("cat") == "kernel" and "AllReduce" in event["name"]][-1]
-    return [ranks[0], without(ranks[1], lambda event: event is last)]
+    return [TWO_RANKS[0], without(TWO_RANKS[1], lambda event: event is last)]
+
+
+def cut_out(transport: Transport, word: str) -> list[GeneratedTrace]:
+    of_kind = ("kernel", "gpu_memcpy")
+    return [without(dp_trace(2, transport), lambda event: event.get("cat") in of_kind and word in event["name"])]
+
+
+def without_device_1() -> list[GeneratedTrace]:
+    on_device = ("kernel", "gpu_memcpy", "gpu_memset")
+    return [without(dp_trace(2, "nccl"), lambda event: event.get("cat") in on_device and event["pid"] == 1)]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "shown"),
+    ("cell", "ranks", "shown"),
     [
-        ([ddp_trace(rank, 2, DdpOptions(communication=False)) for rank in range(2)], "the trace shows none"),
-        (last_bucket_lost(), "(rank 1, step"),
-        ([ddp_trace(0, 2)], "traces of 2 ranks"),
+        (DDP, [ddp_trace(rank, 2, DdpOptions(communication=False)) for rank in range(2)], "the trace shows none"),
+        (DDP, last_bucket_lost(), "(rank 1, step"),
+        (DDP, TWO_RANKS[:1], "traces of 2 ranks"),
+        (DP, cut_out("nccl", "Reduce"), ""),
+        (DP, cut_out("nccl", "Broadcast"), ""),
+        (DP, cut_out("peer_copy", "PtoP"), ""),
+        (DP, without_device_1(), "expected 2 devices at work, the trace shows 1"),
     ],
 )
-def test_ddp_whose_trace_lacks_something_is_incomplete(tmp_path: Path, ranks: list[GeneratedTrace], shown: str) -> None:
-    (finding,) = check(tmp_path, DDP, *ranks)
+def test_a_trace_that_lacks_something_is_incomplete(
+    tmp_path: Path, cell: Cell, ranks: list[GeneratedTrace], shown: str
+) -> None:
+    (finding,) = check(tmp_path, cell, *ranks)
     assert (finding.severity, finding.code) == ("error", "trace_incomplete")
     assert shown in finding.message
-
-
-@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
-@pytest.mark.parametrize("devices", [2, 4])
-def test_dp_passes_by_nccl_and_by_copies(tmp_path: Path, transport: str, devices: int) -> None:
-    generated = dp_trace(devices, transport)  # type: ignore[arg-type]
-    assert check(tmp_path, Cell(strategy="dp", devices=devices, batch_size=4), generated) == []
 
 
 @pytest.mark.parametrize("named_ranges", [True, False])
@@ -99,23 +139,6 @@ def test_dp_on_amd_passes_though_no_name_tells_a_collective_or_a_peer(
     collectives = analyze_traces([tmp_path]).collectives
     counts = collectives.groupby(["device", "step", "kind"]).size()
     assert counts.tolist() == ([4, 2] * 6 if transport == "nccl" else [])
-
-
-@pytest.mark.parametrize(("transport", "word"), [("nccl", "Reduce"), ("nccl", "Broadcast"), ("peer_copy", "PtoP")])
-def test_dp_with_its_traffic_cut_out_is_incomplete(tmp_path: Path, transport: str, word: str) -> None:
-    whole = dp_trace(2, transport)  # type: ignore[arg-type]
-    cut = without(whole, lambda event: event.get("cat") in ("kernel", "gpu_memcpy") and word in event["name"])
-    (finding,) = check(tmp_path, DP, cut)
-    assert finding.code == "trace_incomplete"
-
-
-@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
-def test_dp_reduces_the_zeros_of_frozen_parameters_too(tmp_path: Path, transport: str) -> None:
-    """A model of 15 MiB of which 6 are trained moves what one of 15 trained MiB does."""
-    generated = dp_trace(2, transport)  # type: ignore[arg-type]
-    write_trace(generated.trace, tmp_path / "0_0.pt.trace.json")
-    frozen = msgspec.structs.replace(sizes_of(generated), gradient_bytes=6 * MIB)
-    assert checked(DP, frozen, analyze_traces([tmp_path])) == []
 
 
 def launched_in(trace: Trace, operator: str) -> list[Trace]:
@@ -144,24 +167,6 @@ def test_large_inputs_do_not_stand_in_for_lost_gradients(tmp_path: Path) -> None
         copy["args"]["bytes"] = 10**9
     (finding,) = check(tmp_path, DP, without(generated, lambda event: event in reduced))
     assert finding.code == "trace_incomplete"
-
-
-def test_devices_need_not_begin_at_0(tmp_path: Path) -> None:
-    """As in traces of ROCm."""
-    generated = dp_trace(2, "nccl")
-    for event in generated.trace["traceEvents"]:
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
-            event["pid"] += 2
-            places = {name: event["args"][name] + 2 for name in ("device", "inDevice") if name in event["args"]}
-            event["args"] = event["args"] | places
-    assert check(tmp_path, DP, generated) == []
-
-
-def test_a_lost_device_is_incomplete(tmp_path: Path) -> None:
-    on_device = ("kernel", "gpu_memcpy", "gpu_memset")
-    one_lost = without(dp_trace(2, "nccl"), lambda event: event.get("cat") in on_device and event["pid"] == 1)
-    (finding,) = check(tmp_path, DP, one_lost)
-    assert "expected 2 devices at work, the trace shows 1" in finding.message
 
 
 def of_tables(

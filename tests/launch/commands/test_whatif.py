@@ -1,4 +1,4 @@
-"""`dpscope whatif` of tables, run folders and traces: what is printed, written and refused."""
+"""`dpscope whatif` of tables, run folders and traces: what is printed and written; test_cli.py has what is refused."""
 
 import csv
 import gzip
@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dpscope.launch.cli import app
-from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -80,28 +79,6 @@ def test_predictions_do_not_depend_on_the_times_of_the_rows_predicted(tmp_path: 
     assert prediction[0]["predictions"] == prediction[1]["predictions"] == prediction[2]["predictions"]
     assert [one["score"].get("all series", {}).get("rows") for one in prediction] == [2, 1, None]
     assert "measured [ms]" not in printed(known, "--measured", held)
-
-
-def test_wrong_use_is_one_line(tmp_path: Path) -> None:
-    nothing = tmp_path / "none.csv"
-    cases = {
-        (V100,): "name what to predict",
-        (V100, "--devices", "4", "--measured", V100): "one of them",
-        (V100, "--devices", "4,x"): "--devices 'x': give whole numbers",
-        (V100, "--devices", "4", "--batch-size", "0"): "--batch-size '0': give whole numbers",
-        (
-            V100,
-            "--devices",
-            "1025",
-        ): "nothing is known beyond 64 times the largest measured count (16); give 1024 or fewer",
-        (nothing, "--devices", "4"): "does not exist",
-        (tmp_path, "--devices", "4"): "holds no trace",
-    }
-    for arguments, expected in cases.items():
-        ended = whatif(*arguments)
-        assert ended.exit_code != 0
-        assert expected in str(ended.exception)
-        assert "\n" not in str(ended.exception)
 
 
 def test_the_first_thing_said_is_the_answer(tmp_path: Path) -> None:
@@ -276,43 +253,3 @@ def test_one_link_is_that_between_several_nodes_else_that_within_the_node(placed
         return {name: value for name, value in prediction.items() if name != "scenario"}
 
     assert predicted("--link", "1GB/s") == predicted(f"--{level}", "1GB/s") != predicted("--link", "2GB/s")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("--inter 100Gb/s", "--inter changes nothing: all of it is on one node; add --per-node"),
-        ("--devices 4 --per-node 1 --intra 9GB/s", "--intra changes nothing: every node has one device"),
-        ("--inter 100", "--inter: '100' has no unit: write 100GB/s"),
-        ("--link 100", "--link: '100' has no unit: write 100GB/s"),
-        ("--link 1GB/s --inter 1GB/s", "--link and --inter state the same link"),
-        ("--overlap offf", "--overlap 'offf': did you mean off? Choose from on, off"),
-        ("--overlap maybe", "--overlap 'maybe': choose from on, off"),
-        ("--jitter 3", "--jitter '3' has no unit: write 3%"),
-        ("--devices 0", "--devices '0': give whole numbers of 1 or more"),
-        (
-            "--devices 4,9999999",
-            "nothing is known beyond 64 times the largest measured count (2); give 128 or fewer",
-        ),
-        ("--bucket-mb -1", "--bucket-mb -1: give a size above 0, such as 25 (MiB)"),
-        ("--solve buckt-mb", "did you mean bucket-mb?"),
-        ("--solve luck", "--solve 'luck': choose from link, inter"),
-        ("--solve inter", "--solve inter needs a target"),
-        ("--need step_ms=3 --solve faster", "did you mean step-ms?"),
-        ("--solve inter --need efficiency=95", "an efficiency is at most 1"),
-        ("--solve inter --need speed=2", "give efficiency=0.95 or step-ms=100"),
-        ("--solve bucket-mb --bucket-mb 5", "--solve bucket-mb finds that itself: leave --bucket-mb out"),
-        ("--solve bucket-mb --devices 2,4", "--solve answers for one scenario"),
-        ("--cell ddp-d8-b8", "has no measured cell ddp-d8-b8; did you mean ddp-d2-b8? It has"),
-        ("--cell single-d1-b8", "cannot be the base"),
-        ("--trace step.txt", "must end in .json"),
-        ("--figure nowhere/x.png", "nowhere does not exist"),
-    ],
-)
-def test_wrong_use_of_a_run_is_one_line(options: str, expected: str) -> None:
-    ended = whatif(EXAMPLE_RUN, *options.split())
-    assert isinstance(ended.exception, DpscopeError)
-    assert expected in str(ended.exception)
-    assert "\n" not in str(ended.exception)
-    assert ended.stdout == ""  # nothing is answered first

@@ -1,5 +1,7 @@
 """Which cells a configuration leads to."""
 
+import shlex
+
 import pytest
 
 from dpscope.launch.jobs.devices import Devices
@@ -18,7 +20,7 @@ HOST = Devices(kind="cpu", count=None)
 
 def given(text: str) -> dict[str, object]:
     """The flags of ``devices=1,2 batch_size=8``."""
-    return {name: value for name, _, value in (one.partition("=") for one in text.split())}
+    return {name: value for name, _, value in (one.partition("=") for one in shlex.split(text))}
 
 
 def plan(machine: Devices, text: str, nodes: int = 1) -> tuple[PlannedCell, ...]:
@@ -93,6 +95,43 @@ PLANS: list[tuple[Devices, str, str]] = [
     (FOUR_GPUS, "devices=4 strategy=fsdp batch_size=8 comm_hook=none,bf16", "fsdp-d4-b8 fsdp-d4-b8-hook-bf16"),
     (FOUR_GPUS, "devices=4 strategy=ddp,fsdp batch_size=8 comm_hook=powersgd", "ddp-d4-b8-hook-powersgd fsdp-d4-b8"),
     (FOUR_GPUS, "strategy=single batch_size=8 compile=reduce-overhead", "single-d1-b8-compile-reduce-overhead"),
+    # Combinations are DDP's alone; accumulation and precision are every strategy's, the run's own unnamed.
+    (
+        HOST,
+        "batch_size=8 ddp_alone=true overlap=off,on comm_hook=fp16,none",
+        "single-d1-b8 ddp-d1-b8 dp-host-d2-b8 ddp-d2-b8 ddp-d2-b8-hook-fp16 ddp-d2-b8-overlap-off "
+        "ddp-d2-b8-overlap-off-hook-fp16",
+    ),
+    (
+        HOST,
+        "batch_size=8 ddp_alone=true accumulate=4,1",
+        "single-d1-b8 single-d1-b8-accumulate-4 ddp-d1-b8 ddp-d1-b8-accumulate-4 dp-host-d2-b8 "
+        "dp-host-d2-b8-accumulate-4 ddp-d2-b8 ddp-d2-b8-accumulate-4",
+    ),
+    (
+        HOST,
+        "batch_size=8 ddp_alone=true amp=bf16,off",
+        "single-d1-b8 single-d1-b8-amp-bf16 ddp-d1-b8 ddp-d1-b8-amp-bf16 dp-host-d2-b8 dp-host-d2-b8-amp-bf16 ddp-d2-b8 "
+        "ddp-d2-b8-amp-bf16",
+    ),
+    (HOST, "batch_size=8 ddp_alone=true amp=bf16", "single-d1-b8 ddp-d1-b8 dp-host-d2-b8 ddp-d2-b8"),
+    # At the whole batch and at its shares.
+    (
+        HOST,
+        "batch_size=8 ddp_alone=true scaling=strong accumulate=2 strategy=single,ddp",
+        "single-d1-b4-accumulate-2 ddp-d2-b4-accumulate-2 single-d1-b8-accumulate-2 ddp-d1-b8-accumulate-2",
+    ),
+    # Bucket sizes mean nothing without overlap.
+    (
+        HOST,
+        "batch_size=8 strategy=ddp overlap=on,off bucket_mb=5,default,2.5",
+        "ddp-d2-b8 ddp-d2-b8-bucket-2.5mb ddp-d2-b8-bucket-5mb ddp-d2-b8-overlap-off",
+    ),
+    (
+        HOST,
+        "batch_size=8 strategy=ddp ddp_args='default;bucket_cap_mb_list=[1,25]  batched_grad_copy=true'",
+        "ddp-d2-b8 ddp-d2-b8-bucket_cap_mb_list-1-25-batched_grad_copy-true",
+    ),
     # Growth ends with the data set.
     (HOST, "batch_size=32x4 strategy=single samples=600", "single-d1-b32 single-d1-b128 single-d1-b512"),
     (HOST, "batch_size=32x4 strategy=ddp samples=600 ddp_alone=false", "ddp-d2-b32 ddp-d2-b128"),

@@ -29,52 +29,6 @@ HOST = Devices(kind="cpu", count=None)
 PAIR = TorchrunPlace(rank=0, local_rank=0, world_size=2, local_world_size=2, node=0)
 
 
-def names(**flags: object) -> list[str]:
-    config = resolve(load_config(None, {"batch_size": "8", "ddp_alone": True, **flags}), HOST)
-    plan = make_plan(config.matrix, config.workload.samples, "cpu")
-    return [planned.cell.name for planned in plan if planned.skip_reason is None]
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        # Combinations are DDP's alone; accumulation and precision are every strategy's, the run's own unnamed.
-        (
-            {"overlap": "off,on", "comm_hook": "fp16,none"},
-            "single-d1-b8 ddp-d1-b8 dp-host-d2-b8 ddp-d2-b8 ddp-d2-b8-hook-fp16 ddp-d2-b8-overlap-off "
-            "ddp-d2-b8-overlap-off-hook-fp16",
-        ),
-        (
-            {"accumulate": "4,1"},
-            "single-d1-b8 single-d1-b8-accumulate-4 ddp-d1-b8 ddp-d1-b8-accumulate-4 dp-host-d2-b8 "
-            "dp-host-d2-b8-accumulate-4 ddp-d2-b8 ddp-d2-b8-accumulate-4",
-        ),
-        (
-            {"amp": "bf16,off"},
-            "single-d1-b8 single-d1-b8-amp-bf16 ddp-d1-b8 ddp-d1-b8-amp-bf16 dp-host-d2-b8 dp-host-d2-b8-amp-bf16 ddp-d2-b8 "
-            "ddp-d2-b8-amp-bf16",
-        ),
-        ({"amp": "bf16"}, "single-d1-b8 ddp-d1-b8 dp-host-d2-b8 ddp-d2-b8"),
-        # At the whole batch and at its shares.
-        (
-            {"scaling": "strong", "accumulate": 2, "strategy": "single,ddp"},
-            "single-d1-b4-accumulate-2 ddp-d2-b4-accumulate-2 single-d1-b8-accumulate-2 ddp-d1-b8-accumulate-2",
-        ),
-        # Bucket sizes mean nothing without overlap.
-        (
-            {"overlap": "on,off", "bucket_mb": "5,default,2.5", "strategy": "ddp"},
-            "ddp-d1-b8 ddp-d2-b8 ddp-d2-b8-bucket-2.5mb ddp-d2-b8-bucket-5mb ddp-d2-b8-overlap-off",
-        ),
-        (
-            {"ddp_args": "default;bucket_cap_mb_list=[1,25]  batched_grad_copy=true", "strategy": "ddp"},
-            "ddp-d1-b8 ddp-d2-b8 ddp-d2-b8-bucket_cap_mb_list-1-25-batched_grad_copy-true",
-        ),
-    ],
-)
-def test_cells_are_named_after_their_variants(flags: dict[str, object], expected: str) -> None:
-    assert names(**flags) == expected.split()
-
-
 def test_a_worker_by_hand_takes_the_same_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # outside a checkout: git is not called
     plain = ["--strategy", "ddp", "--batch-size", "8", "--device", "cpu", "--out", str(tmp_path)]

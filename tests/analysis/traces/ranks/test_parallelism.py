@@ -7,7 +7,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import Job, Trace, parallel_trace, write_trace
-from tests.generated_traces.grid import RANKS
+from tests.generated_traces.parallel_jobs import RANKS
 from tests.helpers import made_traces
 from tests.helpers.generated_checks import analyzed, check_job, parallelism
 from tests.helpers.made_traces import Event, event, operator, record, step

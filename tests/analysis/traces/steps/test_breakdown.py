@@ -15,10 +15,18 @@ from dpscope.analysis.traces.reading.reader import read_trace, read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import exposed_stretches
 from dpscope.analysis.traces.steps.event_kind import Kind, event_kinds
-from tests.generated_traces.generator import DdpOptions, Inputs, Metadata, Transport, ddp_trace, dp_trace, gloo_trace
-from tests.generated_traces.grid import GENERATIONS
+from tests.generated_traces.generator import (
+    DdpOptions,
+    Generation,
+    Inputs,
+    Metadata,
+    Transport,
+    ddp_trace,
+    dp_trace,
+    gloo_trace,
+)
 from tests.helpers.generated_checks import analyzed, check_job, check_steps
-from tests.helpers.made_traces import Event, event, launch, on_device, operator, step, write
+from tests.helpers.made_traces import Event, analyzed_events, event, launch, on_device, operator, step, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 
@@ -43,7 +51,7 @@ def test_data_parallel_without_named_ranges(tmp_path: Path) -> None:
 OPTIONS: dict[str, DdpOptions] = {
     "plain": DdpOptions(),
     **{f"{metadata} metadata": DdpOptions(metadata=metadata) for metadata in get_args(Metadata)[1:]},
-    **{names: DdpOptions(kernel_names=names) for names in GENERATIONS},
+    **{names: DdpOptions(kernel_names=names) for names in get_args(Generation)},
     "lag": DdpOptions(lag=True),
     "unlaunched": DdpOptions(unlaunched=True),
     "straggler": DdpOptions(straggler=1),
@@ -129,8 +137,7 @@ TIMES = ["compute_us", "communication_us", "hidden_us", "exposed_us", "idle_us"]
 
 
 def analyzed_steps(folder: Path, *events: Event, world_size: int = 1) -> TraceAnalysis:
-    write(folder, [*STEPS, *events], world_size=world_size)
-    return analyze_traces([folder])
+    return analyzed_events(folder, [*STEPS, *events], world_size=world_size)
 
 
 def empty(analysis: TraceAnalysis) -> list[tuple[str, str]]:
@@ -306,8 +313,7 @@ CASES: dict[str, tuple[list[Event], float, float]] = {
 def test_waits_are_no_compute_of_the_operators_around_them(tmp_path: Path, case: str) -> None:
     events, compute_us, hidden_us = CASES[case]
     steps = [step(1, 0, 1000), step(2, 1000, 1000), operator("aten::mm", 1500, 10)]
-    write(tmp_path, [*steps, *events], backend="gloo")
-    analysis = analyze_traces([tmp_path])
+    analysis = analyzed_events(tmp_path, [*steps, *events], backend="gloo")
     first = analysis.steps.iloc[0]
     assert first["compute_us"] == pytest.approx(compute_us)
     assert first["hidden_us"] == pytest.approx(hidden_us)

@@ -7,19 +7,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from tests.generated_traces.builder import Generation, recorded
 from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace
 from tests.helpers.generated_checks import analyzed, check_job, parallelism
-from tests.helpers.made_traces import ALL_REDUCE, MAIN, Event, event, launch, on_device, operator, step, write
+from tests.helpers.made_traces import ALL_REDUCE, MAIN, Event, analyzed_events, event, launch, on_device, operator, step
 
 NCCL = 40
 GENERIC = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
-
-
-def of_events(folder: Path, events: list[Event], world_size: int = 4, **header: Any) -> TraceAnalysis:
-    write(folder, events, world_size=world_size, **header)
-    return analyze_traces([folder])
 
 
 def floats(*elements: int) -> dict[str, Any]:
@@ -52,7 +46,7 @@ def copy_engines(prefix: str = "nccl:") -> list[Event]:
 
 
 def test_collectives_by_copy_engines(tmp_path: Path) -> None:
-    analysis = of_events(tmp_path, copy_engines())
+    analysis = analyzed_events(tmp_path, copy_engines(), world_size=4)
     table = analysis.collectives
     assert table["kind"].tolist() == ["all_gather", "reduce_scatter"]
     assert table["bytes"].tolist() == [16_000, 16_000]
@@ -71,10 +65,10 @@ def test_ranges_of_the_second_engine_are_known_without_their_prefix(tmp_path: Pa
     With no operator around them and no record within, the copies only copy, and the kernel is identified by its name.
     """
     around = [operator("c10d::_all_gather_base_", 5, 9), operator("c10d::_reduce_scatter_base_", 20, 9)]
-    table = of_events(tmp_path, copy_engines("") + around).collectives
+    table = analyzed_events(tmp_path, copy_engines("") + around, world_size=4).collectives
     assert table["kind"].tolist() == ["all_gather", "reduce_scatter"]
     assert table["duration_us"].tolist() == [60.0, 30.0]
-    assert of_events(tmp_path, copy_engines("")).collectives["kind"].tolist() == ["reduce_scatter"]
+    assert analyzed_events(tmp_path, copy_engines(""), world_size=4).collectives["kind"].tolist() == ["reduce_scatter"]
 
 
 @pytest.mark.parametrize("kernel_names", ["nccl_2_19", "symmetric", "rccl"])
@@ -91,7 +85,7 @@ def test_ddp_on_the_second_engine(tmp_path: Path, kernel_names: Generation) -> N
 
 def test_a_copy_at_world_size_one_is_no_communication(tmp_path: Path) -> None:
     events = [one for one in copy_engines() if "PtoP" not in one["name"] and "ncclDev" not in one["name"]]
-    analysis = of_events(tmp_path, events, world_size=1)
+    analysis = analyzed_events(tmp_path, events, world_size=1)
     (step,) = analysis.steps.to_dict("records")
     assert (step["communication_us"], step["host_copy_us"], step["device_copy_us"]) == (0.0, 10.0, 40.0)
     assert step["collective_count"] == 0
@@ -106,7 +100,7 @@ def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> Non
         events += [step(index + 1, begin, 950), launch(index + 1, begin + 5, "cudaGraphLaunch")]
         events.append(on_device("ampere_sgemm", begin + 100, 50, index + 1))
         events += [on_device(ALL_REDUCE, begin + start, us, index + 1, NCCL) for start, us in ((120, 60), (200, 40))]
-    analysis = of_events(tmp_path, events, world_size=2)
+    analysis = analyzed_events(tmp_path, events)
     assert analysis.steps["collective_count"].tolist() == [2, 2]
     assert analysis.steps["communication_us"].tolist() == [100.0, 100.0]
     assert analysis.steps["hidden_us"].tolist() == [30.0, 30.0]
@@ -139,7 +133,7 @@ def generic(enclosing: str) -> list[Event]:
 def test_generic_kernels_take_their_kind_from_what_launched_them(
     tmp_path: Path, enclosing: str, kind: str | None, size: int | None
 ) -> None:
-    analysis = of_events(tmp_path, generic(enclosing))
+    analysis = analyzed_events(tmp_path, generic(enclosing), world_size=4)
     (row,) = analysis.collectives.to_dict("records")
     assert (None if pd.isna(row["kind"]) else row["kind"]) == kind
     assert (None if pd.isna(row["bytes"]) else row["bytes"]) == size
@@ -154,14 +148,14 @@ def test_devices_are_identified_by_process_id_if_nothing_else_names_them(tmp_pat
     for one in events:
         if one["cat"] == "kernel":
             one["pid"] = one["args"].pop("device")
-    assert of_events(tmp_path, events).steps["device"].tolist() == [2]
+    assert analyzed_events(tmp_path, events, world_size=4).steps["device"].tolist() == [2]
 
 
 def test_a_range_of_several_kernels_gives_its_size_to_none(tmp_path: Path) -> None:
     events = [step(1, 0, 400), in_range("nccl:all_reduce_coalesced", 5, 1000, 500), launch(1, 6), launch(2, 8)]
     events += [in_range("nccl:all_reduce", 20, 500), launch(3, 21)]
     events += [on_device(ALL_REDUCE, 100 + 30 * number, 20, 1 + number, NCCL) for number in range(3)]
-    table = of_events(tmp_path, events).collectives
+    table = analyzed_events(tmp_path, events, world_size=4).collectives
     assert table["bytes"].fillna(-1).tolist() == [-1, -1, 2000]
     assert table["kind"].tolist() == ["all_reduce"] * 3
 
@@ -180,7 +174,7 @@ def test_queueing_of_gloos_works(tmp_path: Path, begins: str) -> None:
         start = created if begins == "created" else taken_up
         place = {"tid": MAIN + worker, "args": floats(10)}
         events.append(event("user_annotation", "gloo:all_reduce", start, end - start, **place))
-    queue_us = of_events(tmp_path, events, 2, backend="gloo").collectives.sort_values("order")["queue_us"]
+    queue_us = analyzed_events(tmp_path, events, backend="gloo").collectives.sort_values("order")["queue_us"]
     assert queue_us.isna().all() if begins == "alone" else queue_us.tolist() == [0.0, 0.0, 50.0, 60.0]
 
 

@@ -5,15 +5,10 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.output.traces import trace_status
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from tests.helpers.made_traces import Event, event, launch, on_device, operator, record, step, write
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from tests.helpers.made_traces import Event, analyzed_events, event, launch, on_device, operator, record, step
 
 MEASURES = ["step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "idle_us"]
-
-
-def analyzed(folder: Path, events: list[Event], world_size: int = 2) -> TraceAnalysis:
-    write(folder, events, world_size=world_size)
-    return analyze_traces([folder])
 
 
 def messages_by_code(analysis: TraceAnalysis) -> dict[str, str]:
@@ -32,14 +27,14 @@ def test_kernels_of_each_device_belong_to_the_step_that_launched_them(tmp_path: 
     kernel = "mtia_ccp_events" if runtime.startswith("mtia") else "kernel"
     work = [launch(1, 20, "launchKernel", runtime), on_device("gemm", 30, 50, 1, category=kernel)]
     work += [launch(2, 120, "launchKernel", runtime), on_device("gemm", 130, 40, 2, category=kernel)]
-    steps = analyzed(tmp_path, [*STEPS, *work]).steps
+    steps = analyzed_events(tmp_path, [*STEPS, *work]).steps
     assert steps[["step_us", "compute_us", "by_time_us"]].to_numpy().tolist() == [[50, 50, 0], [90, 40, 0]]
 
 
 @pytest.mark.parametrize("category", ["hpu_op", "mtia_insight", "npu_kernel", "glow_runtime"])
 def test_a_device_that_is_not_read_is_no_cpu(tmp_path: Path, category: str) -> None:
     other = [event(category, "something", 20.0 + index, 1.0, pid=3, tid=4) for index in range(3)]
-    analysis = analyzed(tmp_path, [*STEPS, *other])
+    analysis = analyzed_events(tmp_path, [*STEPS, *other])
     assert f"3 {category}; its compute and communication are not given" in messages_by_code(analysis)["device_not_read"]
     assert "no_kernels" not in messages_by_code(analysis)
     assert analysis.steps["step"].tolist() == [1, 2]
@@ -56,15 +51,15 @@ def test_a_device_that_is_not_read_is_no_cpu(tmp_path: Path, category: str) -> N
     ],
 )
 def test_what_is_no_device_leaves_a_cpu_a_cpu(tmp_path: Path, others: list[Event]) -> None:
-    analysis = analyzed(tmp_path, [*STEPS, *others], world_size=1)
+    analysis = analyzed_events(tmp_path, [*STEPS, *others], world_size=1)
     assert messages_by_code(analysis) == {}
     assert analysis.steps["compute_us"].tolist() == [50, 0]
 
 
 def test_kernels_that_were_launched_or_traced_on_the_cpu_alone(tmp_path: Path) -> None:
-    analysis = analyzed(tmp_path, [*STEPS, launch(1, 20)])
+    analysis = analyzed_events(tmp_path, [*STEPS, launch(1, 20)])
     assert "calls that launch work" in messages_by_code(analysis)["no_kernels"]
-    analysis = analyzed(tmp_path, [*STEPS, event("user_annotation", "nccl:all_reduce", 60, 5)])
+    analysis = analyzed_events(tmp_path, [*STEPS, event("user_annotation", "nccl:all_reduce", 60, 5)])
     finding = next(one for one in analysis.findings if one.code == "no_kernels")
     assert "records the CPU alone" in finding.message
     assert "ProfilerActivity.CUDA" in finding.next_step
@@ -80,7 +75,7 @@ def test_kernels_that_were_launched_or_traced_on_the_cpu_alone(tmp_path: Path) -
     ],
 )
 def test_collectives_without_a_range_that_is_read_are_not_zero(tmp_path: Path, asks: list[Event]) -> None:
-    analysis = analyzed(tmp_path, [*STEPS, *asks])
+    analysis = analyzed_events(tmp_path, [*STEPS, *asks])
     assert "its communication is not given" in messages_by_code(analysis)["trace_incomplete"]
     assert analysis.steps[["communication_us", "exposed_us"]].isna().all(axis=None)
     assert analysis.steps["compute_us"].tolist() == [50, 0]
@@ -91,14 +86,14 @@ def test_collectives_without_a_range_that_is_read_are_not_zero(tmp_path: Path, a
     "asks", [[operator("c10d::barrier", 60, 5)], [event("user_annotation", "gloo:all_reduce", 60, 5)], []]
 )
 def test_a_cpu_that_communicates_in_gloo_or_not_at_all(tmp_path: Path, asks: list[Event]) -> None:
-    analysis = analyzed(tmp_path, [*STEPS, *asks])
+    analysis = analyzed_events(tmp_path, [*STEPS, *asks])
     assert "trace_incomplete" not in messages_by_code(analysis)
     assert analysis.steps["communication_us"].tolist() == [5.0 if asks and "gloo" in asks[0]["name"] else 0.0, 0.0]
 
 
 def test_ranges_of_gloo_in_no_step_are_reported(tmp_path: Path) -> None:
     """150 us from 300 on, after the last step."""
-    analysis = analyzed(tmp_path, [*STEPS, event("user_annotation", "gloo:all_reduce", 300, 150)])
+    analysis = analyzed_events(tmp_path, [*STEPS, event("user_annotation", "gloo:all_reduce", 300, 150)])
     assert "1 (150.0 µs, 1 of them collectives) are not in any" in messages_by_code(analysis)["events_of_no_step"]
 
 
@@ -108,7 +103,7 @@ def test_ranges_recorded_as_operators(tmp_path: Path) -> None:
     events += [operator("Optimizer.step#SGD.step", 60, 10), operator("enumerate(DataLoader)#_Next.__next__", 0, 10)]
     events += [operator("aten::mm", 20, 30), operator("gloo:all_reduce", 40, 20, tid=2)]
     events.append(operator("aten::view", 150, 0))
-    analysis = analyzed(tmp_path, events)
+    analysis = analyzed_events(tmp_path, events)
     assert analysis.steps["step"].tolist() == [1, 2]
     assert analysis.steps[["step_us", "compute_us", "communication_us", "hidden_us"]].to_numpy().tolist() == [
         [100, 30, 20, 10],

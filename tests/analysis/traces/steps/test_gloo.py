@@ -5,13 +5,7 @@ from typing import Any
 
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from tests.helpers.made_traces import Event, event, operator, step, write
-
-
-def analyzed(folder: Path, events: list[Event], rank: int = 0) -> TraceAnalysis:
-    write(folder, events, rank, backend="gloo")
-    return analyze_traces([folder])
+from tests.helpers.made_traces import Event, analyzed_events, event, operator, step
 
 
 def reduced(start_us: float, duration_us: float, **args: Any) -> Event:
@@ -41,7 +35,7 @@ def two_steps(passes: bool, all_reduce_us: float = 700.0) -> list[Event]:
 def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
     tmp_path: Path, passes: bool, all_reduce_us: float, communication_us: float, hidden_us: float, clipped_us: float
 ) -> None:
-    analysis = analyzed(tmp_path, two_steps(passes, all_reduce_us))
+    analysis = analyzed_events(tmp_path, two_steps(passes, all_reduce_us), backend="gloo")
     first = analysis.steps.iloc[0]
     assert first["communication_us"] == communication_us
     assert first["hidden_us"] == hidden_us
@@ -53,17 +47,17 @@ def test_of_somebodys_ddp_an_all_reduce_ends_before_the_optimizer_begins(tmp_pat
     """Without dpscope's ranges, by those that torch records itself: 400-650; without them unknown: 400-1000."""
     events, starts = two_steps(passes=False), (1000.0, 2000.0)
     events += [event("user_annotation", "Optimizer.step#AdamW.step", start + 650, 300) for start in starts]
-    assert analyzed(tmp_path, events).steps["communication_us"].iloc[0] == 600.0
+    assert analyzed_events(tmp_path, events, backend="gloo").steps["communication_us"].iloc[0] == 600.0
     events += [event("user_annotation", "DistributedDataParallel.forward", start + 50, 200) for start in starts]
-    assert analyzed(tmp_path, events).steps["communication_us"].iloc[0] == 250.0
+    assert analyzed_events(tmp_path, events, backend="gloo").steps["communication_us"].iloc[0] == 250.0
 
 
 def test_the_cpus_last_window_is_partial_and_a_single_one_is_not(tmp_path: Path) -> None:
     """The tracer is stopped in it."""
     events = two_steps(passes=True)
-    assert analyzed(tmp_path, events).steps["partial_window"].tolist() == [False, True]
+    assert analyzed_events(tmp_path, events, backend="gloo").steps["partial_window"].tolist() == [False, True]
     first = [one for one in events if one["ts"] < 2000]
-    assert analyzed(tmp_path, first).steps["partial_window"].tolist() == [False]
+    assert analyzed_events(tmp_path, first, backend="gloo").steps["partial_window"].tolist() == [False]
 
 
 @pytest.mark.parametrize("last_is_there", [False, True])
@@ -80,7 +74,7 @@ def test_sizes_stay_known_where_the_tracer_stopped_before_the_last_range_was_clo
             events.append(reduced(start + 405, 100, **floats(elements)))
         elif last_is_there:
             events.append(reduced(start + 405, 100))
-    table = analyzed(tmp_path, events).collectives
+    table = analyzed_events(tmp_path, events, backend="gloo").collectives
     assert table["bytes"].tolist()[:2] == [40, 80]
     assert table["ready_us"].tolist()[:2] == [405.0, 1405.0]  # after the trace's start, when they were created
 
@@ -100,7 +94,7 @@ def test_a_reduce_scatter_moves_as_much_as_the_all_reduce_that_gloo_performs(tmp
             operator("c10d::allreduce_", 1400.0, 10, **floats(100)),
             reduced(1405.0, 50, **floats(100)),
         ]
-        table = analyzed(tmp_path, events, rank).collectives
+        table = analyzed_events(tmp_path, events, rank, backend="gloo").collectives
     scattered = table[table["kind"] == "reduce_scatter"]
     assert scattered["moved_as"].tolist() == ["all_reduce"] * 2
     assert scattered["bytes"].tolist() == [2_000_000] * 2

@@ -7,12 +7,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.event_table import CommunicationArgs, ProcessGroup
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.collectives import NamedCollective, in_mesh
 from tests.helpers.known import codes
-from tests.helpers.made_traces import Event, event, launch, on_device, operator, record, step, write
+from tests.helpers.made_traces import Event, analyzed_events, event, launch, on_device, operator, record, step
 
 
 def gathered_by_copy(sizes: dict[str, Any]) -> list[Event]:
@@ -36,8 +35,7 @@ def test_a_copy_within_one_rank_is_no_communication(
     tmp_path: Path, sizes: dict[str, Any], communication_us: float
 ) -> None:
     """Its window runs from 90 to 620: 530 us, 200 of compute, the copy's 300 on either side."""
-    write(tmp_path, gathered_by_copy(sizes), world_size=4)
-    analysis = analyze_traces([tmp_path])
+    analysis = analyzed_events(tmp_path, gathered_by_copy(sizes), world_size=4)
     row = analysis.steps.iloc[1]
     assert [row[name] for name in ("step_us", "compute_us", "communication_us")] == [530, 200, communication_us]
     assert row["device_copy_us"] == 300 - communication_us
@@ -49,8 +47,7 @@ def test_a_copy_within_one_rank_is_no_communication(
 def test_all_reduces_within_one_rank_need_no_kernel(tmp_path: Path, size: int, incomplete: bool) -> None:
     events = [step(1, 0, 100), launch(1, 10), on_device("gemm", 20, 70, 1), operator("c10d::allreduce_", 30, 9)]
     events += [record("allreduce", 31, **{"Group size": size}), record("wait", 35, **{"Group size": 4})]
-    write(tmp_path, events, world_size=4)
-    assert ("trace_incomplete" in codes(analyze_traces([tmp_path]))) is incomplete
+    assert ("trace_incomplete" in codes(analyzed_events(tmp_path, events, world_size=4))) is incomplete
 
 
 @pytest.mark.parametrize(
@@ -69,16 +66,14 @@ def test_evidence_of_the_size_of_the_group(
 ) -> None:
     """One collective of rank 3 of 16, with these arguments on its kernel."""
     events = [step(1, 0, 100), launch(1, 10), on_device(f"ncclDevKernel_{name}", 20, 70, 1, **args)]
-    write(tmp_path, events, rank=3, world_size=16)
-    one = analyze_traces([tmp_path]).collectives.iloc[0]
+    one = analyzed_events(tmp_path, events, rank=3, world_size=16).collectives.iloc[0]
     assert (one["group_size"], None if pd.isna(one["bytes"]) else one["bytes"]) == (size, bytes_moved)
 
 
 def test_beside_smaller_groups_an_untold_one_is_not_taken_for_the_job(tmp_path: Path) -> None:
     events = [step(1, 0, 100), launch(1, 10), launch(2, 12), on_device("ncclDevKernel_AllReduce", 60, 9, 2)]
     events.append(on_device("ncclDevKernel_ReduceScatter", 20, 30, 1, **elements(65_536, 8_192)))
-    write(tmp_path, events, world_size=16)
-    assert analyze_traces([tmp_path]).collectives["group_size"].tolist() == [8, pd.NA]
+    assert analyzed_events(tmp_path, events, world_size=16).collectives["group_size"].tolist() == [8, pd.NA]
 
 
 ALL = ProcessGroup("0", "default_pg", (0, 1, 2, 3))

@@ -5,15 +5,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from tests.helpers.made_traces import Event, launch, on_device, step, write
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from tests.helpers.made_traces import Event, analyzed_events, launch, on_device, step
 
 TIMES = ["step_us", "compute_us", "communication_us", "exposed_us", "idle_us", "by_time_us"]
 
 
 def times(folder: Path, events: list[Event]) -> tuple[list[list[float]], TraceAnalysis]:
-    write(folder, events)
-    analysis = analyze_traces([folder])
+    analysis = analyzed_events(folder, events)
     return analysis.steps[TIMES].astype(float).to_numpy().tolist(), analysis
 
 
@@ -94,8 +93,7 @@ def steps_with(copy: tuple[float, float], *, category: str = "gpu_memcpy", strea
 
 def test_a_long_copy_next_to_the_steps_bounds_none(tmp_path: Path) -> None:
     """It runs from 160 to 390; the kernels end at 80, 180, 280, 380, and so do the windows."""
-    write(tmp_path, steps_with((160, 230)))
-    analysis = analyze_traces([tmp_path])
+    analysis = analyzed_events(tmp_path, steps_with((160, 230)))
     assert analysis.steps["step_us"].tolist() == [60, 100, 100, 100]
     # Idle 40 us a step before the copy; copied in it are 80-100 and 100-120 of the gaps: 180-220, 280-320.
     assert analysis.steps["idle_us"].tolist() == [0, 40, 40, 40]
@@ -105,16 +103,14 @@ def test_a_long_copy_next_to_the_steps_bounds_none(tmp_path: Path) -> None:
 
 def test_a_copy_that_ends_in_the_next_step_bounds_its_own(tmp_path: Path) -> None:
     """160 to 250: the second window ends there, the third, of 30 us, at 280."""
-    write(tmp_path, steps_with((160, 90)))
-    analysis = analyze_traces([tmp_path])
+    analysis = analyzed_events(tmp_path, steps_with((160, 90)))
     assert analysis.steps["step_us"].tolist() == [60, 170, 30, 100]
     assert "steps_outlasted" not in {finding.code for finding in analysis.findings}
 
 
 def test_steps_within_a_long_kernel_have_no_times(tmp_path: Path) -> None:
     """A kernel from 160 to 390 is the second step's own: it ends there, and two steps lie inside."""
-    write(tmp_path, steps_with((160, 230), category="kernel"))
-    steps = analyze_traces([tmp_path]).steps
+    steps = analyzed_events(tmp_path, steps_with((160, 230), category="kernel")).steps
     assert steps["step_us"].fillna(-1).tolist() == [60, 310, -1, -1]
     assert steps.loc[2:, ["compute_us", "idle_us", "exposed_us"]].isna().all(axis=None)
     assert steps["partial_window"].tolist() == [True, False, True, True]

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.collective_forecast import forecasts
 from dpscope.analysis.costs.sources import contention_of, rate_between, rate_within
 from dpscope.analysis.what_if.scenarios.collective_costs import (
@@ -16,37 +15,19 @@ from dpscope.analysis.what_if.scenarios.collective_costs import (
     Links,
     NotKnown,
 )
-from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint, Contention
+from dpscope.profiling.records.calibration import Calibration, Contention
 from dpscope.profiling.records.links import LinkRate
 from tests.helpers.known import known
+from tests.helpers.run_cells import fitted, timed
 
 SIZE = 1_000_000
 AS_MEASURED = Links()
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 
 
-def timed(devices: int, nodes: int | None, alpha_us: float, gb_per_s: float) -> list[CalibrationPoint]:
-    """All-reduces that take exactly alpha + S/B."""
-    times_us = {size: (alpha_us + size / gb_per_s / 1e3,) * 5 for size in SIZES}
-    fixed = {"collective": "all_reduce", "devices": devices, "dtype": "float32", "nodes": nodes}
-    return [
-        CalibrationPoint(**fixed, size_bytes=size, count=size // 4, times_us=times)  # type: ignore[arg-type]
-        for size, times in times_us.items()
-    ]
-
-
-def calibration(*points: list[CalibrationPoint]) -> Calibration:
-    return fit_calibration(
-        Calibration(
-            schema_version=CALIBRATION_SCHEMA_VERSION, dpscope_version="0", created_at="", source="measured", settings=None,
-            backend="nccl", environment=None, device_names=(), points=tuple(one for part in points for one in part),
-        )
-    )  # fmt: skip
-
-
-WITHIN = timed(2, None, 10.0, 10.0)
-ACROSS = timed(4, 2, 100.0, 1.0)  # 2x2: bus bandwidth 1e7 B / 10,100 us x 2 x 3/4 = 1.485 GB/s
-BOTH = calibration(WITHIN, ACROSS)
+WITHIN = timed(2, 10.0, 10.0, SIZES)
+ACROSS = timed(4, 100.0, 1.0, SIZES, nodes=2)  # 2x2: bus bandwidth 1e7 B / 10,100 us x 2 x 3/4 = 1.485 GB/s
+BOTH = fitted(WITHIN, ACROSS)
 
 
 def costs(every: Calibration | None = BOTH, devices: int = 2, per_node: int = 2) -> Costs:
@@ -75,7 +56,7 @@ def test_more_nodes_with_as_many_devices_are_carried() -> None:
     found = cost(costs(), 8, 2)
     assert found.total_us == pytest.approx(100 * 1.6 / 1.3 + 1000 * 1.75 / 1.5, rel=0.001)
     assert (found.source, "2x2" in found.basis) == (CARRIED, True)
-    both = calibration(WITHIN, ACROSS, timed(8, 4, 200.0, 0.8))
+    both = fitted(WITHIN, ACROSS, timed(8, 200.0, 0.8, SIZES, nodes=4))
     assert cost(costs(both), 8, 2).basis == "calibrated on 4x2 devices"
     assert cost(costs(both), 16, 2).basis == "calibrated on 2x2, 4x2 devices and carried to 8x2"
 
@@ -94,7 +75,7 @@ def test_other_numbers_of_devices_on_a_node_rest_on_the_rate_between_nodes() -> 
 def test_a_link_that_is_stated_wins_and_without_any_the_reason_says_what_to_do() -> None:
     stated = Links(inter=LinkRate(100.0, "fast", "stated"))
     assert "fast" in cost(costs(), 4, 2, stated).basis
-    reason = why_not(costs(calibration(WITHIN)), 4, 2)
+    reason = why_not(costs(fitted(WITHIN)), 4, 2)
     assert "give --inter, such as --inter 100Gb/s, or calibrate over several nodes" in reason
     assert why_not(costs(None), 4, 2) == reason
 
@@ -105,17 +86,17 @@ def test_a_base_over_several_nodes_asked_within_one_takes_what_was_timed_there()
     found = cost(question, 2, 2)
     assert found.source == CALIBRATED
     assert found.total_us == pytest.approx(10 + 100, rel=0.01)
-    between_alone = costs(calibration(ACROSS), devices=4, per_node=2)
+    between_alone = costs(fitted(ACROSS), devices=4, per_node=2)
     assert "run dpscope calibrate with --devices 2, or give --intra" in why_not(between_alone, 2, 2)
 
 
 def test_rates_within_and_between_nodes_of_as_many_devices() -> None:
-    both = calibration(WITHIN, timed(2, 2, 0.0, 0.5))
+    both = fitted(WITHIN, timed(2, 0.0, 0.5, SIZES, nodes=2))
     between, within = known(rate_between(both)), known(rate_within(both))
     assert str(between) == "0.5 GB/s (bus bandwidth of all_reduce, 10.0 MB on 2x1 devices)"
     assert within.layout == "2"
     assert within.gb_per_s == pytest.approx(1e7 / 1010 / 1e3)
-    assert rate_between(calibration(WITHIN)) is None
+    assert rate_between(fitted(WITHIN)) is None
 
 
 def test_contention_is_that_of_as_many_nodes() -> None:
@@ -125,7 +106,7 @@ def test_contention_is_that_of_as_many_nodes() -> None:
             "all_reduce", 2, SIZE, alone, alone, alone, alone, tuple(slower * one for one in alone), nodes
         )
 
-    both = calibration(WITHIN, timed(2, 2, 0.0, 0.5))
+    both = fitted(WITHIN, timed(2, 0.0, 0.5, SIZES, nodes=2))
     loaded = Calibration(
         **{name: getattr(both, name) for name in both.__struct_fields__ if name != "contention"},
         contention=(under_load(None, 1.5), under_load(2, 3.0)),
@@ -149,7 +130,7 @@ def test_a_stated_link_within_a_node_counts_over_several_nodes() -> None:
     alone = cost(costs(), 4, 2, Links(intra=FAST))
     assert alone.total_us == pytest.approx(100 / 3 + 110 + 1e6 / 1485, rel=0.02)
     assert "the rate between nodes calibrated on 2x2, hierarchy; within a node fast" in alone.basis
-    assert "give --inter" in why_not(costs(calibration(WITHIN)), 4, 2, Links(intra=FAST))
+    assert "give --inter" in why_not(costs(fitted(WITHIN)), 4, 2, Links(intra=FAST))
 
 
 def test_a_ring_is_as_slow_as_the_slowest_link_it_goes_over() -> None:
@@ -160,11 +141,11 @@ def test_a_ring_is_as_slow_as_the_slowest_link_it_goes_over() -> None:
 
 
 def test_any_layout_that_was_calibrated_serves_a_base_of_another() -> None:
-    wide = calibration(timed(8, 2, 100.0, 1.0), timed(16, 2, 150.0, 0.8))
+    wide = fitted(timed(8, 100.0, 1.0, SIZES, nodes=2), timed(16, 150.0, 0.8, SIZES, nodes=2))
     found = cost(costs(wide, devices=8, per_node=4), 16, 8)
     assert found.basis == "calibrated on 2x8 devices"
     assert found.total_us == pytest.approx(150 + 1250, rel=0.01)
-    rated = cost(costs(calibration(timed(8, 2, 100.0, 1.0)), devices=8, per_node=4), 16, 8)
+    rated = cost(costs(fitted(timed(8, 100.0, 1.0, SIZES, nodes=2)), devices=8, per_node=4), 16, 8)
     assert "the rate between nodes calibrated on 2x4" in rated.basis
     assert "links within a node taken to be no slower" in rated.basis
     traced = Costs(8, 4, {("all_reduce", float(SIZE)): 100.0})
@@ -176,7 +157,7 @@ def test_any_layout_that_was_calibrated_serves_a_base_of_another() -> None:
     ("every", "per_hop_us", "latency_source"),
     [
         (BOTH, 100 / 6, "16.7 us a hop as calibrated on 2x2 devices"),
-        (calibration(WITHIN), 5.0, "5 us a hop as calibrated within a node"),
+        (fitted(WITHIN), 5.0, "5 us a hop as calibrated within a node"),
         (None, 0.0, "no latency known"),
     ],
 )
@@ -196,7 +177,7 @@ def test_a_base_over_several_nodes_has_a_latency_for_each_level() -> None:
 
 def test_a_carried_cost_is_that_of_calibrate_predict() -> None:
     """The time, its band, and the refusal where the band is too wide."""
-    every = calibration(WITHIN, ACROSS, timed(8, 4, 200.0, 0.8))
+    every = fitted(WITHIN, ACROSS, timed(8, 200.0, 0.8, SIZES, nodes=4))
     for nodes in (8, 16):
         (forecast,) = [one for one in forecasts(every, [2 * nodes]) if one.size_bytes == SIZE]
         found = cost(costs(every), 2 * nodes, 2)
