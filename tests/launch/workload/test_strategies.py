@@ -10,9 +10,10 @@ from torch.autograd.graph import get_gradient_edge
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.input_pipeline import SyntheticBatches
 from dpscope.launch.workload.models import AutocastModel, cifar_resnet18
-from dpscope.launch.workload.strategies import block_names, held_bytes, is_composed, sharded_units, wrap
+from dpscope.launch.workload.strategies import block_names, held_bytes, is_composed, sharded_units, wrap_for
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.config import Optimizer
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -134,4 +135,4 @@ def test_an_error_in_a_replica_reaches_the_caller() -> None:
 @pytest.mark.parametrize(("devices", "expected"), [(1, "one device"), (2, "silent pass-through")])
 def test_a_pass_through_is_refused(devices: int, expected: str) -> None:
     with pytest.raises(DpscopeError, match=expected):
-        wrap(nn.Linear(1, 1), "dp", devices, CPU)
+        wrap_for(nn.Linear(1, 1), Cell("dp", devices, 1), CPU)
