@@ -232,7 +232,6 @@ class TracedWindow:
         self._profiler_watch = profiler_watch
         self._counted = counted
         self._counting: StepCounters | None = None
-        self._step = 0
         self._running = False
 
     @property
@@ -252,8 +251,7 @@ class TracedWindow:
 
     def step_ended(self, calls: StepCalls) -> bool:
         if self._counting is not None:
-            self._counting.read_previous(self._step)
-            self._step += 1
+            self._counting.step_ended()
             if self.complete:
                 self.counters = self._counting.counters
                 return True

@@ -43,12 +43,14 @@ class StepCounters:
         self.counters: list[DdpCounters] = []
         self._model = model
         self._iteration: int | None = None  # DDP's number of the last one read
+        self._step = 0  # counted from the trace's first
         self._waited_us = cpu_wait_us()
         self._step_waits_us: dict[int, float] = {}
         model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
-    def read_previous(self, step: int) -> None:
-        """After step `step`, counted from the trace's first: read the counters of the step before it."""
+    def step_ended(self) -> None:
+        """Read the counters of the step before the one that has ended; called after each step from the trace's first."""
+        step, self._step = self._step, self._step + 1
         before_us, after_us = self._waited_us, cpu_wait_us()
         self._waited_us = after_us
         if before_us is not None and after_us is not None:
@@ -75,9 +77,9 @@ def record_counters(
 ) -> list[DdpCounters]:
     """Count and trace the same steps; a counter's `step` is the number in the trace's ``ProfilerStep#``."""
     counting = StepCounters(model)
-    record_trace(run_step, traced_steps, trace_path, device, False, synchronise, after_step=counting.read_previous)
+    record_trace(run_step, traced_steps, trace_path, device, False, synchronise, after_step=counting.step_ended)
     run_step(nothing)
-    counting.read_previous(WARMUP_STEPS + traced_steps + 1)
+    counting.step_ended()
     stop_counting(model)
     return counting.counters
 

@@ -127,21 +127,18 @@ def record_trace(
     device: torch.device,
     all_threads: bool,
     synchronise: Callable[[], None],
-    after_step: Callable[[int], None] | None = None,
+    after_step: Callable[[], None] | None = None,
     replica_threads: int = 0,
 ) -> list[StepSample]:
-    """Run and trace steps with a `StepTrace`; returns a sample of each recorded step.
-
-    `after_step` is called with each finished step's number.
-    """
+    """Run and trace steps with a `StepTrace`, calling `after_step` after each; returns a sample of each recorded step."""
     trace = StepTrace(traced_steps, path, device, all_threads, synchronise, replica_threads)
     with ranges_recorded():
         trace.start()
         try:
-            for step in range(trace.steps):
+            for _ in range(trace.steps):
                 samples = run_step(trace.batch_arrived)
                 if after_step is not None:
-                    after_step(step)
+                    after_step()
                 trace.step_ended(samples)
         finally:
             trace.stop()

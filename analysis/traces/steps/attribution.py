@@ -80,9 +80,6 @@ def _ends(events: EventTable, step: IntColumn, rows: IntColumn, count: int) -> t
     return ends, np.isfinite(ends) & (ends <= before)
 
 
-_HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Host", re.IGNORECASE)
-
-
 def _with_engine_copies(events: EventTable, kind: CodeColumn, launch_row: IntColumn) -> CodeColumn:
     """The kinds, with the copies of collectives that copy engines carry out marked as such.
 
@@ -93,8 +90,8 @@ def _with_engine_copies(events: EventTable, kind: CodeColumn, launch_row: IntCol
     ranges = event_kind.nccl_ranges(events)
     if not ranges.any():
         return kind
-    between_devices = events.is_category(Category.MEMCPY) & ~events.named(_HOST_COPY.search)
-    copies = np.flatnonzero(between_devices & (launch_row >= 0))
+    between_buffers = events.is_category(Category.MEMCPY) & is_among(kind, (Kind.PEER_COPY, Kind.DEVICE_COPY))
+    copies = np.flatnonzero(between_buffers & (launch_row >= 0))
     copy_range = innermost(events, launch_row[copies], ranges)
     alone = np.zeros(len(events), dtype=bool)  # records, operators and ranges of a group of one rank
     for row, args in events.communication.items():
