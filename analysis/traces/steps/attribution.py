@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import (
+    DEVICE_WORK,
     BoolColumn,
     Category,
     CodeColumn,
@@ -200,9 +201,8 @@ def attribute(trace: Trace) -> Attribution:
         none, never = np.full(len(events), -1, dtype=np.int64), np.full(len(events), np.nan)
         windows = windows_of(events, kind, none, len(steps))
         return Attribution(trace, steps, kind, none, never, step, np.zeros(len(events), dtype=bool), windows)
-    kind = event_kind.event_kinds(events)
-    launch_row = _launch_rows(events, is_among(kind, DEVICE_KINDS))
-    kind = event_kind.with_peer_calls(events, kind, launch_row)
+    launch_row = _launch_rows(events)
+    kind = event_kind.event_kinds(events, launch_row)
     if trace.world_size != 1:
         kind = _with_engine_copies(events, kind, launch_row)
     launch_us = np.append(events.start_us, np.nan)[launch_row]
@@ -274,11 +274,11 @@ def step_ranges(events: EventTable) -> StepRanges:
     return StepRanges(tuple(number for number, _ in ordered), events.start_us[own], events.end_us[own])
 
 
-def _launch_rows(events: EventTable, device_rows: BoolColumn) -> IntColumn:
+def _launch_rows(events: EventTable) -> IntColumn:
     """For each device event the row of the runtime call with its correlation id, else -1."""
     launch = np.full(len(events), -1, dtype=np.int64)
     calls = np.flatnonzero(events.is_category(Category.RUNTIME) & (events.correlation >= 0))
-    wanted = np.flatnonzero(device_rows & (events.correlation >= 0))
+    wanted = np.flatnonzero(events.is_category(*DEVICE_WORK) & (events.correlation >= 0))
     if len(calls):
         calls = calls[np.argsort(events.correlation[calls], kind="stable")]
         place = np.searchsorted(events.correlation[calls], events.correlation[wanted])
