@@ -241,7 +241,7 @@ class Session:
         detected = detect_strategy(modules, warm_up.trained, self._wrappers, place.world_size, warm_up.stays_gathered)
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
-        folder = job.job_folder(self._settings.out, job.join_job(place))
+        folder = job.join_job(place, self._settings.out)
         timed = TimedWindow(self._settings.steps, device)
         self._observed = Observed(
             self._settings, folder, place, device, detected, self._wrappers, warm_up, calls, self._profiler_watch, timed
