@@ -7,7 +7,6 @@ also if the script ends within it.
 
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -218,19 +217,11 @@ class TracedWindow:
     """
 
     def __init__(
-        self,
-        traced_steps: int,
-        path: Path,
-        device: torch.device,
-        all_threads: bool,
-        profiler_watch: ProfilerWatch,
-        counted: DistributedDataParallel | None = None,
+        self, trace: StepTrace, profiler_watch: ProfilerWatch, counted: DistributedDataParallel | None = None
     ) -> None:
         self.interrupted_steps = 0  # traced steps with calls outside of training
         self.counters: list[DdpCounters] = []  # empty unless they are complete
-        self._trace = StepTrace(traced_steps, path, device, all_threads, lambda: finish_work(device))
-        self._profiler_watch = profiler_watch
-        self._counted = counted
+        self._trace, self._profiler_watch, self._counted = trace, profiler_watch, counted
         self._counting: StepCounters | None = None
         self._running = False
 

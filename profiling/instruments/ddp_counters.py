@@ -4,15 +4,14 @@ Reading them makes DDP synchronise the device in every iteration, so they are no
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.profiling.instruments.step_timer import RunStep, nothing
-from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, record_trace
+from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, StepTrace
 from dpscope.profiling.records.run import DdpCounters, ParameterSizes, TensorSize
 
 _NEVER = 1_000_000_000
@@ -67,17 +66,10 @@ class StepCounters:
         self._iteration = iteration
 
 
-def record_counters(
-    model: DistributedDataParallel,
-    run_step: RunStep,
-    traced_steps: int,
-    trace_path: Path,
-    device: torch.device,
-    synchronise: Callable[[], None],
-) -> list[DdpCounters]:
+def record_counters(model: DistributedDataParallel, run_step: RunStep, trace: StepTrace) -> list[DdpCounters]:
     """Count and trace the same steps; a counter's `step` is the number in the trace's ``ProfilerStep#``."""
     counting = StepCounters(model)
-    record_trace(run_step, traced_steps, trace_path, device, False, synchronise, after_step=counting.step_ended)
+    trace.record(run_step, counting.step_ended)
     run_step(nothing)
     counting.step_ended()
     stop_counting(model)
