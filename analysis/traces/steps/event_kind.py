@@ -66,6 +66,7 @@ def is_collective_kernel(name: str) -> bool:
     return bool(_ANY_FAMILY.search(name)) and not _INDUCTOR.match(name)
 
 
+@lru_cache(maxsize=4096)
 def may_communicate(name: str) -> bool:
     """Whether a kernel that is of no known library looks by its name as if it communicated."""
     if _ANY_FAMILY.search(name) or _INDUCTOR.match(name):
