@@ -20,7 +20,6 @@ import pandas as pd
 from dpscope.analysis.equality import differences, result
 from dpscope.analysis.equality.data import (
     EqualityData,
-    Mistake,
     RecordedTraining,
     first_names,
     repeated_samples,
@@ -53,7 +52,9 @@ def compare_trainings(data: EqualityData) -> result.EqualityReport:
     output_tolerance = max(differences.least_tolerance(settings), differences.SAFETY * max(outputs, default=0.0))
     evidence = _Evidence(data, tolerance, output_tolerance, pairs)
     explained = [None if pair.agree else evidence.batch_norm_finding(pair) for pair in pairs]
-    mistakes = [*sample_mistakes(samples, reference.ranks[0].record.shuffled), *_rank_mistakes(ranks)]
+    shuffled = reference.ranks[0].record.shuffled
+    in_samples = ((name, finding) for name in samples for finding in sample_mistakes(name, samples, shuffled))
+    mistakes = [*in_samples, *_rank_mistakes(ranks)]  # with the training that each is about
     mistaken = {training for training, _ in mistakes}
     unexplained = [pair for pair, finding in zip(pairs, explained, strict=True) if not pair.agree and finding is None]
     return result.EqualityReport(
@@ -92,7 +93,7 @@ def _rank_result(training: RecordedTraining, data: EqualityData) -> result.RankA
     return differences.rank_result(training, same_scope[-1] if same_scope else data.compared[0])
 
 
-def _rank_mistakes(ranks: Sequence[result.RankAgreement]) -> Iterator[Mistake]:
+def _rank_mistakes(ranks: Sequence[result.RankAgreement]) -> Iterator[tuple[str, Finding]]:
     """Processes of one training that differ from the others."""
     for one in ranks:
         if not one.same_bits:

@@ -30,8 +30,6 @@ MAX_LISTED = 5  # names or indices in a message
 
 SampleTables = Mapping[str, pd.DataFrame]
 """Tables of samples (`RecordedTraining.samples`) by the training's name, the reference's first."""
-Mistake = tuple[str, Finding]
-"""The name of a training, and a finding of severity error about it."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +112,8 @@ def load_equality(out: Path) -> EqualityData:
     )
 
 
-def sample_mistakes(samples: SampleTables, shuffled: bool) -> Iterator[Mistake]:
-    """Samples other than the reference's, samples lost between loader and model, epochs in the same order."""
-    for name in samples:
-        yield from ((name, finding) for finding in _mistakes(name, samples, shuffled))
-
-
-def _mistakes(name: str, samples: SampleTables, shuffled: bool) -> Iterator[Finding]:
+def sample_mistakes(name: str, samples: SampleTables, shuffled: bool) -> Iterator[Finding]:
+    """In a training: samples other than the reference's, samples lost between loader and model, epochs in the same order."""
     table, reference_name = samples[name], next(iter(samples))
     if repeated := repeated_epoch(table) if shuffled else None:
         epoch, step, compared = repeated

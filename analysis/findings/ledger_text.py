@@ -14,7 +14,7 @@ from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.ledger import IDLE, STEP_PARTS, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.strategies import is_known, traits_of
+from dpscope.profiling.records.strategies import traits_of
 
 _MOST = 0.5  # of the exposed waiting (and twice an even share), from which on a rank is named without a test
 _FEW_STEPS = 5  # traced: below it chance cannot be excluded
@@ -82,7 +82,7 @@ def cost_text(name: str, strategy: str, ledger: Ledger, late: LateRank | None) -
     """The cost of a cell's communication in a step; its exposed communication must be known."""
     exposed, step = ledger.exposed_us or 0.0, ledger.traced_step_us
     unit = choose_unit("time", [exposed, step, ledger.exposed_wait_us, ledger.exposed_transfer_us])
-    who, what = name if is_known(strategy) else "The job", traits_of(strategy).communication
+    who, what = name if traits_of(strategy).identified else "The job", traits_of(strategy).communication
     share = f"{exposed / step:.0%}"
     if (bounds := ledger.intervals.get("exposed")) is not None:
         ends = f"{show(max(bounds.low, 0.0), unit)} to {_time(bounds.high, unit)}"
@@ -306,7 +306,10 @@ def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> list[_P
 
 def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
     """Waiting, transfer and other communication, each with what removes it."""
-    late, known = situation.late, is_known(situation.chosen.strategy)  # else the traces do not show the parallelism
+    late, known = (
+        situation.late,
+        traits_of(situation.chosen.strategy).identified,
+    )  # else the traces do not show the parallelism
     other, wait, transfer = ledger.exposed_other_us, ledger.exposed_wait_us, ledger.exposed_transfer_us
     if wait is None or transfer is None:
         advice = "Trace every rank: without all of them, waiting for a late rank cannot be separated from transfer."

@@ -12,7 +12,7 @@ from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.analysis.traces.steps.collectives import REDUCING
 from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.records.strategies import ddp_arguments, is_known
+from dpscope.profiling.records.strategies import ddp_arguments
 
 LITTLE = 0.3  # hidden share of communication, below which there is a finding...
 NOTABLE = 0.05  # ...if at least this share of a step is exposed
@@ -303,7 +303,7 @@ def _late_buckets(evidence: Evidence) -> OverlapReason:
     if float(first["done"]) - graph < LATE:
         text = f"{text}; one compiled backward graph, {graph:.0%} of that compute, returns their gradients only when it ends"
         split = "let torch.compile split the graph at DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
-        advice = f"{split if is_known(cell.strategy) else ''}compile each block separately"  # else it may be no DDP
+        advice = f"{split if cell.traits.identified else ''}compile each block separately"  # else it may be no DDP
         return OverlapReason("compiled_graph", text, advice, of_script=True)
     advice = "reduce gradients during the backward pass, as DistributedDataParallel does, rather than after it"
     if cell.traits.reduces_early or evidence.sharded:

@@ -7,6 +7,7 @@ from typing import Literal, cast
 
 from dpscope.launch.jobs.devices import Devices, doubling, resolve_devices
 from dpscope.profiling.records.calibration import MEASURED_COLLECTIVES, CalibrationSettings, Collective
+from dpscope.profiling.records.config import TIMEOUT_CHECK
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import Layout, parse_layout
 from dpscope.profiling.records.typed_text import choose_from, parse_size
@@ -52,7 +53,7 @@ class CalibrationFlags:
         _check("--iterations", self.iterations, self.iterations >= 1, "give 1 or more; from 5 on there are intervals")
         warmup = self.warmup_iterations
         _check("--warmup", warmup, warmup >= 1, "give 1 or more: the first call sets up connections")
-        _check("--timeout", self.timeout_s, self.timeout_s > 0, "give the seconds the job may take")
+        _check("--timeout", self.timeout_s, not (fix := TIMEOUT_CHECK(self.timeout_s)), fix)
         _check("--collectives", self.collectives, bool(named) and not unknown, choose_from(unknown, known))
         smallest, largest = _bytes("--min-bytes", self.min_bytes), _bytes("--max-bytes", self.max_bytes)
         _check("--max-bytes", self.max_bytes, largest >= smallest, f"give at least --min-bytes {self.min_bytes}")

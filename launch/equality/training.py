@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import torch
@@ -13,8 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpscope.launch.equality.recording import ForwardRecorder, TrainingRecorder
 from dpscope.launch.jobs.process_group import devices_of, join_limit_s, join_process_group, limit_collectives
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
-from dpscope.launch.workload.image_sets import Batch
-from dpscope.launch.workload.input_pipeline import BatchStream, MicroBatching, open_stream
+from dpscope.launch.workload.input_pipeline import MicroBatching, SyntheticBatches, open_stream
 from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.nested import called, mapped, moved
 from dpscope.launch.workload.strategies import wrap_for
@@ -115,21 +114,6 @@ def run_job(
         distributed.destroy_process_group()
 
 
-class _RecordedBatches:
-    """A BatchStream that keeps its last inputs."""
-
-    def __init__(self, batches: BatchStream) -> None:
-        self._batches = batches
-        self.inputs: Any = None
-
-    def next_batch(self) -> Batch:
-        self.inputs, targets = self._batches.next_batch()
-        return self.inputs, targets
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
-
-
 def _train(
     settings: EqualitySettings,
     cell: Cell,
@@ -163,16 +147,17 @@ def _train(
     recorder = TrainingRecorder(model, ForwardRecorder(model, outputs_wanted=cell.options.compile == "off"))
     fed = msgspec.structs.replace(whole_batches, strategy="ddp") if cell.per_device else whole_batches
     batches = open_stream(workload, fed, built, rank if cell.per_device else 0, device)
-    recorded, optimizer, amp = _RecordedBatches(batches), settings.config.optimizer, workload.amp
-    stream, parts = cast(BatchStream, recorded), MicroBatching(count=training.shares)
+    fetched = SyntheticBatches((None, None), (), steps_per_epoch=1)  # each step trains on the batch that is put there
+    optimizer, amp, parts = settings.config.optimizer, workload.amp, MicroBatching(count=training.shares)
     with starting_up():  # the optimizer and DDP import torch's compiler
-        train_step = TrainStep(wrap_for(model, cell, device), stream, optimizer, amp, device, parts, built)
+        train_step = TrainStep(wrap_for(model, cell, device), fetched, optimizer, amp, device, parts, built)
     train_step.optimizer.register_step_pre_hook(lambda *_: recorder.add_gradients())
     for step in range(settings.steps):
+        fetched.batch = batches.next_batch()
         train_step()
         assert train_step.last_loss is not None
         recorder.add_step(train_step.last_loss.item())
-        recorder.add_samples(step, batches.epoch, batches.samples, recorded.inputs)
+        recorder.add_samples(step, batches.epoch, batches.samples, fetched.batch[0])
     batches.close()
     whole_weights = training.kind == "compared" and rank == 0
     shuffled = workload.data != "synthetic"

@@ -34,7 +34,7 @@ from dpscope.launch.workload.strategies import compiled_so_far, held_bytes, shar
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments import ddp_counters
 from dpscope.profiling.instruments.step_timer import StepSample, save_samples, time_block
-from dpscope.profiling.instruments.trace_recorder import record_trace
+from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.machine import environment
 from dpscope.profiling.machine.host_memory import keep_freed_memory
 from dpscope.profiling.machine.interfaces import interfaces_to_others
@@ -142,8 +142,7 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
     )
     under_load = _states_under_load(process, statistics.median(sample.step_us for sample in samples) / 1e6)
     process.report("traced")
-    samples += record_trace(
-        process.step,
+    samples += StepTrace(
         measurement.traced_steps,
         folder.trace_path(place.node, place.rank),
         device,
@@ -151,11 +150,12 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
         all_threads=cell.traits.threaded or cell.options.comm_hook == "powersgd",
         synchronise=process.synchronise,
         replica_threads=cell.devices if cell.traits.threaded else 0,
-    )
+    ).record(process.step)
     if isinstance(process.model, DistributedDataParallel) and cell.devices > 1:
         process.report("counters")
-        path, steps = folder.counters_trace_path(place.node, place.rank), measurement.traced_steps
-        counters = ddp_counters.record_counters(process.model, process.step, steps, path, device, process.synchronise)
+        path = folder.counters_trace_path(place.node, place.rank)
+        counted = StepTrace(measurement.traced_steps, path, device, False, process.synchronise)
+        counters = ddp_counters.record_counters(process.model, process.step, counted)
         write_json(folder.counters_path(place.node, place.rank), counters)
     compiled = None
     if warm is not None:

@@ -21,7 +21,7 @@ from dpscope.launch.training import loop
 from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoint_state import TrainCheckpoints
 from dpscope.launch.training.loop import Learned, LearningSums, TrainState
-from dpscope.launch.workload.image_sets import check_classes, random_words, test_images
+from dpscope.launch.workload.image_sets import check_classes, image_set, random_words
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.strategies import compiled_so_far, is_sharded, wrap_for
@@ -130,7 +130,7 @@ def prepare(
     fed = replace(built, loss=counted_loss)
     step = TrainStep(wrapped, batches, job.optimizer, workload.amp, device, micro_batching(cell), fed)
     schedule = loop.LearningRateSchedule(step.optimizer, job.config, batches.steps_per_epoch)
-    images = test_images(job.workload, built)
+    images = image_set(job.workload, built, train=False)
     tested, shares = (precise, 1) if cell.per_device else (wrapped, cell.devices)
     batch_size = shares * job.config.eval_batch_size
     together = math.ceil(math.ceil(len(images) / place.world_size) / batch_size) if is_sharded(wrapped) else None

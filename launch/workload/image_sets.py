@@ -214,25 +214,19 @@ class MadeSamples(Dataset[Any]):
 ImageSet = StoredImages | TransformedImages | FakeImages | MadeSamples
 
 
-def training_images(workload: Workload, built: BuiltModel, augment: bool = True) -> ImageSet:
-    """The training samples, augmented from `workload.seed`; raises DpscopeError if they cannot be read."""
-    shift, flip = (4, True) if workload.data == "cifar10" else (3, False)
-    return _images(workload, built, True, Augmentation(workload.seed, shift, flip) if augment else None)
+def image_set(workload: Workload, built: BuiltModel, train: bool = True, augment: bool = True) -> ImageSet:
+    """The training samples, augmented from `workload.seed`, or the test samples, never augmented.
 
-
-def test_images(workload: Workload, built: BuiltModel) -> ImageSet:
-    """The test samples, never augmented; for fake data, a fifth as many as training samples."""
-    return _images(workload, built, False, None)
-
-
-def _images(workload: Workload, built: BuiltModel, train: bool, augmentation: Augmentation | None) -> ImageSet:
+    There are a fifth as many fake test samples as training samples. Raises DpscopeError if the data cannot be read.
+    """
     if workload.data in ("cifar10", "digits"):
         if workload.data == "cifar10":
-            stored = _cifar10(workload, train)
+            stored, shift, flip = _cifar10(workload, train), 4, True
         else:
             images, labels, training, test = load_digits()
-            chosen = training if train else test
+            chosen, shift, flip = training if train else test, 3, False
             stored = LabelledImages(images[chosen], labels[chosen], (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3)
+        augmentation = Augmentation(workload.seed, shift, flip) if train and augment else None
         return (TransformedImages if workload.transforms == "per-image" else StoredImages)(stored, augmentation)
     first, count = (0, workload.samples) if train else (workload.samples, max(1, workload.samples // 5))
     return FakeImages(built, first, count) if built.make_batch is None else MadeSamples(built.make_batch, first, count)

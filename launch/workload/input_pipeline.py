@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from dpscope.launch.jobs.parent_death import die_with_job
-from dpscope.launch.workload.image_sets import Batch, EpochSamples, training_images
+from dpscope.launch.workload.image_sets import Batch, EpochSamples, image_set
 from dpscope.launch.workload.nested import batch_size, joined_batches, mapped
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import Workload
@@ -188,7 +188,7 @@ def open_stream(
         indices = [list(range(share * cell.batch_size, (share + 1) * cell.batch_size)) for share in ranks]
         samples = [index for part in by_micro_batches(indices, parts) for index in part]
         return SyntheticBatches(batch, samples, math.ceil(workload.samples / cell.global_batch_size))
-    images = training_images(workload, built, augment)
+    images = image_set(workload, built, augment=augment)
     sampler = RankOrderBatchSampler(images, cell.devices, ranks, cell.batch_size, workload.seed, parts)
     workers = loader_workers(workload, cell, rank)
     loader: DataLoader[Any] = DataLoader(

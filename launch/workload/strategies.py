@@ -28,7 +28,6 @@ from dpscope.profiling.records.run import Cell, CellOptions, Compilation, Sharde
 from dpscope.profiling.records.strategies import (
     POWERSGD_LEAST_COMPRESSION,
     POWERSGD_RANK,
-    CellStrategy,
     ddp_arguments,
     shard_groups,
     traits_of,
@@ -199,48 +198,37 @@ _PLAIN_POWERSGD_STEPS = 3  # DDP rebuilds its buckets in the first; all are over
 
 
 def wrap_for(model: nn.Module, cell: Cell, device: torch.device) -> nn.Module:
-    """Compile and wrap a model, already on `device`, this process's first one, for a cell; FSDP and `replicate` work in place."""
+    """Compile and wrap a model, already on `device`, this process's first one, for a cell; FSDP and `replicate` work in place.
+
+    Strategies with a process for each device need an initialised process group. Raises DpscopeError for DataParallel on one
+    device, or `dp` on the CPU, where it would be a silent pass-through.
+    """
     compile_model(model, cell)
     if cell.strategy == "replicate":  # gradients are reduced in buckets, as by DDP; buffers are not synchronised
         from torch.distributed._composable.replicate import replicate
 
         replicate(model, device_id=device)
-    elif cell.traits.sharded:
-        shard_model(model, cell, device)
-    else:
-        return wrap(model, cell.strategy, cell.devices, device, cell.options)
-    return model
-
-
-def wrap(
-    model: nn.Module,
-    strategy: CellStrategy,
-    devices: int,
-    device: torch.device,
-    options: CellOptions = CellOptions(),  # noqa: B008 (frozen)
-) -> nn.Module:
-    """Wrap a model, already on `device`, this process's first one, for single, DataParallel or DDP on `devices` devices.
-
-    DDP needs an initialised process group and is the only one that uses `options`. Raises DpscopeError for DataParallel on one
-    device, or `dp` on the CPU, where it would be a silent pass-through.
-    """
-    if strategy == "single":
         return model
-    if strategy == "ddp":
-        return _distributed(model, device, options)
-    if devices < 2:
+    if cell.traits.sharded:
+        shard_model(model, cell, device)
+        return model
+    if cell.strategy == "single":
+        return model
+    if cell.strategy == "ddp":
+        return _distributed(model, device, cell.options)
+    if cell.devices < 2:
         raise DpscopeError(
-            f"strategy {strategy} with {devices} device: nn.DataParallel does not replicate on one device, "
+            f"strategy {cell.strategy} with {cell.devices} device: nn.DataParallel does not replicate on one device, "
             "so this would be a single-device run; use 2 devices or more"
         )
-    if strategy == "dp-host":
-        return HostDataParallel(model, devices)
+    if cell.strategy == "dp-host":
+        return HostDataParallel(model, cell.devices)
     if device.type != "cuda":
         raise DpscopeError(
             "strategy dp on the CPU: nn.DataParallel is a silent pass-through without an accelerator; "
             "use its stand-in dp-host, or --device cuda"
         )
-    wrapped: nn.Module = NamedDataParallel(model, device_ids=list(range(devices)))
+    wrapped: nn.Module = NamedDataParallel(model, device_ids=list(range(cell.devices)))
     return wrapped
 
 

@@ -73,18 +73,18 @@ def current_place(device: torch.device) -> Place | None:
     return Place(distributed.get_rank(), local_rank, world_size, node, nodes, backend, engine)
 
 
-def join_job(place: Place) -> str:
-    """Count this process among the measured ones of its job; returns the job's unique name.
+def join_job(place: Place, out: Path) -> RepeatFolder:
+    """Count this process among the measured ones of its job; returns the folder that they write to until all files are there.
 
-    The processes agree on the name through the store of the script's process group, without waiting for each other: a script
-    with uneven inputs might never reach a collective.
+    The processes agree on the job's unique name through the store of the script's process group, without waiting for each
+    other: a script with uneven inputs might never reach a collective.
     """
     name = uuid.uuid4().hex
     if place.world_size > 1:
         store = distributed.distributed_c10d._get_default_store()
         name = store.compare_set(_NAME_KEY, "", name).decode()
         store.add(_COUNT_KEY, 1)
-    return name
+    return RepeatFolder(out / CELLS_NAME / f"{ATTACHED_PREFIX}{name}")
 
 
 def missing_processes(place: Place) -> int:
@@ -102,11 +102,6 @@ def missing_processes(place: Place) -> int:
     except distributed.DistError:  # the process that holds the store has left the process group
         return 0
     return missing
-
-
-def job_folder(out: Path, job: str) -> RepeatFolder:
-    """The folder that a job's processes write to until all files are there."""
-    return RepeatFolder(out / CELLS_NAME / f"{ATTACHED_PREFIX}{job}")
 
 
 class HeldFolder:

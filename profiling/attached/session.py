@@ -27,9 +27,10 @@ from dpscope.profiling.attached.settings import (
     resumed_hint,
     started_alone,
 )
-from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp, Window
+from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp, Window, finish_work
 from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
+from dpscope.profiling.instruments.trace_recorder import StepTrace
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _MAX_SAVING_S = 5.0  # after which the process ends in any case; torchrun waits 30 s
@@ -241,7 +242,7 @@ class Session:
         detected = detect_strategy(modules, warm_up.trained, self._wrappers, place.world_size, warm_up.stays_gathered)
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
-        folder = job.job_folder(self._settings.out, job.join_job(place))
+        folder = job.join_job(place, self._settings.out)
         timed = TimedWindow(self._settings.steps, device)
         self._observed = Observed(
             self._settings, folder, place, device, detected, self._wrappers, warm_up, calls, self._profiler_watch, timed
@@ -260,7 +261,8 @@ class Session:
 
         def tracing(path: Path, counted: DistributedDataParallel | None = None) -> TracedWindow:
             all_threads = observed.detected.traits.peer_copies
-            return TracedWindow(steps, path, device, all_threads, self._profiler_watch, counted)
+            trace = StepTrace(steps, path, device, all_threads, lambda: finish_work(device))
+            return TracedWindow(trace, self._profiler_watch, counted)
 
         if steps:
             observed.traced = tracing(folder.trace_path(place.node, place.rank))

@@ -39,8 +39,8 @@ def watch_steps(
     if session is None:
         if out is None:
             raise ValueError("watch_steps needs out, the run folder, such as out='runs/mine'")
-        if warmup < 2 or steps < 1 or traced_steps < 1:
-            raise ValueError("watch_steps needs a warmup of 2 or more, and steps and traced_steps above 0")
+        if warmup < 2 or min(steps, traced_steps, 1 if batch_size is None else batch_size) < 1:
+            raise ValueError("watch_steps needs a warmup of 2 or more, and steps, traced_steps and batch_size above 0")
         settings = AttachSettings(
             out=Path(out), script=" ".join(sys.argv), warmup_steps=warmup, steps=steps, traced_steps=traced_steps,
             steps_by="call", batch_size=batch_size, code=Path(sys.argv[0]).absolute().parent,

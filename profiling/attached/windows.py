@@ -7,7 +7,6 @@ also if the script ends within it.
 
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -218,21 +217,12 @@ class TracedWindow:
     """
 
     def __init__(
-        self,
-        traced_steps: int,
-        path: Path,
-        device: torch.device,
-        all_threads: bool,
-        profiler_watch: ProfilerWatch,
-        counted: DistributedDataParallel | None = None,
+        self, trace: StepTrace, profiler_watch: ProfilerWatch, counted: DistributedDataParallel | None = None
     ) -> None:
         self.interrupted_steps = 0  # traced steps with calls outside of training
         self.counters: list[DdpCounters] = []  # empty unless they are complete
-        self._trace = StepTrace(traced_steps, path, device, all_threads, lambda: finish_work(device))
-        self._profiler_watch = profiler_watch
-        self._counted = counted
+        self._trace, self._profiler_watch, self._counted = trace, profiler_watch, counted
         self._counting: StepCounters | None = None
-        self._step = 0
         self._running = False
 
     @property
@@ -252,8 +242,7 @@ class TracedWindow:
 
     def step_ended(self, calls: StepCalls) -> bool:
         if self._counting is not None:
-            self._counting.read_previous(self._step)
-            self._step += 1
+            self._counting.step_ended()
             if self.complete:
                 self.counters = self._counting.counters
                 return True

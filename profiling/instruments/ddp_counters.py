@@ -4,15 +4,14 @@ Reading them makes DDP synchronise the device in every iteration, so they are no
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.profiling.instruments.step_timer import RunStep, nothing
-from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, record_trace
+from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, StepTrace
 from dpscope.profiling.records.run import DdpCounters, ParameterSizes, TensorSize
 
 _NEVER = 1_000_000_000
@@ -43,12 +42,14 @@ class StepCounters:
         self.counters: list[DdpCounters] = []
         self._model = model
         self._iteration: int | None = None  # DDP's number of the last one read
+        self._step = 0  # counted from the trace's first
         self._waited_us = cpu_wait_us()
         self._step_waits_us: dict[int, float] = {}
         model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
-    def read_previous(self, step: int) -> None:
-        """After step `step`, counted from the trace's first: read the counters of the step before it."""
+    def step_ended(self) -> None:
+        """Read the counters of the step before the one that has ended; called after each step from the trace's first."""
+        step, self._step = self._step, self._step + 1
         before_us, after_us = self._waited_us, cpu_wait_us()
         self._waited_us = after_us
         if before_us is not None and after_us is not None:
@@ -65,19 +66,12 @@ class StepCounters:
         self._iteration = iteration
 
 
-def record_counters(
-    model: DistributedDataParallel,
-    run_step: RunStep,
-    traced_steps: int,
-    trace_path: Path,
-    device: torch.device,
-    synchronise: Callable[[], None],
-) -> list[DdpCounters]:
+def record_counters(model: DistributedDataParallel, run_step: RunStep, trace: StepTrace) -> list[DdpCounters]:
     """Count and trace the same steps; a counter's `step` is the number in the trace's ``ProfilerStep#``."""
     counting = StepCounters(model)
-    record_trace(run_step, traced_steps, trace_path, device, False, synchronise, after_step=counting.read_previous)
+    trace.record(run_step, counting.step_ended)
     run_step(nothing)
-    counting.read_previous(WARMUP_STEPS + traced_steps + 1)
+    counting.step_ended()
     stop_counting(model)
     return counting.counters
 

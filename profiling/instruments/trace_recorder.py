@@ -16,7 +16,7 @@ from isal import igzip
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from dpscope.profiling.instruments.step_timer import RunStep, StepSample, StepTimer
+from dpscope.profiling.instruments.step_timer import RunStep, StepSample, StepTimer, nothing
 from dpscope.profiling.machine.host_memory import touched_heap
 from dpscope.profiling.store.files import atomic_path
 
@@ -44,7 +44,7 @@ def named_range(name: str) -> AbstractContextManager[Any]:
 
 
 class StepTrace:
-    """A trace that is recorded step by step: started between two steps, then called at the end of each step.
+    """A trace that is recorded step by step: started between two steps, then called at the end of each step, or by `record`.
 
     It covers `traced_steps` whole steps and the one before them, after WARMUP_STEPS with a profiler that discards its events, and
     is saved (gzip) at `path` when the last of its `steps` ends. `all_threads` also records Python threads on which the profiler
@@ -111,6 +111,20 @@ class StepTrace:
         self._profiler.stop()
         self._heap.close()
 
+    def record(self, run_step: RunStep, after_step: Callable[[], None] = nothing) -> list[StepSample]:
+        """Run and trace all steps, calling `after_step` after each; returns a sample of each recorded step."""
+        with ranges_recorded():
+            self.start()
+            try:
+                for _ in range(self.steps):
+                    samples = run_step(self.batch_arrived)
+                    after_step()
+                    self.step_ended(samples)
+            finally:
+                self.stop()
+        self._synchronise()
+        return self.samples()
+
     def samples(self) -> list[StepSample]:
         """A sample per recorded step, with the number in the trace's ``ProfilerStep#`` as `step`; call after a synchronisation.
 
@@ -118,35 +132,6 @@ class StepTrace:
         steps is in it, writing the trace is not. Its wait is missing if no batch's arrival was reported.
         """
         return self._timer.samples("traced", self._counts, WARMUP_STEPS)
-
-
-def record_trace(
-    run_step: RunStep,
-    traced_steps: int,
-    path: Path,
-    device: torch.device,
-    all_threads: bool,
-    synchronise: Callable[[], None],
-    after_step: Callable[[int], None] | None = None,
-    replica_threads: int = 0,
-) -> list[StepSample]:
-    """Run and trace steps with a `StepTrace`; returns a sample of each recorded step.
-
-    `after_step` is called with each finished step's number.
-    """
-    trace = StepTrace(traced_steps, path, device, all_threads, synchronise, replica_threads)
-    with ranges_recorded():
-        trace.start()
-        try:
-            for step in range(trace.steps):
-                samples = run_step(trace.batch_arrived)
-                if after_step is not None:
-                    after_step(step)
-                trace.step_ended(samples)
-        finally:
-            trace.stop()
-    synchronise()
-    return trace.samples()
 
 
 def _export(profiler: profile, path: Path) -> None:

@@ -117,11 +117,6 @@ def traits_of(strategy: str) -> StrategyTraits:
     return STRATEGIES.get(strategy, OTHER)
 
 
-def is_known(strategy: str) -> bool:
-    """Whether it is one of the strategies; traces of a foreign job may show none."""
-    return strategy in STRATEGIES
-
-
 def spans_nodes(strategies: Iterable[str]) -> bool:
     """Whether at least one of the strategies can run on several nodes, with a process for each device."""
     return any(not traits_of(one).one_process for one in strategies)

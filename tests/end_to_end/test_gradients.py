@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpscope.launch.workload.models import build_model
-from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.strategies import wrap_for
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.helpers.paths import USER_MODELS
@@ -118,7 +118,7 @@ def test_dataparallel_cuts_its_batch_into_the_same_micro_batches(ddp: Found) -> 
 def host_gradients(model: str, devices: int) -> list[Tensor]:
     torch.manual_seed(0)
     built = build_model(model)
-    wrapped = wrap(built.model, "dp-host", devices, torch.device("cpu"))
+    wrapped = wrap_for(built.model, Cell("dp-host", devices, script.BATCH), torch.device("cpu"))
     images, labels = script.whole_batch(devices, built.input_shape, built.classes)
     nn.functional.cross_entropy(wrapped(images), labels).backward()  # type: ignore[no-untyped-call]
     return gradients(built)

@@ -32,7 +32,7 @@ def matched_rows(*rows: tuple[int, int | None, int | None, float, float | None, 
 
 
 def stretch_rows(*rows: tuple[int, int | None, int | None, float, float]) -> pd.DataFrame:
-    """rank, device, step, start_us, end_us, as `exposed_stretches` gives them."""
+    """rank, device, step, start_us, end_us, as the second of `step_tables`."""
     table = pd.DataFrame(rows, columns=["rank", "device", "step", "start_us", "end_us"])
     table[["rank", "device", "step"]] = table[["rank", "device", "step"]].astype("Int64")
     return table

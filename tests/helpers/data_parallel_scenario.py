@@ -79,7 +79,7 @@ def compared(samples: Tensor, checkpointed: bool) -> float:
 
 def traced(samples: Tensor, folder: Path, all_threads: bool) -> None:
     from dpscope.profiling.instruments.step_timer import BatchArrived
-    from dpscope.profiling.instruments.trace_recorder import record_trace
+    from dpscope.profiling.instruments.trace_recorder import StepTrace
 
     parallel = wrapped(move_to_first(model()))
 
@@ -89,7 +89,7 @@ def traced(samples: Tensor, folder: Path, all_threads: bool) -> None:
         return len(samples)
 
     path = folder / f"{'all' if all_threads else 'own'}.json.gz"
-    record_trace(step, 1, path, torch.device("cpu"), all_threads, lambda: None)
+    StepTrace(1, path, torch.device("cpu"), all_threads, lambda: None).record(step)
 
 
 def autocast(samples: Tensor) -> dict[str, list[str]]:

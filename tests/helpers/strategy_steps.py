@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpscope.launch.jobs.process_group import synchronise
 from dpscope.profiling.instruments.step_timer import BatchArrived, nothing
-from dpscope.profiling.instruments.trace_recorder import named_range, record_trace
+from dpscope.profiling.instruments.trace_recorder import StepTrace, named_range
 from dpscope.profiling.records.range_names import BACKWARD, FORWARD, OPTIMIZER
 
 HOST = torch.device("cpu")
@@ -51,4 +51,4 @@ def trace_steps(steps: Steps, count: int, folder: Path, rank: int) -> None:
     """A rank's trace of so many more steps, in a folder that is made."""
     folder.mkdir(exist_ok=True)
     trace = folder / f"0_{rank}.pt.trace.json.gz"
-    record_trace(steps, count, trace, HOST, all_threads=False, synchronise=lambda: synchronise((HOST,)))
+    StepTrace(count, trace, HOST, all_threads=False, synchronise=lambda: synchronise((HOST,))).record(steps)

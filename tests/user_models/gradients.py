@@ -20,7 +20,7 @@ from dpscope.launch.training.loop import evaluate, shard
 from dpscope.launch.workload.image_sets import EpochSamples, FakeImages
 from dpscope.launch.workload.input_pipeline import MicroBatching, open_stream
 from dpscope.launch.workload.models import build_model
-from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.strategies import wrap_for
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.run import Cell
@@ -42,7 +42,7 @@ def gradients_of(model: str, cell: Cell, rank: int) -> list[Tensor]:
     """The gradients of STEPS training steps of one process of a cell."""
     torch.manual_seed(0)
     built = build_model(model)
-    wrapped = wrap(built.model, cell.strategy, cell.devices, HOST, cell.options)
+    wrapped = wrap_for(built.model, cell, HOST)
     shares = 1 if cell.strategy == "ddp" else cell.devices
     micro_batching = MicroBatching(count=cell.options.accumulate, shares=shares)
     stream = open_stream(Workload(model=model), cell, built, rank, HOST)
@@ -70,7 +70,7 @@ def gradients_of_a_share(model: str, rank: int, size: int) -> list[Tensor | None
     """Of one DDP step on this rank's share of the whole batch."""
     torch.manual_seed(0)
     built = build_model(model)
-    wrapped = wrap(built.model, "ddp", size, HOST)
+    wrapped = wrap_for(built.model, Cell("ddp", size, BATCH), HOST)
     images, labels = whole_batch(size, built.input_shape, built.classes)
     share = slice(rank * BATCH, (rank + 1) * BATCH)
     nn.functional.cross_entropy(wrapped(images[share]), labels[share]).backward()  # type: ignore[no-untyped-call]

@@ -72,7 +72,7 @@ def waits_by_step(table: Table, exposed: Table | None = None) -> Table:
 
     `transfer_us` is the sum of transfer_j. `wait_us` is the length of the union of the waiting parts (a collective's first
     wait_j microseconds): gloo's collectives queue side by side, and a wait shared by several of them is lost once. Both are NA
-    without matched collectives, EXPOSED, the sums of `exposed_parts`, without `exposed`, the `exposed_stretches` of all ranks.
+    without matched collectives, EXPOSED, the sums of `exposed_parts`, without `exposed`, the exposed stretches of all ranks.
     """
     waits = _waits(table)
     if exposed is None:
@@ -125,7 +125,7 @@ _MOST_ROWS = 500_000  # of collectives and stretches that are cut at once: bound
 
 
 def exposed_parts(table: Table, exposed: Table) -> Table:
-    """Rows of COLUMNS from `match_tables`' table and `exposed_stretches` of all ranks; `time_us` in microseconds.
+    """Rows of COLUMNS from `match_tables`' table and the exposed stretches of all ranks; `time_us` in microseconds.
 
     `transfer`: at least one matched collective transfers. `wait`: none transfers, at least one waits for a late rank. `other`:
     only communication in flight whose wait and transfer cannot be separated (broadcasts, reduces, send and receive, unmatched

@@ -16,7 +16,7 @@ from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
-from dpscope.analysis.traces.steps.breakdown import exposed_stretches, reduction_ends_us, step_table
+from dpscope.analysis.traces.steps.breakdown import reduction_ends_us, step_tables
 from dpscope.analysis.traces.steps.collectives import collective_table, range_counts
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.findings import attribution_findings, communication_lost
@@ -97,10 +97,10 @@ class TraceSummary(TraceIdentity):
 class Tables:
     """Keyed by (rank, device, step), in the order of ranks; unknown values are missing."""
 
-    steps: Table  # step_table
+    steps: Table  # step_tables
     collectives: Table  # collective_table of a rank, match_tables of a job
     dp_phases: Table  # dp_phase_table; empty for a job that is none of `nn.DataParallel`
-    exposed: Table  # exposed_stretches
+    exposed: Table  # step_tables
     copies: Table  # peer_copies
     kernels: Table  # kernel_times
 
@@ -164,6 +164,7 @@ def named_collectives(attribution: Attribution) -> Table:
 def rank_tables(attribution: Attribution) -> RankTables:
     """The tables of one rank."""
     trace, collectives = attribution.trace, named_collectives(attribution)
+    steps, exposed = step_tables(attribution)
     idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
     summary = TraceSummary(
         **vars(trace_identity(attribution)),
@@ -177,10 +178,10 @@ def rank_tables(attribution: Attribution) -> RankTables:
         device_name=next(iter(trace.device_names), None),
     )
     return RankTables(
-        steps=step_table(attribution),
+        steps=steps,
         collectives=collectives,
         dp_phases=dp_phase_table(attribution),
-        exposed=exposed_stretches(attribution),
+        exposed=exposed,
         copies=peer_copies(attribution),
         kernels=kernel_times(attribution),
         summaries=(summary,),

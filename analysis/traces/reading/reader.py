@@ -24,6 +24,7 @@ from dpscope.analysis.traces.reading.chunks import (
 )
 from dpscope.analysis.traces.reading.event_columns import Loss, TableBuilder, TextBase
 from dpscope.analysis.traces.reading.event_table import (
+    DEVICE_WORK,
     TORCH_PROFILER,
     BoolColumn,
     Category,
@@ -268,8 +269,7 @@ def launching_calls(events: EventTable) -> BoolColumn:
 def _shows_device(events: EventTable) -> bool:
     if any(name.startswith("nccl:") for name in events.names):
         return True
-    device = events.is_category(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
-    return bool(device.any() or launching_calls(events).any())
+    return bool(events.is_category(*DEVICE_WORK).any() or launching_calls(events).any())
 
 
 def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss]) -> list[Finding]:

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import (
+    DEVICE_WORK,
     BoolColumn,
     Category,
     CodeColumn,
@@ -80,9 +81,6 @@ def _ends(events: EventTable, step: IntColumn, rows: IntColumn, count: int) -> t
     return ends, np.isfinite(ends) & (ends <= before)
 
 
-_HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Host", re.IGNORECASE)
-
-
 def _with_engine_copies(events: EventTable, kind: CodeColumn, launch_row: IntColumn) -> CodeColumn:
     """The kinds, with the copies of collectives that copy engines carry out marked as such.
 
@@ -93,8 +91,8 @@ def _with_engine_copies(events: EventTable, kind: CodeColumn, launch_row: IntCol
     ranges = event_kind.nccl_ranges(events)
     if not ranges.any():
         return kind
-    between_devices = events.is_category(Category.MEMCPY) & ~events.named(_HOST_COPY.search)
-    copies = np.flatnonzero(between_devices & (launch_row >= 0))
+    between_buffers = events.is_category(Category.MEMCPY) & is_among(kind, (Kind.PEER_COPY, Kind.DEVICE_COPY))
+    copies = np.flatnonzero(between_buffers & (launch_row >= 0))
     copy_range = innermost(events, launch_row[copies], ranges)
     alone = np.zeros(len(events), dtype=bool)  # records, operators and ranges of a group of one rank
     for row, args in events.communication.items():
@@ -203,9 +201,8 @@ def attribute(trace: Trace) -> Attribution:
         none, never = np.full(len(events), -1, dtype=np.int64), np.full(len(events), np.nan)
         windows = windows_of(events, kind, none, len(steps))
         return Attribution(trace, steps, kind, none, never, step, np.zeros(len(events), dtype=bool), windows)
-    kind = event_kind.event_kinds(events)
-    launch_row = _launch_rows(events, is_among(kind, DEVICE_KINDS))
-    kind = event_kind.with_peer_calls(events, kind, launch_row)
+    launch_row = _launch_rows(events)
+    kind = event_kind.event_kinds(events, launch_row)
     if trace.world_size != 1:
         kind = _with_engine_copies(events, kind, launch_row)
     launch_us = np.append(events.start_us, np.nan)[launch_row]
@@ -277,11 +274,11 @@ def step_ranges(events: EventTable) -> StepRanges:
     return StepRanges(tuple(number for number, _ in ordered), events.start_us[own], events.end_us[own])
 
 
-def _launch_rows(events: EventTable, device_rows: BoolColumn) -> IntColumn:
+def _launch_rows(events: EventTable) -> IntColumn:
     """For each device event the row of the runtime call with its correlation id, else -1."""
     launch = np.full(len(events), -1, dtype=np.int64)
     calls = np.flatnonzero(events.is_category(Category.RUNTIME) & (events.correlation >= 0))
-    wanted = np.flatnonzero(device_rows & (events.correlation >= 0))
+    wanted = np.flatnonzero(events.is_category(*DEVICE_WORK) & (events.correlation >= 0))
     if len(calls):
         calls = calls[np.argsort(events.correlation[calls], kind="stable")]
         place = np.searchsorted(events.correlation[calls], events.correlation[wanted])

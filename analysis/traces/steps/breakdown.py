@@ -26,58 +26,6 @@ from dpscope.analysis.traces.steps.intervals import Intervals, innermost
 from dpscope.profiling.records import range_names as phases
 
 EXPOSED_COLUMNS = ("rank", "device", "step", "start_us", "end_us")
-
-
-def exposed_stretches(attribution: Attribution) -> Table:
-    """Rows of EXPOSED_COLUMNS, disjoint within (rank, device, step); their lengths add up to `step_breakdown`'s exposed_us.
-
-    Microseconds of the rank's own clock. Empty where the trace does not show what was communicated.
-    """
-    stretches = _exposed_on_devices if attribution.on_device else _exposed_on_cpu
-    found = [] if communication_lost(attribution) else list(stretches(attribution))
-    bounds = np.concatenate([intervals.EMPTY, *(kept for _, _, kept in found)])
-    numbers = attribution.steps.numbers
-    places = Table.of(device=[device for device, _, _ in found], step=[numbers[index] for _, index, _ in found])
-    table = places.take(np.repeat(np.arange(len(found)), [len(kept) for _, _, kept in found]))
-    table = table.assign(rank=attribution.trace.rank, start_us=bounds[:, 0], end_us=bounds[:, 1])
-    return table.select(EXPOSED_COLUMNS)
-
-
-def _exposed_on_devices(attribution: Attribution) -> Iterator[tuple[int, int, Intervals]]:
-    windows = attribution.windows
-    for device, _, compute, communication in _devices(attribution):
-        exposed = intervals.difference(communication, compute)
-        for index in np.flatnonzero(np.isfinite(windows.end_us)).tolist():
-            yield device, index, intervals.clip(exposed, float(windows.start_us[index]), float(windows.end_us[index]))
-
-
-def _exposed_on_cpu(attribution: Attribution) -> Iterator[tuple[None, int, Intervals]]:
-    compute = cpu_compute(attribution)
-    for index, (start, end), rows in _cpu_steps(attribution):
-        communication = intervals.clip(intervals.of_events(attribution.events, rows), start, end)
-        yield None, index, intervals.difference(communication, intervals.clip(compute, start, end))
-
-
-def _devices(attribution: Attribution) -> Iterator[tuple[int, BoolColumn, Intervals, Intervals]]:
-    """Each device with its events of all steps, and when it computed and communicated in them."""
-    events = attribution.events
-    in_a_step = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
-    computes, communicates = attribution.rows(Kind.COMPUTE), attribution.rows(*COMMUNICATION_KINDS)
-    for device in np.unique(events.device[in_a_step]).tolist():
-        own = in_a_step & (events.device == device)
-        yield device, own, *(intervals.of_events(events, own & one) for one in (computes, communicates))
-
-
-def _cpu_steps(attribution: Attribution) -> Iterator[tuple[int, tuple[float, float], IntColumn]]:
-    """Each step's index, its start and end within the trace, and the rows of its communication."""
-    events, steps = attribution.events, attribution.steps
-    if not len(events):
-        return
-    first_us, last_us = float(events.start_us.min()), float(events.end_us.max())
-    for index, rows in enumerate(attribution.by_step(attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))):
-        yield index, (max(float(steps.start_us[index]), first_us), min(float(steps.end_us[index]), last_us)), rows
-
-
 COLUMNS = (
     "rank", "device", "step", "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us",
     "host_copy_us", "device_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
@@ -90,26 +38,49 @@ _COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"  # once for eac
 _DDP_FORWARD = "DistributedDataParallel.forward"
 
 
+_Row = tuple[dict[str, object], Intervals]
+"""A row of COLUMNS, and when its communication was exposed."""
+
+
 def step_table(attribution: Attribution) -> Table:
     """One row per (rank, device, step), COLUMNS; times in microseconds.
 
     step_us = compute_us + exposed_us + idle_us; `unlaunched_us` is the part of idle_us in which nothing had been launched for the
     device, not even a copy. `device` is NA on a CPU timeline, `step` where the trace marks none.
     """
-    rows = _device_rows(attribution) if attribution.on_device else _cpu_rows(attribution)
-    table = Table.from_records(rows, COLUMNS).assign(rank=attribution.trace.rank)
+    return step_tables(attribution)[0]
+
+
+def step_tables(attribution: Attribution) -> tuple[Table, Table]:
+    """`step_table`, and rows of EXPOSED_COLUMNS: the stretches of exposed communication.
+
+    Stretches are disjoint within (rank, device, step), and their lengths add up to exposed_us; microseconds of the rank's own
+    clock. There are none where the trace does not show what was communicated.
+    """
+    found = list(_device_rows(attribution) if attribution.on_device else _cpu_rows(attribution))
+    rank, rows = attribution.trace.rank, [row for row, _ in found]
+    table = Table.from_records(rows, COLUMNS).assign(rank=rank)
+    stretches = [exposed for _, exposed in found]
     if communication_lost(attribution):  # nothing shown is not nothing done
         table = table.assign(communication_us=None, hidden_us=None, exposed_us=None)
-    return table
+        stretches = [intervals.EMPTY] * len(found)
+    bounds = np.concatenate([intervals.EMPTY, *stretches])
+    places = table.select(("rank", "device", "step")).take(np.repeat(np.arange(len(found)), list(map(len, stretches))))
+    return table, places.assign(start_us=bounds[:, 0], end_us=bounds[:, 1])
 
 
-def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
+def _device_rows(attribution: Attribution) -> Iterator[_Row]:
     events, windows = attribution.events, attribution.windows
     if attribution.trace.unread and shows_no_device(attribution):
         for number in attribution.steps.numbers:  # of which nothing is known
-            yield {"step": number}
+            yield {"step": number}, intervals.EMPTY
     phase_of_row = _phase_of_launch(attribution)
-    for device, own, compute, communication in _devices(attribution):
+    in_a_step = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
+    computes, communicates = attribution.rows(Kind.COMPUTE), attribution.rows(*COMMUNICATION_KINDS)
+    for device in np.unique(events.device[in_a_step]).tolist():
+        own = in_a_step & (events.device == device)
+        compute, communication = (intervals.of_events(events, own & one) for one in (computes, communicates))
+        exposed = intervals.difference(communication, compute)
         inside = _lengths_in_windows(attribution, own, compute, communication)
         by_time_us = windows.lengths_of(intervals.of_events(events, own & attribution.by_time))
         own_of_step = attribution.by_step(own)
@@ -125,7 +96,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
                 "by_time_us": by_time_us[index],
             }
             if windows.hidden[index]:  # its own work ran, but its begin and end are unknown
-                yield row
+                yield row, intervals.EMPTY
                 continue
             row |= {name: lengths[index] for name, lengths in inside.items()}
             if by_time_us[index] > 0.0:  # launched who knows when
@@ -134,7 +105,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
                 work = in_step[~is_among(attribution.kind[in_step], COMMUNICATION_KINDS)]
                 for code, column in enumerate(_PHASE_COLUMNS):
                     row[column] = intervals.length(intervals.of_events(events, work[phase_of_row[work] == code]))
-            yield row
+            yield row, intervals.clip(exposed, start_us, windows.end_us[index])
 
 
 def _lengths_in_windows(
@@ -201,15 +172,19 @@ def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]
     return found
 
 
-def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
-    events, numbers = attribution.events, attribution.steps.numbers
+def _cpu_rows(attribution: Attribution) -> Iterator[_Row]:
+    events, steps, numbers = attribution.events, attribution.steps, attribution.steps.numbers
+    if not len(events):
+        return
     compute, empty = cpu_compute(attribution), set(empty_steps(attribution).tolist())
     annotations = events.is_category(Category.USER_ANNOTATION)
     named = _PHASE_COLUMNS.items() if phases.FORWARD in events.names else ()  # else the trace has no such ranges at all
     ranges_of_step = {name: attribution.by_step(annotations & events.named(phase.__eq__)) for name, phase in named}
-    for index, (start, end), rows in _cpu_steps(attribution):
+    first_us, last_us = float(events.start_us.min()), float(events.end_us.max())
+    for index, rows in enumerate(attribution.by_step(attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))):
+        start, end = max(float(steps.start_us[index]), first_us), min(float(steps.end_us[index]), last_us)
         if index in empty:
-            yield {"step": numbers[index], "step_us": end - start, "partial_window": True}
+            yield {"step": numbers[index], "step_us": end - start, "partial_window": True}, intervals.EMPTY
             continue
         own = intervals.of_events(events, rows)
         communication = intervals.clip(own, start, end)
@@ -217,7 +192,7 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
         communication_us = intervals.length(communication)
         hidden_us = intervals.length_within(compute, communication)
         in_ranges = {name: intervals.of_events(events, of_step[index]) for name, of_step in ranges_of_step.items()}
-        yield {
+        row: dict[str, object] = {
             "step": numbers[index],
             "step_us": end - start,
             "compute_us": compute_us,
@@ -230,6 +205,7 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
             **{name: intervals.length_within(compute, spans) for name, spans in in_ranges.items()},
         }
+        yield row, intervals.difference(communication, intervals.clip(compute, start, end))
 
 
 def cpu_compute(attribution: Attribution) -> Intervals:

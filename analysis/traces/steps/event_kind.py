@@ -12,7 +12,6 @@ from dpscope.analysis.traces.reading.event_table import (
     CodeColumn,
     EventTable,
     IntColumn,
-    is_among,
 )
 from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, base_name
@@ -67,6 +66,7 @@ def is_collective_kernel(name: str) -> bool:
     return bool(_ANY_FAMILY.search(name)) and not _INDUCTOR.match(name)
 
 
+@lru_cache(maxsize=4096)
 def may_communicate(name: str) -> bool:
     """Whether a kernel that is of no known library looks by its name as if it communicated."""
     if _ANY_FAMILY.search(name) or _INDUCTOR.match(name):
@@ -129,32 +129,27 @@ def collective_kind(name: str) -> str | None:
     return next((kind for kind in _COLLECTIVES if kind.replace("_", "") in letters), None)
 
 
-def with_peer_calls(events: EventTable, kind: CodeColumn, launch_row: IntColumn) -> CodeColumn:
-    """The kinds, with copies that a call for two devices launched (hipMemcpyPeerAsync) as peer copies, whatever their names.
-
-    ROCm's tracer calls a copy from one device to another and one within a device alike: CopyDeviceToDevice. What
-    hipMemcpyAsync launched stays a copy: Kineto writes both addresses and one device, neither of which identifies the other
-    device (libkineto, RocprofActivity_inl.h, RoctracerActivity_inl.h).
-    """
-    launched = (launch_row >= 0) & events.named(_PEER_COPY.search)[launch_row]
-    copies = is_among(kind, COPY_KINDS) & events.is_category(Category.MEMCPY)
-    return np.where(launched & copies, np.uint8(Kind.PEER_COPY), kind)
-
-
 def is_peer_copy(name: str) -> bool:
     """Whether a copy of this name goes from one device to another."""
     return bool(_PEER_COPY.search(name))
 
 
-def event_kinds(events: EventTable) -> CodeColumn:
-    """The Kind of every row of a trace with a device timeline."""
+def event_kinds(events: EventTable, launch_row: IntColumn) -> CodeColumn:
+    """The Kind of every row of a trace with a device timeline; `launch_row` is the row of the call that launched each, or -1.
+
+    A copy is a peer copy by its name, or by that of the call that launched it (hipMemcpyPeerAsync): ROCm's tracer calls a copy
+    from one device to another and one within a device alike: CopyDeviceToDevice. What hipMemcpyAsync launched stays a copy:
+    Kineto writes both addresses and one device, neither of which identifies the other device (libkineto, RocprofActivity_inl.h,
+    RoctracerActivity_inl.h).
+    """
     kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
     kernels, copies = events.is_category(Category.KERNEL), events.is_category(Category.MEMCPY)
     kinds[kernels] = Kind.COMPUTE
     kinds[copies | events.is_category(Category.MEMSET)] = Kind.DEVICE_COPY
     kinds[kernels & events.named(is_collective_kernel)] = Kind.COLLECTIVE
     kinds[copies & events.named(_HOST_COPY.search)] = Kind.HOST_COPY
-    kinds[copies & events.named(is_peer_copy)] = Kind.PEER_COPY
+    peers = events.named(is_peer_copy)
+    kinds[copies & (peers | np.append(peers, False)[launch_row])] = Kind.PEER_COPY
     return kinds
 
 

@@ -24,6 +24,7 @@ from dpscope.profiling.store.errors import DpscopeError
         ({"min_bytes": "2M", "max_bytes": "1M"}, "--max-bytes 1M"),
         ({"iterations": 0}, "--iterations 0"),
         ({"timeout_s": 0.0}, "--timeout 0"),
+        ({"timeout_s": 1e8}, "--timeout 100000000.0: must be above 0 seconds and at most 1e7"),
         ({"device": "tpu"}, "--device tpu"),
         ({"device": "cuda", "devices": "8"}, "--devices 8: this machine has 4 GPUs that torch can use; give no more"),
         ({"device": "cuda", "devices": "2x8"}, "--devices 2x8: this machine has 4 GPUs"),

@@ -19,9 +19,9 @@ from dpscope.launch.workload.image_sets import (
     EpochSamples,
     LabelledImages,
     TransformedImages,
+    image_set,
     load_digits,
     random_words,
-    training_images,
 )
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.tasks import BuiltModel
@@ -116,7 +116,7 @@ def test_a_sample_looks_the_same_under_every_strategy_and_number_of_workers(tran
 def test_single_images_equal_those_of_a_batch_without_augmentation() -> None:
     samples = EpochSamples(0, [3, 1, 4])
     (one, labels), (batch, same) = (
-        training_images(workload(transforms=way), BUILT, augment=False).__getitems__(samples)
+        image_set(workload(transforms=way), BUILT, augment=False).__getitems__(samples)
         for way in ("per-image", "per-batch")
     )
     assert torch.equal(labels, same)
@@ -142,7 +142,7 @@ def test_single_images_are_cropped_and_mirrored_at_random_in_every_epoch() -> No
 
 def test_another_epoch_or_seed_is_another_draw() -> None:
     first, again, later, other = (
-        training_images(workload(seed=seed), BUILT).__getitems__(EpochSamples(epoch, range(40)))[0]
+        image_set(workload(seed=seed), BUILT).__getitems__(EpochSamples(epoch, range(40)))[0]
         for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))
     )
     assert torch.equal(first, again)

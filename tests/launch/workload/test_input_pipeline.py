@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload import image_sets
 from dpscope.launch.workload.data_files import check_data
-from dpscope.launch.workload.image_sets import EpochSamples, training_images
+from dpscope.launch.workload.image_sets import EpochSamples, image_set
 from dpscope.launch.workload.input_pipeline import RankOrderBatchSampler, loader_workers, open_stream
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import Workload
@@ -68,7 +68,7 @@ def test_a_ranks_batches_are_those_of_the_distributed_sampler() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_names_the_epoch_and_samples_of_its_last_batch(workers: int) -> None:
     stream = open_stream(workload(data="fake", workers=workers), DDP, BUILT, 1, HOST)
-    all_samples = training_images(workload(data="fake"), BUILT)
+    all_samples = image_set(workload(data="fake"), BUILT)
     for epoch in (0, 0, 0, 0, 1, 1):  # ceil(20 / 6) batches an epoch, the last of them one sample
         batch = stream.next_batch()[0]
         assert stream.epoch == epoch
@@ -135,14 +135,14 @@ def test_cifar_images_are_normalised_bytes(tmp_path: Path, monkeypatch: pytest.M
     found, labels = (
         torch.cat(parts)
         for parts in zip(
-            image_sets.training_images(settings, BUILT, augment=False).__getitems__(EpochSamples(0, range(5))),
-            image_sets.test_images(settings, BUILT).__getitems__(EpochSamples(0, [0])),
+            image_sets.image_set(settings, BUILT, augment=False).__getitems__(EpochSamples(0, range(5))),
+            image_sets.image_set(settings, BUILT, train=False).__getitems__(EpochSamples(0, [0])),
             strict=True,
         )
     )
     assert labels.tolist() == [0, 1, 2, 3, 4, 5]
     green = torch.from_numpy(pixels.reshape(6, 3, 32, 32))[:, 1] / 255
     assert torch.allclose(found[:, 1], (green - 0.4822) / 0.1994, atol=1e-5)
-    moved = image_sets.training_images(settings, BUILT).__getitems__(EpochSamples(0, range(5)))[0]
+    moved = image_sets.image_set(settings, BUILT).__getitems__(EpochSamples(0, range(5)))[0]
     assert moved.shape == found[:5].shape
     assert not torch.equal(moved, found[:5])

@@ -1,4 +1,4 @@
-"""Wrapped models and their steps: FSDP's units, memory, gradient accumulators, dp-host compared with one device."""
+"""Wrapped models and their steps: FSDP's units, memory, gradient accumulators; dp-host's replicas."""
 
 from typing import cast
 
@@ -10,9 +10,10 @@ from torch.autograd.graph import get_gradient_edge
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.input_pipeline import SyntheticBatches
 from dpscope.launch.workload.models import AutocastModel, cifar_resnet18
-from dpscope.launch.workload.strategies import block_names, held_bytes, is_composed, sharded_units, wrap
+from dpscope.launch.workload.strategies import block_names, held_bytes, is_composed, sharded_units, wrap_for
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.config import Optimizer
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -72,22 +73,6 @@ def test_gradient_accumulators_outlive_a_step_and_the_last_loss_holds_no_graph()
     assert not step.last_loss.requires_grad
 
 
-def test_gradients_equal_those_of_one_device_without_batch_norm() -> None:
-    def model() -> nn.Module:
-        torch.manual_seed(3)
-        layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 4)
-        return nn.Sequential(*layers).double()
-
-    images, labels = torch.randn(6, 3, 8, 8, dtype=torch.float64), torch.randint(4, (6,))
-    single, wrapped = model(), HostDataParallel(model(), 2)
-    for trained in (single, wrapped):
-        nn.functional.cross_entropy(trained(images), labels).backward()  # type: ignore[no-untyped-call]
-    for one, many in zip(single.parameters(), wrapped.module.parameters(), strict=True):
-        assert one.grad is not None
-        assert many.grad is not None
-        assert torch.allclose(one.grad, many.grad, rtol=1e-10, atol=1e-12)
-
-
 def test_running_statistics_are_those_of_replica_zero() -> None:
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(3)
@@ -134,4 +119,4 @@ def test_an_error_in_a_replica_reaches_the_caller() -> None:
 @pytest.mark.parametrize(("devices", "expected"), [(1, "one device"), (2, "silent pass-through")])
 def test_a_pass_through_is_refused(devices: int, expected: str) -> None:
     with pytest.raises(DpscopeError, match=expected):
-        wrap(nn.Linear(1, 1), "dp", devices, CPU)
+        wrap_for(nn.Linear(1, 1), Cell("dp", devices, 1), CPU)

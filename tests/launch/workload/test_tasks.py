@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dpscope.launch.training.loop import check_learnable
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
-from dpscope.launch.workload.image_sets import EpochSamples, MadeSamples, check_classes, training_images
+from dpscope.launch.workload.image_sets import EpochSamples, MadeSamples, check_classes, image_set
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.launch.workload.models import build_model
@@ -67,7 +67,7 @@ def test_a_models_optimizer_is_used_with_the_learning_rate() -> None:
 
 def test_a_sample_is_the_same_in_every_batch() -> None:
     built = build_model("own_batches:regression")
-    samples = training_images(Workload(data="fake", samples=12), built)
+    samples = image_set(Workload(data="fake", samples=12), built)
     assert isinstance(samples, MadeSamples)
     whole = samples.__getitems__(EpochSamples(0, [3, 5, 7]))
     alone = samples.__getitems__(EpochSamples(1, [5]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.profiling.attached import job
-from dpscope.profiling.attached.job import HeldFolder, SavedPart, finish_job, job_folder, remove_unfinished_jobs
+from dpscope.profiling.attached.job import HeldFolder, SavedPart, finish_job, remove_unfinished_jobs
 from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
@@ -89,8 +89,12 @@ def test_an_error_while_finishing_leaves_the_files_in_place(tmp_path: Path, monk
     assert not left.name.endswith("-whole")
 
 
+def folder_of(out: Path, job: str) -> RepeatFolder:
+    return RepeatFolder(out / "cells" / f".tmp-attached-{job}")
+
+
 def test_the_folders_of_dead_jobs_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
-    dead, living, foreign = (job_folder(tmp_path, name) for name in ("dead", "living", "foreign"))
+    dead, living, foreign = (folder_of(tmp_path, name) for name in ("dead", "living", "foreign"))
     HeldFolder(dead, 0, 0).release(keep=True)  # as if its process was killed
     HeldFolder(dead, 0, 1).release(keep=True)
     dead.trace_path(0, 0).parent.mkdir()
@@ -114,7 +118,7 @@ def test_the_folders_of_dead_jobs_are_removed_and_those_of_living_ones_stay(tmp_
 
 
 def test_processes_that_measured_nothing_remove_the_folder(tmp_path: Path) -> None:
-    folder = job_folder(tmp_path, "job")
+    folder = folder_of(tmp_path, "job")
     first, second = HeldFolder(folder, 0, 0), HeldFolder(folder, 0, 1)
     first.release(keep=False)
     assert folder.path.exists()

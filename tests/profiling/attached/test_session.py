@@ -295,6 +295,9 @@ def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: py
     monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
     with pytest.raises(ValueError, match="watch_steps needs out"):
         next(watch_steps([1]))
+    for wrong in ({"warmup": 1}, {"steps": 0}, {"traced_steps": 0}, {"batch_size": 0}):
+        with pytest.raises(ValueError, match=r"steps, traced_steps and batch_size above 0$"):
+            next(watch_steps([1], out=tmp_path, **wrong))
     model, optimizer = net_with_sgd()
     loader = DataLoader(TensorDataset(torch.ones(4 * WHOLE, 3)), batch_size=4)
     for epoch in range(2):

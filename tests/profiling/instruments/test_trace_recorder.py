@@ -24,7 +24,6 @@ from dpscope.profiling.instruments.trace_recorder import (
     StepTrace,
     named_range,
     ranges_recorded,
-    record_trace,
 )
 
 HOST = torch.device("cpu")
@@ -53,7 +52,7 @@ def test_a_block_is_its_steps() -> None:
 
 def test_a_trace_holds_one_step_more_than_requested_and_matches_its_samples(tmp_path: Path) -> None:
     path = tmp_path / "traces" / "0_0.pt.trace.json.gz"
-    samples = record_trace(step, 2, path, HOST, all_threads=True, synchronise=lambda: None)
+    samples = StepTrace(2, path, HOST, all_threads=True, synchronise=lambda: None).record(step)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     ranges = {event["name"]: event["dur"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
     assert sorted(ranges) == [f"ProfilerStep#{sample.step}" for sample in samples]
@@ -80,7 +79,7 @@ def test_warm_up_work_is_done_before_the_recording_starts(tmp_path: Path, monkey
     for name in ("start_trace", "stop_trace"):
         monkeypatch.setattr(torch.profiler.profile, name, noted(name, getattr(torch.profiler.profile, name)))
     synchronise = noted("synchronise", lambda: None)
-    record_trace(noted("step", step), 1, tmp_path / "0_0.pt.trace.json.gz", HOST, False, synchronise)
+    StepTrace(1, tmp_path / "0_0.pt.trace.json.gz", HOST, False, synchronise).record(noted("step", step))
     warm_up = ["synchronise", "step", "step", "synchronise"]
     assert order == [*warm_up, "start_trace", "step", "step", "stop_trace", "synchronise"]
 
@@ -138,7 +137,7 @@ def test_a_failing_step_leaves_no_trace(tmp_path: Path) -> None:
         raise ArithmeticError("on purpose")
 
     with pytest.raises(ArithmeticError):
-        record_trace(failing, 1, tmp_path / "a.pt.trace.json.gz", HOST, False, lambda: None)
+        StepTrace(1, tmp_path / "a.pt.trace.json.gz", HOST, False, lambda: None).record(failing)
     assert list(tmp_path.rglob("*.gz")) == []
     assert named_range("one") is named_range("another")  # the recording has ended: the same context that does nothing
 
@@ -191,11 +190,11 @@ def test_a_finished_trace_holds_nothing(tmp_path: Path) -> None:
             return 1
 
     first, process = Process(), Process()
-    record_trace(first.step, 1, tmp_path / "first.gz", HOST, False, first.synchronise)  # torch keeps its frames
+    StepTrace(1, tmp_path / "first.gz", HOST, False, first.synchronise).record(first.step)  # torch keeps its frames
     held = weakref.ref(process)
     gc.disable()
     try:
-        record_trace(process.step, 1, tmp_path / "t.gz", HOST, False, process.synchronise)
+        StepTrace(1, tmp_path / "t.gz", HOST, False, process.synchronise).record(process.step)
         del process
         assert held() is None
     finally:

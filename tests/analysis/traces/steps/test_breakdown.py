@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
-from dpscope.analysis.traces.ranks.frames import step_breakdown
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace, read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
-from dpscope.analysis.traces.steps.breakdown import exposed_stretches
+from dpscope.analysis.traces.steps.breakdown import step_tables
 from dpscope.analysis.traces.steps.event_kind import Kind, event_kinds
 from tests.generated_traces.generator import (
     DdpOptions,
@@ -119,7 +119,7 @@ TRACES = {
 def test_stretches_add_up_to_exposed_communication(path: Path) -> None:
     (trace,) = read_traces(path)
     attribution = attribute(trace)
-    steps, stretches = step_breakdown(attribution), exposed_stretches(attribution).frame
+    steps, stretches = (table.frame for table in step_tables(attribution))
     keys = ["rank", "device", "step"]
     lengths = stretches.assign(length_us=stretches["end_us"] - stretches["start_us"])
     sums = lengths.groupby(keys, dropna=False)["length_us"].sum().reset_index()
@@ -202,7 +202,8 @@ def test_a_copys_name_or_argument_has_its_direction(tmp_path: Path, kind: Kind) 
         category = "gpu_memset" if "set" in name else "gpu_memcpy"
         args: dict[str, Any] = {"copy kind": one} if name == "Memcpy" and one is not None else {}
         events.append(on_device(name, 10.0 * at, 5.0, category=category, **args))
-    assert set(event_kinds(read_trace(write(tmp_path, events)).events).tolist()) == {kind}
+    table = read_trace(write(tmp_path, events)).events
+    assert set(event_kinds(table, np.full(len(table), -1)).tolist()) == {kind}
 
 
 def test_a_real_trace_without_copies_from_the_host_has_none() -> None:
