@@ -20,8 +20,9 @@ if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
 from dpscope.launch.jobs.out_folder import claim
-from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, starting_up, work
+from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up, work
 from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
+from dpscope.profiling.records.run import CellResult
 
 
 def main() -> None:
@@ -31,17 +32,16 @@ def main() -> None:
     work(job_from_arguments, _measure)
 
 
-def _measure(job: WorkerJob, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
+def _measure(job: WorkerJob, place: TorchrunPlace) -> CellResult | None:
     if place.rank == 0:
         # The other ranks measure nothing before they have met this one.
         job.folder.path.mkdir(parents=True, exist_ok=True)
         claim(job.folder.path)
         job.folder.clear_attempt()
-    # Only now: torch takes seconds to import, and a mistake in the arguments should not.
     with starting_up():
         from dpscope.launch.measuring.cell import run_cell
 
-    run_cell(job, place, began_s, report)
+    return run_cell(job, place)
 
 
 if __name__ == "__main__":

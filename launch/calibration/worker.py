@@ -10,7 +10,7 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, starting_up, work
+from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up, work
 from dpscope.profiling.records.calibration import CalibrationSettings, TimedCollectives
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import JobFolder
@@ -27,7 +27,7 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
     return _Job(read_json(folder.settings_path, CalibrationSettings), folder)
 
 
-def _calibrate(job: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
+def _calibrate(job: _Job, place: TorchrunPlace) -> TimedCollectives:
     def keep(collectives: TimedCollectives) -> None:
         if place.rank == 0:
             write_json(collectives_path(job.folder), collectives)
@@ -37,9 +37,7 @@ def _calibrate(job: _Job, place: TorchrunPlace, began_s: float, report: ReportPr
             os.environ.setdefault(name, value)
     with starting_up():
         from dpscope.launch.calibration.collective_timing import measure
-    timed = measure(job.settings, place, report, keep)
-    if place.rank == 0:
-        write_json(job.folder.result_path, timed)
+    return measure(job.settings, place, keep)
 
 
 def log_variables(folder: Path) -> dict[str, str]:

@@ -13,10 +13,10 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, check_process_count, starting_up, work
+from dpscope.launch.jobs.worker_process import TorchrunPlace, check_process_count, starting_up, work
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EqualityJob, EqualitySettings
 from dpscope.profiling.records.run import CellResult
-from dpscope.profiling.store.files import read_json, write_json
+from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder
 
 
@@ -39,14 +39,12 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
     return _Job(settings, job, out)
 
 
-def _train(comparison: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
+def _train(comparison: _Job, place: TorchrunPlace) -> CellResult:
     with starting_up():
-        from dpscope.launch.equality.training import run_job  # torch takes seconds to import
+        from dpscope.launch.equality.training import run_job
 
-    run_job(comparison.settings, comparison.job, place, comparison.out, report)
-    if place.rank == 0:
-        ended = CellResult(cell=comparison.job.cell, repeat=0, status="ok", duration_s=time.time() - began_s)
-        write_json(comparison.folder.result_path, ended)
+    run_job(comparison.settings, comparison.job, place, comparison.out)
+    return CellResult(comparison.job.cell, repeat=0, status="ok", duration_s=time.time() - place.began_s)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Runs the jobs of one command in order: shows progress, keeps results, records failures, stops on a signal. Imports no torch."""
+"""Jobs of one command: started on this host or by launch/nodes on several, followed to their end, one after another.
+
+Imports no torch.
+"""
 
 import time
 from abc import ABC, abstractmethod
@@ -6,21 +9,115 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter, follow_job, warn_about_leftover_processes
-from dpscope.launch.jobs.job_outcome import JobOutcome
+from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome, remove_job_files
 from dpscope.launch.jobs.out_folder import locked
-from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.torchrun import end_leftovers
-from dpscope.profiling.records.run import CellStatus
-from dpscope.profiling.store.folders import JobFolder, RunFolder
+from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
+from dpscope.launch.jobs.torchrun import Job, TorchrunJob, end_leftovers
+from dpscope.profiling.records.run import CellResult, CellStatus, Environment, Host
+from dpscope.profiling.records.training import TrainResult
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RunFolder, remove_temporaries
 
 _STYLES = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
+
+
+class JobStarter:
+    """Starts torchrun jobs, one at a time: on this host; `launch.nodes.team.Team` starts them on several nodes."""
+
+    count = 1  # nodes that jobs may span
+
+    @property
+    def lost(self) -> str | None:
+        """Which node is lost, so that no further job can be started; None while all nodes are there."""
+        return None
+
+    def start(self, job: Job) -> TorchrunJob:
+        return TorchrunJob(job)
+
+    def hosts(self, environment: Environment) -> tuple[Host, ...]:
+        """The nodes if there are several; `environment` is this one's."""
+        return ()
+
+    def clear(self) -> None:
+        """Have the other nodes end processes that earlier commands left running in the run folder, whose lock is held."""
+
+    def check_gpus(self, per_node: int) -> None:
+        """Raise DpscopeError if another node has fewer than `per_node` GPUs, the number that a job needs there."""
+
+    def dismiss(self, exit_status: int, message: str = "") -> None:
+        """Tell the other nodes that the command has ended, with its exit status."""
+
+
+THIS_HOST = JobStarter()
+
+
+def attend_job(
+    job: Job, timeout_s: float, title: str, stop: StopRequest, console: Console, starter: JobStarter = THIS_HOST
+) -> JobOutcome:
+    """Run a job that is the only one on the terminal to its end, as `follow_job` does."""
+    with console.status(Text(f"{title}: starting")) as status:
+        running = starter.start(job)
+
+        def show(state: str | None) -> None:
+            status.update(Text(f"{title}: {state or 'starting'}"))
+
+        return follow_job(running, timeout_s, show, stop, console)
+
+
+def follow_job(
+    job: TorchrunJob,
+    timeout_s: float,
+    on_state: Callable[[str | None], None],
+    stop: StopRequest,
+    console: Console,
+    grace_s: float = 0.0,
+) -> JobOutcome:
+    """Wait for a job's end, its time limit or a request to stop; leaves none of its processes behind.
+
+    `on_state` gets the job's state many times a second. A job that is stopped or passes its time limit has `grace_s` to save
+    what it has and to end by itself. It is done if its result has the status ok.
+    """
+    try:
+        how, exit_status = job.wait(timeout_s, on_state, lambda: stop.requested)
+        if how in ("stopped", "timed_out") and grace_s > 0:
+            job.ask_to_end(grace_s)
+    finally:
+        warn_about_leftover_processes(job.end(), console)
+    outcome = job_outcome(job.folder, how, exit_status, timeout_s, job.lost, job.rank_location, job.memory_kills_before)
+    remove_job_files(job.folder.path)
+    remove_temporaries(job.folder.path)  # of processes that were killed while they wrote
+    return outcome
+
+
+def check_done(outcome: JobOutcome, what: str, stop: StopRequest, console: Console) -> None:
+    """Raise DpscopeError with `what` failed and the reason, unless a job is done; prints the last lines of the failed ranks.
+
+    If a signal ended the job, raises StoppedError and prints nothing.
+    """
+    if outcome.status == "ok":
+        return
+    if outcome.status == "interrupted":
+        raise StoppedError(f"{what}: interrupted", stop.exit_status)
+    for line in outcome.log_tail:
+        console.print(Text(line, style="dim"), soft_wrap=True)
+    raise DpscopeError(f"{what}: {outcome.message}")
+
+
+def warn_about_leftover_processes(processes: Sequence[int], console: Console) -> None:
+    """Warn of processes that outlive even SIGKILL."""
+    if processes:
+        console.print(
+            f"warning: processes {', '.join(str(process) for process in processes)} cannot be ended: they wait for a "
+            "device or a file system and slow other processes down. Restart the machine if they stay.",
+            soft_wrap=True,
+        )
 
 
 class SweepProgress:
@@ -81,32 +178,12 @@ def duration_text(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-class QueuedJob(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def folder(self) -> JobFolder: ...
-    @property
-    def command(self) -> tuple[str, ...]: ...
-
-
-class StoredResult(Protocol):
-    """The stored result of a job; `message` is the reason if it is not ok."""
-
-    @property
-    def status(self) -> CellStatus: ...
-    @property
-    def message(self) -> str: ...
-
-
-JobT = TypeVar("JobT", bound=QueuedJob)
-ResultT = TypeVar("ResultT", bound=StoredResult)
-ManifestT = TypeVar("ManifestT")
+JobT = TypeVar("JobT", bound=Job)
+ResultT = TypeVar("ResultT", CellResult, TrainResult)
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[ManifestT, ResultT]):
-    manifest: ManifestT
+class Outcome(Generic[ResultT]):
     results: tuple[ResultT, ...]  # of every planned job that was reached, those of earlier calls included
     stop: StopRequest
     lost: str | None = None  # which node was lost, so that the remaining jobs were not reached
@@ -140,35 +217,29 @@ def held(out: Path, console: Console, starter: JobStarter = THIS_HOST) -> Iterat
 
 
 class JobQueue(ABC, Generic[JobT, ResultT]):
-    """Runs jobs in order; a subclass defines how they are prepared and stored."""
+    """Runs jobs in order; a subclass defines how they are prepared and recorded."""
+
+    grace_s = 0.0  # for a job that is stopped, to save what it has
 
     def __init__(
-        self,
-        run: RunFolder,
-        jobs: Sequence[JobT],
-        threads: int,
-        timeout_s: float,
-        console: Console,
-        grace_s: float = 0.0,
-        starter: JobStarter = THIS_HOST,
+        self, jobs: Sequence[JobT], timeout_s: float, console: Console, starter: JobStarter = THIS_HOST
     ) -> None:
-        """`timeout_s` is each job's time limit; a job that is stopped has `grace_s` to save what it has."""
-        self.jobs, self.console, self.starter = jobs, console, starter
+        """`timeout_s` is each job's time limit."""
+        self.jobs, self.console, self.starter, self.timeout_s = jobs, console, starter, timeout_s
         self.progress, self.stop = SweepProgress(console, len(jobs)), StopRequest()
-        self._run, self._threads = run, threads
-        self._timeout_s, self._grace_s = timeout_s, grace_s
+        self.took_s: list[tuple[JobT, float]] = []  # the jobs that ended well, and how long they ran
 
     @abstractmethod
-    def finished(self, job: JobT) -> ResultT | None:
-        """The stored result of a job that need not run again, else None."""
+    def result(self, job: JobT) -> ResultT | None:
+        """The stored result of a job."""
 
     @abstractmethod
     def prepare(self, job: JobT) -> None:
         """Clear the job's folder of an earlier attempt's files."""
 
     @abstractmethod
-    def store(self, job: JobT, outcome: JobOutcome, took_s: float) -> ResultT:
-        """The job's result, or one made from its outcome and stored."""
+    def failed(self, job: JobT, outcome: JobOutcome, took_s: float) -> ResultT:
+        """The result, to be stored, of a job that has not ended well."""
 
     @abstractmethod
     def time_left_s(self, index: int) -> float | None:
@@ -183,10 +254,10 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         return self.progress.state
 
     def work_off(self) -> Iterator[ResultT]:
-        """Run the jobs that are not finished; yields the result of every job that is reached, in order."""
+        """Run the jobs that are not done; yields the result of every job that is reached, in order."""
         with self.progress.shown(), self.stop.listening():
             for index, job in enumerate(self.jobs):
-                yield self.finished(job) or self._attempt(index, job)
+                yield (self.result(job) if job.done else None) or self._attempt(index, job)
                 if self.stop.requested or self.starter.lost is not None:
                     break
 
@@ -198,11 +269,16 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
             outcome = JobOutcome("skipped", reason)
         else:
             on_state = self.watch(job)
-            running = self.starter.start(job.command, job.folder, self._threads, self._run)
-            outcome = follow_job(running, self._timeout_s, on_state, self.stop, self.console, self._grace_s)
+            running = self.starter.start(job)
+            outcome = follow_job(running, self.timeout_s, on_state, self.stop, self.console, self.grace_s)
             on_state(None)
         took_s = time.monotonic() - started_s
-        result = self.store(job, outcome, took_s)
+        result = self.result(job) if outcome.status == "ok" else None
+        if result is not None:
+            self.took_s.append((job, took_s))
+        else:
+            result = self.failed(job, outcome, took_s)
+            write_json(job.folder.result_path, result)
         self.progress.finish(result.status, took_s, result.message)
         if result.status not in ("ok", "skipped"):
             self.console.print(Text(f"  its log: {job.folder.log_path}"), soft_wrap=True)

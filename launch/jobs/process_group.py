@@ -10,7 +10,6 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.profiling.machine.environment import ENGINE_VARIABLE, default_engine
 from dpscope.profiling.records.matrix import NcclEngine
@@ -18,14 +17,12 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 
 
-def devices_of(cell: Cell, kind: DeviceType, place: TorchrunPlace) -> tuple[torch.device, ...]:
-    """The devices this process of a cell's job drives, its first one first and made the current one."""
+def devices_of(kind: str, place: TorchrunPlace, cell: Cell | None = None) -> tuple[torch.device, ...]:
+    """The devices this process drives, its first one first and made the current one: all of a `cell` with one process."""
     if kind == "cpu":
         return (torch.device("cpu"),)
-    if cell.per_device:
-        devices: tuple[torch.device, ...] = (torch.device("cuda", place.local_rank),)
-    else:
-        devices = tuple(torch.device("cuda", index) for index in range(cell.devices))
+    own = [place.local_rank] if cell is None or cell.per_device else range(cell.devices)
+    devices = tuple(torch.device("cuda", index) for index in own)
     torch.cuda.set_device(devices[0])
     return devices
 

@@ -156,7 +156,9 @@ def test_a_job_that_cannot_be_ended_is_reported(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(torchrun, "processes_with", lambda token, listed=listed: listed)
         monkeypatch.setattr(torchrun, "_GRACE_S", 0.3)
         monkeypatch.setattr(torchrun, "_KILL_S", 0.5)
-        job = torchrun.TorchrunJob([sys.executable, "-c", deaf], folder, threads=1, run=None)
+        job = torchrun.TorchrunJob(
+            torchrun.Job(name="deaf", command=(sys.executable, "-c", deaf), folder=folder, threads=1)
+        )
         wait_until(lambda log=folder.log_path: "deaf" in log.read_text())  # type: ignore[misc]
         assert job.end() == listed
         assert job.wait(1, lambda state: None, lambda: False) == ("exited", -signal.SIGKILL)

@@ -13,10 +13,9 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()
 
-from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, work
+from dpscope.launch.jobs.worker_process import TorchrunPlace, work
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
-from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import JobFolder
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
     return _Job(JobFolder(Path(folder)), what, kind, int(size_bytes))
 
 
-def _do(job: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
+def _do(job: _Job, place: TorchrunPlace) -> Timed | None:
     import torch
 
     from dpscope.launch.jobs.process_group import join_limit_s, join_process_group
@@ -65,11 +64,8 @@ def _do(job: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress)
     join_process_group(shared, join_limit_s(device, JOB_S))
     if job.what == "memory":
         _take_memory(place, device)
-    else:
-        call_us = _time_all_reduces(job.size_bytes, device)
-        if place.rank == 0:
-            write_json(job.folder.result_path, Timed(call_us))
-    torch.distributed.destroy_process_group()
+        return None
+    return Timed(_time_all_reduces(job.size_bytes, device))
 
 
 def _take_memory(place: TorchrunPlace, device: "torch.device") -> None:

@@ -33,11 +33,11 @@ def test_a_run_s_jobs(tmp_path: Path) -> None:
     config = load_config(None, {**FLAGS, "steps": 4, "repeats": 2})
     described = plan_run(config, tmp_path, nodes=2)
     assert _plan(tmp_path, None) == []
-    manifest = new_manifest(described.config, "cpu", described.threads_per_process, described.plan, code=tmp_path)
+    manifest = new_manifest(described.config, "cpu", described.threads, described.plan, code=tmp_path)
     write_json(RunFolder(tmp_path).manifest_path, manifest)
     planned = _plan(tmp_path, None)
     assert [one.command for one in planned] == over_several([job.command for job in described.jobs])
-    assert {(one.threads, one.in_run) for one in planned} == {(described.threads_per_process, True)}
+    assert {(one.threads, one.run is None) for one in planned} == {(described.threads, False)}
     folders = {job.command: job.folder.path for job in described.jobs}
     assert all(one.folder.path == folders[one.command] for one in planned)
     write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, {"of": "another version"})  # is no part of the plan
@@ -66,8 +66,8 @@ def test_comparisons_and_calibrations(tmp_path: Path) -> None:
     ).resolved(nodes=2)  # fmt: skip
     folder = tmp_path / ".tmp-calibrate-a"
     folder.mkdir()
-    assert all(one.title != "calibration" for one in _plan(tmp_path, None))
+    assert all(one.name != "calibration" for one in _plan(tmp_path, None))
     write_json(JobFolder(folder).settings_path, timed)
     first, *others = _plan(tmp_path, None)
-    assert (first.title, first.command[-1], first.in_run) == ("calibration", str(folder), False)
-    assert [one.title for one in others] == [job.cell.name for job in settings.jobs if job.cell.nodes > 1]
+    assert (first.name, first.command[-1], first.run) == ("calibration", str(folder), None)
+    assert [one.name for one in others] == [job.cell.name for job in settings.jobs if job.cell.nodes > 1]

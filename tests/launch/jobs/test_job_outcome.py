@@ -10,10 +10,11 @@ import torch
 from rich.console import Console
 
 from dpscope.launch.jobs import job_outcome as module
-from dpscope.launch.jobs.attended_job import attend_job, check_done
 from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, FailureNote, JobOutcome, job_outcome, write_failure
+from dpscope.launch.jobs.job_queue import attend_job, check_done
 from dpscope.launch.jobs.process_group import collective_limit_s, join_limit_s
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import JobFolder
@@ -144,9 +145,10 @@ pytestmark = pytest.mark.process
 
 def run_job(path: Path, code: str, timeout_s: float = 60.0, stop: bool = False) -> tuple[str, str]:
     """The error of a job that runs `code` ("" if there is none), and its printed lines."""
-    folder, shown, request = JobFolder(path), Console(file=io.StringIO(), width=200), StopRequest()
+    shown, request = Console(file=io.StringIO(), width=200), StopRequest()
     request.requested = stop
-    outcome = attend_job([sys.executable, "-c", code], folder, 1, timeout_s, "A job", request, shown)
+    job = Job(name="job", command=(sys.executable, "-c", code), folder=JobFolder(path), threads=1)
+    outcome = attend_job(job, timeout_s, "A job", request, shown)
     assert not (path / PROGRESS_NAME).exists()
     assert isinstance(shown.file, io.StringIO)
     try:

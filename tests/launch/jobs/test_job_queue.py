@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,43 +13,29 @@ from rich.console import Console
 
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import JobQueue, Outcome, SweepProgress
-from dpscope.profiling.records.run import CellStatus
-from dpscope.profiling.store.folders import JobFolder, RunFolder
+from dpscope.launch.jobs.torchrun import Job
+from dpscope.profiling.records.run import Cell, CellResult
+from dpscope.profiling.store.files import read_json
+from dpscope.profiling.store.folders import JobFolder
 
 pytestmark = pytest.mark.process
 
 
-@dataclass(frozen=True)
-class Program:
-    name: str
-    folder: JobFolder
-    code: str
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        return (sys.executable, "-c", self.code)
+CELL = Cell("single", 1, 1)
 
 
-@dataclass(frozen=True)
-class Ended:
-    status: CellStatus
-    message: str = ""
-
-
-class Programs(JobQueue[Program, Ended]):
-    done: Sequence[str] = ()
+class Programs(JobQueue[Job, CellResult]):
     hopeless: Sequence[str] = ()
 
-    def finished(self, job: Program) -> Ended | None:
-        return Ended("ok", "earlier") if job.name in self.done else None
+    def result(self, job: Job) -> CellResult | None:
+        return CellResult(CELL, 0, "ok", 1.0)
 
-    def prepare(self, job: Program) -> None:
-        job.folder.path.mkdir(parents=True, exist_ok=True)
+    def prepare(self, job: Job) -> None: ...
 
-    def store(self, job: Program, outcome: JobOutcome, took_s: float) -> Ended:
-        return Ended(outcome.status, outcome.message)
+    def failed(self, job: Job, outcome: JobOutcome, took_s: float) -> CellResult:
+        return CellResult(CELL, 0, outcome.status, took_s, outcome.message)
 
-    def reason_to_skip(self, job: Program) -> str | None:
+    def reason_to_skip(self, job: Job) -> str | None:
         return "no hope" if job.name in self.hopeless else None
 
     def time_left_s(self, index: int) -> float | None:
@@ -59,21 +44,31 @@ class Programs(JobQueue[Program, Ended]):
 
 def queue_of(out: Path, **codes: str) -> tuple[Programs, io.StringIO]:
     printed = io.StringIO()
-    jobs = [Program(name, JobFolder(out / "cells" / name), code) for name, code in codes.items()]
-    return Programs(RunFolder(out), jobs, threads=1, timeout_s=20, console=Console(file=printed, width=200)), printed
+    jobs = [
+        Job(
+            name=name,
+            command=(sys.executable, "-c", code),
+            folder=JobFolder(out / "cells" / name),
+            threads=1,
+            done=name == "earlier",
+        )
+        for name, code in codes.items()
+    ]
+    return Programs(jobs, timeout_s=20, console=Console(file=printed, width=200)), printed
 
 
 def test_results_are_kept_and_failures_do_not_stop_the_others(tmp_path: Path) -> None:
     result = tmp_path / "cells" / "works" / "result.json"
     works = f"open({str(result)!r}, 'w').write('{{\"status\": \"ok\"}}')"
     queue, printed = queue_of(tmp_path, earlier="raise", fails="raise SystemExit(3)", hopeless="raise", works=works)
-    queue.done, queue.hopeless = ["earlier"], ["hopeless"]
+    queue.hopeless = ["hopeless"]
     results = tuple(queue.work_off())
     assert [result.status for result in results] == ["ok", "crashed", "skipped", "ok"]
     assert results[1].message == "torchrun ended with exit status 3 and no result (before its first pass)"
+    assert read_json(tmp_path / "cells" / "fails" / "result.json", CellResult) == results[1]
     assert "[1/4]" not in printed.getvalue()  # was done: is not started
     assert f"its log: {tmp_path}/cells/fails/log.txt" in printed.getvalue().replace("\n", "")
-    outcome = Outcome(manifest=None, results=results, stop=queue.stop)
+    outcome = Outcome(results, queue.stop)
     assert (outcome.ok, outcome.exit_status, outcome.interrupted) == (False, 1, False)
 
 
@@ -85,7 +80,7 @@ def test_a_signal_ends_the_running_job_and_those_after_it_are_not_begun(tmp_path
     results = tuple(queue.work_off())
     assert time.monotonic() - began_s < 15  # 3 s of grace and 5 s for SIGKILL, at most
     assert [result.status for result in results] == ["interrupted"]
-    outcome = Outcome(manifest=None, results=results, stop=queue.stop)
+    outcome = Outcome(results, queue.stop)
     assert (outcome.ok, outcome.exit_status) == (False, 128 + number)
 
 
