@@ -156,11 +156,11 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
         if job.resumption is not None:
             restore_progress(job.resumption, job.folder)
 
-    def watch(self, job: TrainJob) -> Callable[[str | None], None]:
+    def watch(self, job: TrainJob) -> Callable[[str | None], str | None]:
         epochs, path = job.config.epochs, job.folder.epochs_path
         known, changed_ns = job.folder.epochs(), -1
 
-        def look(state: str | None) -> None:
+        def look(state: str | None) -> str | None:
             """Look for a new epoch in the training's file, if that has changed."""
             nonlocal known, changed_ns
             written_ns = path.stat().st_mtime_ns if path.exists() else -1
@@ -173,7 +173,7 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
                     mirror.write(records)
             changed_ns = written_ns
             epoch = min(known[-1].epoch + 1 if known else 1, epochs)
-            self.progress.state(f"epoch {epoch} of {epochs}" if state == "training" else state)
+            return f"epoch {epoch} of {epochs}" if state == "training" else state
 
         return look
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.job_queue import JobQueue, Outcome, SweepProgress
+from dpscope.launch.jobs.job_queue import JobQueue, Outcome
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.records.run import Cell, CellResult
 from dpscope.profiling.store.files import read_json
@@ -57,9 +57,12 @@ def queue_of(out: Path, **codes: str) -> tuple[Programs, io.StringIO]:
     return Programs(jobs, timeout_s=20, console=Console(file=printed, width=200)), printed
 
 
+def writes_result(out: Path, name: str) -> str:
+    return f"open({str(out / 'cells' / name / 'result.json')!r}, 'w').write('{{\"status\": \"ok\"}}')"
+
+
 def test_results_are_kept_and_failures_do_not_stop_the_others(tmp_path: Path) -> None:
-    result = tmp_path / "cells" / "works" / "result.json"
-    works = f"open({str(result)!r}, 'w').write('{{\"status\": \"ok\"}}')"
+    works = writes_result(tmp_path, "works")
     queue, printed = queue_of(tmp_path, earlier="raise", fails="raise SystemExit(3)", hopeless="raise", works=works)
     queue.hopeless = ["hopeless"]
     results = tuple(queue.work_off())
@@ -84,19 +87,20 @@ def test_a_signal_ends_the_running_job_and_those_after_it_are_not_begun(tmp_path
     assert (outcome.ok, outcome.exit_status) == (False, 128 + number)
 
 
-def left_by(terminal: bool) -> str:
-    console = Console(file=io.StringIO(), width=80, force_terminal=terminal, no_color=True)
-    with SweepProgress(console, 3).shown() as progress:
-        for number, (status, message) in enumerate((("ok", ""), ("crashed", "rank 1 exited with 1"), ("ok", "")), 1):
-            progress.start(number, f"cell{number} repeat 0", None)
-            progress.finish(status, 61.0, message)  # type: ignore[arg-type]
+def printed_of(terminal: bool, tmp_path: Path) -> str:
+    console = Console(file=io.StringIO(), width=200, force_terminal=terminal, no_color=True)
+    queue, _ = queue_of(tmp_path, fails="raise SystemExit(3)", hopeless="", works=writes_result(tmp_path, "works"))
+    queue.hopeless, queue.console = ["hopeless"], console
+    assert len(list(queue.work_off())) == 3
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def test_a_terminal_keeps_failures_and_a_log_every_job() -> None:
-    on_terminal = left_by(terminal=True)
-    assert "[2/3] cell2 repeat 0: crashed in 1 min 01 s: rank 1 exited with 1" in on_terminal
-    assert "ok in" not in on_terminal
-    assert [line.partition(":")[2].strip() for line in left_by(terminal=False).splitlines()] == [
-        "started", "ok in 1 min 01 s", "started", "crashed in 1 min 01 s: rank 1 exited with 1", "started", "ok in 1 min 01 s",
+def test_a_terminal_keeps_failures_and_a_log_every_job(tmp_path: Path) -> None:
+    on_terminal = printed_of(True, tmp_path / "a")
+    assert "[1/3] fails: crashed in 0 s: torchrun ended with exit status 3" in on_terminal
+    assert "[2/3] hopeless: skipped in 0 s: no hope" in on_terminal
+    assert not any(line in on_terminal for line in ("started", "works: ok"))
+    lines = printed_of(False, tmp_path / "b").splitlines()
+    assert [line.partition(":")[2].partition(" in ")[0].strip() for line in lines if line.startswith("[")] == [
+        "started", "crashed", "started", "skipped", "started", "ok",
     ]  # fmt: skip
