@@ -21,7 +21,7 @@ import torch
 from typer.testing import CliRunner
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.launch.calibration.settings import CalibrationFlags
+from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.cli import app
 from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.job_outcome import read_failures
@@ -232,7 +232,7 @@ def test_every_run_and_calibration_is_planned_on_two_gpus(tmp_path: Path, monkey
         batches = {"single": ("b32", "b512"), "late": ("b32",)}.get(name, ("b128", "b512"))
         assert any(batch in ended.output for batch in batches)
     options: dict[str, Any] = dict(CALIBRATION)
-    settings = CalibrationFlags(device="cuda", **options).resolved()
+    settings = calibration_settings(device="cuda", **options)
     assert (settings.devices, settings.sizes, settings.collectives) == ((2,), (64 << 20,), ("all_reduce",))
 
 

@@ -210,7 +210,7 @@ def machine(out: Path) -> dict[str, Any]:
 
 def planning(out: Path) -> dict[str, Any]:
     """What is planned and refused on GPUs, without touching one."""
-    from dpscope.launch.calibration.settings import CalibrationFlags
+    from dpscope.launch.calibration.settings import calibration_settings
     from dpscope.launch.equality.run import _check_sync
     from dpscope.launch.workload.strategies import _further_arguments
     from dpscope.profiling.records.run import CellOptions
@@ -223,11 +223,11 @@ def planning(out: Path) -> dict[str, Any]:
             return str(error)
 
     _four_present()
-    counts = CalibrationFlags(device="cuda").resolved().devices
+    counts = calibration_settings(device="cuda").devices
     mixed = _further_arguments(CellOptions(ddp_args="mixed_precision=bf16"), torch.device("cuda", 0))["mixed_precision"]
     DEVICES.count = 1
     refused = [
-        refusal(lambda: CalibrationFlags(device="cuda").resolved()),
+        refusal(lambda: calibration_settings(device="cuda")),
         refusal(lambda: _check_sync(("single", "ddp"), "cuda", freeze_batch_norm=True)),
         refusal(lambda: _check_sync(("single", "dp"), "cuda", freeze_batch_norm=False)),
     ]

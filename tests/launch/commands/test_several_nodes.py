@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.calibration.settings import CalibrationFlags
+from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.commands.several_nodes import _plan
 from dpscope.launch.equality.run import equality_settings
 from dpscope.launch.jobs.torchrun import command_nodes
@@ -60,10 +60,10 @@ def test_trainings(tmp_path: Path, origin: str | None) -> None:
 def test_comparisons_and_calibrations(tmp_path: Path) -> None:
     settings = equality_settings({**FLAGS, "devices": "2x1", "steps": 2}, "float64", False, False, 2)
     write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, settings)
-    timed = CalibrationFlags(
+    timed = calibration_settings(
         device="cpu", devices="2x1", collectives=None, dtype="float32", min_bytes="4KiB", max_bytes="8KiB", iterations=1,
-        warmup_iterations=1, timeout_s=60.0,
-    ).resolved(nodes=2)  # fmt: skip
+        warmup_iterations=1, timeout_s=60.0, nodes=2,
+    )  # fmt: skip
     folder = tmp_path / ".tmp-calibrate-a"
     folder.mkdir()
     assert all(one.name != "calibration" for one in _plan(tmp_path, None))
