@@ -13,11 +13,11 @@ from torch import distributed
 
 from dpscope.launch.calibration.settings import contended_bytes
 from dpscope.launch.jobs.process_group import (
-    collective_limit_s,
+    COLLECTIVE_S,
     devices_of,
-    join_limit_s,
     join_process_group,
     nccl_engine,
+    wait_limit_s,
 )
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.profiling.machine.host_memory import free_host_bytes, keep_freed_memory
@@ -109,7 +109,7 @@ def _join(settings: CalibrationSettings, place: TorchrunPlace) -> torch.device:
     if device.type == "cpu":
         torch.set_num_threads(1)
         keep_freed_memory()
-    join_process_group(device, join_limit_s(device, settings.timeout_s))
+    join_process_group(device, wait_limit_s(device, settings.timeout_s))
     return device
 
 
@@ -118,7 +118,7 @@ def _subgroups(settings: CalibrationSettings, device: torch.device, on_each_node
 
     The job has `on_each_node` consecutive ranks on each node.
     """
-    timeout = timedelta(seconds=collective_limit_s(device, settings.timeout_s))
+    timeout = timedelta(seconds=wait_limit_s(device, settings.timeout_s, COLLECTIVE_S))
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] * _GPU_SHARE
     else:

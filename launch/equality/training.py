@@ -10,7 +10,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpscope.launch.equality.recording import ForwardRecorder, TrainingRecorder
-from dpscope.launch.jobs.process_group import devices_of, join_limit_s, join_process_group, limit_collectives
+from dpscope.launch.jobs.process_group import devices_of, join_process_group, limit_collectives, wait_limit_s
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
 from dpscope.launch.workload.image_sets import Batch
 from dpscope.launch.workload.input_pipeline import BatchStream, MicroBatching, open_stream
@@ -102,7 +102,7 @@ def run_job(settings: EqualitySettings, job: EqualityJob, place: TorchrunPlace, 
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     if job.cell.per_device:
-        join_process_group(device, join_limit_s(device, settings.config.timeout_s))
+        join_process_group(device, wait_limit_s(device, settings.config.timeout_s))
     for training in job.trainings:
         place.report(training.kind.replace("_", " "))
         _train(settings, job.cell, training, place.rank, device, job.folder(out) / training.kind)

@@ -70,7 +70,7 @@ def _reduce(job: _Job, place: TorchrunPlace) -> _Answer:
     from dpscope.launch.jobs import process_group
 
     (device,) = process_group.devices_of(job.kind, place)
-    process_group.join_process_group(device, process_group.join_limit_s(device, _JOB_S))
+    process_group.join_process_group(device, process_group.wait_limit_s(device, _JOB_S))
     tensor = torch.full((_ELEMENTS,), float(place.rank + 1), device=device)
     distributed.all_reduce(tensor)
     process_group.synchronise([device])

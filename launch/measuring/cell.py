@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.jobs.process_group import (
     devices_of,
-    join_limit_s,
     join_process_group,
     limit_collectives,
     nccl_engine,
     rank_0_value,
     synchronise,
+    wait_limit_s,
 )
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
 from dpscope.launch.measuring.worker_arguments import WorkerJob
@@ -81,7 +81,7 @@ def run_cell(job: WorkerJob, place: TorchrunPlace) -> CellResult | None:
     before = _device_states(job, place, own_process_ids=())  # before any process of this job is on them
     devices = devices_of(job.kind, place, job.cell)
     if job.cell.per_device:
-        limit_s = join_limit_s(devices[0], job.config.measurement.timeout_s)
+        limit_s = wait_limit_s(devices[0], job.config.measurement.timeout_s)
         join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     with starting_up():  # the optimizer and DDP import torch's compiler
         process, known = _prepare(job, place, devices)

@@ -25,6 +25,7 @@ from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, thr
 from dpscope.launch.planning.run_config import flag_name
 from dpscope.launch.workload.data_files import check_data, download_data
 from dpscope.launch.workload.model_size import ModelSize, checked_model_size
+from dpscope.profiling.machine.conditions import condition_differences
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, ResolvedConfig, RunConfig
 from dpscope.profiling.records.finding import Finding, counted
@@ -268,7 +269,7 @@ def _open_manifest(
     manifest = msgspec.structs.replace(manifest, hosts=hosts, findings=(*manifest.findings, *unlike))
     had = run.manifest() if is_run_folder(run.path) else None
     if had is not None:
-        planning.check_same_conditions(run.path, had, manifest)
+        planning.check_comparable(run.path, condition_differences(had, manifest))
     settings, mixed = None, tuple[Finding, ...]()
     if description.to_do:  # a stored calibration of another machine does not count
         if had is not None:

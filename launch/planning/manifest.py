@@ -25,12 +25,7 @@ from dpscope.launch.planning.cells import plan_findings, threads_per_process
 from dpscope.launch.planning.run_config import published_of, read_published, setting_text
 from dpscope.launch.workload.data_files import CIFAR_RESNET, normalisation
 from dpscope.launch.workload.model_size import SIZES, ModelSize
-from dpscope.profiling.machine.conditions import (
-    ConditionDifference,
-    condition_differences,
-    machine_differences,
-    setting_differences,
-)
+from dpscope.profiling.machine.conditions import ConditionDifference, machine_differences, setting_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import ResolvedConfig
@@ -195,17 +190,8 @@ def new_manifest(
     )
 
 
-def check_same_conditions(out: Path, then: Manifest, now: Manifest) -> None:
-    """As `check_same_machine`, and of the variables and threads that times depend on."""
-    _refuse(out, condition_differences(then, now))
-
-
-def check_same_machine(out: Path, then: Environment, now: Environment) -> None:
+def check_comparable(out: Path, differences: Sequence[ConditionDifference]) -> None:
     """Raise DpscopeError unless what is added to a run folder will compare with what is there."""
-    _refuse(out, machine_differences(then, now))
-
-
-def _refuse(out: Path, differences: Sequence[ConditionDifference]) -> None:
     if differences:
         raise DpscopeError(
             f"--out {out}: begun with {differences[0]}: new cells would not compare with those that are there; set it as it "

@@ -13,11 +13,12 @@ from rich.text import Text
 
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, Outcome, held
-from dpscope.launch.planning.manifest import check_same_machine, hosts_findings, most_on_several_nodes
+from dpscope.launch.planning.manifest import check_comparable, hosts_findings, most_on_several_nodes
 from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoints import describe_saved_state, restore_progress
 from dpscope.launch.training.planned_jobs import TrainPlan, plan_trainings, print_train_plan
 from dpscope.launch.workload.data_files import download_data
+from dpscope.profiling.machine.conditions import machine_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.mirrors.mirror import TrainingMirror
@@ -62,7 +63,7 @@ def open_train_manifest(folder: TrainFolder, description: TrainPlan, starter: Jo
     )
     if is_train_folder(folder.path):
         had = folder.manifest()
-        check_same_machine(folder.path, had.environment, environment)
+        check_comparable(folder.path, machine_differences(had.environment, environment))
         seeds = tuple(dict.fromkeys((*had.config.seeds, *manifest.config.seeds)))
         config = msgspec.structs.replace(manifest.config, seeds=seeds)
         manifest = msgspec.structs.replace(had, config=config, findings=manifest.findings, hosts=hosts)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, synchronise
+from dpscope.launch.jobs.process_group import devices_of, join_process_group, synchronise, wait_limit_s
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.worker_process import TorchrunPlace, leave_group, starting_up
 from dpscope.launch.training import loop
@@ -45,8 +45,8 @@ def run_training(job: TrainJob, place: TorchrunPlace) -> TrainResult:
     torch.set_num_threads(job.threads)
     devices = devices_of(job.kind, place, job.cell)
     if job.cell.per_device:
-        limit_s = collective_limit_s(devices[0], job.config.timeout_s, longest_s=_LONGEST_WAIT_S)
-        join_process_group(devices[0], min(limit_s, _LONGEST_WAIT_S), job.cell.options.nccl_engine)
+        limit_s = min(_LONGEST_WAIT_S, wait_limit_s(devices[0], job.config.timeout_s))
+        join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     with starting_up():  # the optimizer and DDP import torch's compiler
         state, test = prepare(job, place, devices)
     stop = StopRequest()

@@ -53,7 +53,7 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
 def _do(job: _Job, place: TorchrunPlace) -> Timed | None:
     import torch
 
-    from dpscope.launch.jobs.process_group import join_limit_s, join_process_group
+    from dpscope.launch.jobs.process_group import join_process_group, wait_limit_s
 
     device = shared = torch.device("cpu")
     if job.kind == "cuda":
@@ -61,7 +61,7 @@ def _do(job: _Job, place: TorchrunPlace) -> Timed | None:
         torch.cuda.set_device(device)
         if torch.cuda.device_count() >= place.world_size:  # NCCL does not let ranks share a GPU
             shared = device
-    join_process_group(shared, join_limit_s(device, JOB_S))
+    join_process_group(shared, wait_limit_s(device, JOB_S))
     if job.what == "memory":
         _take_memory(place, device)
         return None

@@ -12,7 +12,7 @@ from rich.console import Console
 from dpscope.launch.jobs import job_outcome as module
 from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, FailureNote, JobOutcome, job_outcome, write_failure
 from dpscope.launch.jobs.job_queue import attend_job, check_done
-from dpscope.launch.jobs.process_group import collective_limit_s, join_limit_s
+from dpscope.launch.jobs.process_group import COLLECTIVE_S, wait_limit_s
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.store.errors import DpscopeError
@@ -135,9 +135,9 @@ def test_a_collective_on_gpus_times_out_before_its_job(
     device: str, job_s: float, joining_s: float, limit_s: float, of_training_s: float
 ) -> None:
     one = torch.device(device)
-    assert join_limit_s(one, job_s) == joining_s
-    assert collective_limit_s(one, job_s) == limit_s
-    assert collective_limit_s(one, job_s, longest_s=1800.0) == of_training_s
+    assert wait_limit_s(one, job_s) == joining_s
+    assert wait_limit_s(one, job_s, COLLECTIVE_S) == limit_s
+    assert wait_limit_s(one, job_s, 1800.0) == of_training_s
 
 
 pytestmark = pytest.mark.process
