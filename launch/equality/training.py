@@ -92,7 +92,7 @@ def nudge(model: nn.Module, seed: int) -> None:
             parameter.copy_(torch.nextafter(parameter, target))
 
 
-def run_job(settings: EqualitySettings, job: EqualityJob, place: TorchrunPlace, out: Path) -> None:
+def run_job(settings: EqualitySettings, job: EqualityJob, out: Path, place: TorchrunPlace) -> None:
     """Run and save all trainings of a job in this process."""
     torch.set_num_threads(settings.threads_per_process)
     device = devices_of(settings.device, place, job.cell)[0]

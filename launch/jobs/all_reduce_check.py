@@ -5,7 +5,7 @@
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -57,19 +57,13 @@ def all_reduce_once(kind: DeviceType, processes: int, console: Console) -> str:
         shutil.rmtree(folder.path, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class _Job:
-    folder: JobFolder
-    kind: str
-
-
-def _reduce(job: _Job, place: TorchrunPlace) -> _Answer:
+def _reduce(kind: str, place: TorchrunPlace) -> _Answer:
     import torch
     from torch import distributed
 
     from dpscope.launch.jobs import process_group
 
-    (device,) = process_group.devices_of(job.kind, place)
+    (device,) = process_group.devices_of(kind, place)
     process_group.join_process_group(device, process_group.wait_limit_s(device, _JOB_S))
     tensor = torch.full((_ELEMENTS,), float(place.rank + 1), device=device)
     distributed.all_reduce(tensor)
@@ -83,4 +77,4 @@ def _reduce(job: _Job, place: TorchrunPlace) -> _Answer:
 
 
 if __name__ == "__main__":
-    work(lambda arguments, place: _Job(JobFolder(Path(arguments[0])), arguments[1]), _reduce)
+    work(lambda arguments, place: (JobFolder(Path(arguments[0])), partial(_reduce, arguments[1])))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, STARTED_AT_VARIABLE, remove_job_files, write_failure
 from dpscope.profiling.records.finding import counted
@@ -93,44 +92,38 @@ def starting_up() -> Iterator[None]:
         gc.enable()
 
 
-class WithFolder(Protocol):
-    @property
-    def folder(self) -> JobFolder: ...
+Task = Callable[[TorchrunPlace], Stored | None]
+"""A process's part of a job; returns the job's result, which rank 0 stores."""
 
 
-_Job = TypeVar("_Job", bound=WithFolder)
+def work(read_task: Callable[[Sequence[str], TorchrunPlace], tuple[JobFolder, Task]]) -> None:
+    """Run the task named by this process's arguments; ends the process with status 1 on failure, 2 on a user's mistake.
 
-
-def work(
-    read_job: Callable[[Sequence[str], TorchrunPlace], _Job], do: Callable[[_Job, TorchrunPlace], Stored | None]
-) -> None:
-    """Run the job named by this process's arguments; ends the process with status 1 on failure, 2 on a user's mistake.
-
-    `do` returns the job's result, which rank 0 stores. It alone imports torch: a mistake in the arguments should not take the
+    `read_task` returns the job's folder and the task. Only the task imports torch: a mistake in the arguments should not take the
     seconds that this takes.
     """
     began_s = min(time.time(), float(os.environ.get(STARTED_AT_VARIABLE, "inf")))  # of torchrun, if dpscope started it
     try:
         place = torchrun_place(os.environ)
-        job = read_job(sys.argv[1:], place)
+        folder, task = read_task(sys.argv[1:], place)
     except DpscopeError as error:
         _end(f"dpscope: {error}", status=2)
 
     def report(state: str) -> None:
         if place.rank == 0:
-            write_text(job.folder.path / PROGRESS_NAME, state)
+            write_text(folder.path / PROGRESS_NAME, state)
 
     try:
-        result = do(job, replace(place, began_s=began_s, report=report))
+        result = task(replace(place, began_s=began_s, report=report))
         if place.rank == 0 and result is not None:
-            write_json(job.folder.result_path, result)
+            write_json(folder.result_path, result)
         leave_group()
         if place.rank == 0:
-            remove_job_files(job.folder.path)
+            remove_job_files(folder.path)
         gc.freeze()  # as the process ends, Python would visit all of torch's objects, for half a second
     except Exception as error:
         # The group is never torn down here: another rank may wait in a collective, and torchrun ends it.
-        write_failure(job.folder.path, place.node, place.rank, error)
+        write_failure(folder.path, place.node, place.rank, error)
         _end(str(error) if isinstance(error, DpscopeError) else traceback.format_exc(), status=1)
 
 

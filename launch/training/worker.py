@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__" and not __package__:
@@ -19,13 +20,14 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
-from dpscope.launch.jobs.worker_process import TorchrunPlace, planned_cell, starting_up, work
+from dpscope.launch.jobs.worker_process import Task, TorchrunPlace, planned_cell, starting_up, work
 from dpscope.launch.training.cells import TrainJob, train_job
 from dpscope.profiling.records.training import TrainResult
+from dpscope.profiling.store.folders import JobFolder
 from dpscope.profiling.store.training_folders import TrainFolder
 
 
-def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> TrainJob:
+def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Task]:
     """The job in the folder's manifest that the arguments name; raises DpscopeError."""
     parser = argparse.ArgumentParser(prog="train_worker.py", description="Train one cell; run it under torchrun.")
     parser.add_argument("--out", type=Path, required=True, help="the run folder")
@@ -37,7 +39,8 @@ def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> 
     had = out.manifest()
     cell = planned_cell(options.cell, [one.planned for one in had.plan], out.manifest_path, place)
     kind, threads = had.device_type, had.threads_per_process
-    return train_job(out, had.config, cell, options.seed, kind, threads, options.resume_from)
+    job = train_job(out, had.config, cell, options.seed, kind, threads, options.resume_from)
+    return job.folder, partial(_train, job)
 
 
 def _train(job: TrainJob, place: TorchrunPlace) -> TrainResult | None:
@@ -48,4 +51,4 @@ def _train(job: TrainJob, place: TorchrunPlace) -> TrainResult | None:
 
 
 if __name__ == "__main__":
-    work(train_job_from_arguments, _train)
+    work(_read)

@@ -177,11 +177,10 @@ def machine(out: Path) -> dict[str, Any]:
     """`doctor`'s checks, the devices of `--device`, the environment where NVML knows no GPU, generators' states."""
     from dpscope.launch.commands import doctor
     from dpscope.launch.jobs import devices as jobs_devices
-    from dpscope.launch.jobs.all_reduce_check import _Job, _reduce
+    from dpscope.launch.jobs.all_reduce_check import _reduce
     from dpscope.launch.measuring.cell import precision_findings
     from dpscope.launch.training.checkpoint_state import rng_states, set_rng_states
     from dpscope.profiling.machine.environment import collect_environment, machine_findings
-    from dpscope.profiling.store.folders import JobFolder
 
     DEVICES.peers = {(0, 1)}
     _four_present()
@@ -194,7 +193,7 @@ def machine(out: Path) -> dict[str, Any]:
     set_rng_states(rng_states(devices), devices)
     reduced = ""
     try:
-        _reduce(_Job(JobFolder(out), "cuda"), _place(1, 2))
+        _reduce("cuda", _place(1, 2))
     except Exception as error:  # the double moves no data, which the check must see
         reduced = str(error)
     torch.distributed.destroy_process_group()

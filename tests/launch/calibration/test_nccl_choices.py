@@ -177,5 +177,5 @@ def test_only_that_job_makes_nccl_write(nccl_log: bool, tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "dpscope.launch.calibration.collective_timing", SimpleNamespace(measure=measure))
     settings = msgspec.structs.replace(SETTINGS, nccl_log=nccl_log)
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
-    worker._calibrate(worker._Job(settings, JobFolder(tmp_path)), place)
+    worker._calibrate(JobFolder(tmp_path), settings, place)
     assert seen == (variables if nccl_log else dict.fromkeys(variables))
