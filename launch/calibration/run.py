@@ -19,7 +19,7 @@ from dpscope.launch.calibration.worker import collectives_path, log_variables
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobStarter, attend_job, check_done
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
-from dpscope.launch.jobs.torchrun import Job, torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.nccl_debug_log import read_nccl_logs
@@ -172,9 +172,15 @@ def _ended_job(
 
 
 def _job(settings: CalibrationSettings, folder: JobFolder) -> Job:
-    layout, worker = settings.job, ("-m", "dpscope.launch.calibration.worker", str(folder.path))
-    command = (*torchrun_prefix(layout.devices, folder, layout.nodes), *worker)
-    return Job(name="calibration", command=command, folder=folder, threads=max(1, usable_cores() // layout.per_node))
+    layout = settings.job
+    return Job(
+        name="calibration",
+        program=("-m", "dpscope.launch.calibration.worker", str(folder.path)),
+        folder=folder,
+        threads=max(1, usable_cores() // layout.per_node),
+        processes=layout.devices,
+        nodes=layout.nodes,
+    )
 
 
 def planned_calibrations(scratch: Path) -> Sequence[Job]:

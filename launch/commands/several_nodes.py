@@ -129,7 +129,6 @@ def _plan(out: Path, resume_from: str | None) -> "list[Job]":
     """The jobs over several nodes that the run folder plans: every node derives the same, and none is sent a command."""
     from dpscope.launch.calibration.run import planned_calibrations
     from dpscope.launch.equality.run import planned_comparisons
-    from dpscope.launch.jobs.torchrun import command_nodes
     from dpscope.launch.measuring.run import planned_cells
     from dpscope.launch.training.planned_jobs import planned_trainings
 
@@ -142,4 +141,4 @@ def _plan(out: Path, resume_from: str | None) -> "list[Job]":
     ):
         with suppress(DpscopeError):  # what another command and version left in the folder
             jobs += planned(out)
-    return [job for job in jobs if command_nodes(job.command) > 1]
+    return [job for job in jobs if job.nodes > 1]

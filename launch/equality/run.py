@@ -10,7 +10,7 @@ from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobStarter, attend_job, check_done, held
 from dpscope.launch.jobs.out_folder import check_equality_place
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.torchrun import Job, torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.planning.cells import resolve, threads_per_process
 from dpscope.launch.planning.run_config import load_config, raising_user_errors
 from dpscope.launch.planning.variants import too_few_devices, uncompilable
@@ -194,9 +194,14 @@ def planned_comparisons(out: Path) -> Sequence[Job]:
     settings = read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
     if settings is None:
         return []
-    jobs = []
-    for cell, folder in ((job.cell, JobFolder(job.folder(out))) for job in settings.jobs):
-        worker = ("-m", "dpscope.launch.equality.worker", str(out), cell.name)
-        command = (*torchrun_prefix(cell.processes, folder, cell.nodes), *worker)
-        jobs.append(Job(name=cell.name, command=command, folder=folder, threads=settings.threads_per_process))
-    return jobs
+    return [
+        Job(
+            name=job.cell.name,
+            program=("-m", "dpscope.launch.equality.worker", str(out), job.cell.name),
+            folder=JobFolder(job.folder(out)),
+            threads=settings.threads_per_process,
+            processes=job.cell.processes,
+            nodes=job.cell.nodes,
+        )
+        for job in settings.jobs
+    ]

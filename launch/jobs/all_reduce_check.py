@@ -19,7 +19,7 @@ if __name__ == "__main__":
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.job_queue import attend_job
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.torchrun import Job, torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.jobs.worker_process import TorchrunPlace, work
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
@@ -48,7 +48,7 @@ def all_reduce_once(kind: DeviceType, processes: int, console: Console) -> str:
     module = ("-m", "dpscope.launch.jobs.all_reduce_check", str(folder.path), kind)
     try:
         with stop.listening():
-            job = Job(name="", command=(*torchrun_prefix(processes, folder), *module), folder=folder, threads=1)
+            job = Job(name="", program=module, folder=folder, threads=1, processes=processes)
             outcome = attend_job(job, _JOB_S, "An all-reduce", stop, console)
         if outcome.status != "ok":
             raise DpscopeError(outcome.message)

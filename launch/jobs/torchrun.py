@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpscope.launch.jobs.job_outcome import STARTED_AT_VARIABLE, JobWait, memory_kills, read_progress
@@ -25,50 +25,38 @@ class Job:
     """A torchrun job. Those over several nodes are derived by each node from the run folder."""
 
     name: str
-    command: tuple[str, ...]  # begins as `torchrun_prefix`; also works by hand
+    program: tuple[str, ...]  # of each process, with its arguments: -m, a module, ...
     folder: JobFolder
     threads: int  # of each process
+    processes: int = 1
+    nodes: int = 1  # among which the processes are divided
+    max_restarts: int = 0
     run: RunFolder | None = None  # by which its leftover processes can be found
     done: bool = False  # its result was there when it was planned
+    node: int = 0  # of several nodes, the one that runs the command
+    address: str = "HOST0"  # of node 0; this one is a placeholder
+    port: int = 29501
 
+    @property
+    def per_node(self) -> int:
+        """Processes on each node."""
+        return self.processes // self.nodes
 
-def torchrun_prefix(processes: int, folder: JobFolder, nodes: int = 1, max_restarts: int = 0) -> tuple[str, ...]:
-    """torchrun with dpscope's settings; the command of each process follows it.
-
-    With several `nodes`, among which the processes are divided, the command is node 0's with a placeholder for its address and
-    port, which `on_node` fills in.
-    """
-    rendezvous = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *_place(0, "HOST0", 29501)]
-    return (
-        *(sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={processes // nodes}"),
-        *(f"--max-restarts={max_restarts}", "--role=rank", "--tee=3", f"--log-dir={folder.torchrun_path}"),
-    )
-
-
-def _place(node: int, address: str, port: int) -> list[str]:
-    return [f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
-
-
-def processes_on_a_node(command: Sequence[str]) -> int:
-    """Number of processes that a command of `torchrun_prefix` starts on each node."""
-    return _number_option(command, "--nproc-per-node=")
-
-
-def command_nodes(command: Sequence[str]) -> int:
-    return _number_option(command, "--nnodes=")
-
-
-def _number_option(command: Sequence[str], option: str) -> int:
-    return next((int(part.removeprefix(option)) for part in command if part.startswith(option)), 1)
-
-
-def on_node(job: Job, node: int, address: str, port: int, folder: JobFolder) -> Job:
-    """A job over several nodes as one of them runs it, with its rank, the rendezvous and its folder."""
-    of_node = (*_place(node, address, port), f"--log-dir={folder.torchrun_path}")
-    replaced = {part.partition("=")[0]: part for part in of_node}
-    end = job.command.index("-m", 3)  # of torchrun's own options
-    options = (replaced.get(part.partition("=")[0], part) for part in job.command[1:end])
-    return replace(job, command=(sys.executable, *options, *job.command[end:]), folder=folder)
+    @property
+    def command(self) -> tuple[str, ...]:
+        """torchrun with dpscope's settings, and the program; it also works by hand, with node 0's address."""
+        meeting = [f"--nnodes={self.nodes}", f"--node-rank={self.node}", f"--master-addr={self.address}"]
+        rendezvous = ["--standalone"] if self.nodes == 1 else [*meeting, f"--master-port={self.port}"]
+        return (
+            *(sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={self.per_node}"),
+            *(
+                f"--max-restarts={self.max_restarts}",
+                "--role=rank",
+                "--tee=3",
+                f"--log-dir={self.folder.torchrun_path}",
+            ),
+            *self.program,
+        )
 
 
 class TorchrunJob:
@@ -87,7 +75,7 @@ class TorchrunJob:
         gloo uses `interface`, by which the nodes reach each other, unless the user chooses another.
         """
         self.folder = job.folder
-        self.processes_per_node = processes_on_a_node(job.command)
+        self.processes_per_node = job.per_node
         self.memory_kills_before = memory_kills()  # processes that the kernel had killed on this host before
         token = uuid.uuid4().hex
         self._token = f"{JOB_TOKEN_VARIABLE}={token}"

@@ -17,7 +17,7 @@ from dpscope.launch.jobs.devices import resolve_devices
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, Outcome, duration_text, held
 from dpscope.launch.jobs.out_folder import check_run_place
-from dpscope.launch.jobs.torchrun import Job, torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.measuring import calibration
 from dpscope.launch.measuring.worker_arguments import WORKER_SETTINGS
 from dpscope.launch.planning import manifest as planning
@@ -124,16 +124,21 @@ def plan_run(
 
 def _jobs(run: RunFolder, cells: Sequence[Cell], repeats: int, threads: int) -> list[CellJob]:
     """All repeats of the cells, interleaved."""
-    jobs = []
-    for repeat, cell in product(range(repeats), cells):
-        folder = run.repeat(cell, repeat)
-        worker = ("-m", "dpscope.launch.worker", "--out", str(run.path), "--cell", cell.name, "--repeat", str(repeat))
-        command = (*torchrun_prefix(cell.processes, folder, cell.nodes), *worker)
-        name = f"{cell.name} repeat {repeat}"
-        jobs.append(
-            CellJob(name=name, command=command, folder=folder, threads=threads, run=run, cell=cell, repeat=repeat)
+    module = ("-m", "dpscope.launch.worker", "--out", str(run.path))
+    return [
+        CellJob(
+            name=f"{cell.name} repeat {repeat}",
+            program=(*module, "--cell", cell.name, "--repeat", str(repeat)),
+            folder=run.repeat(cell, repeat),
+            threads=threads,
+            processes=cell.processes,
+            nodes=cell.nodes,
+            run=run,
+            cell=cell,
+            repeat=repeat,
         )
-    return jobs
+        for repeat, cell in product(range(repeats), cells)
+    ]
 
 
 def planned_cells(out: Path) -> Sequence[Job]:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import msgspec
 from dpscope.launch.jobs.job_outcome import JobWait
 from dpscope.launch.jobs.job_queue import JobStarter
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.torchrun import Job, TorchrunJob, command_nodes, end_leftovers, on_node, processes_on_a_node
+from dpscope.launch.jobs.torchrun import Job, TorchrunJob, end_leftovers
 from dpscope.launch.nodes.board import (
     NOTE_EVERY_S,
     SEEN_WITHIN_S,
@@ -61,7 +61,7 @@ def _wait(wait_s: float, over: Callable[[], bool]) -> None:
 
 
 def _digest(command: Sequence[str]) -> str:
-    """A digest of a command of `torchrun_prefix` without the interpreter's path, which differs between nodes."""
+    """A digest of a job's command without the interpreter's path, which differs between nodes."""
     return hashlib.sha256("\0".join(command[1:]).encode()).hexdigest()
 
 
@@ -127,13 +127,13 @@ class Team(JobStarter):
         """Start a job on its nodes; raises NodeLostError if a node is lost."""
         if (lost := self.lost) is not None:
             raise NodeLostError(lost)
-        if (nodes := command_nodes(job.command)) == 1:
+        if job.nodes == 1:
             return NodesJob(self, [], job)
-        self.check_gpus(processes_on_a_node(job.command))
+        self.check_gpus(job.per_node)
         port, address = free_port(), self._address
         self._begin(job=_digest(job.command), port=port)
-        part = on_node(job, 0, address, port, job.folder)
-        return NodesJob(self, self.others[: nodes - 1], part, interface_of(address))
+        part = replace(job, address=address, port=port)
+        return NodesJob(self, self.others[: job.nodes - 1], part, interface_of(address))
 
     def _begin(self, **changes: Any) -> None:
         self._attempt += 1
@@ -309,7 +309,7 @@ class _Follower:
             end_leftovers(RunFolder(self.start.out))
             return 0
         job, node = self._planned(begun.job), self.info.host.node
-        if node >= command_nodes(job.command):
+        if node >= job.nodes:
             return 0
 
         def over() -> bool:
@@ -320,7 +320,7 @@ class _Follower:
         self.start.note(f"{job.name}: started")
         folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-node-")))
         try:
-            part = on_node(job, node, self.info.node0_address, begun.port, folder)
+            part = replace(job, node=node, address=self.info.node0_address, port=begun.port, folder=folder)
             running = TorchrunJob(part, self.info.host.interface)
             try:
                 how, exit_status = running.wait(_LONGEST_JOB_S, lambda state: None, over)

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType
-from dpscope.launch.jobs.torchrun import Job, torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.planning import run_config
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_matrix, resolved_workload
 from dpscope.launch.training.checkpoints import CheckpointFolder, Resumption, check_same_learning, verify, what_differs
@@ -233,19 +233,16 @@ def train_job(
     threads: int,
     resume_from: Path | None,
 ) -> TrainJob:
-    folder = out.training(cell, seed)
-    # On several nodes, torchrun's agents would restart their processes independently: the same command resumes instead.
-    restarts = config.max_restarts if cell.nodes == 1 else 0
-    command = (
-        *torchrun_prefix(cell.processes, folder, cell.nodes, restarts),
-        *("-m", "dpscope.launch.training.worker", "--out", str(out.path), "--cell", cell.name, "--seed", str(seed)),
-        *(("--resume-from", str(resume_from)) if resume_from is not None else ()),
-    )
+    module = ("-m", "dpscope.launch.training.worker", "--out", str(out.path), "--cell", cell.name, "--seed", str(seed))
     return TrainJob(
         name=f"{cell.name} seed {seed}",
-        command=command,
-        folder=folder,
+        program=(*module, *(("--resume-from", str(resume_from)) if resume_from is not None else ())),
+        folder=out.training(cell, seed),
         threads=threads,
+        processes=cell.processes,
+        nodes=cell.nodes,
+        # On several nodes, torchrun's agents would restart their processes independently: the same command resumes instead.
+        max_restarts=config.max_restarts if cell.nodes == 1 else 0,
         run=RunFolder(out.path),
         config=config,
         cell=cell,

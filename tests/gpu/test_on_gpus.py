@@ -22,7 +22,7 @@ from dpscope.launch.jobs.all_reduce_check import all_reduce_once
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import attend_job
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.torchrun import Job, torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.instruments.step_timer import BatchArrived
 from dpscope.profiling.machine.environment import collect_environment, torch_device_states, usable_device_states
 from dpscope.profiling.machine.interconnect import interconnect
@@ -195,8 +195,7 @@ def torchrun(folder: Path, processes: int, what: str, kind: str, size_bytes: int
     """A job of `tests.gpu.ranks` in a folder."""
     folder.mkdir(parents=True)
     stop, worker = StopRequest(), ("-m", "tests.gpu.ranks", str(folder), what, kind, str(size_bytes))
-    command = (*torchrun_prefix(processes, JobFolder(folder)), *worker)
-    job = Job(name=what, command=command, folder=JobFolder(folder), threads=1)
+    job = Job(name=what, program=worker, folder=JobFolder(folder), threads=1, processes=processes)
     with stop.listening():
         return attend_job(job, ranks.JOB_S, what, stop, Console(stderr=True))
 

@@ -8,7 +8,7 @@ import pytest
 from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.commands.several_nodes import _plan
 from dpscope.launch.equality.run import equality_settings
-from dpscope.launch.jobs.torchrun import command_nodes
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config
@@ -23,8 +23,8 @@ from dpscope.profiling.store.training_folders import TrainFolder
 FLAGS: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "devices": "1,2x1,2x2"}
 
 
-def over_several(commands: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    found = [one for one in commands if command_nodes(one) > 1]
+def over_several(jobs: Sequence[Job]) -> list[tuple[str, ...]]:
+    found = [one.command for one in jobs if one.nodes > 1]
     assert found
     return found
 
@@ -36,7 +36,7 @@ def test_a_run_s_jobs(tmp_path: Path) -> None:
     manifest = new_manifest(described.config, "cpu", described.threads, described.plan, code=tmp_path)
     write_json(RunFolder(tmp_path).manifest_path, manifest)
     planned = _plan(tmp_path, None)
-    assert [one.command for one in planned] == over_several([job.command for job in described.jobs])
+    assert [one.command for one in planned] == over_several(described.jobs)
     assert {(one.threads, one.run is None) for one in planned} == {(described.threads, False)}
     folders = {job.command: job.folder.path for job in described.jobs}
     assert all(one.folder.path == folders[one.command] for one in planned)
@@ -52,9 +52,7 @@ def test_trainings(tmp_path: Path, origin: str | None) -> None:
     open_train_manifest(TrainFolder(tmp_path), described)
     planned = _plan(tmp_path, origin)
     added = ("--resume-from", "elsewhere") if origin == "elsewhere" else ()
-    assert [one.command for one in planned] == [
-        (*one, *added) for one in over_several([job.command for job in described.jobs])
-    ]
+    assert [one.command for one in planned] == [(*one, *added) for one in over_several(described.jobs)]
 
 
 def test_comparisons_and_calibrations(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """How a job ended, by its result, notes and log; Python stands in for torchrun."""
 
 import io
-import sys
 import time
 from pathlib import Path
 
@@ -14,10 +13,10 @@ from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, FailureNote, JobOutco
 from dpscope.launch.jobs.job_queue import attend_job, check_done
 from dpscope.launch.jobs.process_group import COLLECTIVE_S, wait_limit_s
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
-from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import JobFolder
+from tests.helpers.programs import Program
 
 # torchrun's own report, torch 2.15, of two ranks of which rank 1 was killed.
 REPORT = """[rank1]:loss 2.30
@@ -147,7 +146,7 @@ def run_job(path: Path, code: str, timeout_s: float = 60.0, stop: bool = False) 
     """The error of a job that runs `code` ("" if there is none), and its printed lines."""
     shown, request = Console(file=io.StringIO(), width=200), StopRequest()
     request.requested = stop
-    job = Job(name="job", command=(sys.executable, "-c", code), folder=JobFolder(path), threads=1)
+    job = Program(name="job", program=("-c", code), folder=JobFolder(path), threads=1)
     outcome = attend_job(job, timeout_s, "A job", request, shown)
     assert not (path / PROGRESS_NAME).exists()
     assert isinstance(shown.file, io.StringIO)

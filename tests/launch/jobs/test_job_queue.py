@@ -2,7 +2,6 @@
 
 import io
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.records.run import Cell, CellResult
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import JobFolder
+from tests.helpers.programs import Program
 
 pytestmark = pytest.mark.process
 
@@ -45,12 +45,8 @@ class Programs(JobQueue[Job, CellResult]):
 def queue_of(out: Path, **codes: str) -> tuple[Programs, io.StringIO]:
     printed = io.StringIO()
     jobs = [
-        Job(
-            name=name,
-            command=(sys.executable, "-c", code),
-            folder=JobFolder(out / "cells" / name),
-            threads=1,
-            done=name == "earlier",
+        Program(
+            name=name, program=("-c", code), folder=JobFolder(out / "cells" / name), threads=1, done=name == "earlier"
         )
         for name, code in codes.items()
     ]

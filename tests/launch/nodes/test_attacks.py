@@ -62,7 +62,7 @@ def test_a_command_from_a_relay_is_not_executed(nodes: Nodes, tmp_path: Path) ->
     """The relay knows every key, because a store lists them, and writes a state that would start its command."""
     ran = tmp_path / "ran"
     attack = ["touch", str(ran), "--nnodes=2"]
-    nodes.plan = [Job(name="planned", command=("true", "--nnodes=2"), folder=JobFolder(tmp_path), threads=1)]
+    nodes.plan = [Job(name="planned", program=("true",), folder=JobFolder(tmp_path), threads=1, processes=2, nodes=2)]
     begin = {"is": "begin", "job": 1, "title": "x", "command": attack, "threads": 1, "port": 29501, "in_run": False}
     with relay(nodes.port) as between:
         nodes.start(1, address=between)
