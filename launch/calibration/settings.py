@@ -100,8 +100,7 @@ def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tupl
     whole = all(part.isdecimal() and int(part) >= 2 for part in on_one_node)
     _check("--devices", text, whole, "give device counts of 2 or more, such as 2,4; over several nodes, such as 2x4")
     counts = tuple(sorted(set(map(int, on_one_node))))
-    enough = present.count is None or max((*counts, *(one.per_node for one in layouts))) <= most
-    _check("--devices", text, enough, f"this machine has {counted(most, 'GPU')} that torch can use; give no more")
+    present.check_present(max((*counts, *(one.per_node for one in layouts))), f"--devices {text}")
     spanned = max((one.nodes for one in layouts), default=1)
     started = f"the command runs on {counted(nodes, 'node')}; start it on {spanned}, with --nodes"
     _check("--devices", text, spanned <= nodes, started)

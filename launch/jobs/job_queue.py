@@ -227,8 +227,10 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         if (reason := self.reason_to_skip(job)) is not None:
             outcome = JobOutcome("skipped", reason)
         else:
-            attended = (self.timeout_s, title, self.stop, self.console, self.starter, self.grace_s)
-            outcome = attend_job(job, *attended, self.watch(job), left_s)
+            watch, stop = self.watch(job), self.stop
+            outcome = attend_job(
+                job, self.timeout_s, title, stop, self.console, self.starter, self.grace_s, watch, left_s
+            )
         took_s = time.monotonic() - started_s
         result = self.result(job) if outcome.status == "ok" else None
         if result is not None:

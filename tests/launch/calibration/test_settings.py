@@ -25,7 +25,10 @@ from dpscope.profiling.store.errors import DpscopeError
         ({"iterations": 0}, "--iterations 0"),
         ({"timeout_s": 0.0}, "--timeout 0"),
         ({"device": "tpu"}, "--device tpu"),
-        ({"device": "cuda", "devices": "8"}, "--devices 8: this machine has 4 GPUs that torch can use; give no more"),
+        (
+            {"device": "cuda", "devices": "8"},
+            "--devices 8: this machine has 4 GPUs that torch can use; request 4 at most",
+        ),
         ({"device": "cuda", "devices": "2x8"}, "--devices 2x8: this machine has 4 GPUs"),
         ({"devices": "4x2"}, "--devices 4x2: the command runs on 2 nodes; start it on 4, with --nodes"),
         ({"devices": "2"}, "--nodes 2: --devices 2 spans 1; add a count over all 2, such as 2x1"),
