@@ -22,9 +22,8 @@ if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
 from dpscope.launch.jobs.out_folder import claim
-from dpscope.launch.jobs.worker_process import Task, TorchrunPlace, starting_up, work
+from dpscope.launch.jobs.worker_process import Result, Task, TorchrunPlace, starting_up, work
 from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
-from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.store.folders import JobFolder
 
 
@@ -40,7 +39,7 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Ta
     return job.folder, partial(_measure, job)
 
 
-def _measure(job: WorkerJob, place: TorchrunPlace) -> CellResult | None:
+def _measure(job: WorkerJob, place: TorchrunPlace) -> Result:
     if place.rank == 0:
         # The other ranks measure nothing before they have met this one.
         job.folder.path.mkdir(parents=True, exist_ok=True)

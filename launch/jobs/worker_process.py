@@ -92,7 +92,8 @@ def starting_up() -> Iterator[None]:
         gc.enable()
 
 
-Task = Callable[[TorchrunPlace], Stored | None]
+Result = Stored | None
+Task = Callable[[TorchrunPlace], Result]
 """A process's part of a job; returns the job's result, which rank 0 stores."""
 
 
