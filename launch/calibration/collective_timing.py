@@ -67,18 +67,17 @@ def measure(
     """
     device = _join(settings, place)
     subgroups = _subgroups(settings, device, place.local_world_size)
+    if settings.nccl_log:
+        for subgroup in _in_turn(subgroups):
+            call_each_size(settings, subgroup, place.report)
+        return TimedCollectives(backend=distributed.get_backend())
     points: list[CalibrationPoint] = []
     left_out: list[NotTimed] = []
     for subgroup in _in_turn(subgroups):
-        if settings.nccl_log:
-            call_each_size(settings, subgroup, place.report)
-            continue
         for collective in settings.collectives:
             timed, missing = time_collective(collective, settings, subgroup, place.report)
             points += timed
             left_out += missing
-    if settings.nccl_log:
-        return TimedCollectives(backend=distributed.get_backend())
     # Ranks may share a GPU.
     gpus = min(settings.job.per_node, torch.cuda.device_count()) if device.type == "cuda" else 0
     properties = [torch.cuda.get_device_properties(index) for index in range(gpus)]

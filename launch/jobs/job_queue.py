@@ -47,8 +47,8 @@ class JobStarter:
     def clear(self) -> None:
         """Have the other nodes end processes that earlier commands left running in the run folder, whose lock is held."""
 
-    def check_gpus(self, per_node: int) -> None:
-        """Raise DpscopeError if another node has fewer than `per_node` GPUs, the number that a job needs there."""
+    def check_gpus(self, jobs: Sequence[Job]) -> None:
+        """Raise DpscopeError if another node has fewer GPUs than one of the jobs over several nodes needs there."""
 
     def dismiss(self, exit_status: int, message: str = "") -> None:
         """Tell the other nodes that the command has ended, with its exit status."""

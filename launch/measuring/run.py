@@ -240,7 +240,7 @@ def run_sweep(
     if repeats_by_cell is None or description.to_do:  # --detect prints its choice itself
         print_beginning(description, console)
     run = RunFolder(out)
-    starter.check_gpus(planning.most_on_several_nodes(job.cell for job in description.jobs))
+    starter.check_gpus(description.jobs)
     with held(run.path, console, starter):
         if fresh and is_run_folder(run.path):
             _remove_measurements(run)

@@ -129,7 +129,7 @@ class Team(JobStarter):
             raise NodeLostError(lost)
         if job.nodes == 1:
             return NodesJob(self, [], job)
-        self.check_gpus(job.per_node)
+        self.check_gpus([job])
         port, address = free_port(), self._address
         self._begin(job=_digest(job.command), port=port)
         part = replace(job, address=address, port=port)
@@ -139,7 +139,8 @@ class Team(JobStarter):
         self._attempt += 1
         self._board.publish(attempt=self._attempt, grace_s=None, **changes)
 
-    def check_gpus(self, per_node: int) -> None:
+    def check_gpus(self, jobs: Sequence[Job]) -> None:
+        per_node = max((job.per_node for job in jobs if job.nodes > 1), default=0)
         for node in self.others:
             has = self._board.joined[node].gpus
             if has is not None and has < per_node:

@@ -206,11 +206,6 @@ def commit_findings(then: Commit | None, now: Commit | None) -> tuple[Finding, .
     return (PlanCode.MIXED_COMMITS.finding(f"the run was begun with the code at {then} and goes on with {now}."),)
 
 
-def most_on_several_nodes(cells: Iterable[Cell]) -> int:
-    """The most devices on each node that a cell over several has; 0 where none is."""
-    return max((cell.processes // cell.nodes for cell in cells if cell.nodes > 1), default=0)
-
-
 def hosts_findings(first: Environment, hosts: Sequence[Host]) -> tuple[Finding, ...]:
     """`host_findings` of all nodes of a command."""
     return tuple(one for host in hosts if host.environment for one in host_findings(first, host.environment))

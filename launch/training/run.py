@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, Outcome, held
-from dpscope.launch.planning.manifest import check_comparable, hosts_findings, most_on_several_nodes
+from dpscope.launch.planning.manifest import check_comparable, hosts_findings
 from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoints import describe_saved_state, restore_progress
 from dpscope.launch.training.planned_jobs import TrainPlan, plan_trainings, print_train_plan
@@ -90,7 +90,7 @@ def run_trainings(
     description = plan_trainings(config, out, fresh, resume_from, starter.count)
     print_train_plan(description, console)
     folder = TrainFolder(out)
-    starter.check_gpus(most_on_several_nodes(job.cell for job in description.jobs))
+    starter.check_gpus(description.jobs)
     with held(out, console, starter):
         if fresh and is_train_folder(out):
             _remove_trainings(folder)
